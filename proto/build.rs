@@ -1,4 +1,4 @@
-//! Compiles the contracts without protoc, and keeps their descriptors for reflection and for the test of the classes.
+//! Compiles the proto files without protoc, and writes their descriptors for server reflection and for tests.
 
 use std::{env, error::Error, fs, path::PathBuf};
 

@@ -277,8 +277,7 @@ fn a_deletion_of_what_is_alive_removes_nothing_and_is_written_down() {
         known.timeline
     );
     assert!(
-        node.tail("pod-events", 20)
-            .contains("Wrote a deletion down"),
+        node.tail("pod-events", 20).contains("Deferred a deletion"),
         "{}",
         node.tail("pod-events", 20)
     );
@@ -298,10 +297,7 @@ fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
         std::slice::from_ref(&pod.container_id)
     );
     assert_eq!(in_place(&node, &pod).unwrap(), before);
-    assert!(
-        node.tail("pod-events", 20)
-            .contains("Wrote a deletion down")
-    );
+    assert!(node.tail("pod-events", 20).contains("Deferred a deletion"));
     // Of another network, it drops nothing at all.
     node.add(&pod).unwrap();
     let whole = node.until_whole(&pod.spec).unwrap();

@@ -61,7 +61,7 @@ fn unknown_pods_follow_their_namespaces(cluster: &Cluster, seconds: u64) -> Pod 
     assert_eq!(known.sandbox.unwrap().container_id, passes.container_id);
     let mut told = known.timeline.iter().map(|entry| &entry.event);
     assert!(
-        told.any(|event| event.contains("let through") && event.contains("API server")),
+        told.any(|event| event.contains("admitted unenrolled") && event.contains("API server")),
         "{:?}",
         known.timeline
     );

@@ -135,7 +135,7 @@ fn a_node_that_is_uninstalled_takes_every_pod_out_and_leaves_nothing() {
     let receipt = leaving.left();
     assert_eq!(
         receipt,
-        "inpod left: uninstall; 2 pods were taken out of the mesh\n"
+        "inpod left: uninstall; 2 pods were withdrawn from the mesh\n"
     );
     for pod in leaving.pods() {
         assert_eq!(

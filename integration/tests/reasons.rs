@@ -18,14 +18,14 @@ use tonic::{Request, Status, transport::Channel};
 /// Where pod-events may say that something is a defect, and why that is one.
 const DEFECTS: [(&str, &str, usize); 4] = [
     (
-        "agents.rs",
+        "clients.rs",
         "another service's answer breaks the contract",
         1,
     ),
-    ("agents/listeners.rs", "a search has panicked", 1),
+    ("clients/listeners.rs", "a search has panicked", 1),
     ("registry.rs", "a pod's task has panicked", 1),
     (
-        "task/inherit.rs",
+        "task/adoption.rs",
         "a UID that was parsed from Kubernetes is no container id",
         1,
     ),

@@ -241,7 +241,7 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
     let untouched = node.explain(&other.spec).unwrap();
     let noted = |known: &ExplainPodResponse| {
         let mut entries = known.timeline.iter();
-        entries.any(|entry| entry.event.contains("once more"))
+        entries.any(|entry| entry.event.contains("ztunnel again"))
     };
     assert!(!noted(&untouched), "{:?}", untouched.timeline);
 }
@@ -255,7 +255,7 @@ fn another_agent_that_undoes_what_is_mended_is_not_fought_for_long_and_the_pod_i
     let mends = |known: &ExplainPodResponse| {
         let entries = known.timeline.iter();
         entries
-            .filter(|entry| entry.event.starts_with("mended rules"))
+            .filter(|entry| entry.event.starts_with("repaired rules"))
             .count()
     };
     thread::scope(|scope| {

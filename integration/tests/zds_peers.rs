@@ -67,7 +67,7 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     eventually("the broker is told of no ztunnel", PATIENCE, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(
-            log.contains("Told the broker which pods are ztunnels"),
+            log.contains("Updated the list of ztunnel pods at the broker"),
             "{log}"
         );
         Ok(())
@@ -121,7 +121,7 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
         // Might be a ztunnel that was not named yet: sent away after a while.
         (
             container(OTHER, "", ZTUNNEL_CAPABILITIES),
-            "is in a pod that is no ztunnel of this node",
+            "is in a pod that is not a ztunnel of this node",
             of_other.as_str(),
         ),
     ];
@@ -222,7 +222,7 @@ fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
         .unwrap();
     if tells_pidfds_of_peers() {
         impostor.is_sent_away().unwrap();
-        let line = format!("cannot look at process {pid}: the peer's process is not visible");
+        let line = format!("cannot inspect process {pid}: the peer's process is not visible");
         is_written_down(&scene, &[&line]);
     } else {
         impostor.is_given_something().unwrap();

@@ -1,5 +1,5 @@
-//! A tonic client that makes one unary call over a Unix socket and nothing else: what the plugin's cold start is
-//! measured beside (`integration/bench/run`). Takes the path of `pod-events`' socket.
+//! A tonic client that makes one unary call over a Unix socket: the baseline for the plugin's cold start
+//! (`integration/bench/run`). Takes the path of the `pod-events` socket.
 
 use std::{env::args, error::Error, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The client of `pod-events`, and how its answers look to a runtime.
+//! Client of `pod-events`; translates its errors into CNI errors.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -15,116 +15,120 @@ use tonic::{
 
 use crate::call::{Call, Trace};
 
-/// A Unix socket is connected to at once or not at all.
-const CONNECT: Duration = Duration::from_secs(1);
+/// Connecting to a Unix socket succeeds or fails immediately.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much longer than the agent we wait: its word on why it ran out of time is better than ours.
-const GRACE: Duration = Duration::from_millis(100);
+/// The client waits this much longer than the deadline that it sends: the agent's error names the step that timed out.
+const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
-/// The client of the agent's socket.
+/// gRPC client of the agent's socket.
 pub(crate) type Client = PodEventsServiceClient<Channel>;
 
-/// A call to the agent that did not succeed.
+/// Error of a call to the agent.
 #[derive(Debug)]
 pub(crate) enum AgentError {
-    /// Nobody serves the socket: the agent knows nothing of the call.
-    Away(String),
-    /// It answered with an error, or did not answer: the agent may know of the call.
+    /// No process listens on the socket: the agent has not seen the call.
+    Unreachable(String),
+    /// The agent returned an error or did not answer: it may have acted on the call.
     Failed(Code, Failure),
 }
 
-/// The agent, and how long it is waited for.
+/// Address of the agent and the time left to call it.
 pub(crate) struct Agent<'a> {
     socket: &'a Path,
     trace: Option<&'a Trace>,
-    left: Duration,
+    remaining: Duration,
 }
 
 impl<'a> Agent<'a> {
-    /// The agent that the configuration names, with what is left of a call's time less a reserve.
-    pub(crate) fn of(settings: &'a Settings, call: &'a Call, reserve: Duration) -> Self {
+    /// Takes the socket from `settings`; the deadline is the time left of `call`, less `reserve`.
+    pub(crate) fn new(settings: &'a Settings, call: &'a Call, reserve: Duration) -> Self {
         Self {
             socket: &settings.agent_socket,
             trace: call.trace.as_ref(),
-            left: call.left(reserve + GRACE),
+            remaining: call.remaining(reserve + DEADLINE_GRACE),
         }
     }
 
-    /// Asks it once.
-    pub(crate) fn ask<Q, A>(
+    /// Sends one request and waits for its response.
+    pub(crate) fn send<Req, Res>(
         &self,
-        question: Q,
-        method: impl AsyncFnOnce(&mut Client, Request<Q>) -> Result<Response<A>, Status>,
-    ) -> Result<A, AgentError> {
-        // Without time nothing can be learnt of the agent, not even that it is away.
-        if self.left.is_zero() {
-            return Err(self.too_slow());
+        message: Req,
+        rpc: impl AsyncFnOnce(&mut Client, Request<Req>) -> Result<Response<Res>, Status>,
+    ) -> Result<Res, AgentError> {
+        // Without time left, the socket cannot even be tried: report a timeout, not an unreachable agent.
+        if self.remaining.is_zero() {
+            return Err(self.timed_out());
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
             .build()
-            .map_err(|error| defect(format!("cannot start the client: {error}")))?;
+            .map_err(|error| internal_error(format!("cannot start the client: {error}")))?;
         runtime.block_on(async {
             let mut client = self.connect().await?;
-            let request = self.request(question)?;
-            match tokio::time::timeout(self.left + GRACE, method(&mut client, request)).await {
-                Ok(Ok(answer)) => Ok(answer.into_inner()),
-                Ok(Err(status)) => Err(self.refused(&status)),
-                Err(_) => Err(self.too_slow()),
+            let request = self.request(message)?;
+            match tokio::time::timeout(self.remaining + DEADLINE_GRACE, rpc(&mut client, request))
+                .await
+            {
+                Ok(Ok(response)) => Ok(response.into_inner()),
+                Ok(Err(status)) => Err(self.to_error(&status)),
+                Err(_) => Err(self.timed_out()),
             }
         })
     }
 
     async fn connect(&self) -> Result<Client, AgentError> {
         let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display()));
-        let endpoint = endpoint.map_err(|error| self.away(&innermost(&error)))?;
-        match tokio::time::timeout(CONNECT.min(self.left), endpoint.connect()).await {
+        let endpoint = endpoint.map_err(|error| self.unreachable(&root_cause(&error)))?;
+        match tokio::time::timeout(CONNECT_TIMEOUT.min(self.remaining), endpoint.connect()).await {
             Ok(Ok(channel)) => Ok(Client::new(channel)),
-            Ok(Err(error)) => Err(self.away(&innermost(&error))),
-            Err(_) => Err(self.away("it does not accept")),
+            Ok(Err(error)) => Err(self.unreachable(&root_cause(&error))),
+            Err(_) => Err(self.unreachable("it does not accept connections")),
         }
     }
 
-    /// The question, with the deadline (`grpc-timeout`) and the trace (`traceparent`) that its answerer is to respect.
-    fn request<Q>(&self, question: Q) -> Result<Request<Q>, AgentError> {
-        let mut request = Request::new(question);
-        request.set_timeout(self.left);
+    /// Wraps a message with the deadline (`grpc-timeout`) and the trace (`traceparent`).
+    fn request<Req>(&self, message: Req) -> Result<Request<Req>, AgentError> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.remaining);
         if let Some(trace) = self.trace {
-            let value = trace.parent_header().parse();
-            let value = value.map_err(|_| defect("traceparent is no header".to_owned()))?;
+            let value = trace.traceparent().parse();
+            let value = value.map_err(|_| {
+                internal_error("traceparent is not a valid header value".to_owned())
+            })?;
             request.metadata_mut().insert("traceparent", value);
         }
         Ok(request)
     }
 
-    fn away(&self, problem: &str) -> AgentError {
+    fn unreachable(&self, problem: &str) -> AgentError {
         let socket = self.socket.display();
-        AgentError::Away(format!(
+        AgentError::Unreachable(format!(
             "cannot connect to pod-events at {socket}: {problem}"
         ))
     }
 
-    fn refused(&self, status: &Status) -> AgentError {
-        // A status with a source was made on this side, by the connection: its code says nothing of the call.
+    fn to_error(&self, status: &Status) -> AgentError {
+        // tonic sets a source when the transport created the status; then its code is not the agent's answer.
         if status.source().is_none() {
             return AgentError::Failed(status.code(), failure_of(status));
         }
-        // The client runs the deadline that it sends, too.
+        // The tonic client enforces the deadline that it sends, with CANCELLED.
         if status.code() == Code::Cancelled {
-            return self.too_slow();
+            return self.timed_out();
         }
-        let msg = format!("pod-events hung up: {}", innermost(status));
+        let msg = format!("pod-events closed the connection: {}", root_cause(status));
         AgentError::Failed(
             Code::Unavailable,
             Failure::new(Reason::AgentUnavailable, msg),
         )
     }
 
-    fn too_slow(&self) -> AgentError {
+    fn timed_out(&self) -> AgentError {
         let msg = format!(
             "pod-events did not answer within {:.1} s",
-            self.left.as_secs_f32()
+            self.remaining.as_secs_f32()
         );
         AgentError::Failed(
             Code::DeadlineExceeded,
@@ -133,33 +137,33 @@ impl<'a> Agent<'a> {
     }
 }
 
-fn defect(problem: String) -> AgentError {
+fn internal_error(problem: String) -> AgentError {
     AgentError::Failed(Code::Internal, Failure::new(Reason::Internal, problem))
 }
 
-/// The cause at the bottom: what lies above it only says "transport error".
-fn innermost(error: &dyn Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
+/// Returns the innermost error: the outer ones only report "transport error".
+fn root_cause(error: &dyn Error) -> String {
+    let mut root_cause = error;
+    while let Some(source) = root_cause.source() {
+        root_cause = source;
     }
-    innermost.to_string()
+    root_cause.to_string()
 }
 
 impl From<AgentError> for CniError {
     fn from(error: AgentError) -> Self {
         match error {
-            AgentError::Away(problem) => {
+            AgentError::Unreachable(problem) => {
                 let failure = Failure::new(Reason::AgentUnavailable, problem);
-                told(ErrorCode::TryAgainLater, &failure)
+                to_cni_error(ErrorCode::TryAgainLater, &failure)
             }
-            AgentError::Failed(code, failure) => told(error_code(code), &failure),
+            AgentError::Failed(code, failure) => to_cni_error(error_code(code), &failure),
         }
     }
 }
 
-/// The failure in the words that end up in the pod's events: what stood in the way, and what to do about it.
-fn told(code: ErrorCode, failure: &Failure) -> CniError {
+/// Formats a failure as the runtime shows it in the pod's events: the problem and its remedy.
+fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     let mut msg = failure.message.clone();
     if !failure.field.is_empty() {
         msg = format!("{msg} (field {})", failure.field);
@@ -171,7 +175,7 @@ fn told(code: ErrorCode, failure: &Failure) -> CniError {
     CniError::new(code, format!("inpod: {msg}")).with_details(details)
 }
 
-/// Whether waiting helps: the one place that decides how an answer of the agent looks to a runtime.
+/// Maps a gRPC code to a CNI code: 11 where a retry can succeed, else 100.
 fn error_code(code: Code) -> ErrorCode {
     match code {
         Code::Unavailable
@@ -199,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_grpc_says_whether_waiting_helps() {
+    fn every_code_of_grpc_maps_to_retry_or_refused() {
         for (code, number) in [
             (Code::Ok, 100),
             (Code::Cancelled, 11),
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_with_its_field_its_remedy_and_what_was_left_behind() {
+    fn a_failure_is_reported_with_its_field_its_remedy_and_what_was_left_behind() {
         let failure = Failure {
             undo_failures: vec!["a rule could not be removed".into()],
             ..Failure::new(Reason::AddressMismatch, "the netns holds none of 10.0.0.2")

@@ -1,5 +1,5 @@
-//! Which pod a call is for, out of `CNI_ARGS` (CNI spec, "Parameters": key-value pairs separated by semicolons; the keys
-//! are a convention between the kubelet's runtimes and plugins, and their order is random).
+//! Parses `CNI_ARGS` (CNI spec, "Parameters") into the pod that a call is for. The `K8S_*` keys are a convention
+//! between the runtimes of the kubelet and plugins; their order is random.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -11,43 +11,44 @@ const VARIABLE: &str = "CNI_ARGS";
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
 const NAME: &str = "K8S_POD_NAME";
 const UID: &str = "K8S_POD_UID";
-/// Known, and not needed: it repeats `CNI_CONTAINERID`.
+/// Accepted but unused: it repeats `CNI_CONTAINERID`.
 const INFRA_CONTAINER: &str = "K8S_POD_INFRA_CONTAINER_ID";
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// A pod as the runtime names it.
+/// A pod as the runtime names it in `CNI_ARGS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPod {
-    /// The pod's namespace.
     pub namespace: NamespaceName,
-    /// The pod's name.
     pub name: PodName,
-    /// The pod's UID; some runtimes do not say it.
+    /// Some runtimes do not send it.
     pub uid: Option<PodUid>,
 }
 
 impl NamedPod {
-    /// Reads the text of `CNI_ARGS`. `None`: the call is not for a pod of Kubernetes, for it names no namespace or no pod.
+    /// Parses the value of `CNI_ARGS`. Returns `None` if it names no namespace or no pod: the call is not
+    /// for a Kubernetes pod.
     ///
-    /// podman names its containers as pods, and no namespace. Such a container is a pod of the namespace `default` where
-    /// there is one, if its name may be a pod's.
+    /// podman sends a container's name as the pod name, without a namespace. With a `default` namespace, such a
+    /// container counts as a pod of it if its name is a valid pod name.
     ///
     /// # Errors
     ///
-    /// Code 4, naming the pair, when one has no `=`, appears twice, or holds an illegal name; and when one is unknown,
-    /// unless `IgnoreUnknown` is true.
+    /// Code 4, naming the pair, if one has no `=`, appears twice or has an invalid value, or if its key is unknown and
+    /// `IgnoreUnknown` is not true.
     pub fn from_args(
         text: &str,
         default: Option<&NamespaceName>,
     ) -> Result<Option<Self>, CniError> {
-        let pairs = pairs(text)?;
-        refuse_unknown(&pairs)?;
-        let name = match value(&pairs, NAMESPACE)? {
-            Some(namespace) => value(&pairs, NAME)?.map(|name| (namespace, name)),
-            // "festive_hopper" is a good name for a container, and no pod's.
-            None => default.cloned().zip(value(&pairs, NAME).ok().flatten()),
+        let pairs = parse_pairs(text)?;
+        reject_unknown_keys(&pairs)?;
+        let name = match parse_value(&pairs, NAMESPACE)? {
+            Some(namespace) => parse_value(&pairs, NAME)?.map(|name| (namespace, name)),
+            // podman's generated names such as "festive_hopper" are not valid pod names.
+            None => default
+                .cloned()
+                .zip(parse_value(&pairs, NAME).ok().flatten()),
         };
-        let uid = value(&pairs, UID)?;
+        let uid = parse_value(&pairs, UID)?;
         Ok(name.map(|(namespace, name)| Self {
             namespace,
             name,
@@ -62,25 +63,25 @@ impl fmt::Display for NamedPod {
     }
 }
 
-fn pairs(text: &str) -> Result<BTreeMap<&str, &str>, CniError> {
+fn parse_pairs(text: &str) -> Result<BTreeMap<&str, &str>, CniError> {
     let mut pairs = BTreeMap::new();
     for pair in text.split(';').filter(|_| !text.is_empty()) {
         let split = pair.split_once('=').filter(|(key, _)| !key.is_empty());
-        let (key, value) = split.ok_or_else(|| bad(pair, "is not KEY=VALUE"))?;
+        let (key, value) = split.ok_or_else(|| invalid(pair, "is not KEY=VALUE"))?;
         if pairs.insert(key, value).is_some() {
-            return Err(bad(key, "is given twice"));
+            return Err(invalid(key, "is given twice"));
         }
     }
     Ok(pairs)
 }
 
-fn refuse_unknown(pairs: &BTreeMap<&str, &str>) -> Result<(), CniError> {
+fn reject_unknown_keys(pairs: &BTreeMap<&str, &str>) -> Result<(), CniError> {
     if ignores_unknown(pairs)? {
         return Ok(());
     }
     let known = [NAMESPACE, NAME, UID, INFRA_CONTAINER, IGNORE_UNKNOWN];
     match pairs.keys().find(|key| !known.contains(key)) {
-        Some(key) => Err(bad(key, "is unknown, and IgnoreUnknown is not set")),
+        Some(key) => Err(invalid(key, "is unknown, and IgnoreUnknown is not set")),
         None => Ok(()),
     }
 }
@@ -90,12 +91,12 @@ fn ignores_unknown(pairs: &BTreeMap<&str, &str>) -> Result<bool, CniError> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(bad(IGNORE_UNKNOWN, "is neither 1, true, 0 nor false")),
+        _ => Err(invalid(IGNORE_UNKNOWN, "is not 1, true, 0 or false")),
     }
 }
 
-/// An empty value says as little as an absent key.
-fn value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
+/// An empty value counts as absent.
+fn parse_value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
 where
     T: FromStr<Err: fmt::Display>,
 {
@@ -104,7 +105,7 @@ where
     parsed.map_err(|error| CniError::in_variable(VARIABLE, format_args!("{key}: {error}")))
 }
 
-fn bad(what: &str, problem: &str) -> CniError {
+fn invalid(what: &str, problem: &str) -> CniError {
     let excerpt: String = what.chars().take(80).collect();
     CniError::in_variable(VARIABLE, format_args!("{excerpt:?} {problem}"))
 }

@@ -1,4 +1,4 @@
-//! One call: when it began, when it must be over, and by which id it is traced.
+//! One plugin call: its start, deadline and trace id.
 
 use std::{
     fs::File,
@@ -9,86 +9,84 @@ use std::{
 use inpod_cni::invocation::{Invocation, Verb};
 use nix::unistd::alarm;
 
-/// How long a call may take before its configuration has been read.
-const UNCONFIGURED: Duration = Duration::from_secs(30);
+/// Time limit until the configuration, which sets its own, has been read.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a DEL may take: it tells the agent and goes, for the runtime tears the pod down meanwhile. A VERSION has
-/// nobody to wait for at all.
-const SHORT: Duration = Duration::from_secs(5);
+/// Time limit of DEL and VERSION. The runtime tears the pod down meanwhile, so a DEL only reports it to the agent.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// By how much the kernel's timer comes later than the deadline.
-const LAST_RESORT: Duration = Duration::from_secs(5);
+/// The kernel's alarm fires this long after the deadline.
+const ALARM_GRACE: Duration = Duration::from_secs(5);
 
-/// One run of the process.
+/// One run of the plugin process.
 pub(crate) struct Call {
-    began: Instant,
-    /// When the runtime must have its answer.
+    started: Instant,
+    /// By then the runtime must have its answer.
     pub(crate) deadline: Instant,
-    /// The id in `traceparent`, and in the log.
+    /// Identifies the call in `traceparent` and in the log.
     pub(crate) trace: Option<Trace>,
 }
 
 impl Call {
-    /// Starts the clock.
-    pub(crate) fn begin(verb: Option<Verb>) -> Self {
-        let limit = match verb {
-            Some(Verb::Del | Verb::Version) => SHORT,
-            None | Some(Verb::Add | Verb::Check | Verb::Gc | Verb::Status) => UNCONFIGURED,
+    /// Starts the clock and the kernel's alarm.
+    pub(crate) fn start(verb: Option<Verb>) -> Self {
+        let timeout = match verb {
+            Some(Verb::Del | Verb::Version) => SHORT_TIMEOUT,
+            None | Some(Verb::Add | Verb::Check | Verb::Gc | Verb::Status) => DEFAULT_TIMEOUT,
         };
-        let began = Instant::now();
+        let started = Instant::now();
         let mut call = Self {
-            began,
-            deadline: began,
+            started,
+            deadline: started,
             trace: Trace::random(),
         };
-        call.limit(limit);
+        call.set_timeout(timeout);
         call
     }
 
-    /// Sets the deadline that the configuration asks for.
-    pub(crate) fn limit_to(&mut self, invocation: &Invocation) {
+    /// Applies the timeout from the network configuration.
+    pub(crate) fn apply_timeout(&mut self, invocation: &Invocation) {
         let Some(config) = invocation.config() else {
             return;
         };
         match invocation {
-            Invocation::Del(_) => self.limit(config.settings.timeout.min(SHORT)),
+            Invocation::Del(_) => self.set_timeout(config.settings.timeout.min(SHORT_TIMEOUT)),
             Invocation::Add(_)
             | Invocation::Check(_)
             | Invocation::Gc(_)
             | Invocation::Status(_)
-            | Invocation::Version(_) => self.limit(config.settings.timeout),
+            | Invocation::Version(_) => self.set_timeout(config.settings.timeout),
         }
     }
 
-    fn limit(&mut self, limit: Duration) {
-        self.deadline = self.began + limit;
-        // Every wait here ends at the deadline. What the kernel makes us wait for (a file system that hangs, a runtime
-        // that does not read its pipe) does not: then the process dies, for its caller has long given up.
-        let seconds = u32::try_from((limit + LAST_RESORT).as_secs()).unwrap_or(u32::MAX);
+    fn set_timeout(&mut self, timeout: Duration) {
+        self.deadline = self.started + timeout;
+        // Every wait in this process ends at the deadline. Blocking in the kernel (a hanging file system, a runtime
+        // that does not read its pipe) does not; SIGALRM then kills the process, whose caller has given up long ago.
+        let seconds = u32::try_from((timeout + ALARM_GRACE).as_secs()).unwrap_or(u32::MAX);
         alarm::set(seconds);
     }
 
-    /// How long the call has taken.
-    pub(crate) fn took(&self) -> Duration {
-        self.began.elapsed()
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
     }
 
-    /// How long it may still take, less a reserve for what comes after.
-    pub(crate) fn left(&self, reserve: Duration) -> Duration {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        left.saturating_sub(reserve)
+    /// Returns the time until the deadline, less a reserve for later steps.
+    pub(crate) fn remaining(&self, reserve: Duration) -> Duration {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        remaining.saturating_sub(reserve)
     }
 }
 
-/// A trace that begins here (W3C Trace Context, level 1).
+/// A trace that starts in this process (W3C Trace Context, level 1).
 pub(crate) struct Trace {
-    /// Names the call in every process that it passes.
+    /// Identifies the call in every process that handles it.
     pub(crate) id: String,
-    parent: String,
+    span_id: String,
 }
 
 impl Trace {
-    /// A new trace; `None` where the host gives no random bytes, and the call goes untraced.
+    /// Returns a new trace, or `None` if the host provides no random bytes; the call is then untraced.
     fn random() -> Option<Self> {
         let mut bytes = [0; 24];
         File::open("/dev/urandom")
@@ -96,16 +94,16 @@ impl Trace {
             .read_exact(&mut bytes)
             .ok()?;
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let (id, parent) = hex.split_at(32);
+        let (id, span_id) = hex.split_at(32);
         Some(Self {
             id: id.to_owned(),
-            parent: parent.to_owned(),
+            span_id: span_id.to_owned(),
         })
     }
 
-    /// The header's value: version 00, the trace, this process as the parent, sampled.
-    pub(crate) fn parent_header(&self) -> String {
-        format!("00-{}-{}-01", self.id, self.parent)
+    /// Formats `traceparent`: version 00, trace id, span id of this process, sampled.
+    pub(crate) fn traceparent(&self) -> String {
+        format!("00-{}-{}-01", self.id, self.span_id)
     }
 }
 
@@ -117,7 +115,7 @@ mod tests {
     fn every_trace_is_another_and_its_header_has_the_shape_of_the_spec() {
         let [one, other] = [Trace::random().unwrap(), Trace::random().unwrap()];
         assert_ne!(one.id, other.id);
-        let header = one.parent_header();
+        let header = one.traceparent();
         let lengths: Vec<usize> = header.split('-').map(str::len).collect();
         assert_eq!(lengths, [2, 32, 16, 2]);
         assert!(header.starts_with(&format!("00-{}-", one.id)) && header.ends_with("-01"));

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, also after a power failure.
+//! Atomic file writes that survive a power failure.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -7,22 +7,22 @@ use std::{
     path::Path,
 };
 
-/// Makes a directory that only its owner may look into, where it is missing.
-pub(crate) fn make_dir(dir: &Path) -> io::Result<()> {
+/// Creates a directory with mode 0700, and its parents, unless it exists.
+pub(crate) fn create_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Puts a file in place. It is written under a name that begins with a dot, which must be free.
-pub(crate) fn put(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+/// Writes a file atomically. The temporary name begins with a dot and must not exist.
+pub(crate) fn write_file(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!(".{name}"));
     let renamed =
         write_synced(&temporary, content).and_then(|()| fs::rename(&temporary, dir.join(name)));
     if renamed.is_err() {
-        // What is left of it would only be skipped and cleaned up later; the first error is the one to tell.
+        // Best effort: readers skip a leftover temporary file, and the first error is the one to report.
         let _ignored = fs::remove_file(&temporary);
     }
     renamed?;
-    // The rename itself is on disk only when its directory is.
+    // fsync of the directory makes the rename durable.
     File::open(dir)?.sync_all()
 }
 

@@ -1,5 +1,5 @@
-//! What the plugin knows when the agent is away: two files in its `stateDir`, which it only reads. `pod-events` writes
-//! one of them, with what stands here beside its reader.
+//! Files in the plugin's `stateDir` that decide calls while the agent is unreachable: the enrolled namespaces, written
+//! by `pod-events` with the code below, and the kill switch.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -7,22 +7,22 @@ use inpod_types::NamespaceName;
 
 use crate::durable;
 
-/// The file's name in `stateDir`. `pod-events` alone writes it, by rename; it stays valid across reboots.
+/// File in `stateDir` that only `pod-events` writes, by rename. It stays valid across reboots.
 pub const ENROLLED_FILE: &str = "enrolled-namespaces";
 
-/// The kill switch's name in `stateDir`: while it is there, every call passes. `installer disable` writes it.
+/// Kill switch in `stateDir`: while it exists, the plugin passes every call through. `installer disable` creates it.
 pub const DISABLED_FILE: &str = "disabled";
 
-/// The namespaces that have, or may get, pods in the mesh: one name per line.
+/// Namespaces that have, or may get, pods in the mesh: one name per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolledNamespaces(String);
 
 impl EnrolledNamespaces {
-    /// Reads the file; `None` where there is none, because `pod-events` has never run here.
+    /// Reads the file. Returns `None` if it does not exist because `pod-events` has never run on this node.
     ///
     /// # Errors
     ///
-    /// When the file is there and cannot be read.
+    /// If the file exists and cannot be read.
     pub fn read(state_dir: &Path) -> io::Result<Option<Self>> {
         match fs::read_to_string(state_dir.join(ENROLLED_FILE)) {
             Ok(text) => Ok(Some(Self(text))),
@@ -31,40 +31,40 @@ impl EnrolledNamespaces {
         }
     }
 
-    /// The list of these namespaces: sorted, a line each.
+    /// Builds the list: sorted, one name per line.
     pub fn of(namespaces: &BTreeSet<NamespaceName>) -> Self {
         let lines = namespaces.iter().map(|name| format!("{name}\n"));
         Self(lines.collect())
     }
 
-    /// Puts the list in place of an earlier one, whole or not at all, also after a power failure. Makes the directory
-    /// where it is missing. Only one process may write at a time.
+    /// Replaces the file atomically and durably, and creates the directory if it is missing. Only one process may
+    /// write at a time.
     ///
     /// # Errors
     ///
-    /// When it cannot be written; then an earlier one is still there.
+    /// If it cannot be written; the previous file remains.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
-        durable::make_dir(state_dir)?;
-        // Left by a writer that died; if it stays, the next step says why.
+        durable::create_dir(state_dir)?;
+        // Left by a writer that crashed. If it cannot be removed, the next step reports why.
         let _ignored = fs::remove_file(state_dir.join(format!(".{ENROLLED_FILE}")));
-        durable::put(state_dir, ENROLLED_FILE, self.0.as_bytes())
+        durable::write_file(state_dir, ENROLLED_FILE, self.0.as_bytes())
     }
 
-    /// The namespaces. Lines that name none are left out.
+    /// Returns the names, without lines that are not valid ones.
     pub fn names(&self) -> BTreeSet<NamespaceName> {
         let lines = self.0.lines().filter_map(|line| line.trim().parse().ok());
         lines.collect()
     }
 
-    /// Whether pods of a namespace may be in the mesh.
+    /// Returns whether pods of `namespace` may be in the mesh.
     pub fn contains(&self, namespace: &NamespaceName) -> bool {
         self.0.lines().any(|line| line.trim() == namespace.as_str())
     }
 }
 
-/// Whether the kill switch is set.
+/// Returns whether the kill switch is set.
 pub fn is_disabled(state_dir: &Path) -> bool {
-    // A dangling link is a switch, too: whoever put it there meant something.
+    // A dangling symlink counts, too: it was put there on purpose.
     fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok()
 }
 
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_is_told_from_an_empty_one() {
+    fn a_missing_file_differs_from_an_empty_one() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(EnrolledNamespaces::read(dir.path()).unwrap(), None);
         fs::write(dir.path().join(ENROLLED_FILE), "").unwrap();

@@ -1,4 +1,4 @@
-//! How a failure is told to the runtime (CNI spec, "Error").
+//! Error objects for the runtime (CNI spec, "Error").
 
 use std::fmt;
 
@@ -6,35 +6,34 @@ use serde::Serialize;
 
 use crate::version::SpecVersion;
 
-/// The codes of an error object. Up to 99 they are the spec's, from 100 the plugin's own.
+/// Error codes: up to 99 those of the spec, from 100 the plugin's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// 1: the configuration's `cniVersion` is not spoken here, or does not know the verb.
+    /// 1: the configuration's `cniVersion` is not supported, or does not have the verb.
     IncompatibleVersion,
     /// 2: a field of the configuration is not supported.
     UnsupportedField,
-    /// 3: the container is unknown; nothing needs to be cleaned up.
+    /// 3: the container is unknown; there is nothing to clean up.
     UnknownContainer,
-    /// 4: a necessary environment variable is missing or invalid; the message names it.
+    /// 4: a required environment variable is missing or invalid; the message names it.
     InvalidEnvironment,
     /// 5: reading or writing failed.
     Io,
-    /// 6: what was read cannot be decoded.
+    /// 6: the input cannot be decoded.
     Decode,
-    /// 7: the configuration is not valid; the message names the key.
+    /// 7: the configuration is invalid; the message names the key.
     InvalidConfig,
-    /// 11: waiting helps; the runtime may repeat the call.
+    /// 11: a retry can succeed.
     TryAgainLater,
     /// 50 (STATUS): the plugin cannot serve ADD.
     NotAvailable,
     /// 51 (STATUS): the plugin cannot serve ADD, and running containers may have limited connectivity.
     LimitedConnectivity,
-    /// 100: the agent refused; repeating the same call does not help.
+    /// 100: the agent refused the call; a retry does not help.
     Refused,
 }
 
 impl ErrorCode {
-    /// The number in `code`.
     pub fn number(self) -> u32 {
         match self {
             Self::IncompatibleVersion => 1,
@@ -52,19 +51,17 @@ impl ErrorCode {
     }
 }
 
-/// A failed verb. A runtime shows it as `msg; details` in the pod's events.
+/// A failed call. Runtimes show it as `msg; details` in the pod's events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct CniError {
-    /// What kind of failure.
     pub code: ErrorCode,
-    /// What was wrong, in a line.
+    /// The problem, on one line.
     pub msg: String,
-    /// What to do about it; empty for nothing.
+    /// The remedy; empty if there is none.
     pub details: String,
 }
 
 impl CniError {
-    /// A failure without details.
     pub fn new(code: ErrorCode, msg: impl Into<String>) -> Self {
         Self {
             code,
@@ -73,7 +70,7 @@ impl CniError {
         }
     }
 
-    /// The same, with what to do about it.
+    /// Sets the remedy of the error.
     #[must_use]
     pub fn with_details(self, details: impl Into<String>) -> Self {
         Self {
@@ -82,13 +79,13 @@ impl CniError {
         }
     }
 
-    /// A key of the network configuration that cannot be used.
+    /// Returns the error for an invalid key of the network configuration.
     pub fn in_config(key: &str, problem: impl fmt::Display) -> Self {
         let msg = format!("network configuration: {key}: {problem}");
         Self::new(ErrorCode::InvalidConfig, msg)
     }
 
-    /// A variable that cannot be used.
+    /// Returns the error for an invalid environment variable.
     pub fn in_variable(variable: &str, problem: impl fmt::Display) -> Self {
         Self::new(
             ErrorCode::InvalidEnvironment,
@@ -96,7 +93,7 @@ impl CniError {
         )
     }
 
-    /// The error object for stdout.
+    /// Formats the error object for stdout.
     pub fn to_json(&self, version: SpecVersion) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]

@@ -1,4 +1,4 @@
-//! Reading stdin: bounded in size and in time, for it is the runtime's word that it ever ends.
+//! Reads stdin with a limit on size and time: the runtime may never close it.
 
 use std::{
     io,
@@ -19,18 +19,18 @@ use nix::{
 
 use crate::call::Call;
 
-/// Takes the runtime's call in, keeping what came on stdin.
+/// Parses the runtime's call, and leaves what was read in `stdin`.
 ///
 /// # Errors
 ///
-/// Code 5 when stdin cannot be read or does not end before the deadline, 6 when it is longer than any configuration, or
-/// those of [`Invocation::parse`].
-pub(crate) fn receive(
+/// Code 5 if stdin cannot be read or does not end before the deadline, 6 if it exceeds the size limit, else
+/// the errors of [`Invocation::parse`].
+pub(crate) fn read_invocation(
     variables: &Variables,
     call: &Call,
     stdin: &mut Vec<u8>,
 ) -> Result<Invocation, CniError> {
-    // A call without a verb is no call: nothing is read for it.
+    // Without a valid verb, stdin is not read at all.
     let verb = variables.verb()?;
     let read = read_all(io::stdin().as_fd(), stdin, call.deadline);
     if verb != Verb::Version {
@@ -42,12 +42,12 @@ pub(crate) fn receive(
 fn read_all(from: BorrowedFd<'_>, into: &mut Vec<u8>, deadline: Instant) -> Result<(), CniError> {
     let mut chunk = [0; 16 * 1024];
     loop {
-        wait(from, deadline)?;
+        wait_readable(from, deadline)?;
         match unistd::read(from, &mut chunk) {
             Ok(0) => return Ok(()),
             Ok(n) => into.extend(chunk.iter().take(n)),
             Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(read_error(error)),
         }
         if into.len() > MAX_CONFIG_BYTES {
             let msg = format!("stdin is longer than {MAX_CONFIG_BYTES} bytes");
@@ -56,26 +56,26 @@ fn read_all(from: BorrowedFd<'_>, into: &mut Vec<u8>, deadline: Instant) -> Resu
     }
 }
 
-/// Waits until there is something to read, or the end.
-fn wait(from: BorrowedFd<'_>, deadline: Instant) -> Result<(), CniError> {
+/// Waits until stdin is readable or at its end.
+fn wait_readable(from: BorrowedFd<'_>, deadline: Instant) -> Result<(), CniError> {
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(from, PollFlags::POLLIN)], timeout) {
-            Ok(0) if left.is_zero() => return Err(unended()),
-            // poll counts in milliseconds and may come back a little early.
+            Ok(0) if remaining.is_zero() => return Err(not_closed()),
+            // poll(2) counts in milliseconds and may return slightly early.
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(()),
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(read_error(error)),
         }
     }
 }
 
-fn unended() -> CniError {
+fn not_closed() -> CniError {
     CniError::new(ErrorCode::Io, "stdin was not closed in time by the runtime")
 }
 
-fn failed(error: Errno) -> CniError {
+fn read_error(error: Errno) -> CniError {
     CniError::new(ErrorCode::Io, format!("cannot read stdin: {error}"))
 }
 

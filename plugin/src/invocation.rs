@@ -1,4 +1,4 @@
-//! A runtime's call, parsed: the verb and everything that the spec says comes with it (CNI spec, "CNI operations").
+//! Parsed calls: the verb and the parameters that the spec requires for it (CNI spec, "CNI operations").
 
 mod variables;
 mod verb;
@@ -15,73 +15,63 @@ use crate::{
     version::SpecVersion,
 };
 
-/// One call, with what its verb is sure to have.
+/// One call with the parameters of its verb.
 #[derive(Clone, Debug)]
 pub enum Invocation {
-    /// ADD.
     Add(Attachment),
-    /// DEL.
     Del(Detachment),
-    /// CHECK, of what an earlier ADD did.
     Check(Attachment),
-    /// GC.
     Gc(Collection),
-    /// STATUS.
     Status(NetworkConfig),
-    /// VERSION, in the version that was asked.
+    /// VERSION, with the version of the reply.
     Version(SpecVersion),
 }
 
 /// A sandbox that joins the network.
 #[derive(Clone, Debug)]
 pub struct Attachment {
-    /// What came on stdin.
     pub config: NetworkConfig,
-    /// The sandbox.
     pub sandbox: SandboxRef,
-    /// Its netns: absolute; whether it is one is not known yet.
+    /// Absolute path; not yet verified to be a netns.
     pub netns: PathBuf,
-    /// The pod that the sandbox is for; `None` outside Kubernetes.
+    /// The sandbox's pod; `None` outside Kubernetes.
     pub pod: Option<NamedPod>,
 }
 
 /// A sandbox that leaves the network.
 #[derive(Clone, Debug)]
 pub struct Detachment {
-    /// What came on stdin.
     pub config: NetworkConfig,
-    /// The sandbox.
     pub sandbox: SandboxRef,
-    /// Its netns, if it still exists: after a reboot, and in the second of a pod's two DELs, there is none.
+    /// Path of the netns, if it still exists: a DEL after a reboot and the second of a pod's two DELs have none.
     pub netns: Option<PathBuf>,
-    /// The pod that the sandbox was for. That it cannot be read is no reason to fail: a DEL that fails keeps the runtime
-    /// from removing the sandbox, and the sandbox alone says what is to be deleted.
+    /// The sandbox's pod. An error here must not fail the call: a failing DEL keeps the runtime from removing the
+    /// sandbox, and the sandbox alone identifies what to delete.
     pub pod: Result<Option<NamedPod>, CniError>,
 }
 
-/// The attachments of a network that are alive.
+/// The attachments of a network that are in use.
 #[derive(Clone, Debug)]
 pub struct Collection {
-    /// What came on stdin.
     pub config: NetworkConfig,
-    /// What is alive; everything else is not.
+    /// Attachments in use; all others are garbage.
     pub valid: Vec<ValidAttachment>,
 }
 
 impl Invocation {
-    /// Parses a call.
+    /// Parses a call from the environment and stdin.
     ///
     /// # Errors
     ///
-    /// Code 4 naming the variables, or those of [`NetworkConfig::parse`].
+    /// Code 4, naming the variables, or those of [`NetworkConfig::parse`].
     pub fn parse(variables: &Variables, stdin: &[u8]) -> Result<Self, CniError> {
         let verb = variables.verb()?;
         if verb == Verb::Version {
-            // Before 1.0.0 nothing came on stdin, and the answer is what a runtime needs to do better.
-            return Ok(Self::Version(SpecVersion::of_answer_to(stdin)));
+            // Before spec 1.0.0, VERSION had no input; answering helps the runtime to choose a version.
+            return Ok(Self::Version(SpecVersion::for_reply(stdin)));
         }
         let config = NetworkConfig::parse(stdin)?;
-        verb.must_be_known_in(config.version)?;
+        verb.require_version(config.version)?;
         match verb {
             Verb::Add => Attachment::new(variables, config).map(Self::Add),
             Verb::Check => Attachment::new(variables, config).map(Self::Check),
@@ -92,7 +82,7 @@ impl Invocation {
         }
     }
 
-    /// What came on stdin; VERSION needs nothing of it.
+    /// Returns the network configuration; VERSION has none.
     pub fn config(&self) -> Option<&NetworkConfig> {
         match self {
             Self::Add(call) | Self::Check(call) => Some(&call.config),
@@ -103,7 +93,7 @@ impl Invocation {
         }
     }
 
-    /// The sandbox that the call is for, where it is for one.
+    /// Returns the sandbox of the call, if it is for one.
     pub fn sandbox(&self) -> Option<&SandboxRef> {
         match self {
             Self::Add(call) | Self::Check(call) => Some(&call.sandbox),
@@ -112,7 +102,7 @@ impl Invocation {
         }
     }
 
-    /// The pod that the call is for, where it is for one.
+    /// Returns the pod of the call, if it is for one.
     pub fn pod(&self) -> Option<&NamedPod> {
         match self {
             Self::Add(call) | Self::Check(call) => call.pod.as_ref(),
@@ -147,7 +137,7 @@ impl Detachment {
 }
 
 impl Collection {
-    /// An absent list is no empty one: the latter says that nothing is alive.
+    /// A missing list is an error, since an empty one declares every attachment garbage.
     fn new(mut config: NetworkConfig) -> Result<Self, CniError> {
         let missing = || CniError::in_config("cni.dev/valid-attachments", "is missing");
         let valid = config.valid_attachments.take().ok_or_else(missing)?;

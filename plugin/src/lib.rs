@@ -1,9 +1,8 @@
-//! The CNI spec (1.1.0 and back to 0.3.0) as types, and the files that the plugin shares with `pod-events`.
+//! Types of the CNI spec (1.1.0 back to 0.3.0), and the files that the plugin shares with `pod-events`.
 //!
-//! A runtime's call becomes an [`Invocation`](invocation::Invocation): one variant per verb, holding what that verb is
-//! sure to have. Nothing here talks to the agent and nothing prints; that is the binary's. The only modules that touch
-//! the world are [`spool`] and [`enrolled`] (files under the plugin's `stateDir`) and one function of [`invocation`]
-//! (the `CNI_*` variables).
+//! A runtime's call is parsed into an [`Invocation`](invocation::Invocation), which has a variant per verb with the
+//! parameters that the verb requires. The library neither calls the agent nor prints. Its only I/O is in [`spool`] and
+//! [`enrolled`] (files in the plugin's `stateDir`), and [`invocation`] reads the `CNI_*` variables.
 
 pub mod args;
 pub mod config;

@@ -1,4 +1,4 @@
-//! One line of JSON on stderr per call, for the operator: the runtime's own log takes it up.
+//! Writes one JSON line per call to stderr, from where the runtime copies it to its own log.
 
 use std::io::{self, Write as _};
 
@@ -33,39 +33,36 @@ struct Line<'a> {
     trace_id: Option<&'a str>,
 }
 
-/// All that is known of a call when it is over.
+/// A finished call as the log shows it.
 pub(crate) struct Report<'a> {
-    /// The clock and the trace.
     pub(crate) call: &'a Call,
-    /// `CNI_COMMAND`.
+    /// Value of `CNI_COMMAND`.
     pub(crate) verb: Option<&'a str>,
-    /// What it was parsed to.
     pub(crate) invocation: Option<&'a Invocation>,
-    /// What it came to.
     pub(crate) outcome: &'a Result<Outcome, CniError>,
-    /// Whether the runtime was told.
+    /// Whether the reply reached the runtime.
     pub(crate) printed: &'a io::Result<()>,
 }
 
 impl Report<'_> {
-    /// Writes the line, if it is grave enough for the configuration.
+    /// Writes the line if its level is enabled.
     pub(crate) fn write(&self) {
         let config = self.invocation.and_then(Invocation::config);
-        let least = config.map_or(Level::Info, |config| config.settings.log_level);
-        let (level, message) = self.headline();
-        if level <= least {
+        let threshold = config.map_or(Level::Info, |config| config.settings.log_level);
+        let (level, message) = self.summary();
+        if level <= threshold {
             write(&self.line(level, message));
         }
     }
 
-    fn headline(&self) -> (Level, &'static str) {
+    fn summary(&self) -> (Level, &'static str) {
         match self.outcome {
-            _ if self.printed.is_err() => (Level::Error, "Could not print the answer"),
+            _ if self.printed.is_err() => (Level::Error, "Cannot write the reply to stdout"),
             Ok(outcome) => (outcome.level, outcome.message),
             Err(error) if error.code == ErrorCode::TryAgainLater => {
-                (Level::Warn, "Asked to try later")
+                (Level::Warn, "Asked the runtime to retry later")
             }
-            Err(_) => (Level::Error, "Failed"),
+            Err(_) => (Level::Error, "Failed the call"),
         }
     }
 
@@ -73,10 +70,10 @@ impl Report<'_> {
         let sandbox = self.invocation.and_then(Invocation::sandbox);
         let pod = self.invocation.and_then(Invocation::pod);
         Line {
-            level: word(level),
+            level: level_name(level),
             message,
             time_unix_ms: spool::now_unix_ms(),
-            took_ms: self.call.took().as_millis(),
+            took_ms: self.call.elapsed().as_millis(),
             verb: self.verb,
             sandbox: sandbox.map(ToString::to_string),
             pod: pod.map(ToString::to_string),
@@ -95,7 +92,7 @@ impl Report<'_> {
     }
 }
 
-fn word(level: Level) -> &'static str {
+fn level_name(level: Level) -> &'static str {
     match level {
         Level::Error => "ERROR",
         Level::Warn => "WARN",
@@ -104,10 +101,10 @@ fn word(level: Level) -> &'static str {
     }
 }
 
-/// A log that cannot be written is nobody's reason to fail.
+/// Ignores errors: a failing log must not fail the call.
 fn write(line: &Line<'_>) {
     if let Ok(mut text) = serde_json::to_vec(line) {
         text.push(b'\n');
-        let _unheard = io::stderr().write_all(&text);
+        let _ignored = io::stderr().write_all(&text);
     }
 }

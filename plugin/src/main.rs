@@ -1,11 +1,12 @@
-//! `inpod-cni`, the CNI plugin: one verb per process, parsed and passed on to `pod-events`.
+//! `inpod-cni`, the CNI plugin: each process parses one call and forwards it to `pod-events`.
 
 mod agent;
-mod away;
 mod call;
+mod fallback;
 mod input;
 mod log;
 mod output;
+mod usage;
 mod verbs;
 
 use std::process::ExitCode;
@@ -13,18 +14,21 @@ use std::process::ExitCode;
 use inpod_cni::{invocation::Variables, version::SpecVersion};
 
 fn main() -> ExitCode {
+    if let Some(code) = usage::answer() {
+        return code;
+    }
     let variables = Variables::from_environment();
-    let mut call = call::Call::begin(variables.verb().ok());
+    let mut call = call::Call::start(variables.verb().ok());
     let mut stdin = Vec::new();
-    let invocation = input::receive(&variables, &call, &mut stdin);
+    let invocation = input::read_invocation(&variables, &call, &mut stdin);
     let outcome = match &invocation {
         Ok(invocation) => {
-            call.limit_to(invocation);
+            call.apply_timeout(invocation);
             verbs::run(invocation, &call)
         }
         Err(error) => Err(error.clone()),
     };
-    let printed = output::print(&outcome, SpecVersion::of_answer_to(&stdin));
+    let printed = output::print(&outcome, SpecVersion::for_reply(&stdin));
     let report = log::Report {
         call: &call,
         verb: variables.command.as_deref(),

@@ -1,24 +1,23 @@
-//! What a call comes to, and the one JSON document on stdout that tells the runtime.
+//! Outcome of a call, and the JSON document on stdout that reports it to the runtime.
 
 use std::io::{self, Write as _};
 
 use inpod_cni::{config::Level, error::CniError, version::SpecVersion};
 
-/// A call that succeeded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// The document for stdout; empty for verbs that print none.
+    /// Document for stdout; empty for verbs without one.
     pub(crate) stdout: String,
-    /// How grave what happened is.
+    /// Level of the log line.
     pub(crate) level: Level,
-    /// What happened, for the log.
+    /// Message of the log line.
     pub(crate) message: &'static str,
-    /// Why, where something is to be said of it.
+    /// Reason, if the message does not suffice.
     pub(crate) cause: String,
 }
 
 impl Outcome {
-    /// The agent did what was asked.
+    /// The agent has handled the call.
     pub(crate) fn done(message: &'static str) -> Self {
         Self {
             stdout: String::new(),
@@ -28,21 +27,21 @@ impl Outcome {
         }
     }
 
-    /// The call is none of ours.
-    pub(crate) fn passed(message: &'static str) -> Self {
+    /// The call does not concern inpod.
+    pub(crate) fn skipped(message: &'static str) -> Self {
         Self {
             level: Level::Debug,
             ..Self::done(message)
         }
     }
 
-    /// The same, printing a document.
-    pub(crate) fn printing(self, stdout: String) -> Self {
+    /// Sets the document for stdout.
+    pub(crate) fn with_stdout(self, stdout: String) -> Self {
         Self { stdout, ..self }
     }
 
-    /// The same, though something went wrong.
-    pub(crate) fn despite(self, level: Level, cause: impl Into<String>) -> Self {
+    /// Reports success despite a problem.
+    pub(crate) fn with_problem(self, level: Level, cause: impl Into<String>) -> Self {
         Self {
             level,
             cause: cause.into(),
@@ -51,7 +50,7 @@ impl Outcome {
     }
 }
 
-/// Writes the runtime's document: the only writer to stdout.
+/// Writes the reply; nothing else writes to stdout.
 pub(crate) fn print(outcome: &Result<Outcome, CniError>, version: SpecVersion) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match outcome {

@@ -1,4 +1,4 @@
-//! Results (CNI spec, "Success"): what is read out of another plugin's, and what is printed as ours.
+//! CNI results (CNI spec, "Success"): reads those of other plugins and prints the plugin's own.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{config::NetworkConfig, error::CniError};
 
-/// The parts of a result that are read, the same from 0.3.0 to 1.1.0: 0.x says `version` in each of `ips` besides.
+/// The fields that are read; they are the same from 0.3.0 to 1.1.0, except that 0.x has `version` in each of `ips`.
 #[derive(Deserialize)]
 struct PrevResult {
     #[serde(default)]
@@ -27,17 +27,17 @@ struct Interface {
 #[derive(Deserialize)]
 struct Address {
     address: String,
-    /// Index into `interfaces`. Some IPAM plugins say -1 for none.
+    /// Index into `interfaces`. Some IPAM plugins write -1 for none.
     #[serde(default)]
     interface: Option<i64>,
 }
 
-/// The addresses that the chain gave to an interface inside the sandbox, without prefix length; those of all
-/// interfaces where the result does not say which are whose. Empty where there is no prevResult.
+/// Returns the addresses, without prefix length, that the chain assigned to an interface in the sandbox, or those of
+/// all interfaces if the result does not assign them. Returns none without a prevResult.
 ///
 /// # Errors
 ///
-/// Code 7, naming `prevResult`, when it is no result or holds something else than addresses.
+/// Code 7, naming `prevResult`, if it is not a result or contains an invalid address.
 pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>, CniError> {
     let Some(raw) = &config.prev_result else {
         return Ok(Vec::new());
@@ -45,7 +45,7 @@ pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>,
     let invalid = |error| CniError::in_config("prevResult", error);
     let result: PrevResult = serde_json::from_str(raw.get()).map_err(invalid)?;
     let all = result.ips.unwrap_or_default();
-    let ours = indices(&result.interfaces.unwrap_or_default(), ifname);
+    let ours = sandbox_interface_indices(&result.interfaces.unwrap_or_default(), ifname);
     let is_ours = |ip: &&Address| ip.interface.is_some_and(|index| ours.contains(&index));
     let mut chosen: Vec<&Address> = all.iter().filter(is_ours).collect();
     if chosen.is_empty() {
@@ -54,8 +54,8 @@ pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>,
     chosen.into_iter().map(parse).collect()
 }
 
-/// Where the interface of that name stands that is in a sandbox: the host's end of a pair may bear the same name.
-fn indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
+/// Returns the indices of interfaces of that name in a sandbox: the host's end of a veth pair may have the same name.
+fn sandbox_interface_indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
     let is_ours = |interface: &Interface| {
         let in_sandbox = interface.sandbox.as_ref().is_some_and(|it| !it.is_empty());
         in_sandbox && interface.name == ifname.as_str()
@@ -73,9 +73,9 @@ fn parse(ip: &Address) -> Result<IpAddr, CniError> {
         .map_err(|error| CniError::in_config("prevResult", format_args!("ips: {error}")))
 }
 
-/// What ADD prints: prevResult as it came, byte for byte, or an empty result where there was none (CNI spec, "ADD": a
+/// Returns the output of ADD: the prevResult byte for byte, or an empty result if there is none (CNI spec, "ADD": a
 /// chained plugin that changes nothing passes its prevResult on).
-pub fn passed_on(config: &NetworkConfig) -> String {
+pub fn pass_through(config: &NetworkConfig) -> String {
     match &config.prev_result {
         Some(raw) => raw.get().to_owned(),
         None => format!(
@@ -105,13 +105,13 @@ mod tests {
     #[test]
     fn addresses_of_the_interface_in_the_sandbox_are_chosen() {
         for (prev_result, expected) in [
-            // 0.4.0, as portmap passes it on.
+            // As portmap passes on a result of 0.4.0.
             (
                 r#"{"interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/n"}],
                     "ips":[{"version":"4","address":"10.0.0.2/24","interface":1}]}"#,
                 vec!["10.0.0.2"],
             ),
-            // Dual stack, and an address of another interface.
+            // Dual stack, with an address of another interface.
             (
                 r#"{"interfaces":[{"name":"eth0","sandbox":"/n"},{"name":"net1","sandbox":"/n"}],
                     "ips":[{"address":"10.0.0.2/24","interface":0},{"address":"10.9.0.2/24","interface":1},
@@ -124,7 +124,7 @@ mod tests {
                     "ips":[{"address":"10.0.0.1/24","interface":0},{"address":"10.0.0.2/24","interface":1}]}"#,
                 vec!["10.0.0.2"],
             ),
-            // Nobody says whose they are.
+            // No address has an interface.
             (
                 r#"{"ips":[{"address":"10.0.0.2/24"},{"address":"fd77::2"}]}"#,
                 vec!["10.0.0.2", "fd77::2"],
@@ -162,7 +162,10 @@ mod tests {
     #[test]
     fn a_prev_result_is_passed_on_byte_for_byte() {
         let raw = "{ \"ips\" : [ ],\n\t\"cniVersion\":\"1.0.0\", \"x\": 1.00, \"ü\":\"\\u00fc\" }";
-        assert_eq!(passed_on(&config(&format!(",\"prevResult\": {raw} "))), raw);
+        assert_eq!(
+            pass_through(&config(&format!(",\"prevResult\": {raw} "))),
+            raw
+        );
     }
 
     #[test]
@@ -170,7 +173,7 @@ mod tests {
         for none in ["", r#","prevResult":null"#] {
             let config = config(none);
             assert_eq!(
-                passed_on(&config),
+                pass_through(&config),
                 r#"{"cniVersion":"1.0.0","interfaces":[],"ips":[],"routes":[],"dns":{}}"#
             );
             assert_eq!(addresses(&config, &"eth0".parse().unwrap()), Ok(vec![]));

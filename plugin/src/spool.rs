@@ -1,7 +1,7 @@
-//! What the agent could not be told, written down for it: one file per event in `stateDir/spool`.
+//! Spools events that the agent could not receive: one file per event in `stateDir/spool`.
 //!
-//! The plugin only writes and `pod-events` only reads and deletes, a file after its effect is checkpointed. Names sort by
-//! time; a name that begins with a dot is still being written, or was left by a plugin that died meanwhile.
+//! The plugin only writes; `pod-events` reads each file and deletes it once its effect is checkpointed. Names sort by
+//! time. A name that begins with a dot belongs to a write in progress or to a plugin that crashed.
 
 use std::{
     fs, io,
@@ -16,101 +16,91 @@ use serde::{Deserialize, Serialize};
 
 use crate::{args::NamedPod, durable};
 
-/// The directory's name in `stateDir`.
+/// Name of the directory in `stateDir`.
 pub const SPOOL_DIR: &str = "spool";
 
-/// The schema that this version writes. A reader skips and reports entries of a later one.
+/// Schema that this version writes. Readers skip and report entries of a later one.
 pub const SCHEMA: u32 = 1;
 
-/// So many entries mean that nobody reads them: writing more would only fill the disk.
+/// At this size no process is reading the spool; more entries would only fill the disk.
 const MAX_ENTRIES: usize = 20_000;
 
 /// One event, the content of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The schema of this entry, [`SCHEMA`].
+    /// Schema of this entry, [`SCHEMA`].
     pub schema: u32,
-    /// What the runtime asked for.
     pub verb: SpooledVerb,
-    /// Why the agent was not told.
     pub cause: Cause,
-    /// When, in milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub time_unix_ms: u64,
-    /// The boot (`/proc/sys/kernel/random/boot_id`) that the event belongs to: no sandbox survives it. Empty: not known.
+    /// Boot (`/proc/sys/kernel/random/boot_id`) in which the event occurred, since no sandbox survives a
+    /// reboot; empty if unknown.
     pub boot_id: String,
-    /// The sandbox.
     pub sandbox: Sandbox,
-    /// The pod; absent where the runtime did not say it.
+    /// Absent if the runtime did not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<Pod>,
-    /// The sandbox's netns; absent where the runtime did not say it.
+    /// Absent if the runtime did not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<Netns>,
-    /// The addresses that the chain gave to the interface; empty for DEL, and where there was no prevResult.
+    /// Addresses that the chain assigned to the interface; empty for DEL and without a prevResult.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
 }
 
-/// The verbs that are written down.
+/// Verbs that are spooled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum SpooledVerb {
-    /// A pod was let through without the agent: whether it belongs to the mesh is still to be decided.
+    /// A pod was admitted unenrolled; whether it belongs to the mesh is not decided yet.
     Add,
-    /// A sandbox ended.
     Del,
 }
 
-/// Why the agent was not told.
+/// Reason why the agent did not receive the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// Nobody listened on its socket.
+    /// No process listened on its socket.
     AgentAway,
-    /// It answered with an error, or not in time.
+    /// It returned an error or did not answer in time.
     AgentFailed,
-    /// The kill switch was set.
     Disabled,
 }
 
-/// The sandbox of an event; see [`SandboxRef`].
+/// Sandbox of an event; see [`SandboxRef`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
-    /// The network's name.
     pub network_name: String,
-    /// The container's id.
     pub container_id: String,
-    /// The interface's name.
     pub ifname: String,
 }
 
-/// The pod of an event, as the runtime named it.
+/// Pod of an event, as the runtime named it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub name: String,
-    /// The pod's UID; absent where the runtime did not say it.
+    /// Absent if the runtime did not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
 
-/// The netns of an event, as it was then.
+/// Netns of an event, at the time of the event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netns {
-    /// The path.
     pub path: PathBuf,
-    /// `st_dev`; absent where nobody looked.
+    /// `st_dev`; absent if the path was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<u64>,
-    /// `st_ino`; absent where nobody looked.
+    /// `st_ino`; absent if the path was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
 }
 
 impl Entry {
-    /// An event of now and of this boot, of which only the sandbox is known.
+    /// Returns an event of the current time and boot with only its sandbox set.
     pub fn new(verb: SpooledVerb, cause: Cause, sandbox: &SandboxRef) -> Self {
         Self {
             schema: SCHEMA,
@@ -125,26 +115,26 @@ impl Entry {
         }
     }
 
-    /// Writes the event so that it is there whole or not at all, also after a power failure.
+    /// Writes the event atomically and durably.
     ///
     /// # Errors
     ///
-    /// When it could not be written; then nothing is there.
+    /// If it could not be written; then no file remains.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {
             path: dir.clone(),
             source,
         };
-        durable::make_dir(&dir).map_err(at)?;
+        durable::create_dir(&dir).map_err(at)?;
         if fs::read_dir(&dir).map_err(at)?.count() >= MAX_ENTRIES {
             return Err(SpoolError::Full(dir));
         }
         let content = serde_json::to_vec(self).map_err(|error| at(error.into()))?;
-        durable::put(&dir, &self.file_name(), &content).map_err(at)
+        durable::write_file(&dir, &self.file_name(), &content).map_err(at)
     }
 
-    /// Time first, for the order of reading; the process id tells apart what comes in the same millisecond.
+    /// The time comes first, for the order of reading; the process id distinguishes events of the same millisecond.
     fn file_name(&self) -> String {
         let verb = match self.verb {
             SpooledVerb::Add => "add",
@@ -154,29 +144,23 @@ impl Entry {
     }
 }
 
-/// Why an event could not be written down.
+/// Error of spooling an event.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
-    /// The file system refused.
     #[error("cannot write to {}: {source}", .path.display())]
-    Write {
-        /// The spool.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// Nobody has read the spool for long.
+    Write { path: PathBuf, source: io::Error },
+    /// No process has read the spool for long.
     #[error("{} holds {MAX_ENTRIES} entries that pod-events has not read", .0.display())]
     Full(PathBuf),
 }
 
-/// Milliseconds since 1970; 0 before.
+/// Returns milliseconds since 1970; 0 if the clock is earlier.
 pub fn now_unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }
 
-/// The boot that is running; empty where the kernel does not say.
+/// Returns the id of the running boot; empty if the kernel does not provide it.
 pub fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

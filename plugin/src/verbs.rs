@@ -1,4 +1,4 @@
-//! What each verb does.
+//! Runs each CNI verb against the agent, the spool and the kill switch.
 
 use std::{fs, io, net::IpAddr, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
@@ -22,76 +22,75 @@ use inpod_types::NetnsRef;
 
 use crate::{
     agent::{Agent, AgentError},
-    away::{self, Verdict},
     call::Call,
+    fallback::{self, Decision},
     output::Outcome,
 };
 
-/// What a DEL keeps back of its time to write down what the agent did not take.
+/// Time that a DEL reserves for spooling if the agent does not take it.
 const SPOOL_RESERVE: Duration = Duration::from_millis(500);
 
-/// Runs one call.
 pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniError> {
     match invocation {
         Invocation::Add(attachment) => {
             let outcome = add(attachment, call)?;
-            Ok(outcome.printing(result::passed_on(&attachment.config)))
+            Ok(outcome.with_stdout(result::pass_through(&attachment.config)))
         }
         Invocation::Check(attachment) => check(attachment, call),
         Invocation::Del(detachment) => Ok(del(detachment, call)),
         Invocation::Gc(collection) => gc(collection, call),
-        // A failing STATUS makes the runtime not ready, and then nothing can start: that the plugin runs is enough.
-        Invocation::Status(_) => Ok(Outcome::passed("Ready")),
+        // A failing STATUS makes the node not ready, so that no pod can start: STATUS does not depend on the agent.
+        Invocation::Status(_) => Ok(Outcome::skipped("Ready")),
         Invocation::Version(version) => {
-            Ok(Outcome::passed("Versions told").printing(version.report()))
+            Ok(Outcome::skipped("Reported the supported versions").with_stdout(version.report()))
         }
     }
 }
 
 fn add(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
-    let pod = match concerned(attachment) {
+    let pod = match pod_in_scope(attachment) {
         Ok(pod) => pod,
         Err(outcome) => return Ok(outcome),
     };
     let settings = &attachment.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
-        return Ok(let_through(attachment, pod));
+        return Ok(admit_disabled(attachment, pod));
     }
-    let netns = observe(&attachment.netns)?;
+    let netns = stat_netns(&attachment.netns)?;
     let addresses = result::addresses(&attachment.config, &attachment.sandbox.ifname)?;
-    let question = AddPodRequest {
+    let message = AddPodRequest {
         sandbox: Some((&attachment.sandbox).into()),
         pod: Some(selector(pod)),
         netns: Some((&netns).into()),
         addresses: addresses_to(&addresses),
     };
-    let agent = Agent::of(settings, call, Duration::ZERO);
-    match agent.ask(question, async |client, request| {
+    let agent = Agent::new(settings, call, Duration::ZERO);
+    match agent.send(message, async |client, request| {
         client.add_pod(request).await
     }) {
-        Ok(_) => Ok(Outcome::done("Added")),
-        Err(AgentError::Away(problem)) => {
-            let entry = entry_of(attachment, pod, Cause::AgentAway, Some(&netns), addresses);
-            without_agent(settings, pod, &entry, &problem)
+        Ok(_) => Ok(Outcome::done("Added the pod")),
+        Err(AgentError::Unreachable(problem)) => {
+            let entry = add_entry(attachment, pod, Cause::AgentAway, Some(&netns), addresses);
+            add_without_agent(settings, pod, &entry, &problem)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// The pod of a call that concerns the mesh; else what the call comes to.
-fn concerned(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
+/// Returns the pod of a call that inpod handles, or else the outcome of the call.
+fn pod_in_scope(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
     match &attachment.pod {
-        None => Err(Outcome::passed("Passed: not for a pod of Kubernetes")),
+        None => Err(Outcome::skipped("Skipped: not for a Kubernetes pod")),
         Some(pod) if attachment.config.settings.excludes(&pod.namespace) => {
-            Err(Outcome::passed("Passed: excluded namespace"))
+            Err(Outcome::skipped("Skipped: excluded namespace"))
         }
         Some(pod) => Ok(pod),
     }
 }
 
-/// Looks at what stands at the path, without opening it: a plugin that holds a netns, or is stuck on a FIFO, would do
-/// harm, and the proof is netconfig's.
-fn observe(path: &Path) -> Result<NetnsRef, CniError> {
+/// Reads device and inode of the path without opening it: holding a netns open, or blocking on a FIFO, would do harm.
+/// netconfig verifies that it is a netns.
+fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
     match fs::metadata(path) {
         Ok(found) => Ok(NetnsRef {
             device: Some(found.dev()),
@@ -105,51 +104,58 @@ fn observe(path: &Path) -> Result<NetnsRef, CniError> {
             } else {
                 ErrorCode::Io
             };
-            let msg = format!("CNI_NETNS: cannot look at {}: {error}", path.display());
+            let msg = format!("CNI_NETNS: cannot stat {}: {error}", path.display());
             Err(CniError::new(code, msg))
         }
     }
 }
 
-/// An ADD that the agent cannot be told of.
-fn without_agent(
+/// Handles an ADD while the agent is unreachable.
+fn add_without_agent(
     settings: &Settings,
     pod: &NamedPod,
     entry: &Entry,
     problem: &str,
 ) -> Result<Outcome, CniError> {
-    let wait = |why: String| AgentError::Away(format!("{problem}; the pod waits: {why}"));
+    let wait = |why: String| AgentError::Unreachable(format!("{problem}; the pod waits: {why}"));
     let enrolled = EnrolledNamespaces::read(&settings.state_dir);
-    match away::verdict(settings.agent_unavailable, enrolled, &pod.namespace) {
-        Verdict::Wait(why) => Err(wait(why).into()),
-        // Whoever is let through must be found again: no entry, no admission.
-        Verdict::Admit => match entry.write(&settings.state_dir) {
-            Ok(()) => Ok(Outcome::done("Admitted without the agent").despite(Level::Warn, problem)),
+    match fallback::decide(settings.agent_unavailable, enrolled, &pod.namespace) {
+        Decision::Wait(why) => Err(wait(why).into()),
+        // pod-events must find a pod that was admitted unenrolled: without a spool entry there is no admission.
+        Decision::Admit => match entry.write(&settings.state_dir) {
+            Ok(()) => Ok(
+                Outcome::done("Admitted the pod unenrolled: the agent is unreachable")
+                    .with_problem(Level::Warn, problem),
+            ),
             Err(error) => Err(wait(error.to_string()).into()),
         },
     }
 }
 
-/// The kill switch is set: nothing may keep a pod from starting, not even a disk that is full.
-fn let_through(attachment: &Attachment, pod: &NamedPod) -> Outcome {
+/// Admits a pod while the kill switch is set. No error may keep the pod from starting, not even a full disk.
+fn admit_disabled(attachment: &Attachment, pod: &NamedPod) -> Outcome {
     let settings = &attachment.config.settings;
-    let netns = observe(&attachment.netns).ok();
+    let netns = stat_netns(&attachment.netns).ok();
     let addresses = result::addresses(&attachment.config, &attachment.sandbox.ifname);
     let addresses = addresses.unwrap_or_default();
-    let entry = entry_of(attachment, pod, Cause::Disabled, netns.as_ref(), addresses);
+    let entry = add_entry(attachment, pod, Cause::Disabled, netns.as_ref(), addresses);
     let cause = match entry.write(&settings.state_dir) {
-        Ok(()) => format!("{} is there", switch(settings)),
-        Err(error) => format!("{} is there; not written down: {error}", switch(settings)),
+        Ok(()) => format!("the kill switch {} is set", kill_switch_path(settings)),
+        Err(error) => format!(
+            "the kill switch {} is set; cannot spool the ADD: {error}",
+            kill_switch_path(settings)
+        ),
     };
-    Outcome::done("Admitted: inpod is disabled on this node").despite(Level::Error, cause)
+    Outcome::done("Admitted the pod unenrolled: inpod is disabled on this node")
+        .with_problem(Level::Error, cause)
 }
 
-fn switch(settings: &Settings) -> String {
+fn kill_switch_path(settings: &Settings) -> String {
     let path = settings.state_dir.join(enrolled::DISABLED_FILE);
     path.display().to_string()
 }
 
-fn entry_of(
+fn add_entry(
     attachment: &Attachment,
     pod: &NamedPod,
     cause: Cause,
@@ -165,48 +171,50 @@ fn entry_of(
 }
 
 fn check(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
-    if let Err(outcome) = concerned(attachment) {
+    if let Err(outcome) = pod_in_scope(attachment) {
         return Ok(outcome);
     }
     let settings = &attachment.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
-        return Ok(Outcome::passed("Passed: inpod is disabled on this node"));
+        return Ok(Outcome::skipped("Skipped: inpod is disabled on this node"));
     }
-    let question = CheckPodRequest {
+    let message = CheckPodRequest {
         sandbox: Some((&attachment.sandbox).into()),
     };
-    let agent = Agent::of(settings, call, Duration::ZERO);
-    agent.ask(question, async |client, request| {
+    let agent = Agent::new(settings, call, Duration::ZERO);
+    agent.send(message, async |client, request| {
         client.check_pod(request).await
     })?;
-    Ok(Outcome::done("Checked"))
+    Ok(Outcome::done("Checked the pod"))
 }
 
-/// Never fails: a DEL that fails keeps the runtime from removing the sandbox, and repeats until it succeeds.
+/// Never fails: a failing DEL keeps the runtime from removing the sandbox and is retried until it succeeds.
 fn del(detachment: &Detachment, call: &Call) -> Outcome {
     if matches!(detachment.pod, Ok(None)) {
-        return Outcome::passed("Passed: not for a pod of Kubernetes");
+        return Outcome::skipped("Skipped: not for a Kubernetes pod");
     }
     let settings = &detachment.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
-        return written_down(
+        return spool_deletion(
             detachment,
             Cause::Disabled,
-            &format!("{} is there", switch(settings)),
+            &format!("the kill switch {} is set", kill_switch_path(settings)),
         );
     }
-    let question = DeletePodRequest {
+    let message = DeletePodRequest {
         sandbox: Some((&detachment.sandbox).into()),
         pod: pod_of(detachment).map(selector),
     };
-    let agent = Agent::of(settings, call, SPOOL_RESERVE);
-    match agent.ask(question, async |client, request| {
+    let agent = Agent::new(settings, call, SPOOL_RESERVE);
+    match agent.send(message, async |client, request| {
         client.delete_pod(request).await
     }) {
-        Ok(_) => Outcome::done("Deleted"),
-        Err(AgentError::Away(problem)) => written_down(detachment, Cause::AgentAway, &problem),
+        Ok(_) => Outcome::done("Deleted the pod"),
+        Err(AgentError::Unreachable(problem)) => {
+            spool_deletion(detachment, Cause::AgentAway, &problem)
+        }
         Err(AgentError::Failed(_, failure)) => {
-            written_down(detachment, Cause::AgentFailed, &failure.to_string())
+            spool_deletion(detachment, Cause::AgentFailed, &failure.to_string())
         }
     }
 }
@@ -215,8 +223,8 @@ fn pod_of(detachment: &Detachment) -> Option<&NamedPod> {
     detachment.pod.as_ref().ok().and_then(Option::as_ref)
 }
 
-/// A DEL that the agent did not take.
-fn written_down(detachment: &Detachment, cause: Cause, problem: &str) -> Outcome {
+/// Spools a DEL that the agent did not take.
+fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outcome {
     let entry = Entry {
         pod: pod_of(detachment).map(Into::into),
         netns: detachment
@@ -226,31 +234,31 @@ fn written_down(detachment: &Detachment, cause: Cause, problem: &str) -> Outcome
         ..Entry::new(SpooledVerb::Del, cause, &detachment.sandbox)
     };
     match entry.write(&detachment.config.settings.state_dir) {
-        Ok(()) => Outcome::done("Deletion written down").despite(Level::Warn, problem),
-        // pod-events finds out by itself that the netns is gone.
-        Err(error) => Outcome::done("Deletion told to nobody")
-            .despite(Level::Error, format!("{problem}; {error}")),
+        Ok(()) => Outcome::done("Spooled the deletion").with_problem(Level::Warn, problem),
+        // pod-events notices by itself that the netns is gone.
+        Err(error) => Outcome::done("Could not report or spool the deletion")
+            .with_problem(Level::Error, format!("{problem}; {error}")),
     }
 }
 
 fn gc(collection: &Collection, call: &Call) -> Result<Outcome, CniError> {
     let settings = &collection.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
-        return Ok(Outcome::passed("Passed: inpod is disabled on this node"));
+        return Ok(Outcome::skipped("Skipped: inpod is disabled on this node"));
     }
     let valid = collection.valid.iter().map(|valid| v1::Attachment {
         container_id: valid.container_id.to_string(),
         ifname: valid.ifname.to_string(),
     });
-    let question = CollectGarbageRequest {
+    let message = CollectGarbageRequest {
         network_name: collection.config.name.to_string(),
         valid_attachments: valid.collect(),
     };
-    let agent = Agent::of(settings, call, Duration::ZERO);
-    agent.ask(question, async |client, request| {
+    let agent = Agent::new(settings, call, Duration::ZERO);
+    agent.send(message, async |client, request| {
         client.collect_garbage(request).await
     })?;
-    Ok(Outcome::done("Garbage collected"))
+    Ok(Outcome::done("Collected garbage"))
 }
 
 fn selector(pod: &NamedPod) -> PodSelector {

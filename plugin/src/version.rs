@@ -1,4 +1,4 @@
-//! The versions of the spec that are spoken here (CNI spec, "VERSION").
+//! Supported versions of the CNI spec (CNI spec, "VERSION").
 
 use std::{fmt, str::FromStr};
 
@@ -6,12 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CniError, ErrorCode};
 
-/// A version of the CNI spec that the plugin speaks. Later ones are greater.
+/// A supported version of the CNI spec. Later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
-    /// 0.3.0: results with several addresses and interfaces, chains.
+    /// 0.3.0: results with several addresses and interfaces, plugin chains.
     V0_3_0,
-    /// 0.3.1.
     V0_3_1,
     /// 0.4.0: CHECK, and a prevResult on DEL.
     V0_4_0,
@@ -22,7 +21,7 @@ pub enum SpecVersion {
 }
 
 impl SpecVersion {
-    /// Every version, oldest first, as VERSION reports them.
+    /// All versions, oldest first, as VERSION reports them.
     pub const ALL: [Self; 5] = [
         Self::V0_3_0,
         Self::V0_3_1,
@@ -31,10 +30,9 @@ impl SpecVersion {
         Self::V1_1_0,
     ];
 
-    /// What is spoken to a runtime whose own version is unknown.
+    /// Version of the reply if the runtime's is unknown.
     pub const NEWEST: Self = Self::V1_1_0;
 
-    /// The text, as in `cniVersion`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V0_3_0 => "0.3.0",
@@ -45,21 +43,21 @@ impl SpecVersion {
         }
     }
 
-    /// The version to answer a call in, even one that cannot be understood otherwise: the one its configuration names,
-    /// else the newest.
-    pub fn of_answer_to(stdin: &[u8]) -> Self {
+    /// Returns the version of the reply to a call, even to one that cannot be parsed otherwise: the version that its
+    /// configuration names, else the newest.
+    pub fn for_reply(stdin: &[u8]) -> Self {
         #[derive(Deserialize)]
-        struct Asked<'a> {
+        struct Request<'a> {
             #[serde(rename = "cniVersion")]
             version: &'a str,
         }
-        let asked = serde_json::from_slice::<Asked<'_>>(stdin).ok();
-        asked
-            .and_then(|asked| asked.version.parse().ok())
+        let request = serde_json::from_slice::<Request<'_>>(stdin).ok();
+        request
+            .and_then(|request| request.version.parse().ok())
             .unwrap_or(Self::NEWEST)
     }
 
-    /// The answer to VERSION (CNI spec, "VERSION": output), in this version.
+    /// Formats the reply to VERSION (CNI spec, "VERSION": output) in this version.
     pub fn report(self) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -87,10 +85,10 @@ impl FromStr for SpecVersion {
     fn from_str(text: &str) -> Result<Self, CniError> {
         let found = Self::ALL.into_iter().find(|known| known.as_str() == text);
         found.ok_or_else(|| {
-            let spoken = Self::ALL.map(Self::as_str).join(", ");
+            let supported = Self::ALL.map(Self::as_str).join(", ");
             CniError::new(
                 ErrorCode::IncompatibleVersion,
-                format!("cniVersion {text:?} is not spoken by inpod-cni, which speaks {spoken}"),
+                format!("cniVersion {text:?} is not supported by inpod-cni; supported versions: {supported}"),
             )
         })
     }
@@ -114,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_version_is_error_1_and_says_what_is_spoken() {
+    fn an_unknown_version_is_error_1_and_lists_the_supported_ones() {
         for text in ["", "0.2.0", "1.2.0", "1.0", "v1.0.0"] {
             let error = text.parse::<SpecVersion>().unwrap_err();
             assert_eq!(error.code, ErrorCode::IncompatibleVersion, "{text}");
@@ -125,7 +123,7 @@ mod tests {
     #[test]
     fn the_report_is_in_the_version_that_was_asked() {
         assert_eq!(
-            SpecVersion::of_answer_to(br#"{"cniVersion":"1.0.0"}"#).report(),
+            SpecVersion::for_reply(br#"{"cniVersion":"1.0.0"}"#).report(),
             r#"{"cniVersion":"1.0.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#
         );
     }
@@ -140,7 +138,7 @@ mod tests {
             r#"{"cniVersion":"2.0.0"}"#,
         ] {
             assert_eq!(
-                SpecVersion::of_answer_to(stdin.as_bytes()),
+                SpecVersion::for_reply(stdin.as_bytes()),
                 SpecVersion::NEWEST
             );
         }

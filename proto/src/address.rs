@@ -2,11 +2,11 @@ use std::net::IpAddr;
 
 use crate::Invalid;
 
-/// Checks a list of addresses, naming the one that is wrong.
+/// Parses a list of addresses. The error names the field.
 ///
 /// # Errors
 ///
-/// When one is no address, or an IPv4 address written as IPv6.
+/// If one is not an address, or is an IPv4-mapped IPv6 address.
 pub fn addresses_from(texts: &[String], field: &'static str) -> Result<Vec<IpAddr>, Invalid> {
     texts
         .iter()
@@ -14,7 +14,7 @@ pub fn addresses_from(texts: &[String], field: &'static str) -> Result<Vec<IpAdd
         .collect()
 }
 
-/// Writes addresses as the contracts carry them.
+/// Formats addresses for a message.
 pub fn addresses_to(addresses: &[IpAddr]) -> Vec<String> {
     addresses.iter().map(ToString::to_string).collect()
 }

@@ -1,18 +1,19 @@
-/// Who may call an RPC. Which class an RPC belongs to stands in its proto comment; a test compares.
+/// The class of callers that may call an RPC. The comment of each RPC in its proto file states its class;
+/// a test compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Host processes and inpod's services: looks, changes nothing.
+    /// Host processes and inpod's services, for calls that change nothing.
     Read,
     /// Host processes: the container runtime's plugin.
     Cni,
-    /// Host processes, audited: people and their tools, for what acts without changing a pod.
+    /// Host processes, audited: operators and their tools, for actions that do not change a pod.
     Operator,
-    /// The proven service alone.
+    /// Only the authenticated service.
     Service,
 }
 
-/// The class of a call, by its path (`/package.Service/Method`); `None` for a call that nobody declared, which nobody
-/// may make. Health and reflection are [`Class::Read`].
+/// Returns the class of a call by its path (`/package.Service/Method`). A path without a class may not be called at
+/// all. Health and reflection are [`Class::Read`].
 pub fn class_of(path: &str) -> Option<Class> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     match service {
@@ -42,7 +43,7 @@ fn netconfig(method: &str) -> Option<Class> {
     match method {
         "ClaimNetns" | "ReleaseNetns" | "FindNetns" | "ApplyRules" | "RemoveRules"
         | "LeaveNode" => Some(Class::Service),
-        // The handler demands Class::Service for a path.
+        // The handler requires Class::Service for a path.
         "InspectNetns" | "ListListeners" => Some(Class::Read),
         "ListClaims" | "PlanRules" | "VerifyRules" | "WatchDrift" => Some(Class::Read),
         "SelfTest" => Some(Class::Operator),
@@ -66,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// Path and comment of every call in a file. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
+    /// Returns path and comment of every call in a file. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
     fn calls(file: &FileDescriptorProto) -> Vec<(String, String)> {
         let comment = |path: &[i32]| {
             let info = file.source_code_info.as_ref().unwrap();
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_says_whether_it_can_be_repeated() {
+    fn every_call_states_whether_it_can_be_repeated() {
         let set = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         for (path, comment) in set.file.iter().flat_map(calls) {
             assert!(comment.contains("Repeatable"), "{path}");

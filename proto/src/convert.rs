@@ -1,4 +1,4 @@
-//! Every conversion between a message and the checked type it stands for.
+//! Conversions between messages and the checked types that they represent.
 
 use std::{fmt::Display, str::FromStr};
 
@@ -6,7 +6,7 @@ use inpod_types::{Enrollment, Failure, NetnsId, NetnsRef, PodRef, Reason, Revisi
 
 use crate::{types::v1, ztunnelbroker::v1 as broker};
 
-/// A field of a message that cannot be used.
+/// An invalid field of a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Invalid {
@@ -15,7 +15,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// A field and what is wrong with it.
+    /// Creates an error for a field with a description of the problem.
     pub fn new(field: impl Into<String>, message: impl Display) -> Self {
         Self {
             field: field.into(),
@@ -28,7 +28,7 @@ impl Invalid {
         &self.field
     }
 
-    /// The same, seen from the message that holds the field's message.
+    /// Returns the same error with the field's path relative to the enclosing message.
     #[must_use]
     pub fn within(self, parent: &str) -> Self {
         Self {
@@ -44,11 +44,11 @@ impl From<Invalid> for Failure {
     }
 }
 
-/// Takes a message field that must be there and checks it, naming the field in the error.
+/// Converts a required message field. The error names the field.
 ///
 /// # Errors
 ///
-/// When the field is absent, or what it holds is invalid.
+/// If the field is absent or its content is invalid.
 pub fn required<M, T>(field: &'static str, message: Option<M>) -> Result<T, Invalid>
 where
     T: TryFrom<M, Error = Invalid>,
@@ -142,7 +142,7 @@ impl TryFrom<v1::NetnsId> for NetnsId {
     type Error = Invalid;
 
     fn try_from(id: v1::NetnsId) -> Result<Self, Invalid> {
-        // A device's number may be 0.
+        // A device number may be 0.
         for (field, value) in [("inode", id.inode), ("cookie", id.cookie)] {
             if value == 0 {
                 let message = "device, inode and cookie are required";

@@ -8,7 +8,7 @@ use crate::types::v1;
 
 const TYPE_URL: &str = "type.googleapis.com/inpod.types.v1.Failure";
 
-/// The gRPC code of a failure: the one place that decides how a failure looks on the wire.
+/// Returns the gRPC code for a reason. This is the only place that maps reasons to codes.
 pub fn code_of(reason: Reason) -> Code {
     match reason {
         Reason::InvalidField | Reason::NetnsPathRefused | Reason::NetnsNotANetns => {
@@ -69,7 +69,8 @@ pub fn code_of(reason: Reason) -> Code {
     }
 }
 
-/// A failure as a status: its code, its sentence, and itself in the details (`google.rpc.Status`).
+/// Converts a failure to a status with its code, its message, and the failure itself
+/// in the details (`google.rpc.Status`).
 pub fn into_status(failure: &Failure) -> Status {
     let code = code_of(failure.reason);
     let details = tonic_types::pb::Status {
@@ -83,8 +84,8 @@ pub fn into_status(failure: &Failure) -> Status {
     Status::with_details(code, &failure.message, details.encode_to_vec().into())
 }
 
-/// The failure that a status carries. A status of other making (a transport error, a deadline of the library) becomes
-/// the failure that its code says.
+/// Returns the failure that a status carries. A status from elsewhere (a transport error, a deadline of the library) is
+/// converted by its code.
 pub fn failure_of(status: &Status) -> Failure {
     carried(status).unwrap_or_else(|| Failure::new(reason_of(status.code()), status.message()))
 }
@@ -100,7 +101,7 @@ fn carried(status: &Status) -> Option<Failure> {
         .retry_after
         .and_then(|wait| Duration::try_from(wait).ok());
     Some(Failure {
-        // A newer peer may know reasons that this one does not.
+        // A newer peer may use reasons that this version does not know.
         reason: Reason::from_number(wire.reason).unwrap_or_else(|| reason_of(status.code())),
         field: wire.field,
         message: status.message().to_owned(),
@@ -131,7 +132,7 @@ impl From<&Failure> for v1::Failure {
             remedy: failure.reason.remedy().to_owned(),
             retry_after: failure.retry_after.and_then(|wait| wait.try_into().ok()),
             undo_failures: failure.undo_failures.clone(),
-            // The status says it.
+            // The message of the status contains it.
             message: String::new(),
         }
     }
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Of a value of an enum, `[5, e, 2, v]` is the way to it.
+    /// Returns the comment of an enum value, whose path in the descriptor is `[5, e, 2, v]`.
     fn comment_of(reason: Reason) -> String {
         let set = prost_types::FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         let is_file = |file: &&prost_types::FileDescriptorProto| file.package() == "inpod.types.v1";
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contract_says_of_each_reason_what_helps_as_the_code_does() {
+    fn the_contract_has_the_remedy_of_each_reason_as_the_code_does() {
         for reason in Reason::ALL {
             let comment = comment_of(*reason);
             assert!(comment.ends_with(reason.remedy()), "{reason}: {comment}");

@@ -1,8 +1,8 @@
-//! The contracts of inpod: the protobuf packages as modules, and their conversions into the checked types of
-//! [`workload`].
+//! The API contracts of inpod: the protobuf packages as modules, and their conversions to the
+//! checked types of [`inpod_types`].
 //!
-//! The `.proto` files beside this crate are the documentation of every message and call. The generated code is built
-//! into `OUT_DIR` and never edited.
+//! The `.proto` files of this crate document every message and call. The generated code is written to
+//! `OUT_DIR` and never edited.
 
 mod address;
 mod class;
@@ -14,20 +14,20 @@ pub use class::{Class, class_of};
 pub use convert::{Invalid, required};
 pub use failure::{code_of, failure_of, into_status};
 
-/// Every message and call, described: for server reflection.
+/// The descriptors of all messages and calls, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// `inpod.types.v1`: the words that all packages share.
+/// `inpod.types.v1`: the messages and enums that all packages share.
 pub mod types {
-    /// Version 1.
+    /// Version 1 of the package.
     pub mod v1 {
         tonic::include_proto!("inpod.types.v1");
     }
 }
 
-/// `inpod.podevents.v1`: the CNI verbs, and answers for people.
+/// `inpod.podevents.v1`: the CNI verbs and the queries of operators.
 pub mod podevents {
-    /// Version 1.
+    /// Version 1 of the package.
     pub mod v1 {
         tonic::include_proto!("inpod.podevents.v1");
     }
@@ -35,21 +35,21 @@ pub mod podevents {
 
 /// `inpod.netconfig.v1`: the network namespaces of pods.
 pub mod netconfig {
-    /// Version 1.
+    /// Version 1 of the package.
     pub mod v1 {
         tonic::include_proto!("inpod.netconfig.v1");
     }
 }
 
-/// `inpod.ztunnelbroker.v1`: which pods the node's ztunnels serve.
+/// `inpod.ztunnelbroker.v1`: the pods that the node's ztunnels serve.
 pub mod ztunnelbroker {
-    /// Version 1.
+    /// Version 1 of the package.
     pub mod v1 {
         tonic::include_proto!("inpod.ztunnelbroker.v1");
     }
 }
 
-/// `istio.workload.zds`: what goes over the wire to ztunnel.
+/// `istio.workload.zds`: the messages between a node agent and ztunnel.
 pub mod zds {
     tonic::include_proto!("istio.workload.zds");
 }

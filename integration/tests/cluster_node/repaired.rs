@@ -191,7 +191,7 @@ impl Broken {
     fn are_left_while_nobody_knows(&self, turn: &Turn<'_>) {
         for pod in self.all() {
             let note = event(turn, pod, "RepairBrokenPod", "Warning");
-            assert!(note.contains("pod-events is not heard"), "{note}");
+            assert!(note.contains("pod-events is not available"), "{note}");
             is_as_it_was(turn, pod);
         }
     }

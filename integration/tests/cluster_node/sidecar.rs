@@ -303,8 +303,8 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
             assert!(seen.contains(PROXY), "{seen}");
             let validated = turn.machine.log_of(uid(pod)).unwrap();
             for family in [
-                "IPv4: a call of 127.0.0.6:15002",
-                "IPv6: a call of [::6]:15002",
+                "IPv4: a connection to 127.0.0.6:15002",
+                "IPv6: a connection to [::6]:15002",
             ] {
                 assert!(validated.contains(family), "{validated}");
             }

@@ -38,7 +38,7 @@ pub(crate) fn fails(pod: &mut Resident<'_>) -> String {
     let (code, message) = pod.sync().unwrap().failure();
     assert_eq!(code, 126, "{message}");
     for words in [
-        "this pod is not redirected (IPv4: a call of 127.0.0.6:15002 was refused there; IPv6: a call of ",
+        "this pod is not redirected (IPv4: a connection to 127.0.0.6:15002 was refused; IPv6: a connection to ",
         "tried as uid 1337 for 2 s",
         "recreate the pod",
     ] {

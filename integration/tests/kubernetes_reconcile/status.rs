@@ -74,7 +74,7 @@ fn addresses_that_vanish_from_a_status_and_come_back_change_nothing_of_a_pod_tha
     until_out(&cluster, &later, Reason::NotSelected);
     let known = until_in(&cluster, &pod, Reason::LabelOnPod);
     let mut events = known.timeline.iter().map(|entry| &entry.event);
-    let is_change = |event: &String| event.contains("changed") || event.contains("mended");
+    let is_change = |event: &String| event.contains("changed") || event.contains("repaired");
     assert!(!events.any(is_change), "{:?}", known.timeline);
     assert_eq!(pod.ruleset().unwrap(), rules);
     assert_eq!(probed(&cluster).unwrap(), elements);

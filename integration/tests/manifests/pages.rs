@@ -150,7 +150,7 @@ fn every_reason_is_listed_with_its_remedy() {
 
 /// A number that the code that follows the API server declares.
 fn declared(what: &str) -> u32 {
-    let code = read("services/pod-events/src/source/kubernetes/follow.rs");
+    let code = read("services/pod-events/src/source/kubernetes/list_watch.rs");
     let (_, after) = code.split_once(&format!("const {what}: u32 = ")).unwrap();
     after.split(';').next().unwrap().parse().unwrap()
 }

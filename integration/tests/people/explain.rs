@@ -185,7 +185,7 @@ fn a_pod_that_ztunnel_refuses_is_amiss_with_ztunnels_words_and_what_comes_next()
     assert_eq!(outcome.code, 1, "{outcome:?}");
     let text = explained(&node, "refused");
     assert!(text.contains("\nFailure     ZTUNNEL_"), "{text}");
-    assert!(text.contains("no sandbox of it is known"), "{text}");
+    assert!(text.contains("has no known sandbox"), "{text}");
     let waits = node.pod(Spec::new("waits")).unwrap();
     node.write_manifest(&waits.spec.clone().ambient()).unwrap();
     eventually("it waits", PATIENCE, || {
@@ -193,7 +193,7 @@ fn a_pod_that_ztunnel_refuses_is_amiss_with_ztunnels_words_and_what_comes_next()
         ensure!(text.contains("\nFailure     ZTUNNEL_"), "{text}");
         ensure!(text.contains(": enroll it\n"), "{text}");
         ensure!(
-            text.contains("\nBypasses\n  It should be in the mesh and is not yet"),
+            text.contains("\nBypasses\n  It should be in the mesh but is not yet"),
             "{text}"
         );
         anyhow::Ok(())
@@ -222,13 +222,10 @@ fn a_pod_that_leaves_and_one_that_ends_say_what_is_waited_for() {
         let text = explained(node, "b");
         ensure!(text.contains("State       withdrawing"), "{text}");
         ensure!(
-            text.contains("new connections go direct, captured ones live on"),
+            text.contains("new connections go direct, captured ones continue"),
             "{text}"
         );
-        ensure!(
-            text.contains("take its rules away, once no captured"),
-            "{text}"
-        );
+        ensure!(text.contains("remove its rules once no captured"), "{text}");
         ensure!(text.contains("connections: 1 captured"), "{text}");
         anyhow::Ok(())
     })
@@ -238,7 +235,7 @@ fn a_pod_that_leaves_and_one_that_ends_say_what_is_waited_for() {
     eventually("it ends", PATIENCE, || {
         let text = explained(node, "a");
         ensure!(text.contains("State       deleting"), "{text}");
-        ensure!(text.contains("forget its sandbox, once only"), "{text}");
+        ensure!(text.contains("forget its sandbox once only"), "{text}");
         anyhow::Ok(())
     })
     .unwrap();
@@ -253,7 +250,7 @@ fn a_pod_that_is_gone_from_the_source_is_explained_by_what_is_recorded() {
     eventually("it is gone", PATIENCE, || {
         let text = explained(&node, "a");
         ensure!(text.contains("none, because POD_UNKNOWN"), "{text}");
-        ensure!(text.contains("once no process is in it"), "{text}");
+        ensure!(text.contains("once no process runs in it"), "{text}");
         anyhow::Ok(())
     })
     .unwrap();

@@ -151,7 +151,7 @@ fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
     pod.exec(&["iptables-legacy", "-t", "nat", "-F"]).unwrap();
     let text = explained(&node, "a");
     for said in [
-        "\nBypasses\n  Its rules are not the ones that belong there.\n",
+        "\nBypasses\n  Its rules are not in sync.\n",
         "\nRules\n  not as they belong, ",
         "\n  what would be done:\n    ",
     ] {
@@ -165,7 +165,7 @@ fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
     // It has answered: everything is in place.
     let text = explained(&node, "a");
     assert!(
-        text.contains("\n  as they belong, ") && text.contains("mended rules"),
+        text.contains("\n  as they belong, ") && text.contains("repaired rules"),
         "{text}"
     );
     let log = node.tail("pod-events", 2000);

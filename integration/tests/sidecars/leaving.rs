@@ -37,7 +37,7 @@ fn a_node_that_is_uninstalled_leaves_the_rules_to_sidecars_and_looks_after_them_
     assert!(node.until_ended("pod-events").unwrap().success());
     assert_eq!(
         fs::read_to_string(&receipt).unwrap(),
-        "inpod left: uninstall; 1 pods were taken out of the mesh, 1 stay redirected to their sidecars\n"
+        "inpod left: uninstall; 1 pods were withdrawn from the mesh, 1 stay redirected to their sidecars\n"
     );
     assert_eq!(ambient.traces().unwrap(), Vec::<String>::new());
     assert_eq!(rules(&sidecar), before);

@@ -160,7 +160,7 @@ fn each_skip_condition_leaves_the_pod_alone_and_is_explained() {
         assert_eq!(known.state(), PodState::Out, "{name}");
         assert_eq!(known.desired(), Enrollment::None, "{name}");
         assert_eq!(known.reason(), Reason::HasSidecar, "{name}");
-        let told = input(&known, "why nothing is led to its sidecar");
+        let told = input(&known, "reason for no redirection to the sidecar");
         assert!(told.contains(why), "{name}: {told}");
         assert_eq!(pod.traces().unwrap(), Vec::<String>::new(), "{name}");
     }
@@ -215,7 +215,7 @@ fn ambient_pods_and_pods_with_a_sidecar_live_side_by_side_through_every_restart(
         let known = until_redirected(&node, &sidecar);
         let workloads = node.api().workloads().unwrap().workloads;
         assert_eq!(workloads.len(), 1, "{workloads:?}");
-        assert!(!noted(&known, "mended"), "{:?}", known.timeline);
+        assert!(!noted(&known, "repaired"), "{:?}", known.timeline);
         assert_eq!(rules(&sidecar), before, "written without need");
     };
     both();

@@ -18,7 +18,7 @@ fn rules_to_a_sidecar_that_are_flushed_are_mended() {
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
     eventually("it is mended", PATIENCE, || {
         let known = node.explain(&pod.spec)?;
-        ensure!(noted(&known, "mended rules"), "{:?}", known.timeline);
+        ensure!(noted(&known, "repaired rules"), "{:?}", known.timeline);
         ensure!(known.drift.iter().any(|drift| drift.count > 0));
         anyhow::Ok(())
     })
@@ -102,7 +102,7 @@ fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_an
     assert_eq!(rules(&pod), before);
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
     eventually("it is mended", PATIENCE, || {
-        ensure!(noted(&node.explain(&pod.spec)?, "mended rules"));
+        ensure!(noted(&node.explain(&pod.spec)?, "repaired rules"));
         anyhow::Ok(())
     })
     .unwrap();

@@ -19,14 +19,18 @@ fn each_family_that_is_redirected_is_proven_at_once() {
         (
             &[V4][..],
             &["ip"][..],
-            &["IPv4: a call of 127.0.0.6:15002 arrived at port 15006"][..],
+            &["IPv4: a connection to 127.0.0.6:15002 arrived at port 15006"][..],
         ),
         (
             &[V6],
             &["ip6"],
-            &["IPv6: a call of [::6]:15002 arrived at port 15006"],
+            &["IPv6: a connection to [::6]:15002 arrived at port 15006"],
         ),
-        (&[V4, V6], &["ip", "ip6"], &["IPv4: a call", "IPv6: a call"]),
+        (
+            &[V4, V6],
+            &["ip", "ip6"],
+            &["IPv4: a connection", "IPv6: a connection"],
+        ),
     ] {
         let sandbox = Sandbox::new(addresses);
         let sandbox = families
@@ -71,8 +75,8 @@ fn a_family_without_rules_is_told_although_the_other_has_them() {
     missing.is(
         126,
         &[
-            "IPv4: a call of 127.0.0.6:15002 arrived",
-            "IPv6: a call of [fd77::7]:15002 was refused",
+            "IPv4: a connection to 127.0.0.6:15002 arrived",
+            "IPv6: a connection to [fd77::7]:15002 was refused",
             "recreate the pod",
         ],
     );
@@ -82,8 +86,8 @@ fn a_family_without_rules_is_told_although_the_other_has_them() {
     missing.is(
         126,
         &[
-            "IPv4: a call of 127.0.0.6:15002 was refused",
-            "IPv6: a call of [::6]:15002 arrived",
+            "IPv4: a connection to 127.0.0.6:15002 was refused",
+            "IPv6: a connection to [::6]:15002 arrived",
         ],
     );
     sandbox.validate(&["--ip-family", "ipv6"]).is(0, &["IPv6"]);
@@ -142,7 +146,7 @@ fn an_application_at_the_port_that_is_called_is_no_proof() {
     fooled.is(
         126,
         &[
-            "127.0.0.6:15002 was answered by who listens there",
+            "127.0.0.6:15002 was accepted by another listener",
             "[fd77::7]:15002 was answered",
         ],
     );
@@ -150,7 +154,7 @@ fn an_application_at_the_port_that_is_called_is_no_proof() {
     let _app = App::start(&sandbox.netns, 15002).unwrap();
     sandbox
         .validate(&[])
-        .is(0, &["IPv4: a call", "IPv6: a call"]);
+        .is(0, &["IPv4: a connection", "IPv6: a connection"]);
 }
 
 #[test]
@@ -163,8 +167,8 @@ fn a_proxy_that_has_the_ports_already_is_looked_behind() {
         redirected.validate(&[]).is(
             0,
             &[
-                "IPv4: a call of 127.0.0.6:15002 arrived at port 15006",
-                "IPv6: a call of [::6]:15002 arrived at port 15006",
+                "IPv4: a connection to 127.0.0.6:15002 arrived at port 15006",
+                "IPv6: a connection to [::6]:15002 arrived at port 15006",
             ],
         );
         let bare = Sandbox::new(&[V4, V6]);
@@ -183,7 +187,7 @@ fn an_application_beside_a_proxy_that_has_the_ports_is_no_proof() {
     let _app = App::start(&sandbox.netns, 15002).unwrap();
     sandbox
         .validate(SOON)
-        .is(126, &["was answered by who listens there"]);
+        .is(126, &["was accepted by another listener"]);
 }
 
 #[test]
@@ -202,11 +206,11 @@ fn what_cannot_be_tried_is_no_proof_of_anything() {
     let sandbox = Sandbox::new(&[]);
     sandbox
         .validate(SOON)
-        .is(1, &["no address but its loopback's"]);
+        .is(1, &["no address except loopback"]);
     sandbox.validate(&["--tiemout"]).is(1, &["--tiemout"]);
     sandbox
         .validate(&["istio-iptables", "-u", "1337"])
-        .is(1, &["writes no rules"]);
+        .is(1, &["applies no rules"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@ use super::*;
 
 const HEAD: &str = r#""cniVersion":"1.0.0","name":"net","type":"inpod-cni""#;
 
-/// A configuration with more keys than it needs to have.
+/// Parses a configuration with additional keys.
 fn with(keys: &str) -> Result<NetworkConfig, CniError> {
     NetworkConfig::parse(format!("{{{HEAD},{keys}}}").as_bytes())
 }

@@ -169,7 +169,7 @@ fn version_is_answered_whatever_comes_with_it() {
     }
 }
 
-/// A call as it should be, with a few bytes of its variables and its stdin replaced, cut or repeated.
+/// A valid call with a few bytes of its variables and its stdin replaced, removed or inserted.
 fn mutated() -> impl Strategy<Value = (Variables, Vec<u8>)> {
     let verbs = prop::sample::select(vec!["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]);
     let splice = (
@@ -215,12 +215,12 @@ proptest! {
         match Invocation::parse(&variables, &stdin) {
             Ok(Invocation::Add(add)) => {
                 prop_assert!(add.netns.is_absolute());
-                // Must not panic; whether the addresses are good is not the point.
+                // Only panics matter here, not whether the addresses are valid.
                 let _read = crate::result::addresses(&add.config, &add.sandbox.ifname);
             }
             Ok(_) => {}
             Err(error) => {
-                let json = error.to_json(SpecVersion::of_answer_to(&stdin));
+                let json = error.to_json(SpecVersion::for_reply(&stdin));
                 prop_assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
                 prop_assert!(!json.contains('\n'));
                 prop_assert!(json.len() < 2000, "{}", json);

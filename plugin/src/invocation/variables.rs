@@ -5,53 +5,50 @@ use inpod_types::SandboxRef;
 use super::Verb;
 use crate::{args::NamedPod, config::NetworkConfig, error::CniError};
 
-/// Linux takes no longer path (PATH_MAX).
+/// PATH_MAX of Linux.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// The `CNI_*` variables (CNI spec, "Parameters"), the only ones that have any influence here. An empty one is as good as
-/// none. `CNI_PATH` is for plugins that call others.
+/// The `CNI_*` variables (CNI spec, "Parameters"), the only part of the environment that the plugin reads. An empty
+/// variable counts as absent. `CNI_PATH` is for plugins that execute others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables {
-    /// `CNI_COMMAND`.
     pub command: Option<String>,
-    /// `CNI_CONTAINERID`.
     pub container_id: Option<String>,
-    /// `CNI_NETNS`.
     pub netns: Option<String>,
-    /// `CNI_IFNAME`.
     pub ifname: Option<String>,
-    /// `CNI_ARGS`.
     pub args: Option<String>,
 }
 
 impl Variables {
-    /// Reads the process's environment.
+    /// Reads the variables from the environment of the process.
     pub fn from_environment() -> Self {
         Self {
-            command: read("CNI_COMMAND"),
-            container_id: read("CNI_CONTAINERID"),
-            netns: read("CNI_NETNS"),
-            ifname: read("CNI_IFNAME"),
-            args: read("CNI_ARGS"),
+            command: read_variable("CNI_COMMAND"),
+            container_id: read_variable("CNI_CONTAINERID"),
+            netns: read_variable("CNI_NETNS"),
+            ifname: read_variable("CNI_IFNAME"),
+            args: read_variable("CNI_ARGS"),
         }
     }
 
-    /// Which verb is called.
+    /// Returns whether `CNI_COMMAND` is set, even to an empty value: whether a runtime has started this process.
+    pub fn has_command() -> bool {
+        env::var_os("CNI_COMMAND").is_some()
+    }
+
+    /// Returns the verb of the call.
     ///
     /// # Errors
     ///
-    /// Code 4 when `CNI_COMMAND` is missing or none.
+    /// Code 4 if `CNI_COMMAND` is missing or unknown.
     pub fn verb(&self) -> Result<Verb, CniError> {
         match &self.command {
             Some(command) => command.parse(),
-            None => Err(CniError::in_variable(
-                "CNI_COMMAND",
-                "is missing; this program is executed by a container runtime",
-            )),
+            None => Err(CniError::in_variable("CNI_COMMAND", "missing or empty")),
         }
     }
 
-    /// Fails naming every variable that is missing, so that one attempt shows all.
+    /// Fails with the names of all missing variables.
     pub(super) fn require(&self, names: &[&str]) -> Result<(), CniError> {
         let missing = [
             ("CNI_CONTAINERID", self.container_id.is_none()),
@@ -95,15 +92,14 @@ impl Variables {
     }
 }
 
-/// The one reader of the environment.
 #[expect(
     clippy::disallowed_methods,
     reason = "CNI passes its parameters as variables; nothing else reads the environment"
 )]
-fn read(name: &str) -> Option<String> {
+fn read_variable(name: &str) -> Option<String> {
     let value = match env::var(name) {
         Ok(value) => value,
-        // The replacement characters then fail the check of whatever the variable holds.
+        // The replacement characters then fail the validation of the variable.
         Err(env::VarError::NotUnicode(value)) => value.to_string_lossy().into_owned(),
         Err(env::VarError::NotPresent) => return None,
     };

@@ -5,25 +5,19 @@ use crate::{
     version::SpecVersion,
 };
 
-/// What a runtime asks for (CNI spec, "CNI operations").
+/// The operation that a runtime asks for (CNI spec, "CNI operations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// A container joins a network.
     Add,
-    /// It leaves.
     Del,
-    /// Whether it is still joined as it was.
     Check,
-    /// Which attachments are alive; the rest can go.
     Gc,
-    /// Whether ADD would be served.
     Status,
-    /// Which versions of the spec are spoken.
     Version,
 }
 
 impl Verb {
-    /// The word in `CNI_COMMAND`.
+    /// Returns the value of `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -35,7 +29,7 @@ impl Verb {
         }
     }
 
-    /// The first version of the spec that knows the verb.
+    /// Returns the first version of the spec that has the verb.
     fn since(self) -> SpecVersion {
         match self {
             Self::Add | Self::Del | Self::Version => SpecVersion::V0_3_0,
@@ -44,14 +38,14 @@ impl Verb {
         }
     }
 
-    pub(super) fn must_be_known_in(self, version: SpecVersion) -> Result<(), CniError> {
+    pub(super) fn require_version(self, version: SpecVersion) -> Result<(), CniError> {
         let since = self.since();
         if version >= since {
             return Ok(());
         }
         let verb = self.as_str();
         let msg =
-            format!("{verb} needs cniVersion {since} or later, the configuration says {version}");
+            format!("{verb} needs cniVersion {since} or later, the configuration has {version}");
         Err(CniError::new(ErrorCode::IncompatibleVersion, msg))
     }
 }
@@ -71,7 +65,7 @@ impl FromStr for Verb {
         let found = verbs.into_iter().find(|verb| verb.as_str() == text);
         found.ok_or_else(|| {
             let excerpt: String = text.chars().take(80).collect();
-            CniError::in_variable("CNI_COMMAND", format_args!("{excerpt:?} is no CNI verb"))
+            CniError::in_variable("CNI_COMMAND", format_args!("{excerpt:?} is not a CNI verb"))
         })
     }
 }

@@ -55,7 +55,7 @@ fn the_format_is_the_one_that_is_documented() {
 }
 
 #[test]
-fn an_entry_says_which_boot_it_belongs_to() {
+fn an_entry_has_the_id_of_its_boot() {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(entry().boot_id, boot_id.trim());
 }
@@ -89,7 +89,7 @@ fn only_the_owner_may_look_into_the_spool() {
 fn nothing_is_left_of_an_entry_that_cannot_be_put_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let entry = entry();
-    // A directory in the way of the rename.
+    // A directory blocks the rename.
     fs::create_dir_all(dir.path().join(SPOOL_DIR).join(entry.file_name())).unwrap();
     let error = entry.write(dir.path()).unwrap_err();
     assert!(error.to_string().contains("spool"), "{error}");
@@ -110,7 +110,7 @@ fn names_sort_by_time() {
 }
 
 #[test]
-fn a_spool_that_nobody_reads_stops_growing() {
+fn a_spool_without_a_reader_stops_growing() {
     let dir = tempfile::tempdir().unwrap();
     let spool = dir.path().join(SPOOL_DIR);
     fs::create_dir(&spool).unwrap();

@@ -1,4 +1,4 @@
-//! ADD with the agent there.
+//! ADD with a running agent.
 
 use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
 
@@ -21,7 +21,7 @@ fn containerds_add() -> Recorded {
     Recorded::number("04")
 }
 
-/// The question that a recorded ADD must lead to.
+/// Returns the request that a recorded ADD must lead to.
 fn expected(call: &Recorded, node: &Node) -> AddPodRequest {
     let netns = fs::metadata(node.netns()).unwrap();
     let prev_result: Value = serde_json::from_str(&call.key("prevResult").unwrap()).unwrap();
@@ -106,7 +106,7 @@ fn a_refusal_is_100_and_says_what_to_do() {
 }
 
 #[test]
-fn every_kind_of_refusal_tells_whether_waiting_helps() {
+fn every_kind_of_refusal_maps_to_retry_or_refused() {
     for (status, code) in [
         (Status::invalid_argument("x"), 100),
         (Status::permission_denied("x"), 100),
@@ -146,13 +146,16 @@ fn an_agent_that_hangs_is_11_within_the_deadline() {
 
 #[test]
 fn an_agent_that_dies_over_the_call_is_11_and_not_taken_for_one_that_is_away() {
-    // Were it, the pod would be admitted: its namespace is not enrolled.
+    // The namespace is not enrolled: were the agent unreachable, the pod would be admitted.
     let node = Node::new().with_state("enrolled-namespaces", "");
     let _agent = FakeAgent::on(&node, Script::Die);
     let run = node.run(&containerds_add());
     assert_eq!(run.error_code(), 11);
     assert!(
-        run.error()["msg"].as_str().unwrap().contains("hung up"),
+        run.error()["msg"]
+            .as_str()
+            .unwrap()
+            .contains("closed the connection"),
         "{run:?}"
     );
     assert!(node.spooled().is_empty());
@@ -162,7 +165,7 @@ fn an_agent_that_dies_over_the_call_is_11_and_not_taken_for_one_that_is_away() {
 fn without_a_prev_result_an_empty_result_is_printed_and_no_address_sent() {
     let node = Node::new();
     let agent = FakeAgent::on(&node, Script::Accept);
-    // The stdin of a DEL has none.
+    // The stdin of a DEL has no prevResult.
     let call = Recorded {
         stdin: Recorded::number("03").stdin,
         ..containerds_add()
@@ -181,7 +184,7 @@ fn a_pod_of_an_excluded_namespace_passes_at_once_even_with_the_agent_away() {
     let call = containerds_add();
     let run = node.run(&call);
     run.printed(&call.key("prevResult").unwrap());
-    assert_eq!(run.log()["message"], "Passed: excluded namespace");
+    assert_eq!(run.log()["message"], "Skipped: excluded namespace");
     assert!(node.spooled().is_empty());
 }
 
@@ -189,7 +192,7 @@ fn a_pod_of_an_excluded_namespace_passes_at_once_even_with_the_agent_away() {
 fn a_netns_in_proc_is_looked_at_through_its_link() {
     let node = Node::new();
     let agent = FakeAgent::on(&node, Script::Accept);
-    // The plugin's own, which is this test's.
+    // The plugin's netns is that of this test.
     let own = fs::metadata("/proc/self/ns/net").unwrap();
     let call = containerds_add().with_var("CNI_NETNS", "/proc/self/ns/net");
     assert_eq!(node.run(&call).code, Some(0));

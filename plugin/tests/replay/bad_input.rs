@@ -36,7 +36,7 @@ fn a_stdin_that_is_no_configuration_is_refused_and_named() {
 }
 
 #[test]
-fn the_error_is_told_in_the_version_of_the_configuration() {
+fn the_error_has_the_version_of_the_configuration() {
     let call = containerds_add().without_var("CNI_NETNS");
     let run = Node::new().run(&call);
     assert_eq!(
@@ -47,11 +47,9 @@ fn the_error_is_told_in_the_version_of_the_configuration() {
 }
 
 #[test]
-fn a_call_without_a_verb_or_of_no_verb_is_error_4() {
-    for call in [
-        containerds_add().without_var("CNI_COMMAND"),
-        containerds_add().with_var("CNI_COMMAND", "add"),
-    ] {
+fn a_call_of_an_empty_or_unknown_verb_is_error_4() {
+    for verb in ["", "add"] {
+        let call = containerds_add().with_var("CNI_COMMAND", verb);
         assert_eq!(Node::new().run(&call).error_code(), 4);
     }
 }
@@ -74,7 +72,7 @@ fn an_add_with_args_that_cannot_be_read_is_error_4_and_the_agent_is_not_asked() 
 
 #[test]
 fn a_stdin_that_never_ends_is_error_5() {
-    // DEL has the shortest limit.
+    // DEL has the shortest timeout.
     let call = Recorded::number("05");
     let began = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_inpod-cni"))

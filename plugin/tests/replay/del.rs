@@ -115,8 +115,8 @@ fn a_del_does_not_wait_long_for_an_agent_that_hangs() {
 }
 
 #[test]
-fn a_del_whose_spool_cannot_be_written_still_succeeds_and_says_so() {
-    // A file where the directory should be.
+fn a_del_whose_spool_cannot_be_written_still_succeeds_and_logs_an_error() {
+    // A file in place of the directory.
     let node = Node::new().with_state("spool", "");
     let run = node.run(&containerds_del());
     run.printed("");

@@ -1,4 +1,4 @@
-//! An agent that keeps the contract of `PodEventsService` and answers by script.
+//! An agent that implements `PodEventsService` and answers by script.
 
 use std::{
     future,
@@ -20,18 +20,18 @@ use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server}
 
 use crate::node::Node;
 
-/// What the agent does with every call.
+/// Reaction of the agent to every call.
 #[derive(Clone, Debug)]
 pub(crate) enum Script {
     Accept,
     Refuse(Status),
-    /// Takes the call and never answers.
+    /// Accepts the call and never answers.
     Hang,
-    /// Takes the call and dies.
+    /// Accepts the call and exits.
     Die,
 }
 
-/// A question that arrived.
+/// A request that arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Question {
     Add(AddPodRequest),
@@ -82,7 +82,7 @@ impl FakeAgent {
                     () = until.notified() => {}
                 }
             });
-            // Like a process that dies: what hangs is dropped, not waited for.
+            // Pending calls are dropped as when a process dies, not drained.
             runtime.shutdown_background();
         });
         listens.recv().unwrap();
@@ -93,7 +93,7 @@ impl FakeAgent {
         }
     }
 
-    /// The questions that have arrived.
+    /// Returns the requests that have arrived.
     pub(crate) fn questions(&self) -> Vec<Question> {
         let received = self.received.lock().unwrap();
         received
@@ -102,7 +102,7 @@ impl FakeAgent {
             .collect()
     }
 
-    /// The only question that has arrived, with its metadata.
+    /// Returns the only request that has arrived, with its metadata.
     pub(crate) fn only(&self) -> (Question, MetadataMap) {
         let received = self.received.lock().unwrap();
         assert_eq!(received.len(), 1, "{received:?}");

@@ -1,12 +1,14 @@
-//! Executes the real binary with what real runtimes sent (`tests/calls`), against an agent that answers by script.
-// cfg(test), so that clippy sees that all of this is a test.
+//! Executes the real binary with recorded calls of real runtimes (`tests/calls`) against an agent
+//! that answers by script.
+// cfg(test) marks all of this as test code for clippy.
 #![cfg(test)]
 
 mod add;
-mod away;
 mod bad_input;
 mod del;
 mod fake_agent;
+mod fallback;
 mod node;
 mod other_verbs;
 mod recorded;
+mod usage;

@@ -1,4 +1,4 @@
-//! A node as the plugin sees it: a socket's place, a state directory, a netns.
+//! A node as the plugin sees it: a socket path, a state directory and a netns.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ pub(crate) struct Node {
     keys: String,
 }
 
-/// What a run of the plugin left.
+/// Result of one run of the plugin.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -38,13 +38,13 @@ impl Node {
         }
     }
 
-    /// The same, its conflist holding more keys.
+    /// Adds keys to the plugin's entry in the conflist.
     pub(crate) fn with(mut self, keys: &str) -> Self {
         self.keys = format!("{keys},");
         self
     }
 
-    /// The same, with a file in the plugin's state directory.
+    /// Adds a file to the plugin's state directory.
     pub(crate) fn with_state(self, file: &str, content: &str) -> Self {
         fs::create_dir_all(self.state_dir()).unwrap();
         fs::write(self.state_dir().join(file), content).unwrap();
@@ -63,7 +63,7 @@ impl Node {
         self.dir.path().join("state")
     }
 
-    /// The entries of the spool, in the order of their names.
+    /// Returns the entries of the spool in the order of their names.
     pub(crate) fn spooled(&self) -> Vec<Entry> {
         let Ok(files) = fs::read_dir(self.state_dir().join("spool")) else {
             return Vec::new();
@@ -74,7 +74,7 @@ impl Node {
         paths.into_iter().map(read).collect()
     }
 
-    /// What the recorded stdin becomes on this node.
+    /// Returns the recorded stdin with this node's paths.
     pub(crate) fn stdin(&self, call: &Recorded) -> String {
         let ours = format!(
             "{{{}\"agentSocket\":{:?},\"stateDir\":{:?},",
@@ -90,7 +90,7 @@ impl Node {
         self.run_with(call, self.stdin(call).as_bytes())
     }
 
-    /// The same, with another stdin.
+    /// Runs the plugin with another stdin.
     pub(crate) fn run_with(&self, call: &Recorded, stdin: &[u8]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_inpod-cni"));
         command.env_clear().envs(&call.env);
@@ -104,7 +104,7 @@ impl Node {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // The plugin need not read it all.
+        // The plugin may exit without reading all of it.
         let _unread = child.stdin.take().unwrap().write_all(stdin);
         let output = child.wait_with_output().unwrap();
         Run {
@@ -117,18 +117,18 @@ impl Node {
 }
 
 impl Run {
-    /// The error object that the run printed; it must have failed and printed nothing else.
+    /// Returns the error object; asserts that the run failed and printed nothing else.
     pub(crate) fn error(&self) -> Value {
         assert_eq!(self.code, Some(1), "{self:?}");
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The code of the error object.
+    /// Returns the code of the error object.
     pub(crate) fn error_code(&self) -> u64 {
         self.error()["code"].as_u64().unwrap()
     }
 
-    /// Checks that the run succeeded and printed exactly this.
+    /// Asserts that the run succeeded and printed exactly this.
     pub(crate) fn printed(&self, stdout: &str) {
         assert_eq!(
             (self.code, self.stdout.as_str()),
@@ -138,7 +138,7 @@ impl Run {
         );
     }
 
-    /// The one line of the log.
+    /// Returns the only line of the log.
     pub(crate) fn log(&self) -> Value {
         serde_json::from_str(&self.stderr).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }

@@ -13,7 +13,7 @@ use crate::{
     recorded::Recorded,
 };
 
-/// A call of the newest version, of which nothing was recorded: no runtime made one.
+/// A call of spec 1.1.0; none was recorded, since no runtime made one.
 fn call(verb: &str, keys: &str) -> Recorded {
     let stdin = format!(r#"{{"cniVersion":"1.1.0","name":"net","type":"inpod-cni"{keys}}}"#);
     Recorded {

@@ -1,11 +1,10 @@
-//! The recorded calls.
+//! Reads the recorded calls in `tests/calls`.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// One recorded call.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Recorded {
     #[serde(skip)]
@@ -15,7 +14,7 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// The call of a file, by the number that its name begins with.
+    /// Returns the call of the file whose name begins with this number.
     pub(crate) fn number(number: &str) -> Self {
         let mut found = all()
             .into_iter()
@@ -37,26 +36,26 @@ impl Recorded {
         self
     }
 
-    /// The value of a key of `CNI_ARGS`.
+    /// Returns the value of a key in `CNI_ARGS`.
     pub(crate) fn arg(&self, key: &str) -> &str {
         let pairs = self.var("CNI_ARGS").split(';');
         let mut values = pairs.filter_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
         values.next().unwrap_or("")
     }
 
-    /// The value of a key of stdin, byte for byte.
+    /// Returns the value of a key in stdin, byte for byte.
     pub(crate) fn key(&self, key: &str) -> Option<String> {
         let keys: BTreeMap<String, Box<RawValue>> = serde_json::from_str(&self.stdin).unwrap();
         keys.get(key).map(|raw| raw.get().to_owned())
     }
 
-    /// Whether the call names a pod as Kubernetes does.
+    /// Returns whether the call names a Kubernetes pod.
     pub(crate) fn is_for_a_pod(&self) -> bool {
         !self.arg("K8S_POD_NAMESPACE").is_empty()
     }
 }
 
-/// Every recorded call, in order.
+/// Returns all recorded calls in the order of their numbers.
 pub(crate) fn all() -> Vec<Recorded> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls");
     let mut calls: Vec<Recorded> = fs::read_dir(dir)
@@ -76,7 +75,7 @@ pub(crate) fn all() -> Vec<Recorded> {
     calls
 }
 
-/// The recorded calls of one verb.
+/// Returns the recorded calls of one verb.
 pub(crate) fn of_verb(verb: &str) -> Vec<Recorded> {
     let calls: Vec<Recorded> = all()
         .into_iter()

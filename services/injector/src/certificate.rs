@@ -1,4 +1,4 @@
-//! The webhook's certificate, as it is shown at the next handshake.
+//! TLS certificate of the webhook, used from the next handshake on.
 
 use std::{
     fmt,
@@ -18,29 +18,26 @@ use x509_cert::{
     der::{self, Decode as _},
 };
 
-/// Why a certificate is not used.
+/// Reason why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// Its path.
         path: String,
-        /// The cause.
         source: std::io::Error,
     },
-    /// A file holds no PEM of what it should.
-    #[error("{0} holds no {1} in PEM")]
+    /// A file has no PEM block of the required kind.
+    #[error("{0} contains no {1} in PEM")]
     Pem(&'static str, &'static str),
-    /// Key and certificate do not belong together, or are of a kind that is not known.
+    /// Key and certificate do not match, or are of an unsupported kind.
     #[error("tls.crt and tls.key cannot be used together: {0}")]
     Unfit(#[from] rustls::Error),
-    /// It cannot be told how long a certificate is valid.
-    #[error("tls.crt holds what is no certificate: {0}")]
+    /// A certificate is not valid DER, so that its expiry is unknown.
+    #[error("tls.crt contains an invalid certificate: {0}")]
     Unreadable(#[from] der::Error),
 }
 
-/// What the files hold.
+/// Contents of `tls.crt` and `tls.key`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Files {
     certificate: Vec<u8>,
@@ -48,7 +45,7 @@ pub struct Files {
 }
 
 impl fmt::Debug for Files {
-    /// The key is nobody's to see.
+    /// The private key must not appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Files").finish_non_exhaustive()
     }
@@ -57,11 +54,12 @@ impl fmt::Debug for Files {
 impl Files {
     /// Reads both files of a directory.
     ///
-    /// The kubelet changes a mounted Secret by one rename of the link `..data`: both are read behind one look at it.
+    /// The kubelet updates a mounted Secret by renaming the symlink `..data`; it is resolved once, so that both files
+    /// are of the same version.
     ///
     /// # Errors
     ///
-    /// When one cannot be read.
+    /// If a file cannot be read.
     pub fn read(directory: &Path) -> Result<Self, CertificateError> {
         let data = directory.join("..data").canonicalize();
         let directory = data.unwrap_or_else(|_| directory.to_owned());
@@ -84,7 +82,7 @@ impl Files {
         let chain = chain.ok_or(CertificateError::Pem("tls.crt", "certificate"))?;
         let key = PrivateKeyDer::from_pem_slice(&self.key);
         let key = key.map_err(|_| CertificateError::Pem("tls.key", "private key"))?;
-        // Refuses a key that is another certificate's.
+        // Rejects a key that belongs to another certificate.
         Ok(CertifiedKey::from_der(
             chain,
             key,
@@ -93,8 +91,8 @@ impl Files {
     }
 }
 
-/// When the first of a chain's certificates ends, in seconds since 1970 (`notAfter`, RFC 5280, section 4.1.2.5).
-fn ends(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
+/// Returns the earliest expiry in a chain, in seconds since 1970 (`notAfter`, RFC 5280, section 4.1.2.5).
+fn earliest_expiry(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
     let end = |certificate: &CertificateDer<'_>| {
         let certificate = Certificate::from_der(certificate)?;
         let validity = certificate.tbs_certificate().validity();
@@ -104,32 +102,35 @@ fn ends(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
     Ok(ends?.into_iter().min().unwrap_or_default())
 }
 
-/// The certificate that is shown; none at first.
+/// Certificate that handshakes present; none at first.
 #[derive(Debug, Default)]
-pub struct Shown(RwLock<Option<Arc<CertifiedKey>>>);
+pub struct CurrentCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
-impl Shown {
-    /// Whether there is one.
-    pub fn is_there(&self) -> bool {
-        let shown = self.0.read();
-        shown.unwrap_or_else(PoisonError::into_inner).is_some()
+impl CurrentCertificate {
+    /// Returns whether a certificate is loaded.
+    pub fn is_loaded(&self) -> bool {
+        let certificate = self.0.read();
+        certificate
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
     }
 
-    /// Shows another one from the next handshake on, and says when it ends, in seconds since 1970. Connections that are
-    /// there stay. One that has ended is shown like any other: who asks refuses it, and says why.
+    /// Replaces the certificate from the next handshake on, and returns its expiry in seconds since 1970.
+    /// Open connections are unaffected. An expired certificate is presented like any other: the client's
+    /// error names the cause.
     ///
     /// # Errors
     ///
-    /// When it cannot be used; the one before stays.
+    /// If it cannot be used; the previous one remains.
     pub fn replace(&self, files: &Files) -> Result<u64, CertificateError> {
         let certified = Arc::new(files.certified()?);
-        let ends = ends(&certified.cert)?;
+        let ends = earliest_expiry(&certified.cert)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(certified);
         Ok(ends)
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0
             .read()

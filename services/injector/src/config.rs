@@ -1,4 +1,5 @@
-//! The settings of this service. What is injected stands in a file of its own (`inpod_injection::Config`).
+//! Settings of this service. The content of an injection is configured in a file
+//! of its own (`inpod_injection::Config`).
 
 use std::{
     net::SocketAddr,
@@ -10,56 +11,54 @@ use std::{
 use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-/// See [`Config`].
 pub const KEYS: &[Key] = &[
     Key {
         name: "listen_address",
         default: Some("0.0.0.0:15017"),
-        help: "Where the webhook is served over HTTPS, ADDRESS:PORT; [::]:15017 for clusters with IPv6",
+        help: "Listen address of the webhook (HTTPS), ADDRESS:PORT; [::]:15017 for clusters with IPv6",
     },
     Key {
         name: "tls_dir",
         default: Some("/etc/inpod/injector/tls"),
-        help: "Holds tls.crt and tls.key, followed without a restart: a Secret that is mounted",
+        help: "Directory with tls.crt and tls.key, a mounted Secret; reloaded without a restart",
     },
     Key {
         name: "config_file",
         default: Some("/etc/inpod/injector/config/inject.yaml"),
-        help: "What is injected, followed without a restart; a missing file is the default (services/lib/inpod-injection/README.md)",
+        help: "Configuration of the injection, reloaded without a restart; without the file the defaults apply (services/lib/inpod-injection/README.md)",
     },
     Key {
         name: "reload_seconds",
         default: Some("2"),
-        help: "How often the two are looked at",
+        help: "Poll interval of certificate and configuration",
     },
     Key {
         name: "deadline_seconds",
         default: Some("8"),
-        help: "How long a review may take, unless the API server gives it less",
+        help: "Time limit of a review, unless the API server's is shorter",
     },
     Key {
         name: "max_reviews",
         default: Some("16"),
-        help: "How many reviews are worked on at once; further ones wait until their deadline",
+        help: "Maximum number of concurrent reviews; further ones wait until their deadline",
     },
     Key {
         name: "max_connections",
         default: Some("512"),
-        help: "How many connections are held; for a further one the idlest is closed",
+        help: "Maximum number of connections; a further one closes the one that has been idle for longest",
     },
     Key {
         name: "linger_seconds",
         default: Some("5"),
-        help: "How long the webhook is still served after SIGTERM, for API servers that have not heard of it",
+        help: "How long the webhook serves after SIGTERM, until API servers stop calling it",
     },
     Key {
         name: "metrics_address",
         default: Some(""),
-        help: "ADDRESS:PORT where metrics are answered in plain; none: on the socket alone",
+        help: "Listen address of metrics (HTTP), ADDRESS:PORT; empty: on the socket only",
     },
 ];
 
-/// What this service is told.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     pub(crate) listen_address: SocketAddr,

@@ -1,16 +1,16 @@
-//! Gives pods their sidecar: a mutating admission webhook.
+//! Mutating admission webhook that injects sidecars into pods.
 //!
-//! What becomes of a pod is decided by the crate `inject`, a function of the review, the path and the configuration; here
-//! is how it is asked over HTTPS. [`review`] is what is said, [`server`] how it is heard, [`path`] what the path says of
-//! the proxy's environment, [`reload`] how certificate and configuration are followed.
+//! The crate `inpod_injection` computes the patch, as a function of the review, the path and the configuration. Here,
+//! [`server`] serves HTTPS, [`review`] decodes reviews and encodes responses, [`path`] parses the proxy environment in
+//! the URL path, and [`reload`] reloads certificate and configuration.
 //!
-//! It holds no credential and asks nobody.
+//! The injector has no Kubernetes credential and calls no other service.
 
 pub mod certificate;
 pub mod config;
+mod connections;
 pub mod metrics;
 pub mod path;
-mod places;
 pub mod reload;
 pub mod review;
 pub mod server;
@@ -21,19 +21,18 @@ use inpod_service::{Daemon, Service};
 
 use crate::{config::Config, metrics::Metrics, reload::Current, server::Server};
 
-/// What this service is.
 pub const SERVICE: Service = Service {
     name: "injector",
-    about: "Gives pods their sidecar: a mutating admission webhook",
+    about: "Mutating admission webhook that injects sidecars into pods",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
 
-/// Serves the webhook until the process is to stop.
+/// Serves the webhook until shutdown is requested.
 ///
 /// # Errors
 ///
-/// When the address or the service's socket cannot be had.
+/// If the address or the service's socket is not available.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     daemon.readiness().require(reload::SERVING, "not read yet");
     let metrics = Metrics::default();
@@ -41,13 +40,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .metrics()
         .register(|registry| metrics.register(registry));
     let current = Arc::new(Current::default());
-    let following = reload::follow(
+    let polling = reload::poll(
         config.clone(),
         Arc::clone(&current),
         daemon.readiness().clone(),
         metrics.clone(),
     );
-    tokio::spawn(inpod_service::vital("reload", following));
+    tokio::spawn(inpod_service::vital("reload", polling));
     if let Some(address) = config.metrics_address {
         let (conditions, text) = (daemon.readiness().clone(), Text(daemon.metrics().clone()));
         tokio::spawn(inpod_service::metrics::serve(address, conditions, text));
@@ -55,12 +54,12 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let server = Server::new(&config, current, metrics)?;
     let listener = server::listen(config.listen_address).await?;
     let served = server.serve(listener, daemon.shutdown());
-    // The socket ends at once when the process is to stop, reviews go on for a while.
+    // The socket closes at shutdown; the webhook serves reviews for `linger_seconds` longer.
     let (own, ()) = tokio::join!(daemon.server().serve(), served);
     own
 }
 
-/// The metrics of this process, for a scrape.
+/// Metrics of this process for a scrape over HTTP.
 #[derive(Clone, Debug)]
 struct Text(inpod_service::Metrics);
 

@@ -1,4 +1,4 @@
-//! Gives pods their sidecar: a mutating admission webhook.
+//! Mutating admission webhook that injects sidecars into pods.
 
 fn main() -> std::process::ExitCode {
     inpod_service::main(&injector::SERVICE, injector::run)

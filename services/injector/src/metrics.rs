@@ -1,4 +1,4 @@
-//! What the injector counts.
+//! Metrics of the injector.
 
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use crate::review::Outcome;
 
 type By = [(&'static str, &'static str); 1];
 
-/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     reviews: Family<By, Counter>,
@@ -36,24 +35,23 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Declares them.
     pub(crate) fn register(&self, registry: &mut Registry) {
         let help = "Reviews, by outcome: injected, unchanged (injected before), skipped, refused, other-kind, undecodable, bad-request, overloaded, failed";
         registry.register("reviews", help, self.reviews.clone());
-        let help = "Pods that were left as they are, by why";
+        let help = "Pods that were not injected, by reason";
         registry.register("skips", help, self.skips.clone());
-        let help = "From a request's head to its answer";
+        let help = "Time from a request's head to its response";
         registry.register_with_unit(
             "review_duration",
             help,
             Unit::Seconds,
             self.duration.clone(),
         );
-        let help = "Changes of certificate and configuration that were seen, by what came of them";
+        let help = "Changes of certificate and configuration, by result";
         registry.register("reloads", help, self.reloads.clone());
-        let help = "Idle connections that were closed to make room for another";
+        let help = "Idle connections that were closed in favor of a new one";
         registry.register("evictions", help, self.evictions.clone());
-        let help = "When the certificate that is shown ends, or the first of its chain, since 1970; 0 where none is shown";
+        let help = "Expiry of the certificate in use, the earliest of its chain, since 1970; 0 without a certificate";
         registry.register_with_unit(
             "certificate_expiration_timestamp",
             help,
@@ -64,16 +62,16 @@ impl Metrics {
 
     pub(crate) fn reviewed(&self, outcome: Outcome, took: Duration) {
         self.reviews
-            .get_or_create(&[("outcome", outcome.word())])
+            .get_or_create(&[("outcome", outcome.as_str())])
             .inc();
-        if let Outcome::Skipped(why) = outcome {
-            self.skips.get_or_create(&[("why", why.word())]).inc();
+        if let Outcome::Skipped(reason) = outcome {
+            self.skips.get_or_create(&[("why", reason.as_str())]).inc();
         }
         self.duration.observe(took.as_secs_f64());
     }
 
-    /// A certificate is shown from now on, until this second since 1970.
-    pub(crate) fn shows_until(&self, ends: u64) {
+    /// Sets the expiry of the certificate in use, in seconds since 1970.
+    pub(crate) fn set_certificate_expiration(&self, ends: u64) {
         self.expiration.set(ends.try_into().unwrap_or(i64::MAX));
     }
 

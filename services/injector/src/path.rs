@@ -1,24 +1,26 @@
-//! Environment that the webhook's path says for the proxy (services/docs/facts/istio-sidecar.md, 6.2): a cluster that is served by
-//! an injector elsewhere says there who it is.
+//! Parses the proxy environment in the webhook's path (services/docs/facts/istio-sidecar.md, 6.2): a remote cluster
+//! that uses this injector names itself there.
 
-/// The path of the webhook, and what every other begins with.
+/// Path of the webhook, and prefix of paths with variables.
 const INJECT: &str = "/inject";
 
-/// How a variable begins in the older form.
-const OLD: &str = ":ENV:";
+/// Prefix of a variable in the older syntax.
+const ENV_MARKER: &str = ":ENV:";
 
-/// How a slash within a value is written.
-const SLASH: &str = "--slash--";
+/// Escape of a slash in a value.
+const SLASH_ESCAPE: &str = "--slash--";
 
-/// The variables of a path, in their order; `None` where it is not the webhook's. A key without a value is passed over.
+/// Returns the variables of a path in their order, or `None` if it is not the webhook's. Skips keys without a value.
 pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
     let rest = path.strip_prefix(INJECT)?;
     if rest.is_empty() {
         return Some(Vec::new());
     }
     let rest = rest.strip_prefix('/')?;
-    if rest.starts_with(OLD) {
-        let pairs = rest.split(OLD).filter_map(|pair| pair.split_once('='));
+    if rest.starts_with(ENV_MARKER) {
+        let pairs = rest
+            .split(ENV_MARKER)
+            .filter_map(|pair| pair.split_once('='));
         return Some(
             pairs
                 .filter_map(|(key, value)| variable(key, value))
@@ -34,7 +36,7 @@ pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
 }
 
 fn variable(key: &str, value: &str) -> Option<(String, String)> {
-    let (key, value) = (decoded(key), decoded(value));
+    let (key, value) = (percent_decode(key), percent_decode(value));
     if key.is_empty() {
         return None;
     }
@@ -43,11 +45,11 @@ fn variable(key: &str, value: &str) -> Option<(String, String)> {
         "net" => "ISTIO_META_NETWORK".to_owned(),
         _ => key.to_uppercase(),
     };
-    Some((name, value.replace(SLASH, "/")))
+    Some((name, value.replace(SLASH_ESCAPE, "/")))
 }
 
-/// `%2F` and the like as what they stand for; what stands for nothing stays.
-fn decoded(text: &str) -> String {
+/// Decodes percent-encoding; invalid escapes remain as they are.
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {

@@ -1,7 +1,8 @@
-//! Certificate and configuration, followed without a restart: what cannot be used changes nothing and is told.
+//! Reloads certificate and configuration without a restart. An invalid file is reported, and the previous
+//! one stays in use.
 //!
-//! They are read every few seconds and compared. The kubelet changes a mounted volume by a rename that no watch of a file
-//! hears, and two files of some kilobytes are read in microseconds.
+//! The files are polled: the kubelet updates a mounted volume by a rename that a watch on the files misses, and reading
+//! a few kilobytes takes microseconds.
 
 use std::{
     io,
@@ -12,28 +13,27 @@ use inpod_injection::Injector;
 use inpod_service::Readiness;
 
 use crate::{
-    certificate::{Files, Shown},
+    certificate::{CurrentCertificate, Files},
     config::Config,
     metrics::Metrics,
 };
 
-/// What holds readiness up: there is a certificate to show and a configuration to go by, be they the newest or not.
-/// Otherwise one change that cannot be used would take every replica out of the Service.
+/// Readiness needs some usable certificate and configuration, not the newest ones: otherwise one invalid update would
+/// remove every replica from the Service.
 pub const SERVING: &str = "serving";
 
-/// Whether what was read last could be used.
+/// Conditions that report whether the newest files are usable.
 pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
 
-/// What is in force.
+/// Certificate and configuration in use.
 #[derive(Debug, Default)]
 pub struct Current {
-    /// What handshakes show.
-    pub shown: Arc<Shown>,
+    pub certificate: Arc<CurrentCertificate>,
     injector: RwLock<Option<Arc<Injector>>>,
 }
 
 impl Current {
-    /// By what is injected; `None` until the configuration was read.
+    /// Returns the injector in use; `None` until a configuration has been read.
     pub fn injector(&self) -> Option<Arc<Injector>> {
         self.injector
             .read()
@@ -41,12 +41,12 @@ impl Current {
             .clone()
     }
 
-    fn serves(&self) -> Result<(), String> {
-        if !self.shown.is_there() {
-            return Err("no certificate could be used yet".to_owned());
+    fn serving(&self) -> Result<(), String> {
+        if !self.certificate.is_loaded() {
+            return Err("no usable certificate yet".to_owned());
         }
         let injector = self.injector().map(drop);
-        injector.ok_or_else(|| "no configuration could be used yet".to_owned())
+        injector.ok_or_else(|| "no usable configuration yet".to_owned())
     }
 
     fn replace(&self, injector: Injector) {
@@ -58,89 +58,93 @@ impl Current {
     }
 }
 
-/// What was read last, whether or not it could be used.
+/// Files as last read, whether or not they were usable.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastRead {
     files: Option<Files>,
     text: Option<String>,
 }
 
-/// Follows both for ever.
-pub(crate) async fn follow(
+/// Polls both files forever.
+pub(crate) async fn poll(
     config: Config,
     current: Arc<Current>,
     conditions: Readiness,
     metrics: Metrics,
 ) {
-    let mut seen = Seen::default();
+    let mut last = LastRead::default();
     loop {
-        certificate(&config, &current, &mut seen, &conditions, &metrics);
-        configuration(&config, &current, &mut seen, &conditions, &metrics);
-        conditions.set(SERVING, current.serves());
+        reload_certificate(&config, &current, &mut last, &conditions, &metrics);
+        reload_configuration(&config, &current, &mut last, &conditions, &metrics);
+        conditions.set(SERVING, current.serving());
         tokio::time::sleep(config.reload()).await;
     }
 }
 
-fn told(
-    (what, conditions, metrics): (&'static str, &Readiness, &Metrics),
+fn record_result(
+    (file, conditions, metrics): (&'static str, &Readiness, &Metrics),
     result: Result<(), String>,
 ) {
-    metrics.reloaded(what, if result.is_ok() { "used" } else { "refused" });
+    metrics.reloaded(file, if result.is_ok() { "used" } else { "refused" });
     match &result {
-        Ok(()) => tracing::info!(what, "Read"),
-        Err(why) => tracing::error!(what, why, "Cannot be used; what was in force stays"),
+        Ok(()) => tracing::info!(what = file, "Loaded"),
+        Err(why) => tracing::error!(
+            what = file,
+            why,
+            "Cannot use the new certificate or configuration; the previous one stays in use"
+        ),
     }
-    conditions.set(what, result);
+    conditions.set(file, result);
 }
 
-fn certificate(
+fn reload_certificate(
     config: &Config,
     current: &Current,
-    seen: &mut Seen,
+    last: &mut LastRead,
     conditions: &Readiness,
     metrics: &Metrics,
 ) {
-    let [what, _] = CONDITIONS;
+    let [file, _] = CONDITIONS;
     match Files::read(&config.tls_dir) {
-        Ok(files) if seen.files.as_ref() == Some(&files) => {}
+        Ok(files) if last.files.as_ref() == Some(&files) => {}
         Ok(files) => {
-            let result = current.shown.replace(&files);
-            let result = result.map(|ends| metrics.shows_until(ends));
-            told(
-                (what, conditions, metrics),
+            let result = current.certificate.replace(&files);
+            let result = result.map(|ends| metrics.set_certificate_expiration(ends));
+            record_result(
+                (file, conditions, metrics),
                 result.map_err(|error| error.to_string()),
             );
-            seen.files = Some(files);
+            last.files = Some(files);
         }
-        // Between two contents of a volume; what is shown stays.
-        Err(error) => conditions.set(what, Err(error.to_string())),
+        // The kubelet may be replacing the volume; the certificate in use stays.
+        Err(error) => conditions.set(file, Err(error.to_string())),
     }
 }
 
-fn configuration(
+fn reload_configuration(
     config: &Config,
     current: &Current,
-    seen: &mut Seen,
+    last: &mut LastRead,
     conditions: &Readiness,
     metrics: &Metrics,
 ) {
-    let [_, what] = CONDITIONS;
+    let [_, file] = CONDITIONS;
     let text = match std::fs::read_to_string(&config.config_file) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => {
             let why = format!("cannot read {}: {error}", config.config_file.display());
-            return conditions.set(what, Err(why));
+            return conditions.set(file, Err(why));
         }
     };
-    if seen.text.as_ref() == Some(&text) {
+    if last.text.as_ref() == Some(&text) {
         return;
     }
     let injector = inpod_injection::Config::parse(&text).and_then(Injector::new);
     let result = injector.map(|injector| current.replace(injector));
-    told(
-        (what, conditions, metrics),
+    record_result(
+        (file, conditions, metrics),
         result.map_err(|error| error.to_string()),
     );
-    seen.text = Some(text);
+    last.text = Some(text);
 }

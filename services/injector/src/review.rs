@@ -1,41 +1,38 @@
-//! An AdmissionReview and its answer (Kubernetes, admission.k8s.io/v1 and v1beta1): pure, but for the clock.
+//! Decodes an AdmissionReview and encodes its response (admission.k8s.io/v1 and v1beta1).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use inpod_injection::{Injector, Request, Why};
+use inpod_injection::{Injector, Request, SkipReason};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 const GROUP: &str = "admission.k8s.io/";
 
-/// The version that is answered where the asked one cannot be told: the one that every API server since 1.22 speaks.
+/// Version of the response if that of the review is unknown; every API server since 1.22 supports it.
 const V1: &str = "admission.k8s.io/v1";
 
-/// What came of a review, for metrics.
+/// Outcome of a review, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The pod was given a sidecar.
     Injected,
-    /// The pod was injected before; nothing is to be changed.
+    /// The pod was injected before; the patch is empty.
     Unchanged,
-    /// The pod is left as it is.
-    Skipped(Why),
-    /// The pod is to be injected and cannot be.
+    Skipped(SkipReason),
+    /// The pod should be injected but cannot be.
     Refused,
-    /// It is not about a new pod; let through.
+    /// The review is not about a new pod, and is allowed.
     OtherKind,
-    /// It is no review.
+    /// The body is not an AdmissionReview.
     Undecodable,
-    /// It is no request for one.
+    /// The HTTP request is not valid.
     BadRequest,
-    /// Its deadline came before its turn.
+    /// The deadline passed before the review was handled.
     Overloaded,
-    /// A fault of ours.
     Failed,
 }
 
 impl Outcome {
-    /// In a word.
-    pub fn word(self) -> &'static str {
+    /// Returns the value of the metric's label.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Injected => "injected",
             Self::Unchanged => "unchanged",
@@ -50,20 +47,18 @@ impl Outcome {
     }
 }
 
-/// An answer as it goes over the wire.
+/// An encoded response with its metadata.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// An AdmissionReview in JSON.
     pub body: String,
-    /// What it comes to.
     pub outcome: Outcome,
-    /// The review's UID; empty where it is none.
+    /// UID of the review; empty if it could not be decoded.
     pub uid: String,
-    /// How many operations its patch has.
+    /// Number of operations in the patch.
     pub operations: usize,
 }
 
-/// What is asked.
+/// An AdmissionReview with a request.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Review {
@@ -71,12 +66,12 @@ pub struct Review {
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<Asked>,
+    request: Option<AdmissionRequest>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct AdmissionRequest {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -99,7 +94,6 @@ struct Resource {
     resource: String,
 }
 
-/// What is answered.
 #[derive(Debug, Default)]
 struct Response {
     allowed: bool,
@@ -110,41 +104,44 @@ struct Response {
 }
 
 impl Review {
-    /// Reads a review.
+    /// Decodes a review from a request body.
     ///
     /// # Errors
     ///
-    /// When it is none, in words for whoever asked.
+    /// A message for the client, if the body is not an AdmissionReview.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let review: Self = serde_json::from_slice(body)
-            .map_err(|error| format!("the body is no AdmissionReview: {error}"))?;
+            .map_err(|error| format!("the body is not an AdmissionReview: {error}"))?;
         let is_known = matches!(
             review.api_version.strip_prefix(GROUP),
             Some("v1" | "v1beta1")
         );
         if review.kind != "AdmissionReview" || !is_known {
-            let (kind, version) = (start(&review.kind), start(&review.api_version));
+            let (kind, version) = (excerpt(&review.kind), excerpt(&review.api_version));
             return Err(format!(
-                "kind {kind} of {version} is no AdmissionReview of admission.k8s.io/v1 or v1beta1"
+                "kind {kind} of {version} is not an AdmissionReview of admission.k8s.io/v1 or v1beta1"
             ));
         }
         if review.request.is_none() {
-            return Err("the AdmissionReview asks for nothing: it has no request".to_owned());
+            return Err("the AdmissionReview has no request".to_owned());
         }
         Ok(review)
     }
 }
 
-fn start(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     format!("{:?}", text.chars().take(64).collect::<String>())
 }
 
-/// Reads a review and answers it.
+/// Decodes a review and computes its response.
 pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]) -> Answer {
     match Review::parse(body) {
         Ok(review) => {
             let (response, outcome) = inject(injector, environment, &review);
-            let uid = review.request.map(|asked| asked.uid).unwrap_or_default();
+            let uid = review
+                .request
+                .map(|request| request.uid)
+                .unwrap_or_default();
             Answer {
                 body: to_admission_response(&review.api_version, &uid, &response),
                 outcome,
@@ -175,24 +172,24 @@ fn allowed() -> Response {
     }
 }
 
-/// What becomes of what is asked about. Anything but a new pod is let through: refusing it would stop what asked for
-/// nothing.
+/// Injects into a new pod. Any other object is allowed: denying it would break requests that have nothing
+/// to do with injection.
 fn inject(
     injector: &Injector,
     environment: &[(String, String)],
     review: &Review,
 ) -> (Response, Outcome) {
-    let Some(asked) = &review.request else {
+    let Some(request) = &review.request else {
         return (allowed(), Outcome::OtherKind);
     };
-    let Resource { group, resource } = &asked.resource;
-    let is_part = asked
+    let Resource { group, resource } = &request.resource;
+    let is_part = request
         .sub_resource
         .as_ref()
         .is_some_and(|part| !part.is_empty());
     let is_pod = group.is_empty() && resource == "pods" && !is_part;
-    if !is_pod || asked.operation != "CREATE" {
-        let warning = "inpod's injector is asked about what is no new pod; its webhook is to be registered for CREATE of pods alone";
+    if !is_pod || request.operation != "CREATE" {
+        let warning = "inpod's injector received an object that is not a new pod: register its webhook for CREATE of pods only";
         let response = Response {
             warning: Some(warning.to_owned()),
             ..allowed()
@@ -200,13 +197,13 @@ fn inject(
         return (response, Outcome::OtherKind);
     }
     let request = Request {
-        pod: &asked.object,
-        namespace: &asked.namespace,
+        pod: &request.object,
+        namespace: &request.namespace,
         owner: None,
         environment,
     };
     match injector.inject(&request) {
-        Ok(inpod_injection::Outcome::Skipped(why)) => (allowed(), Outcome::Skipped(why)),
+        Ok(inpod_injection::Outcome::Skipped(reason)) => (allowed(), Outcome::Skipped(reason)),
         Ok(inpod_injection::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
             (allowed(), Outcome::Unchanged)
         }

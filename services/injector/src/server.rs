@@ -1,4 +1,5 @@
-//! How reviews are heard: HTTP/1.1 over TLS, a bound on everything (services/docs/facts/istio-sidecar.md, 6.2).
+//! HTTPS server of the webhook: HTTP/1.1 over TLS, with a limit on
+//! every resource (services/docs/facts/istio-sidecar.md, 6.2).
 
 use std::{
     convert::Infallible,
@@ -29,32 +30,31 @@ use tokio_rustls::{
 };
 
 use crate::{
-    certificate::Shown,
+    certificate::CurrentCertificate,
     config::Config,
+    connections::{ConnectionSlot, Connections},
     metrics::Metrics,
     path,
-    places::{Place, Places},
     reload::Current,
     review::{self, Answer, Outcome},
 };
 
-/// The longest body (services/docs/facts/istio-sidecar.md, 6.2); a pod of 3 MB, twice over, with its review.
-const LONGEST: usize = 6 * 1024 * 1024;
+/// Limit of the request body: twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md, 6.2).
+const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may wait for its next request: longer than an API server keeps one that is idle (90 s,
-/// client-go's transport), so that none is closed as a review is sent.
-const IDLE: Duration = Duration::from_secs(120);
+/// Exceeds the 90 s after which an API server closes its idle connections (client-go's transport), so that the server
+/// never closes one just as a review arrives.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long reviews under way may take when the process stops, or their connection is to make room.
-const DRAIN: Duration = Duration::from_secs(10);
+/// How long pending reviews may take at shutdown, or on an evicted connection.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the rest of an answer may take on a connection that is to make room.
-const FLUSH: Duration = Duration::from_millis(250);
+/// How long the rest of a response may take on an evicted connection.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The server of the webhook.
+/// Server of the webhook.
 #[derive(Clone, Debug)]
 pub struct Server(Arc<Inner>);
 
@@ -63,7 +63,7 @@ struct Inner {
     current: Arc<Current>,
     metrics: Metrics,
     reviews: Arc<Semaphore>,
-    places: Arc<Places>,
+    connections: Arc<Connections>,
     deadline: Duration,
     linger: Duration,
 }
@@ -74,11 +74,11 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Takes the webhook's address.
+/// Binds the webhook's address.
 ///
 /// # Errors
 ///
-/// When it cannot be had.
+/// If the address is not available.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
     let listener = listener
@@ -88,31 +88,32 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 impl Server {
-    /// A server that shows the current certificate.
+    /// Creates a server that presents the current certificate.
     ///
     /// # Errors
     ///
-    /// When TLS cannot be had at all.
+    /// If the TLS configuration is invalid.
     pub fn new(config: &Config, current: Arc<Current>, metrics: Metrics) -> anyhow::Result<Self> {
         let tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let tls = tls
             .with_safe_default_protocol_versions()?
             .with_no_client_auth();
-        let mut tls = tls.with_cert_resolver(Arc::<Shown>::clone(&current.shown));
+        let mut tls =
+            tls.with_cert_resolver(Arc::<CurrentCertificate>::clone(&current.certificate));
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let places = Places::new(config.max_connections.get(), metrics.evictions.clone());
+        let connections = Connections::new(config.max_connections.get(), metrics.evictions.clone());
         Ok(Self(Arc::new(Inner {
             acceptor: TlsAcceptor::from(Arc::new(tls)),
             current,
             metrics,
             reviews: Arc::new(Semaphore::new(config.max_reviews.get())),
-            places,
+            connections,
             deadline: config.deadline(),
             linger: config.linger(),
         })))
     }
 
-    /// Serves until the process is to stop, and a while longer; what is under way then is answered.
+    /// Serves until shutdown and for `linger_seconds` longer, then drains pending reviews.
     pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
         let last = shutdown.clone();
         let linger = self.0.linger;
@@ -124,18 +125,18 @@ impl Server {
         loop {
             let accepted = async {
                 let accepted = listener.accept().await;
-                // What has no place yet waits, and those after it in the kernel.
-                let place = self.0.places.take().await;
-                (accepted, place)
+                // A connection without a slot waits here; later ones wait in the kernel's accept queue.
+                let slot = self.0.connections.acquire().await;
+                (accepted, slot)
             };
-            let (accepted, place) = tokio::select! {
+            let (accepted, slot) = tokio::select! {
                 () = &mut stop => break,
                 both = accepted => both,
             };
             match accepted {
-                Ok((stream, _)) => drop(tokio::spawn(self.clone().connection(
+                Ok((stream, _)) => drop(tokio::spawn(self.clone().serve_connection(
                     stream,
-                    place,
+                    slot,
                     last.clone(),
                 ))),
                 Err(error) => {
@@ -145,38 +146,46 @@ impl Server {
             }
         }
         drop(listener);
-        if timeout(DRAIN, self.0.places.emptied()).await.is_err() {
-            tracing::warn!("Connections did not end in time");
+        if timeout(DRAIN_TIMEOUT, self.0.connections.wait_empty())
+            .await
+            .is_err()
+        {
+            tracing::warn!("Connections did not close in time");
         }
     }
 
-    async fn connection(self, stream: TcpStream, place: Arc<Place>, shutdown: Shutdown) {
-        // A client that hangs or breaks off is its own affair.
-        let Some(stream) = self.handshake(stream, &place).await else {
+    async fn serve_connection(
+        self,
+        stream: TcpStream,
+        slot: Arc<ConnectionSlot>,
+        shutdown: Shutdown,
+    ) {
+        // Handshake errors concern the client alone.
+        let Some(stream) = self.handshake(stream, &slot).await else {
             return;
         };
         let linger = self.0.linger;
-        let asked = Arc::clone(&place);
+        let served = Arc::clone(&slot);
         let service = service_fn(move |request| {
-            let (server, busy) = (self.clone(), asked.busy());
+            let (server, guard) = (self.clone(), served.start_request());
             async move {
                 let response = server.serve_inject(request).await;
-                drop(busy);
+                drop(guard);
                 Ok::<_, Infallible>(response)
             }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
+            .header_read_timeout(IDLE_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
         tokio::select! {
             done = connection.as_mut() => drop(done),
-            () = place.asked_to_leave() => {
+            () = slot.wait_evicted() => {
                 connection.as_mut().graceful_shutdown();
-                // Its head may be half there, and the rest never come.
-                let patience = if place.is_busy() { DRAIN } else { FLUSH };
-                drop(timeout(patience, connection).await);
+                // The head of a request may be half received and never be completed.
+                let limit = if slot.is_busy() { DRAIN_TIMEOUT } else { FLUSH_TIMEOUT };
+                drop(timeout(limit, connection).await);
             }
             () = async { shutdown.requested().await; sleep(linger).await } => {
                 connection.as_mut().graceful_shutdown();
@@ -185,20 +194,24 @@ impl Server {
         }
     }
 
-    async fn handshake(&self, stream: TcpStream, place: &Place) -> Option<TlsStream<TcpStream>> {
-        let handshake = timeout(HANDSHAKE, self.0.acceptor.accept(stream));
+    async fn handshake(
+        &self,
+        stream: TcpStream,
+        slot: &ConnectionSlot,
+    ) -> Option<TlsStream<TcpStream>> {
+        let handshake = timeout(HANDSHAKE_TIMEOUT, self.0.acceptor.accept(stream));
         tokio::select! {
             done = handshake => done.ok()?.ok(),
-            () = place.asked_to_leave() => None,
+            () = slot.wait_evicted() => None,
         }
     }
 
-    /// One request, from its head to its answer.
+    /// Handles one request, from its head to its response.
     async fn serve_inject(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let began = Instant::now();
         let (response, outcome) = match self.review(request, began).await {
             Ok(answer) => {
-                told(&answer);
+                log_review(&answer);
                 (json(answer.body), answer.outcome)
             }
             Err(refused) => {
@@ -213,41 +226,41 @@ impl Server {
 
     async fn review(&self, request: Request<Incoming>, began: Instant) -> Result<Answer, Refused> {
         let environment = path::environment(request.uri().path())
-            .ok_or_else(|| refused(StatusCode::NOT_FOUND, "reviews are asked for at /inject"))?;
+            .ok_or_else(|| bad_request(StatusCode::NOT_FOUND, "reviews are served at /inject"))?;
         if request.method() != Method::POST {
-            return Err(refused(
+            return Err(bad_request(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "reviews are posted",
+                "reviews require POST",
             ));
         }
-        let patience = self.patience(request.uri().query());
-        let until = (began + patience).into();
-        let late = |_| overloaded("the deadline came first");
+        let limit = self.review_timeout(request.uri().query());
+        let until = (began + limit).into();
+        let late = |_| overloaded("the deadline has passed");
         let is_json = request
             .headers()
             .get(header::CONTENT_TYPE)
             .is_some_and(|it| it == "application/json");
         let body = timeout_at(until, body(request)).await.map_err(late)??;
         if body.is_empty() {
-            return Err(refused(StatusCode::BAD_REQUEST, "the body is empty"));
+            return Err(bad_request(StatusCode::BAD_REQUEST, "the body is empty"));
         }
         if !is_json {
             let why = "the content type is not application/json";
-            return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+            return Err(bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
         }
-        let turn = Arc::clone(&self.0.reviews).acquire_owned();
-        let turn = timeout_at(until, turn).await.map_err(late)?;
+        let permit = Arc::clone(&self.0.reviews).acquire_owned();
+        let permit = timeout_at(until, permit).await.map_err(late)?;
         let injector = self.0.current.injector();
         let injector = injector
-            .ok_or_else(|| overloaded("the configuration was not read yet, or cannot be used"))?;
-        // A large pod takes milliseconds, in which other connections are served.
+            .ok_or_else(|| overloaded("the configuration is not read yet or cannot be used"))?;
+        // A large pod takes milliseconds, which would block other connections.
         let work = tokio::task::spawn_blocking(move || {
             let answer = review::answer(&injector, &environment, &body);
-            drop(turn);
+            drop(permit);
             answer
         });
         work.await.map_err(|error| {
-            tracing::error!(%error, "A review was not answered");
+            tracing::error!(%error, "Failed to answer a review");
             Refused {
                 status: StatusCode::INTERNAL_SERVER_ERROR,
                 why: "the review could not be answered".to_owned(),
@@ -256,41 +269,41 @@ impl Server {
         })
     }
 
-    /// The API server says in the query how long it waits (`?timeout=10s`); what it cannot hear any more is not made.
-    fn patience(&self, query: Option<&str>) -> Duration {
+    /// Returns the shorter of the configured deadline and the API server's (`?timeout=10s`).
+    fn review_timeout(&self, query: Option<&str>) -> Duration {
         let mut parameters = query.unwrap_or_default().split('&');
-        let said = parameters.find_map(|it| {
+        let seconds = parameters.find_map(|it| {
             it.strip_prefix("timeout=")?
                 .strip_suffix('s')?
                 .parse::<u16>()
                 .ok()
         });
-        said.map_or(self.0.deadline, |seconds| {
+        seconds.map_or(self.0.deadline, |seconds| {
             self.0.deadline.min(Duration::from_secs(seconds.into()))
         })
     }
 }
 
-/// By the UID an answer is found again in the API server's audit log.
-fn told(answer: &Answer) {
+/// The UID finds the review in the API server's audit log.
+fn log_review(answer: &Answer) {
     let Answer {
         body,
         outcome,
         uid,
         operations,
     } = answer;
-    let (outcome, bytes) = (outcome.word(), body.len());
+    let (outcome, bytes) = (outcome.as_str(), body.len());
     tracing::debug!(uid, outcome, operations, bytes, "Reviewed");
 }
 
-/// A request that is answered by its status.
+/// A request that is answered with an HTTP error.
 struct Refused {
     status: StatusCode,
     why: String,
     outcome: Outcome,
 }
 
-fn refused(status: StatusCode, why: &str) -> Refused {
+fn bad_request(status: StatusCode, why: &str) -> Refused {
     Refused {
         status,
         why: why.to_owned(),
@@ -307,11 +320,13 @@ fn overloaded(why: &str) -> Refused {
 }
 
 async fn body(request: Request<Incoming>) -> Result<Bytes, Refused> {
-    let body = Limited::new(request.into_body(), LONGEST).collect().await;
+    let body = Limited::new(request.into_body(), MAX_BODY_BYTES)
+        .collect()
+        .await;
     let failed = |error| {
-        refused(
+        bad_request(
             StatusCode::BAD_REQUEST,
-            &format!("the body cannot be read, or has more than {LONGEST} bytes: {error}"),
+            &format!("the body cannot be read, or has more than {MAX_BODY_BYTES} bytes: {error}"),
         )
     };
     Ok(body.map_err(failed)?.to_bytes())

@@ -70,9 +70,11 @@ fn inject(config: &str, text: &str, is_patch: bool) -> Result<Shown, AskError> {
         {
             remarks.push(match result {
                 Ok(()) => format!("{object}: injected"),
-                Err(files::Left::NoPods) => format!("{object}: makes no pods"),
-                Err(files::Left::Skipped(why)) => format!("{object}: left alone, {}", why.words()),
-                Err(files::Left::Refused(error)) => {
+                Err(files::NotInjected::NoPods) => format!("{object}: makes no pods"),
+                Err(files::NotInjected::Skipped(why)) => {
+                    format!("{object}: left alone, {}", why.describe())
+                }
+                Err(files::NotInjected::Refused(error)) => {
                     return Err(AskError::Manifest(format!("{object}: {error}")));
                 }
             });

@@ -1,4 +1,4 @@
-//! The plugin in the runtime's directory: written aside, tried, and only then given its name.
+//! Installs the plugin: writes a temporary file, executes it as a test, then renames it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -10,32 +10,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_cni_config::OURS;
+use inpod_cni_config::INPOD_CNI;
 
 use crate::{error::BinaryError, files};
 
-/// How long the copy may take to tell its versions.
-const TRIAL: Duration = Duration::from_secs(5);
+/// Time limit for the new binary's answer to VERSION.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What was done.
+/// Result of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// It was there already, the same in every byte: nothing was written.
+    /// An identical file was present; nothing was written.
     Unchanged,
-    /// It was put there.
+    /// The file was written.
     Written,
 }
 
-/// Which files were compared, and as of when: as long as neither changes, there is nothing to compare.
+/// Metadata of source and installed plugin: while it is unchanged, their contents need not be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp([(u64, u64, u64, i64, i64); 2]);
+pub struct FileStamps([(u64, u64, u64, i64, i64); 2]);
 
-impl Stamp {
-    /// Of the plugin that is to be installed and the one that is there; `None` where one is not.
+impl FileStamps {
+    /// Reads the metadata of both files; `None` if one is missing.
     pub fn of(source: &Path, dir: &Path) -> Option<Self> {
         let one = |path: &Path| {
             let found = fs::metadata(path).ok()?;
-            // A content cannot change without its inode's ctime.
+            // A file cannot change without its ctime.
             Some((
                 found.dev(),
                 found.ino(),
@@ -44,56 +44,56 @@ impl Stamp {
                 found.ctime_nsec(),
             ))
         };
-        Some(Self([one(source)?, one(&dir.join(OURS))?]))
+        Some(Self([one(source)?, one(&dir.join(INPOD_CNI))?]))
     }
 }
 
-/// Whether the plugin that is there is the one that is to be there.
+/// Returns whether the installed plugin is identical to the source and executable.
 ///
 /// # Errors
 ///
-/// When the plugin that is to be installed, or the directory, is not there.
+/// If the source or the directory is missing.
 pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
     let wanted = read(source)?;
     if !dir.is_dir() {
         return Err(BinaryError::NoDirectory(dir.to_owned()));
     }
-    let target = dir.join(OURS);
+    let target = dir.join(INPOD_CNI);
     let is_executable =
         fs::metadata(&target).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111);
     Ok(is_executable && fs::read(target).is_ok_and(|found| found == wanted))
 }
 
-/// Puts the plugin into the directory, unless it is there.
+/// Installs the plugin unless it is current.
 ///
 /// # Errors
 ///
-/// When it cannot be written, or the copy does not work; what was there before stays.
+/// If it cannot be written or does not work; the previous file remains.
 pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
     if is_current(source, dir)? {
         return Ok(Installed::Unchanged);
     }
     let content = read(source)?;
-    let aside = files::aside(dir, OURS);
+    let temporary = files::temporary_path(dir, INPOD_CNI);
     let written = (|| {
-        files::sweep(dir)?;
-        write(&aside, &content)
+        files::remove_temporaries(dir)?;
+        write(&temporary, &content)
     })();
     let failed = |source: io::Error| {
         if source.kind() == io::ErrorKind::ReadOnlyFilesystem {
             return BinaryError::ReadOnly(dir.to_owned());
         }
-        let path = dir.join(OURS);
+        let path = dir.join(INPOD_CNI);
         BinaryError::Write { path, source }
     };
-    files::kept(written, &aside).map_err(failed)?;
-    let tried = try_out(&aside).map_err(|problem| BinaryError::Unusable {
+    files::remove_on_error(written, &temporary).map_err(failed)?;
+    let tried = try_out(&temporary).map_err(|problem| BinaryError::Unusable {
         dir: dir.to_owned(),
         problem,
     });
-    files::kept(tried, &aside)?;
-    let renamed = fs::rename(&aside, dir.join(OURS)).and_then(|()| files::sync(dir));
-    files::kept(renamed, &aside).map_err(failed)?;
+    files::remove_on_error(tried, &temporary)?;
+    let renamed = fs::rename(&temporary, dir.join(INPOD_CNI)).and_then(|()| files::sync_dir(dir));
+    files::remove_on_error(renamed, &temporary).map_err(failed)?;
     Ok(Installed::Written)
 }
 
@@ -112,47 +112,48 @@ fn write(path: &PathBuf, content: &[u8]) -> io::Result<()> {
         .mode(0o755)
         .open(path)?;
     file.write_all(content)?;
-    // The process's umask would take from what the runtime needs.
+    // The umask may have removed permissions that the runtime needs.
     file.set_permissions(fs::Permissions::from_mode(0o755))?;
     file.sync_all()
 }
 
-/// Has the copy tell its versions, as a runtime would ask.
+/// Executes VERSION with the new file, as a runtime would.
 fn try_out(plugin: &Path) -> Result<(), String> {
-    let deadline = Instant::now() + TRIAL;
+    let deadline = Instant::now() + TRIAL_TIMEOUT;
     let mut child = spawn(plugin, deadline)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that answers without reading is as good.
+        // A plugin may answer VERSION without reading stdin.
         drop(stdin.write_all(br#"{"cniVersion":"1.1.0"}"#));
     }
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
             None if Instant::now() >= deadline => {
-                // Whether or not it can be killed, it is not waited for.
+                // Best effort: a process that cannot be killed is not waited for.
                 drop(child.kill());
                 drop(child.wait());
-                return Err(format!("it did not answer VERSION in {TRIAL:?}"));
+                return Err(format!(
+                    "it did not answer VERSION within {TRIAL_TIMEOUT:?}"
+                ));
             }
             None => thread::sleep(Duration::from_millis(2)),
         }
     };
-    let mut said = String::new();
+    let mut output = String::new();
     let read = child
         .stdout
         .take()
-        .map(|stdout| stdout.take(4096).read_to_string(&mut said));
+        .map(|stdout| stdout.take(4096).read_to_string(&mut output));
     if !status.success() {
         return Err(format!("VERSION ended with {status}"));
     }
     match read {
-        Some(Ok(_)) if said.contains("supportedVersions") => Ok(()),
-        Some(_) | None => Err(format!("it answered VERSION with {said:?}")),
+        Some(Ok(_)) if output.contains("supportedVersions") => Ok(()),
+        Some(_) | None => Err(format!("it answered VERSION with {output:?}")),
     }
 }
 
-/// Another thread that forks at this moment may hold the copy open for writing for an instant, and what is open for
-/// writing cannot be executed.
+/// Retries ETXTBSY: a fork in another thread may briefly hold the new file open for writing.
 fn spawn(plugin: &Path, deadline: Instant) -> Result<Child, String> {
     loop {
         let mut command = Command::new(plugin);
@@ -206,8 +207,8 @@ mod tests {
             let error = install(&source(from.path(), bad), to.path()).unwrap_err();
             assert!(matches!(error, BinaryError::Unusable { .. }), "{error}");
         }
-        assert_eq!(fs::read_to_string(to.path().join(OURS)).unwrap(), GOOD);
-        let mode = fs::metadata(to.path().join(OURS))
+        assert_eq!(fs::read_to_string(to.path().join(INPOD_CNI)).unwrap(), GOOD);
+        let mode = fs::metadata(to.path().join(INPOD_CNI))
             .unwrap()
             .permissions()
             .mode();
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_and_a_missing_source_are_told_apart() {
+    fn a_missing_directory_and_a_missing_source_are_different_errors() {
         let dir = tempfile::tempdir().unwrap();
         let error = install(&source(dir.path(), GOOD), &dir.path().join("none")).unwrap_err();
         assert!(matches!(error, BinaryError::NoDirectory(_)), "{error}");

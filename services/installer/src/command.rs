@@ -1,4 +1,4 @@
-//! What a person has done by hand on a node, with the settings of the service.
+//! Commands that an operator runs on a node, with the settings of the service.
 
 use std::{
     ffi::OsString,
@@ -9,9 +9,11 @@ use std::{
 use anyhow::Context as _;
 use inpod_service::Leave;
 
-use crate::{SERVICE, config::Config, leaving, metrics::Metrics, reconcile::Installer, switch};
+use crate::{
+    SERVICE, config::Config, kill_switch, metrics::Metrics, reconcile::Installer, uninstall,
+};
 
-/// The word that the command line begins with.
+/// First argument of the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Disable,
@@ -20,8 +22,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn named(word: &str) -> Option<Self> {
-        match word {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        match name {
             "disable" => Some(Self::Disable),
             "enable" => Some(Self::Enable),
             "uninstall" => Some(Self::Leave(Leave::Uninstall)),
@@ -31,11 +33,11 @@ impl Command {
     }
 }
 
-/// Does it and says what was done.
+/// Runs the command and prints its result.
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
-    let said = inpod_service::configure::<Config>(&SERVICE, arguments)
+    let message = inpod_service::configure::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
-    let (code, told) = match said {
+    let (code, written) = match message {
         Ok(line) => (
             ExitCode::SUCCESS,
             line.map(|line| writeln!(io::stdout(), "{line}")),
@@ -45,34 +47,33 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
             (ExitCode::FAILURE, Some(writeln!(io::stderr(), "{line}")))
         }
     };
-    // Nobody is left to tell when this fails.
-    told.unwrap_or(Ok(())).unwrap_or_default();
+    // There is no other way to report this error.
+    written.unwrap_or(Ok(())).unwrap_or_default();
     code
 }
 
 fn run(command: Command, config: Config) -> anyhow::Result<String> {
     let state_dir = config.on_host(config.plugin_state_dir());
-    let said = |was: bool, now: &str| {
+    let message = |was: bool, now: &str| {
         let already = if was { "" } else { " already" };
         format!("the plugin on this node is {now}{already}")
     };
     match command {
-        Command::Disable => {
-            switch::disable(&state_dir).map(|was| said(was, "disabled: it passes every call"))
-        }
-        Command::Enable => switch::enable(&state_dir).map(|was| said(was, "enabled")),
-        Command::Leave(how) => return leave(config, how),
+        Command::Disable => kill_switch::disable(&state_dir)
+            .map(|was| message(was, "disabled: it passes every call through")),
+        Command::Enable => kill_switch::enable(&state_dir).map(|was| message(was, "enabled")),
+        Command::Leave(how) => return leave_node(config, how),
     }
     .with_context(|| format!("cannot change {}", state_dir.display()))
 }
 
-fn leave(config: Config, how: Leave) -> anyhow::Result<String> {
+fn leave_node(config: Config, how: Leave) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let installer = Installer::new(config, Metrics::default())?;
-    let left = runtime
+    let result = runtime
         .context("cannot start the runtime")?
-        .block_on(leaving::leave(installer, how))?;
-    Ok(left.line())
+        .block_on(uninstall::leave_node(installer, how))?;
+    Ok(result.receipt_line())
 }

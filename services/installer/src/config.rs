@@ -1,4 +1,4 @@
-//! The settings of this service.
+//! Settings of the installer service.
 
 use std::{
     num::NonZeroU16,
@@ -13,77 +13,76 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::mode::Mode;
 
-/// See [`Config`].
 pub const KEYS: &[Key] = &[
     Key {
         name: "host_root",
         default: Some("/host"),
-        help: "Where the host's file system is seen; conf_dir, bin_dir, record_dir and plugin_state_dir are paths below it",
+        help: "Mount point of the host's file system; conf_dir, bin_dir, record_dir and plugin_state_dir are paths below it",
     },
     Key {
         name: "conf_dir",
         default: Some(""),
-        help: "Directory of the runtime's network configurations; none: as the configuration of containerd or CRI-O says, else /etc/cni/net.d",
+        help: "Directory of the runtime's network configurations; empty: from the configuration of containerd or CRI-O, else /etc/cni/net.d",
     },
     Key {
         name: "bin_dir",
         default: Some(""),
-        help: "Directory of the runtime's CNI plugins; none: as the configuration of containerd or CRI-O says, else /opt/cni/bin",
+        help: "Directory of the runtime's CNI plugins; empty: from the configuration of containerd or CRI-O, else /opt/cni/bin",
     },
     Key {
         name: "mode",
         default: Some("owned"),
-        help: "How inpod gets into the chain: owned (a file of its own ahead of the primary, with a copy of it), in-place (in the primary's file) or standalone (a file with nothing else, for Multus)",
+        help: "How inpod joins the chain: owned (a copy of the primary's file that sorts before it), in-place (in the primary's file) or standalone (a file with only inpod, for Multus)",
     },
     Key {
         name: "owned_file",
         default: Some("02-inpod.conflist"),
-        help: "With mode=owned, the file's name; it must sort before the primary's",
+        help: "File name with mode=owned; it must sort before the primary's",
     },
     Key {
         name: "standalone_file",
         default: Some("inpod.conflist"),
-        help: "With mode=standalone, the file's name",
+        help: "File name with mode=standalone",
     },
     Key {
         name: "standalone_name",
         default: Some("inpod-cni"),
-        help: "With mode=standalone, the network's name, by which Multus is asked for it",
+        help: "Network name with mode=standalone, as used in Multus annotations",
     },
     Key {
         name: "primary_file",
         default: Some(""),
-        help: "The primary's file; none: the first valid one, looked for anew at each change",
+        help: "The primary's file; empty: the first valid one, determined anew at each change",
     },
     Key {
         name: "plugin_source",
         default: Some("/inpod-cni"),
-        help: "The plugin that is installed",
+        help: "Plugin binary to install",
     },
     Key {
         name: "agent_socket",
         default: Some("/run/inpod/pod-events/grpc.sock"),
-        help: "The plugin's agentSocket: where pod-events listens on the host",
+        help: "The plugin's agentSocket: socket of pod-events on the host",
     },
     Key {
         name: "plugin_state_dir",
         default: Some("/var/lib/inpod/plugin"),
-        help: "The plugin's stateDir: what it shares with pod-events on the host",
+        help: "The plugin's stateDir: files it shares with pod-events on the host",
     },
     Key {
         name: "plugin_timeout_seconds",
         default: Some("30"),
-        help: "The plugin's timeoutSeconds: how long a call may take, 1 to 600",
+        help: "The plugin's timeoutSeconds: time limit of a call, 1 to 600",
     },
     Key {
         name: "exclude_namespaces",
         default: Some(""),
-        help: "The plugin's excludeNamespaces: pods of these pass at once; the same as pod-events'",
+        help: "The plugin's excludeNamespaces: pods of these are never enrolled; set it as for pod-events",
     },
     Key {
         name: "agent_unavailable",
         default: Some("fail"),
-        help: "The plugin's agentUnavailable: what becomes of pods of enrolled namespaces while the agent is away, fail or allow",
+        help: "The plugin's agentUnavailable: whether pods of enrolled namespaces fail to start or start unenrolled while the agent is unreachable, fail or allow",
     },
     Key {
         name: "plugin_log_level",
@@ -93,64 +92,62 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "plugin_default_namespace",
         default: Some(""),
-        help: "The plugin's defaultNamespace: where pods are that a runtime names without a namespace, as podman does",
+        help: "The plugin's defaultNamespace: namespace of pods for which the runtime names none, as podman does",
     },
     Key {
         name: "sweep_seconds",
         default: Some("30"),
-        help: "How often everything is looked at although nothing was heard of it",
+        help: "Interval of reconciles without a change",
     },
     Key {
         name: "record_dir",
         default: Some("/var/lib/inpod/installer"),
-        help: "Where it is written down what was changed on the host, for leaving",
+        help: "Directory of the record of changes on the host, which uninstall and handover need",
     },
     Key {
         name: "leave_file",
         default: Some("/etc/inpod/leave/mode"),
-        help: "Holds uninstall or handover when inpod is to leave the node; an empty one means stay, and so does a missing one unless it has left",
+        help: "Contains uninstall or handover when inpod is to leave the node; an empty file means stay, and so does a missing one unless inpod has left",
     },
     Key {
         name: "receipt_file",
         default: Some("/dev/termination-log"),
-        help: "Where one line is written when this service has left",
+        help: "File that receives one line when this service has left the node",
     },
     Key {
         name: "binary_grace_seconds",
         default: Some("10"),
-        help: "How long the plugin stays after the chain has left, for calls under way",
+        help: "How long the plugin stays installed after inpod has left the chain, for calls in progress",
     },
     Key {
         name: "keep_binary",
         default: Some("false"),
-        help: "Whether leaving keeps the plugin (true or false): CRI-O repeats DELs with the chain of the ADD",
+        help: "Whether uninstall and handover keep the plugin (true or false): CRI-O repeats DELs with the chain of the ADD",
     },
 ];
 
-/// What this service is told.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// Where the host's file system is seen.
+    /// Mount point of the host's file system.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub host_root: PathBuf,
     #[serde(deserialize_with = "optional_path")]
     pub(crate) conf_dir: Option<PathBuf>,
     #[serde(deserialize_with = "optional_path")]
     pub(crate) bin_dir: Option<PathBuf>,
-    /// How inpod gets into the chain.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub mode: Mode,
-    /// The own file of mode owned.
+    /// File name in mode owned.
     #[serde(deserialize_with = "list_name")]
     pub owned_file: String,
-    /// The own file of mode standalone.
+    /// File name in mode standalone.
     #[serde(deserialize_with = "file_name")]
     pub standalone_file: String,
-    /// The network's name in mode standalone.
+    /// Network name in mode standalone.
     pub standalone_name: String,
     #[serde(deserialize_with = "optional_name")]
     pub(crate) primary_file: Option<String>,
-    /// The plugin that is installed.
+    /// Source of the plugin binary.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_source: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
@@ -168,40 +165,39 @@ pub struct Config {
     sweep_seconds: NonZeroU16,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     record_dir: PathBuf,
-    /// Says whether inpod is to leave.
+    /// Requests uninstall or handover.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
-    /// Where leaving is told.
+    /// Receives the receipt of an uninstall or handover.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     binary_grace_seconds: u16,
-    /// Whether leaving keeps the plugin.
     pub keep_binary: bool,
 }
 
 impl Config {
-    /// A path of the host as it is seen here.
+    /// Maps a path of the host to this mount namespace.
     pub fn on_host(&self, path: &Path) -> PathBuf {
         let below = path.strip_prefix("/").unwrap_or(path);
         self.host_root.join(below)
     }
 
-    /// The plugin's `stateDir` as the plugin sees it.
+    /// Returns the plugin's `stateDir`, as a path of the host.
     pub fn plugin_state_dir(&self) -> &Path {
         &self.plugin_state_dir
     }
 
-    /// Where the record is, as it is seen here.
+    /// Returns the directory of the record, in this mount namespace.
     pub fn record_dir(&self) -> PathBuf {
         self.on_host(&self.record_dir)
     }
 
-    /// How often everything is looked at.
+    /// Returns the interval of reconciles without an event.
     pub fn sweep(&self) -> Duration {
         Duration::from_secs(self.sweep_seconds.get().into())
     }
 
-    /// How long the plugin outlives the chain.
+    /// Returns how long the plugin stays installed after inpod has left the chain.
     pub fn binary_grace(&self) -> Duration {
         Duration::from_secs(self.binary_grace_seconds.into())
     }
@@ -216,7 +212,7 @@ fn optional_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Pa
     let path = optional(deserializer)?.map(PathBuf::from);
     match path {
         Some(path) if !path.is_absolute() => {
-            let message = format!("\"{}\" is no absolute path", path.display());
+            let message = format!("\"{}\" is not an absolute path", path.display());
             Err(D::Error::custom(message))
         }
         other => Ok(other),
@@ -231,11 +227,11 @@ where
     optional(deserializer)?.map(parse).transpose()
 }
 
-/// A name in the directory that runtimes load.
+/// Checks that runtimes load a file of this name.
 fn named(name: &str) -> Result<(), String> {
     if name.contains('/') || name.starts_with('.') || !is_loaded(name) {
         return Err(format!(
-            "\"{name}\" is no file name that a runtime loads: it must end in .conflist, .conf or .json, without a slash"
+            "\"{name}\" is not a file name that runtimes load: it must end in .conflist, .conf or .json, without a slash"
         ));
     }
     Ok(())

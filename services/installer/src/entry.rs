@@ -1,23 +1,24 @@
-//! Our entry in the chain, made of settings.
+//! Renders the settings as inpod's entry in the conflist.
 
 use inpod_cni::config::{AgentUnavailable, Level};
-use inpod_cni_config::{Entry, OURS};
+use inpod_cni_config::{Entry, INPOD_CNI};
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 
-/// The version of the spec that a file of our own speaks: the incumbent's, which every runtime knows.
+/// Spec version of a file of inpod's own: the one that istio-cni uses and every runtime supports.
 const STANDALONE_VERSION: &str = "0.3.1";
 
-/// Our entry: every key that the plugin reads (`inpod_cni::config::Settings`), so that what is in force can be read there.
+/// Renders every key that the plugin reads (`inpod_cni::config::Settings`), so that the conflist shows
+/// the values in force.
 pub fn entry(config: &Config) -> Entry {
     Entry {
-        kind: OURS.to_owned(),
+        kind: INPOD_CNI.to_owned(),
         text: Value::from(settings(config)).to_string().into_bytes(),
     }
 }
 
-/// The file of mode standalone: a list where its name says so, else a single configuration.
+/// Renders the file of mode standalone: a list if its name ends in `.conflist`, else a single configuration.
 pub fn standalone(config: &Config, entry: &Entry) -> Vec<u8> {
     let mut file = Map::new();
     file.insert("cniVersion".to_owned(), STANDALONE_VERSION.into());
@@ -35,7 +36,7 @@ fn settings(config: &Config) -> Map<String, Value> {
     let namespaces = config.exclude_namespaces.iter().map(ToString::to_string);
     let mut settings = Map::new();
     let mut put = |key: &str, value: Value| drop(settings.insert(key.to_owned(), value));
-    put("type", OURS.into());
+    put("type", INPOD_CNI.into());
     put("agentSocket", config.agent_socket.to_string_lossy().into());
     put(
         "stateDir",
@@ -115,6 +116,6 @@ mod tests {
         assert_eq!(Conflist::parse(&text).unwrap().name(), "mesh");
         let single = config(&[("standalone_file", "inpod.conf")]);
         let text = standalone(&single, &entry(&single));
-        assert_eq!(Conf::parse(&text).unwrap().kind(), OURS);
+        assert_eq!(Conf::parse(&text).unwrap().kind(), INPOD_CNI);
     }
 }

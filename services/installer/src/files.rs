@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, also after a power failure, and whose owners lose nothing.
+//! Atomic, durable file changes that lose no concurrent change of a file's owner.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -9,61 +9,60 @@ use std::{
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-/// What a file is called while it is written: no runtime loads it.
-const ENDING: &str = ".inpod.tmp";
+/// Suffix of temporary files; runtimes do not load it.
+const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
 
-/// Why a file was not replaced.
+/// Reason why a file was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplaceError {
-    /// It holds something else than was read of it.
-    #[error("it was changed at the same moment")]
+    /// Its content is not the expected one.
+    #[error("it was changed at the same time")]
     Raced,
-    /// It cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Puts a file of our own in place; nobody else may read it.
-pub(crate) fn put(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    put_with(dir, name, content, None)
+/// Writes a file of inpod's own with mode 0600.
+pub(crate) fn write_private(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    write_with_mode(dir, name, content, None)
 }
 
-/// Puts a file in place, with the permissions that it had before.
-pub(crate) fn put_with(
+/// Writes a file with the mode that it had before.
+pub(crate) fn write_with_mode(
     dir: &Path,
     name: &str,
     content: &[u8],
     mode: Option<u32>,
 ) -> io::Result<()> {
-    let aside = aside(dir, name);
-    let written = write(&aside, content, None).and_then(|()| match mode {
-        Some(mode) => fs::set_permissions(&aside, Permissions::from_mode(mode & 0o7777)),
+    let temporary = temporary_path(dir, name);
+    let written = write_synced(&temporary, content, None).and_then(|()| match mode {
+        Some(mode) => fs::set_permissions(&temporary, Permissions::from_mode(mode & 0o7777)),
         None => Ok(()),
     });
-    let put = written.and_then(|()| fs::rename(&aside, dir.join(name)));
-    kept(put, &aside)?;
-    sync(dir)
+    let put = written.and_then(|()| fs::rename(&temporary, dir.join(name)));
+    remove_on_error(put, &temporary)?;
+    sync_dir(dir)
 }
 
-/// Replaces a file that holds what is expected; its mode and owner stay. What its owner puts there at the same moment is
-/// not lost: the two files change places, and what comes out is looked at.
+/// Replaces a file of the expected content and keeps mode and owner. A concurrent write by its owner is not lost: the
+/// two files are exchanged, and the old content is verified afterwards.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
     expected: &[u8],
     content: &[u8],
 ) -> Result<(), ReplaceError> {
-    let (aside, target) = (aside(dir, name), dir.join(name));
-    let replaced = replace_by(&aside, &target, expected, content);
-    kept(replaced, &aside)?;
-    // What came out.
-    remove(&aside)?;
-    sync(dir)?;
+    let (temporary, target) = (temporary_path(dir, name), dir.join(name));
+    let replaced = exchange_or_rename(&temporary, &target, expected, content);
+    remove_on_error(replaced, &temporary)?;
+    // The temporary name now holds the old content.
+    remove(&temporary)?;
+    sync_dir(dir)?;
     Ok(())
 }
 
-fn replace_by(
-    aside: &Path,
+fn exchange_or_rename(
+    temporary: &Path,
     target: &Path,
     expected: &[u8],
     content: &[u8],
@@ -72,26 +71,26 @@ fn replace_by(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReplaceError::Raced),
         other => other?,
     };
-    write(aside, content, Some(&found))?;
-    match exchange(aside, target) {
+    write_synced(temporary, content, Some(&found))?;
+    match exchange(temporary, target) {
         Ok(()) => {}
-        // A file system that cannot do it (NFS, some FUSE): then the last moment before counts.
+        // Some file systems do not support the exchange (NFS, some FUSE): compare just before the rename.
         Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) => {
             if fs::read(target)? != expected {
                 return Err(ReplaceError::Raced);
             }
-            return Ok(fs::rename(aside, target)?);
+            return Ok(fs::rename(temporary, target)?);
         }
         Err(nix::errno::Errno::ENOENT) => return Err(ReplaceError::Raced),
         Err(error) => return Err(io::Error::from(error).into()),
     }
-    if fs::read(aside)? == expected {
+    if fs::read(temporary)? == expected {
         return Ok(());
     }
-    // What its owner put there goes back; if he was there again meanwhile, what he put there last.
-    exchange(aside, target).map_err(io::Error::from)?;
-    if fs::read(aside)? != content {
-        exchange(aside, target).map_err(io::Error::from)?;
+    // Restores what the owner wrote; if the owner wrote again meanwhile, the last content wins.
+    exchange(temporary, target).map_err(io::Error::from)?;
+    if fs::read(temporary)? != content {
+        exchange(temporary, target).map_err(io::Error::from)?;
     }
     Err(ReplaceError::Raced)
 }
@@ -100,7 +99,7 @@ fn exchange(one: &Path, other: &Path) -> nix::Result<()> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
 }
 
-/// Takes a file away that may be gone already.
+/// Removes a file that may be gone already.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -108,14 +107,14 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes a file away for good.
+/// Removes a file durably.
 pub(crate) fn remove_synced(dir: &Path, name: &str) -> io::Result<()> {
     remove(&dir.join(name))?;
-    sync(dir)
+    sync_dir(dir)
 }
 
-/// Takes away what a killed writer has left in a directory.
-pub(crate) fn sweep(dir: &Path) -> io::Result<()> {
+/// Removes temporary files that a killed writer left in a directory.
+pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
@@ -124,24 +123,24 @@ pub(crate) fn sweep(dir: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with('.') && name.ends_with(ENDING) {
+        if name.starts_with('.') && name.ends_with(TEMPORARY_SUFFIX) {
             remove(&entry.path())?;
         }
     }
     Ok(())
 }
 
-/// The rename itself is on disk only when its directory is.
-pub(crate) fn sync(dir: &Path) -> io::Result<()> {
+/// fsync of the directory makes a rename durable.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-pub(crate) fn aside(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!(".{name}{ENDING}"))
+pub(crate) fn temporary_path(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!(".{name}{TEMPORARY_SUFFIX}"))
 }
 
-/// Writes a file, for us alone or with the mode and the owner of another.
-fn write(path: &Path, content: &[u8], like: Option<&fs::Metadata>) -> io::Result<()> {
+/// Writes a file with mode 0600, or with mode and owner of another file.
+fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) -> io::Result<()> {
     remove(path)?;
     let mut options = OpenOptions::new();
     let mut file = options
@@ -150,24 +149,24 @@ fn write(path: &Path, content: &[u8], like: Option<&fs::Metadata>) -> io::Result
         .mode(0o600)
         .open(path)?;
     file.write_all(content)?;
-    if let Some(like) = like {
+    if let Some(original) = original {
         let own = file.metadata()?;
-        if (own.uid(), own.gid()) != (like.uid(), like.gid()) {
-            keep_owner(&file, like)?;
+        if (own.uid(), own.gid()) != (original.uid(), original.gid()) {
+            restore_owner(&file, original)?;
         }
-        file.set_permissions(Permissions::from_mode(like.mode() & 0o7777))?;
+        file.set_permissions(Permissions::from_mode(original.mode() & 0o7777))?;
     }
     file.sync_all()
 }
 
-/// Without the capability for it (`CAP_CHOWN`) the file becomes ours: a runtime reads it as root all the same.
-fn keep_owner(file: &File, like: &fs::Metadata) -> io::Result<()> {
-    match fchown(file, Some(like.uid()), Some(like.gid())) {
+/// Without `CAP_CHOWN` the file belongs to this process's user; runtimes read it as root anyway.
+fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
+    match fchown(file, Some(original.uid()), Some(original.gid())) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             tracing::warn!(
-                uid = like.uid(),
-                gid = like.gid(),
-                "Cannot keep a file's owner"
+                uid = original.uid(),
+                gid = original.gid(),
+                "Cannot keep the owner of a file"
             );
             Ok(())
         }
@@ -175,10 +174,11 @@ fn keep_owner(file: &File, like: &fs::Metadata) -> io::Result<()> {
     }
 }
 
-/// What is left aside of an act that failed would only be cleaned up later; the first error is the one to tell.
-pub(crate) fn kept<T, E>(result: Result<T, E>, aside: &Path) -> Result<T, E> {
+/// Removes the temporary file of a failed operation. Best effort: a leftover is removed later, and the first error is
+/// the one to report.
+pub(crate) fn remove_on_error<T, E>(result: Result<T, E>, temporary: &Path) -> Result<T, E> {
     if result.is_err() {
-        let _ignored = fs::remove_file(aside);
+        let _ignored = fs::remove_file(temporary);
     }
     result
 }
@@ -205,7 +205,7 @@ mod tests {
         replace(dir.path(), "10-a.conflist", b"old", b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
-        put(dir.path(), "own", b"x").unwrap();
+        write_private(dir.path(), "own", b"x").unwrap();
         assert_eq!(
             fs::metadata(dir.path().join("own")).unwrap().mode() & 0o7777,
             0o600
@@ -233,8 +233,8 @@ mod tests {
         for name in [".a.conflist.inpod.tmp", "b.inpod.tmp", ".c.tmp"] {
             fs::write(dir.path().join(name), "").unwrap();
         }
-        sweep(dir.path()).unwrap();
+        remove_temporaries(dir.path()).unwrap();
         assert_eq!(names(dir.path()), [".c.tmp", "b.inpod.tmp"]);
-        sweep(&dir.path().join("none")).unwrap();
+        remove_temporaries(&dir.path().join("none")).unwrap();
     }
 }

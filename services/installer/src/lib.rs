@@ -1,48 +1,50 @@
-//! Puts the plugin and its place in the CNI chain on the node, keeps them there, and takes them away without a trace.
+//! Installs the plugin, adds inpod to the node's CNI chain, keeps both in place, and removes them without a trace.
 //!
-//! [`plan`] says what each file of the CNI directory is to be, [`leave`] what it is to be when inpod goes; both are pure.
-//! [`record`] is what leaving goes by, written before the first change. [`steps`] and [`files`] carry a plan out, one
-//! rename at a time; [`binary`] puts the plugin there; [`reconcile`] does all of it, again whenever something changed.
+//! [`plan`] computes the desired state of each file in the CNI directory, [`removal`] the state after an
+//! uninstall; both do no I/O. [`record`] stores what removal needs before the first change. [`steps`] and
+//! [`files`] apply a plan with one rename per file, [`binary`] installs the plugin, and [`reconcile`] does all of
+//! it whenever something changes.
 
+pub mod backoff;
 pub mod binary;
 mod command;
 pub mod config;
 pub mod entry;
 pub mod error;
-mod eye;
 pub mod files;
-pub mod leave;
-mod leaving;
+mod kill_switch;
+pub mod known_conflicts;
 pub mod metrics;
 pub mod mode;
-pub mod pace;
 pub mod plan;
 pub mod reconcile;
 pub mod record;
-pub mod remedy;
-mod rounds;
+pub mod removal;
+mod schedule;
 pub mod steps;
-mod switch;
+mod uninstall;
+mod watcher;
 
 use std::process::ExitCode;
 
 use crate::config::Config;
 
-/// What this service is.
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "installer",
-    about: "Puts the plugin and its place in the CNI chain on the node, keeps them there, and takes them away without \
-            a trace. Commands: disable, enable (the kill switch of the plugin), uninstall, handover (leave now, by hand); \
-            each takes the settings below.",
+    about: "Installs the plugin, adds inpod to the node's CNI chain, keeps both in\n\
+            place, and removes them without a trace.\n\n\
+            Commands, each with the options below:\n  \
+            disable, enable      set or remove the kill switch of the plugin\n  \
+            uninstall, handover  leave the node now",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
 
-/// Runs the service, or the command that the command line begins with.
+/// Runs the service, or the command in the first argument.
 pub fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    let command = arguments.get(1).and_then(|word| word.to_str());
-    match command.and_then(command::Command::named) {
+    let command = arguments.get(1).and_then(|argument| argument.to_str());
+    match command.and_then(command::Command::parse) {
         Some(command) => {
             arguments.remove(1);
             command::main(command, &arguments)
@@ -51,15 +53,14 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Keeps the plugin and the chain as they are to be until the process is to stop. Stopping changes nothing on the host.
+/// Keeps plugin and chain in sync until shutdown. A shutdown changes nothing on the host.
 ///
 /// # Errors
 ///
-/// When another installer is at work on the node, the record of an earlier one cannot be read, or the socket cannot be
-/// had.
+/// If another installer runs on this node, the record cannot be read, or the socket is not available.
 pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     for condition in ["binary", "chain"] {
-        daemon.readiness().require(condition, "not looked at yet");
+        daemon.readiness().require(condition, "not checked yet");
     }
     let metrics = metrics::Metrics::default();
     daemon
@@ -69,11 +70,11 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
     let served = daemon.server().serve();
     let work = async {
         tokio::select! {
-            done = rounds::run(config, &daemon, metrics) => done,
+            done = schedule::run(config, &daemon, metrics) => done,
             () = shutdown.requested() => Ok(()),
         }
     };
-    // The socket is served until the process is to stop, or has left.
+    // The socket is served until shutdown, or until inpod has left the node.
     tokio::pin!(served, work);
     tokio::select! {
         done = &mut work => {

@@ -1,4 +1,4 @@
-//! Puts the plugin and its place in the CNI chain on the node, keeps them there, and takes them away without a trace.
+//! Installs the plugin, adds inpod to the node's CNI chain, keeps both in place, and removes them without a trace.
 
 fn main() -> std::process::ExitCode {
     installer::main()

@@ -1,4 +1,4 @@
-//! What the installer counts.
+//! Metrics of the installer.
 
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
@@ -7,7 +7,6 @@ use prometheus_client::{
 
 type ByResult = [(&'static str, &'static str); 1];
 
-/// Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     installs: Family<ByResult, Counter>,
@@ -16,28 +15,24 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Declares them.
     pub(crate) fn register(&self, registry: &mut Registry) {
-        let help = "Copies of the plugin into the runtime's directory, by result";
+        let help = "Installations of the plugin, by result";
         registry.register("installs", help, self.installs.clone());
-        let help = "Changes of files of the CNI directory, by cause: first, followed (the primary or a setting changed), taken-away, leaving";
+        let help = "Changes of files in the CNI directory, by cause: first, followed (the primary or a setting changed), taken-away (another component removed inpod), leaving";
         registry.register("rewrites", help, self.rewrites.clone());
-        let help = "Changes that were put off because somebody undoes them again and again";
+        let help = "Changes that were delayed because another component keeps reverting them";
         registry.register("fights", help, self.fights.clone());
     }
 
-    /// The plugin was installed, or could not be.
     pub(crate) fn installed(&self, result: &'static str) {
         self.installs.get_or_create(&[("result", result)]).inc();
     }
 
-    /// A file was changed.
     pub(crate) fn rewritten(&self, cause: &'static str) {
         self.rewrites.get_or_create(&[("cause", cause)]).inc();
     }
 
-    /// A change was put off.
-    pub(crate) fn fought(&self) {
+    pub(crate) fn contended(&self) {
         self.fights.inc();
     }
 }

@@ -1,16 +1,16 @@
-//! The three ways into the chain, and the two out of it.
+//! Ways of joining the CNI chain.
 
 use std::str::FromStr;
 
-/// How inpod gets into the chain.
+/// Way of joining the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A file of its own ahead of the primary: a copy of it with the entry behind. After a reboot pods wait for the agent
-    /// instead of slipping past it.
+    /// A file of inpod's own that sorts before the primary: a copy of it with inpod's entry appended. After a reboot
+    /// pods wait for the agent instead of starting unenrolled.
     Owned,
-    /// The entry in the primary's own file, as the incumbent does by default.
+    /// An entry in the primary's own file, the default of istio-cni.
     InPlace,
-    /// A file with nothing but the entry, which something else calls: Multus, OpenShift.
+    /// A file with only inpod's entry, for Multus and OpenShift.
     Standalone,
 }
 

@@ -1,4 +1,4 @@
-//! One look at everything, and what is to be done after it.
+//! Brings plugin and chain into the desired state, one reconcile at a time.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -8,171 +8,169 @@ use std::{
 };
 
 use anyhow::Context as _;
-use inpod_cni_config::{Directory, OURS};
+use inpod_cni_config::{Directory, INPOD_CNI};
 use nix::fcntl::{Flock, FlockArg};
 
 use inpod_types::with_causes;
 
 use crate::{
-    binary::{self, Installed, Stamp},
+    backoff::Backoff,
+    binary::{self, FileStamps, Installed},
     config::Config,
     error::{BinaryError, ChainError},
-    files,
-    leave::{self, Return},
+    files, known_conflicts,
     metrics::Metrics,
-    pace::Pace,
-    plan::{Aim, Plan},
+    plan::{DesiredChain, Plan},
     record::Record,
-    remedy,
+    removal::{self, Restore},
     steps::{self, Cause, Step},
 };
 
-/// What happens within this is answered in one go.
-pub(crate) const COALESCE: Duration = Duration::from_millis(5);
+/// Events within this time lead to one reconcile.
+pub(crate) const COALESCE_DELAY: Duration = Duration::from_millis(5);
 
-/// How soon an act that failed is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+/// Delay before a failed operation is retried.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A node's CNI directories, and what was changed there.
+/// The node's CNI directories and the changes made to them.
 #[derive(Debug)]
 pub struct Installer {
     pub(crate) config: Config,
-    pub(crate) aim: Aim,
+    pub(crate) desired: DesiredChain,
     pub(crate) record: Record,
-    pub(crate) places: Dirs,
+    pub(crate) dirs: Dirs,
     metrics: Metrics,
-    pace: Pace,
-    /// What was last said to stand in the way.
-    told: String,
-    /// The plugin that was found to be the right one.
-    compared: Option<Stamp>,
-    /// Nobody else changes this node while this lives.
-    _alone: Flock<fs::File>,
+    backoff: Backoff,
+    /// Last problem that was logged.
+    last_problem: String,
+    /// Metadata at which the installed plugin was found to be current.
+    verified: Option<FileStamps>,
+    /// Excludes other installers on this node.
+    _lock: Flock<fs::File>,
 }
 
-/// The two directories, as paths of the host.
+/// The two CNI directories, as paths of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
-    /// Network configurations.
     pub conf: PathBuf,
-    /// Plugins.
     pub bin: PathBuf,
 }
 
-/// How things stand after a cycle.
+/// State after a reconcile.
 #[derive(Debug)]
 pub struct Outcome {
     pub(crate) binary: Result<(), String>,
     pub(crate) chain: Result<(), String>,
-    /// Whether containerd can use the directory. Other runtimes pass over what stands in its way.
+    /// Error that keeps containerd from loading the directory. Other runtimes skip invalid files.
     pub(crate) directory: Result<(), String>,
-    /// When to look again although nothing happens.
-    pub(crate) again: Option<Duration>,
+    /// Delay until the next reconcile, unless an event comes first.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Installer {
-    /// Takes the node over from an earlier installer, by its record.
+    /// Takes over from an earlier installer by means of its record.
     ///
     /// # Errors
     ///
-    /// When another one is at work, or the record cannot be used.
+    /// If another installer runs, or the record cannot be used.
     pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
         let dir = config.record_dir();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         made.with_context(|| {
             format!(
-                "cannot make {}; is it mounted, and writable?",
+                "cannot create {}; check that it is mounted and writable",
                 dir.display()
             )
         })?;
-        let lock = alone(&dir)?;
-        files::sweep(&dir).with_context(|| format!("cannot look through {}", dir.display()))?;
+        let lock = lock(&dir)?;
+        files::remove_temporaries(&dir)
+            .with_context(|| format!("cannot clean up {}", dir.display()))?;
         Ok(Self {
-            _alone: lock,
+            _lock: lock,
             record: Record::read(&dir)?,
-            aim: Aim::of(&config),
-            places: dirs(&config),
-            pace: Pace::default(),
-            compared: None,
-            told: String::new(),
+            desired: DesiredChain::new(&config),
+            dirs: dirs(&config),
+            backoff: Backoff::default(),
+            verified: None,
+            last_problem: String::new(),
             metrics,
             config,
         })
     }
 
-    /// Looks at everything and does what is to be done.
-    pub(crate) fn cycle(&mut self, now: Instant) -> Outcome {
-        self.places = dirs(&self.config);
-        let binary = self.binary().map_err(|error| with_causes(&error));
-        // An entry without a plugin fails every pod: the chain waits for the plugin, unless it is in there already.
+    /// Brings plugin and chain into the desired state.
+    pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
+        self.dirs = dirs(&self.config);
+        let binary = self.reconcile_binary().map_err(|error| with_causes(&error));
+        // An entry without a plugin fails every pod: wait for the plugin, unless the entry exists already.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
-            self.chain(now)
+            self.reconcile_chain(now)
         } else {
-            Ok(Err("waiting for the plugin".to_owned()))
+            Ok(Err("waiting for the plugin binary".to_owned()))
         };
-        let (chain, again) = match chain {
+        let (chain, retry_after) = match chain {
             Ok(Ok(())) => (Ok(()), None),
             Ok(Err(why)) => (
                 Err(why),
-                Some(self.pace.wait(now)).filter(|wait| !wait.is_zero()),
+                Some(self.backoff.delay(now)).filter(|wait| !wait.is_zero()),
             ),
             Err(ChainError::Raced(_)) => (
-                Err("a file was changed at the same moment".to_owned()),
-                Some(COALESCE),
+                Err("a file was changed at the same time".to_owned()),
+                Some(COALESCE_DELAY),
             ),
-            Err(error) => (Err(with_causes(&error)), Some(RETRY)),
+            Err(error) => (Err(with_causes(&error)), Some(RETRY_INTERVAL)),
         };
-        let retry = binary.is_err().then_some(RETRY);
-        self.tell(&binary, &chain);
+        let binary_retry = binary.is_err().then_some(RETRY_INTERVAL);
+        self.log_problem(&binary, &chain);
         Outcome {
             binary,
             chain,
-            directory: self.directory(),
-            again: again.or(retry),
+            directory: self.check_directory(),
+            retry_after: retry_after.or(binary_retry),
         }
     }
 
-    /// Says what stands in the way once, not at every look.
-    fn tell(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
+    /// Logs a problem once, not at every reconcile.
+    fn log_problem(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
         let why = binary.as_ref().err().or_else(|| chain.as_ref().err());
         let why = why.map_or("", String::as_str);
-        // A wait that grows shorter is no news.
-        let gist = |text: &str| {
+        // A changed remaining delay is not a new problem.
+        let stable_part = |text: &str| {
             text.split(", next in ")
                 .next()
                 .unwrap_or_default()
                 .to_owned()
         };
-        if !why.is_empty() && gist(&self.told) != gist(why) {
-            tracing::warn!(why, "inpod is not in its place");
+        if !why.is_empty() && stable_part(&self.last_problem) != stable_part(why) {
+            tracing::warn!(why, "inpod is not installed completely");
         }
-        self.told = why.to_owned();
+        self.last_problem = why.to_owned();
     }
 
-    fn directory(&self) -> Result<(), String> {
+    fn check_directory(&self) -> Result<(), String> {
         let directory = Directory::read(&self.conf_dir()).map_err(|error| with_causes(&error))?;
-        match directory.in_the_way().next() {
+        match directory.blocking_files().next() {
             None => Ok(()),
             Some((name, why)) => Err(format!(
-                "containerd takes no network while {name} is there: {why}; mend or remove it"
+                "containerd loads no network while {name} is invalid: {why}; repair or remove it"
             )),
         }
     }
 
-    fn binary(&mut self) -> Result<(), BinaryError> {
-        let dir = self.config.on_host(&self.places.bin);
+    fn reconcile_binary(&mut self) -> Result<(), BinaryError> {
+        let dir = self.config.on_host(&self.dirs.bin);
         let source = &self.config.plugin_source;
-        let stamp = Stamp::of(source, &dir);
-        if stamp.is_some() && stamp == self.compared {
+        let stamp = FileStamps::of(source, &dir);
+        if stamp.is_some() && stamp == self.verified {
             return Ok(());
         }
         if binary::is_current(source, &dir)? {
-            self.compared = stamp;
+            self.verified = stamp;
             return Ok(());
         }
-        let target = self.places.bin.join(OURS).display().to_string();
-        let had = self.record.binary.as_ref() == Some(&target);
-        if !had {
+        let target = self.dirs.bin.join(INPOD_CNI).display().to_string();
+        let was_recorded = self.record.binary.as_ref() == Some(&target);
+        if !was_recorded {
             self.record.binary = Some(target);
             self.save().map_err(|error| BinaryError::Write {
                 path: self.config.record_dir(),
@@ -180,8 +178,8 @@ impl Installer {
             })?;
         }
         let installed = binary::install(source, &dir);
-        if installed.is_err() && !had {
-            // Nothing was put there: whoever does it now is not undone by us.
+        if installed.is_err() && !was_recorded {
+            // Nothing was installed: a plugin that someone else installs now must not be removed by inpod.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
                 tracing::warn!(why = with_causes(&error), "Cannot write the record");
@@ -195,88 +193,88 @@ impl Installer {
             Err(_) => "failed",
         });
         if let Installed::Written = installed? {
-            tracing::info!(dir = %self.places.bin.display(), "Installed the plugin");
+            tracing::info!(dir = %self.dirs.bin.display(), "Installed the plugin");
         }
         Ok(())
     }
 
-    /// Brings inpod into the chain. The inner error is for a person to mend, or for time.
-    fn chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
-        let conf = self.places.conf.display().to_string();
+    /// Brings inpod into the chain. The inner error needs an operator, or time.
+    fn reconcile_chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
+        let conf = self.dirs.conf.display().to_string();
         if !self.record.files.is_empty() && self.record.conf_dir != conf {
-            self.leave_chain(Return::Everything)?;
+            self.leave_chain(Restore::Everything)?;
         }
         let dir = self.conf_dir();
-        files::sweep(&dir).map_err(|source| ChainError::Write {
+        files::remove_temporaries(&dir).map_err(|source| ChainError::Write {
             path: dir.clone(),
             source,
         })?;
         let directory = Directory::read(&dir)?;
-        let plan = self.aim.plan(&directory, &self.record)?;
-        let steps = steps::steps(&plan, &directory, &self.record);
+        let plan = self.desired.plan(&directory, &self.record)?;
+        let steps = steps::diff(&plan, &directory, &self.record);
         let is_contested = steps.iter().any(|step| step.cause != Cause::First);
-        let wait = self.pace.wait(now);
+        let wait = self.backoff.delay(now);
         if is_contested && !wait.is_zero() {
-            self.metrics.fought();
-            let others = remedy::others(&dir);
-            return Ok(Err(fought(
+            self.metrics.contended();
+            let others = known_conflicts::unloaded_names(&dir);
+            return Ok(Err(contention_message(
                 &steps,
-                self.pace.streak(),
+                self.backoff.streak(),
                 wait,
-                remedy::remedy(&directory, &others),
+                known_conflicts::remedy_for(&directory, &others),
             )));
         }
         self.record.conf_dir = conf;
-        let remembered = plan.remembered(&self.aim, &directory, &self.record);
-        self.remember(with_modes(remembered, &dir))?;
-        self.carry_out(&dir, &steps)?;
+        let updated_record = plan.updated_record(&self.desired, &directory, &self.record);
+        self.update_record(with_modes(updated_record, &dir))?;
+        self.apply(&dir, &steps)?;
         if is_contested {
-            self.pace.spend(now);
+            self.backoff.record_rewrite(now);
         }
-        self.forget(&plan)?;
-        self.aim.served(&Directory::read(&dir)?)?;
+        self.forget_settled(&plan)?;
+        self.desired.check_effective(&Directory::read(&dir)?)?;
         Ok(Ok(()))
     }
 
-    /// Takes inpod out of the chain.
-    pub(crate) fn leave_chain(&mut self, back: Return) -> Result<Vec<Step>, ChainError> {
+    /// Removes inpod from the chain.
+    pub(crate) fn leave_chain(&mut self, restore: Restore) -> Result<Vec<Step>, ChainError> {
         if !self.record.conf_dir.is_empty() {
-            self.places.conf = PathBuf::from(&self.record.conf_dir);
+            self.dirs.conf = PathBuf::from(&self.record.conf_dir);
         }
         let dir = self.conf_dir();
-        files::sweep(&dir).map_err(|source| ChainError::Write {
+        files::remove_temporaries(&dir).map_err(|source| ChainError::Write {
             path: dir.clone(),
             source,
         })?;
         let directory = Directory::read(&dir)?;
-        let plan = leave::plan(&directory, &self.record, &self.aim, back);
-        let steps = steps::steps(&plan, &directory, &self.record);
+        let plan = removal::plan(&directory, &self.record, &self.desired, restore);
+        let steps = steps::diff(&plan, &directory, &self.record);
         for step in &steps {
-            steps::carry_out(&dir, step)?;
+            steps::apply(&dir, step)?;
             self.metrics.rewritten("leaving");
         }
-        self.forget(&plan)?;
-        self.aim
+        self.forget_settled(&plan)?;
+        self.desired
             .remove_backups(&dir)
             .map_err(|source| ChainError::Write { path: dir, source })?;
-        self.places = dirs(&self.config);
+        self.dirs = dirs(&self.config);
         Ok(steps)
     }
 
-    fn carry_out(&self, dir: &Path, steps: &[Step]) -> Result<(), ChainError> {
+    fn apply(&self, dir: &Path, steps: &[Step]) -> Result<(), ChainError> {
         for step in steps {
-            steps::carry_out(dir, step)?;
-            self.metrics.rewritten(step.cause.word());
+            steps::apply(dir, step)?;
+            self.metrics.rewritten(step.cause.as_str());
             tracing::info!(
                 file = step.name,
-                cause = step.cause.word(),
+                cause = step.cause.as_str(),
                 "Changed the chain"
             );
         }
         Ok(())
     }
 
-    fn remember(&mut self, record: Record) -> Result<(), ChainError> {
+    fn update_record(&mut self, record: Record) -> Result<(), ChainError> {
         if self.record != record {
             record.write(&self.config.record_dir())?;
             self.record = record;
@@ -284,23 +282,23 @@ impl Installer {
         Ok(())
     }
 
-    fn forget(&mut self, plan: &Plan) -> Result<(), ChainError> {
+    fn forget_settled(&mut self, plan: &Plan) -> Result<(), ChainError> {
         let mut record = self.record.clone();
         record.files.retain(|name, _| !plan.forget.contains(name));
-        self.remember(record)
+        self.update_record(record)
     }
 
-    /// Writes the record as it is now.
+    /// Writes the current record to disk.
     pub(crate) fn save(&self) -> Result<(), crate::error::RecordError> {
         self.record.write(&self.config.record_dir())
     }
 
     pub(crate) fn conf_dir(&self) -> PathBuf {
-        self.config.on_host(&self.places.conf)
+        self.config.on_host(&self.dirs.conf)
     }
 }
 
-/// The record with the permissions of files that were not changed before.
+/// Adds the modes of files that were not changed before to the record.
 fn with_modes(mut record: Record, dir: &Path) -> Record {
     for (name, changed) in &mut record.files {
         if changed.mode.is_none() && changed.before.is_some() {
@@ -311,8 +309,8 @@ fn with_modes(mut record: Record, dir: &Path) -> Record {
     record
 }
 
-/// Only one installer may change a node, whatever container it runs in.
-fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
+/// Locks the record: only one installer may change a node, whatever container it runs in.
+fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     let path = dir.join("lock");
     let mut options = OpenOptions::new();
     let file = options
@@ -322,12 +320,12 @@ fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
         .mode(0o600)
         .open(&path);
     let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    // A child of one that was killed holds the lock until it executes its program.
+    // A child of a killed installer holds the lock until it calls execve.
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
-            Err((back, _)) if Instant::now() < deadline => file = back,
+            Err((unlocked, _)) if Instant::now() < deadline => file = unlocked,
             Err((_, error)) => anyhow::bail!(
                 "another installer is at work on this node ({}: {error}); stop it first",
                 path.display()
@@ -337,10 +335,10 @@ fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     }
 }
 
-/// The directories that are asked for, else those of the runtime.
+/// Returns the configured directories, else those of the runtime.
 fn dirs(config: &Config) -> Dirs {
-    let (found, unread) = inpod_cni_config::find(&config.host_root);
-    for (path, why) in unread {
+    let (found, unreadable) = inpod_cni_config::find_dirs(&config.host_root);
+    for (path, why) in unreadable {
         tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
     }
     let bin = found.bin_dirs.into_iter().next();
@@ -351,12 +349,13 @@ fn dirs(config: &Config) -> Dirs {
     }
 }
 
-fn fought(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> String {
+fn contention_message(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> String {
     let names: Vec<_> = steps.iter().map(|step| step.name.as_str()).collect();
-    let remedy =
-        remedy.unwrap_or("find the component that writes there (inotifywait, auditd) and stop it");
+    let remedy = remedy.unwrap_or(
+        "find the component that writes to the directory (inotifywait, auditd) and stop it",
+    );
     format!(
-        "somebody undoes the change of {}: made {streak} times, next in {} s; {remedy}",
+        "another component keeps reverting {}: rewritten {streak} times, next in {} s; {remedy}",
         names.join(", "),
         wait.as_secs().max(1)
     )

@@ -1,4 +1,4 @@
-//! What was changed on the host, as leaving needs it. It survives reboots and is written before the first change.
+//! Record of the changes made on the host, for their removal. Written before the first change; survives reboots.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -6,51 +6,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::RecordError, files};
 
-/// The file's name in the record's directory.
+/// File name in the record's directory.
 pub const FILE: &str = "record.json";
 
-/// The schema that is written.
 const SCHEMA: u32 = 1;
 
-/// Everything that inpod has changed on the host.
+/// All changes that inpod has made on the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     schema: u32,
-    /// Where the files are, as a path of the host; empty where there are none.
+    /// CNI directory as a path of the host; empty if no file was changed.
     pub conf_dir: String,
-    /// The files of the CNI directory, by name.
-    pub files: BTreeMap<String, Changed>,
-    /// The plugin's path on the host, if it was put there by us.
+    /// Changed files of the CNI directory, by name.
+    pub files: BTreeMap<String, ChangedFile>,
+    /// Path of the plugin on the host, if inpod installed it.
     pub binary: Option<String>,
 }
 
-/// A file of the CNI directory that was changed.
+/// A changed file of the CNI directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changed {
-    /// What it held before us; none where there was no such file.
+pub struct ChangedFile {
+    /// Content before the change; none if the file did not exist.
     pub before: Option<Content>,
-    /// What we made of it; none where we took it away.
+    /// Content after the change; none if inpod removed the file.
     pub ours: Option<Content>,
-    /// Its permissions before us; none where there was no such file.
+    /// Mode before the change; none if the file did not exist.
     pub mode: Option<u32>,
-    /// Whether the file is ours altogether, by its name.
+    /// Whether the file belongs entirely to inpod, by its name.
     pub own: bool,
-    /// The incumbent's entry that ours took the place of.
-    pub incumbent: Option<Content>,
+    /// Entry of istio-cni that inpod's entry replaced.
+    #[serde(rename = "incumbent")]
+    pub istio_entry: Option<Content>,
 }
 
-/// A file's content, which need not be text.
+/// Content of a file, which need not be UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
-    /// As text.
     Text(String),
-    /// As bytes.
     Bytes(Vec<u8>),
 }
 
 impl Content {
-    /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Text(text) => text.as_bytes(),
@@ -69,12 +66,12 @@ impl From<&[u8]> for Content {
 }
 
 impl Record {
-    /// Reads the record; an empty one where there is none.
+    /// Reads the record; returns an empty one if the file does not exist.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, is none, or is of a later schema. It is never put aside: what was changed would be
-    /// forgotten.
+    /// If it cannot be read or parsed, or has a later schema. The file is never discarded, since that
+    /// would forget the changes.
     pub fn read(dir: &Path) -> Result<Self, RecordError> {
         let path = dir.join(FILE);
         let text = match fs::read(&path) {
@@ -94,11 +91,11 @@ impl Record {
         Ok(record)
     }
 
-    /// Writes it, whole or not at all, also after a power failure.
+    /// Writes the record atomically and durably.
     ///
     /// # Errors
     ///
-    /// When it cannot be written; an earlier one is still there.
+    /// If it cannot be written; the previous record remains.
     pub fn write(&self, dir: &Path) -> Result<(), RecordError> {
         let record = Self {
             schema: SCHEMA,
@@ -107,21 +104,21 @@ impl Record {
         let path = dir.join(FILE);
         let written = serde_json::to_vec_pretty(&record)
             .map_err(io::Error::other)
-            .and_then(|text| files::put(dir, FILE, &text));
+            .and_then(|text| files::write_private(dir, FILE, &text));
         written.map_err(|source| RecordError::Write { path, source })
     }
 
-    /// Takes it away.
+    /// Removes the record, if it exists.
     ///
     /// # Errors
     ///
-    /// When it is there and cannot be taken away.
+    /// If it exists and cannot be removed.
     pub fn remove(dir: &Path) -> Result<(), RecordError> {
         let path = dir.join(FILE);
         files::remove(&path).map_err(|source| RecordError::Write { path, source })
     }
 
-    /// Whether nothing was changed.
+    /// Returns whether no change is recorded.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty() && self.binary.is_none()
     }
@@ -137,12 +134,12 @@ mod tests {
         let mut record = Record::default();
         assert_eq!(Record::read(dir.path()).unwrap(), record);
         for (name, bytes) in [("text", &b"{\r\n}\0"[..]), ("bytes", b"\xff\xfe{}")] {
-            let changed = Changed {
+            let changed = ChangedFile {
                 before: Some(bytes.into()),
                 mode: Some(0o644),
                 ours: None,
                 own: false,
-                incumbent: None,
+                istio_entry: None,
             };
             record.files.insert(name.to_owned(), changed);
         }

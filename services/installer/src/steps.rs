@@ -1,4 +1,4 @@
-//! From what the files are to what they are to be, one rename at a time.
+//! Turns a plan into single steps, and applies each with one rename.
 
 use std::path::Path;
 
@@ -7,56 +7,48 @@ use inpod_cni_config::Directory;
 use crate::{
     error::ChainError,
     files::{self, ReplaceError},
-    plan::{Plan, Want},
+    plan::{FileState, Plan},
     record::Record,
 };
 
 /// One change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The file.
     pub name: String,
-    /// What is done.
-    pub act: Act,
-    /// Why.
+    pub action: Action,
     pub cause: Cause,
 }
 
-/// What is done to a file.
+/// Change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
-    /// It is put there, where there is none.
+pub enum Action {
     Create {
-        /// What it is to hold.
         content: Vec<u8>,
-        /// Its permissions, where there was such a file before.
+        /// Mode of the file, if there was one of this name before.
         mode: Option<u32>,
     },
-    /// It is replaced, if it still holds what was read of it.
+    /// Replaces a file, if it still has the expected content.
     Replace {
-        /// What was read of it.
         expected: Vec<u8>,
-        /// What it is to hold.
         content: Vec<u8>,
     },
-    /// It is taken away.
     Remove,
 }
 
-/// Why a file is changed.
+/// Reason of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// It was never changed before.
+    /// The file was never changed before.
     First,
-    /// It is as we left it, but is to be something else: the primary or a setting has changed.
+    /// The file is as inpod left it; the primary or a setting has changed.
     Followed,
-    /// Somebody has changed what we left.
+    /// Another component has changed what inpod wrote.
     TakenAway,
 }
 
 impl Cause {
-    /// The word in the metrics.
-    pub fn word(self) -> &'static str {
+    /// Returns the value of the metric's label.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::First => "first",
             Self::Followed => "followed",
@@ -65,23 +57,22 @@ impl Cause {
     }
 }
 
-/// The changes that a plan needs: what is put somewhere first, what is taken away last, so that a runtime finds one or
-/// the other at any time.
-pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
-    let step = |(name, want): (&String, &Want)| {
+/// Returns the steps that lead to a plan. Removals come last, so that runtimes find a network at any time.
+pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
+    let step = |(name, state): (&String, &FileState)| {
         let file = directory.file(name);
-        let act = match (want, file) {
-            (Want::Content(content), Some(file)) if file.content == *content => return None,
-            (Want::Content(content), None) => Act::Create {
+        let action = match (state, file) {
+            (FileState::Content(content), Some(file)) if file.content == *content => return None,
+            (FileState::Content(content), None) => Action::Create {
                 content: content.clone(),
                 mode: record.files.get(name).and_then(|known| known.mode),
             },
-            (Want::Content(content), Some(file)) => Act::Replace {
+            (FileState::Content(content), Some(file)) => Action::Replace {
                 expected: file.content.clone(),
                 content: content.clone(),
             },
-            (Want::Absent, Some(_)) => Act::Remove,
-            (Want::Absent, None) => return None,
+            (FileState::Absent, Some(_)) => Action::Remove,
+            (FileState::Absent, None) => return None,
         };
         let known = record.files.get(name);
         let cause = match known {
@@ -98,32 +89,32 @@ pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
         };
         Some(Step {
             name: name.clone(),
-            act,
+            action,
             cause,
         })
     };
-    let mut steps: Vec<_> = plan.wants.iter().filter_map(step).collect();
-    steps.sort_by_key(|step| matches!(step.act, Act::Remove));
+    let mut steps: Vec<_> = plan.files.iter().filter_map(step).collect();
+    steps.sort_by_key(|step| matches!(step.action, Action::Remove));
     steps
 }
 
-/// Makes one change.
+/// Applies one step to the directory.
 ///
 /// # Errors
 ///
-/// When it cannot be made, or the file's owner was faster.
-pub fn carry_out(dir: &Path, step: &Step) -> Result<(), ChainError> {
+/// If the change fails, or the file's owner was faster.
+pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let path = dir.join(&step.name);
     let write = |source| ChainError::Write {
         path: path.clone(),
         source,
     };
-    match &step.act {
-        Act::Create { content, mode } => {
-            files::put_with(dir, &step.name, content, *mode).map_err(write)
+    match &step.action {
+        Action::Create { content, mode } => {
+            files::write_with_mode(dir, &step.name, content, *mode).map_err(write)
         }
-        Act::Remove => files::remove_synced(dir, &step.name).map_err(write),
-        Act::Replace { expected, content } => files::replace(dir, &step.name, expected, content)
+        Action::Remove => files::remove_synced(dir, &step.name).map_err(write),
+        Action::Replace { expected, content } => files::replace(dir, &step.name, expected, content)
             .map_err(|error| match error {
                 ReplaceError::Raced => ChainError::Raced(path.clone()),
                 ReplaceError::Io(source) => write(source),

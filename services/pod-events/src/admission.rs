@@ -1,8 +1,8 @@
-//! How many ADDs are worked on at once, and in which order the others wait.
+//! Limits how many ADDs are processed concurrently, and orders the others by deadline.
 //!
-//! A turn covers the work of an ADD on this node: the claim, and the rules. It is laid down while the ADD waits for a
-//! ztunnel, so that ADDs whose ztunnel is away hold up nobody, and a node whose ztunnel comes back works on the most
-//! urgent ones first. Whoever ends a sandbox, looks or cleans up needs no turn.
+//! A permit covers the work of an ADD on this node: the claim and the rules. The ADD releases it while it waits for
+//! ztunnel, so that ADDs whose ztunnel is unavailable block no others, and when ztunnel returns the most urgent ADDs
+//! go first. DELs, reconciles and garbage collection need no permit.
 
 mod queue;
 
@@ -19,46 +19,45 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use queue::{Place, Queue};
+use queue::{Queue, Ticket};
 
-/// The least that a caller is told to wait who was refused.
-const COME_BACK: Duration = Duration::from_secs(1);
+/// Lower bound of the `retry_after` of a refused ADD.
+const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Refused at once is only who would be late even if the queue went as many times as fast as by its pace: of those ahead
-/// some leave, and a burst begins slower than it goes on.
-const DOUBT: u32 = 4;
+/// An ADD is refused at once only if it would be late even with the queue moving this many times faster than its mean
+/// duration suggests: some of those ahead leave the queue, and the first ADDs of a burst are the slowest.
+const ESTIMATE_TOLERANCE: u32 = 4;
 
-/// Gives turns, the earliest deadline first. Cheap to clone.
+/// Issues permits, earliest deadline first. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Admission(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     queue: Queue,
-    /// How those are told that wait.
-    called: HashMap<Place, oneshot::Sender<()>>,
+    /// Notified when a waiting ADD may start.
+    waiters: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
 impl State {
-    /// Has whoever is next work in place of one that stopped.
-    fn stop(&mut self) {
+    /// Ends one ADD's work and starts the next waiting ADD.
+    fn start_next(&mut self) {
         let next = self
             .queue
-            .stop()
-            .and_then(|place| self.called.remove(&place));
+            .finish()
+            .and_then(|ticket| self.waiters.remove(&ticket));
         if let Some(next) = next {
-            // One that is gone meanwhile stops in its turn.
+            // A waiter that is gone passes its permit on when it is dropped.
             next.send(()).unwrap_or_default();
         }
     }
 }
 
 impl Admission {
-    /// For as many at once.
     pub fn new(max: NonZeroUsize) -> Self {
         let state = State {
             queue: Queue::new(max),
-            called: HashMap::new(),
+            waiters: HashMap::new(),
         };
         Self(Arc::new(Mutex::new(state)))
     }
@@ -67,129 +66,125 @@ impl Admission {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many wait.
     pub fn waiting(&self) -> usize {
         self.lock().queue.waiting()
     }
 
-    /// How many are worked on.
     pub fn working(&self) -> usize {
         self.lock().queue.working()
     }
 
-    /// A turn, for one whose steps forward must begin before `until`. Dropped, it leaves the queue.
+    /// Waits for a permit, for an ADD whose work must begin before `until`. Dropping the future leaves the queue.
     ///
     /// # Errors
     ///
-    /// OVERLOADED: at once where what is ahead would take far longer, by what earlier turns took; at `until` where it
-    /// did.
-    pub async fn turn(&self, until: Instant) -> Result<Turn, Failure> {
-        let place = {
+    /// OVERLOADED: at once if the work ahead would take far longer than until `until`, by the mean duration of recent
+    /// ADDs; at `until` if no permit was free before.
+    pub async fn acquire(&self, until: Instant) -> Result<Permit, Failure> {
+        let ticket = {
             let mut state = self.lock();
-            let place = state.queue.place(until);
-            if Instant::now() + state.queue.wait(place) / DOUBT >= until {
-                return Err(refusal(&state.queue, place));
+            let ticket = state.queue.issue_ticket(until);
+            if Instant::now() + state.queue.estimated_wait(ticket) / ESTIMATE_TOLERANCE >= until {
+                return Err(refusal(&state.queue, ticket));
             }
-            place
+            ticket
         };
-        self.wait(place).await?;
-        Ok(Turn {
+        self.wait(ticket).await?;
+        Ok(Permit {
             admission: self.clone(),
-            place,
+            ticket,
             worked: Duration::ZERO,
             since: Some(Instant::now()),
         })
     }
 
-    async fn wait(&self, place: Place) -> Result<(), Failure> {
+    async fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
         let called = {
             let mut state = self.lock();
-            if state.queue.enter(place) {
+            if state.queue.start_or_enqueue(ticket) {
                 return Ok(());
             }
             let (call, called) = oneshot::channel();
-            state.called.insert(place, call);
+            state.waiters.insert(ticket, call);
             called
         };
         let mut waiting = Waiting {
             admission: self,
-            place: Some(place),
+            ticket: Some(ticket),
         };
-        // The sender lives in the queue for as long as the place is there.
-        if let Ok(Ok(())) = timeout_at(place.deadline, called).await {
-            waiting.place = None;
+        // The sender stays in `waiters` for as long as the ticket is queued.
+        if let Ok(Ok(())) = timeout_at(ticket.deadline, called).await {
+            waiting.ticket = None;
             return Ok(());
         }
-        let refused = refusal(&self.lock().queue, place);
+        let refused = refusal(&self.lock().queue, ticket);
         Err(refused)
     }
 }
 
-fn refusal(queue: &Queue, place: Place) -> Failure {
-    let (ahead, wait) = (queue.ahead(place), queue.wait(place));
+fn refusal(queue: &Queue, ticket: Ticket) -> Failure {
+    let (ahead, wait) = (queue.ahead(ticket), queue.estimated_wait(ticket));
     let message = format!(
-        "{ahead} ADDs are ahead, about {:.1} s of work, and the caller's time is over before",
+        "{ahead} ADDs are ahead, about {:.1} s of work: more than the time that the caller has left",
         wait.as_secs_f32()
     );
-    Failure::new(Reason::Overloaded, message).retry_after(wait.max(COME_BACK))
+    Failure::new(Reason::Overloaded, message).retry_after(wait.max(MIN_RETRY_AFTER))
 }
 
-/// One that waits. Dropped, it leaves the queue, or passes on the turn that it was just given.
+/// A waiting ADD. When dropped, it leaves the queue or passes on the permit that it was just granted.
 struct Waiting<'a> {
     admission: &'a Admission,
-    place: Option<Place>,
+    ticket: Option<Ticket>,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let Some(place) = self.place else {
+        let Some(ticket) = self.ticket else {
             return;
         };
         let mut state = self.admission.lock();
-        if state.queue.leave(place) {
-            state.called.remove(&place);
+        if state.queue.remove(ticket) {
+            state.waiters.remove(&ticket);
         } else {
-            state.stop();
+            state.start_next();
         }
     }
 }
 
-/// The right to work.
 #[derive(Debug)]
-pub struct Turn {
+pub struct Permit {
     admission: Admission,
-    place: Place,
+    ticket: Ticket,
     worked: Duration,
     since: Option<Instant>,
 }
 
-impl Turn {
-    /// Lays the turn down: somebody else is awaited.
-    pub fn rest(&mut self) {
+impl Permit {
+    pub fn release(&mut self) {
         if let Some(since) = self.since.take() {
             self.worked += since.elapsed();
-            self.admission.lock().stop();
+            self.admission.lock().start_next();
         }
     }
 
-    /// Takes it up again, in its place among those who wait.
+    /// Takes a slot again, queueing with the original ticket.
     ///
     /// # Errors
     ///
-    /// OVERLOADED, when its turn does not come in time.
-    pub async fn resume(&mut self) -> Result<(), Failure> {
+    /// OVERLOADED if no slot is free in time.
+    pub async fn reacquire(&mut self) -> Result<(), Failure> {
         if self.since.is_none() {
-            self.admission.wait(self.place).await?;
+            self.admission.wait(self.ticket).await?;
             self.since = Some(Instant::now());
         }
         Ok(())
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.rest();
-        self.admission.lock().queue.took(self.worked);
+        self.release();
+        self.admission.lock().queue.record_duration(self.worked);
     }
 }
 

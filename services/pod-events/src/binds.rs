@@ -1,10 +1,10 @@
-//! What a pod's applications bind, and what enrollment changes about who reaches them.
+//! The sockets that a pod's applications bind, and how enrollment changes who can reach them.
 //!
-//! Without a mesh a connection arrives at the pod's interface. In the mesh ztunnel takes it and connects to the same
-//! address and port from within the pod's netns, so that it arrives at loopback's. An address is therefore reached with
-//! the mesh exactly where it is reached without; what differs is a socket that is bound to the pod's interface.
+//! Without a mesh, a connection arrives at the pod's interface. In the mesh, ztunnel accepts it and connects to the
+//! same address and port from within the pod's netns, so that the connection arrives through loopback. The same
+//! addresses are reachable in both cases. Only sockets that are bound to the pod's interface behave differently.
 
-mod judge;
+mod classify;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,28 +15,24 @@ use inpod_proto::{Invalid, netconfig::v1 as netconfig, podevents::v1 as wire};
 
 use crate::pod::DeclaredPort;
 
-/// What a port speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
-/// A port of a pod.
 pub(crate) type Port = (Protocol, u16);
 
-/// A socket that takes what comes.
+/// A listening TCP socket or a bound UDP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub(crate) port: Port,
-    /// What it is bound to; unspecified for every address.
+    /// The bound address; unspecified for a wildcard bind.
     pub(crate) address: IpAddr,
-    /// Whether it takes IPv4 too, of an IPv6 socket.
+    /// True if an IPv6 socket accepts IPv4 as well.
     pub(crate) dual_stack: bool,
     pub(crate) uid: u32,
-    /// The index of the interface that it is bound to, if it is.
+    /// The index of the interface that the socket is bound to, if any.
     pub(crate) interface: Option<u32>,
 }
 
@@ -63,74 +59,75 @@ impl TryFrom<netconfig::Listener> for Socket {
     }
 }
 
-/// What ztunnel has to do with the ports that it listens on in a pod.
+/// The state of ztunnel's own ports in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ztunnel {
-    /// Nothing: the pod has a proxy of its own.
+    /// ztunnel never listens on them: the pod has a sidecar.
     Never,
-    /// It would need them.
+    /// ztunnel would listen on them if the pod were enrolled.
     Needs,
-    /// It has them, or is just taking or leaving them.
+    /// ztunnel listens on them, or is about to start or stop.
     Has,
 }
 
-/// A pod, as far as it matters to its sockets.
+/// The pod's addresses and ports that matter for its sockets.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// The pod's addresses.
+pub(crate) struct PodNetwork {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) ztunnel: Ztunnel,
 }
 
-/// Who speaks of a port.
+/// The references to a port: containers that declare it, and Services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct PortReferences {
     declared: bool,
     names: BTreeSet<String>,
     services: BTreeSet<String>,
 }
 
-/// The ports that are spoken of.
+/// The ports of a pod by number, with their references.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Spoken(BTreeMap<Port, Said>);
+pub(crate) struct PortIndex(BTreeMap<Port, PortReferences>);
 
-impl Spoken {
-    /// A container declares it.
-    pub(crate) fn declare(&mut self, port: &DeclaredPort) {
-        let said = self.0.entry((port.protocol, port.port)).or_default();
-        said.declared = true;
-        said.names.extend(port.name.clone());
+impl PortIndex {
+    pub(crate) fn add_container_port(&mut self, port: &DeclaredPort) {
+        let references = self.0.entry((port.protocol, port.port)).or_default();
+        references.declared = true;
+        references.names.extend(port.name.clone());
     }
 
-    /// A Service leads to it.
-    pub(crate) fn lead(&mut self, port: Port, service: &str) {
-        let said = self.0.entry(port).or_default();
-        said.services.insert(service.to_owned());
+    pub(crate) fn add_service(&mut self, port: Port, service: &str) {
+        let references = self.0.entry(port).or_default();
+        references.services.insert(service.to_owned());
     }
 
-    /// The ports of a pod that could not be looked into.
-    pub(crate) fn unseen(self) -> Vec<wire::PortBinds> {
+    /// Returns the ports of a pod that could not be inspected.
+    pub(crate) fn without_sockets(self) -> Vec<wire::PortBinds> {
         let all = self.0.into_iter();
-        all.map(|(port, said)| judge::spoken_of(port, said))
+        all.map(|(port, references)| classify::unclassified(port, references))
             .collect()
     }
 
-    /// The ports that are spoken of or listened on.
-    pub(crate) fn seen(mut self, sockets: Vec<Socket>, place: &Place) -> Vec<wire::PortBinds> {
+    /// Returns the ports that are referred to or bound.
+    pub(crate) fn with_sockets(
+        mut self,
+        sockets: Vec<Socket>,
+        network: &PodNetwork,
+    ) -> Vec<wire::PortBinds> {
         let mut by_port: BTreeMap<Port, Vec<Socket>> = BTreeMap::new();
         for socket in sockets {
             by_port.entry(socket.port).or_default().push(socket);
         }
-        if place.ztunnel == Ztunnel::Has {
-            by_port.retain(|port, _| !judge::is_ztunnels(*port));
+        if network.ztunnel == Ztunnel::Has {
+            by_port.retain(|port, _| !classify::is_ztunnel_port(*port));
         }
         for port in by_port.keys() {
             self.0.entry(*port).or_default();
         }
         let all = self.0.into_iter();
-        all.map(|(port, said)| {
+        all.map(|(port, references)| {
             let sockets = by_port.remove(&port).unwrap_or_default();
-            judge::port(port, said, &sockets, place)
+            classify::port(port, references, &sockets, network)
         })
         .collect()
     }

@@ -1,6 +1,6 @@
-//! What pod-events remembers of sandboxes: one file each, written before the first effect.
+//! The checkpoint of sandboxes: one file each, written before the first effect.
 //!
-//! The files live on tmpfs and name the boot: what an earlier boot left is of no sandbox that exists.
+//! The files live on tmpfs and carry the boot id: sandboxes of an earlier boot do not exist any more.
 
 mod file;
 mod intent;
@@ -20,92 +20,79 @@ use crate::{pod::Pod, redirection::Redirection};
 
 pub use intent::Intent;
 
-/// One sandbox, as far as it is known and as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The sandbox.
     pub sandbox: SandboxRef,
-    /// The pod it is of.
     pub pod: PodRef,
-    /// The pod's service account.
     pub service_account: ServiceAccountName,
-    /// What the plugin said of the netns.
+    /// The netns as the plugin reported it.
     pub netns: NetnsRef,
-    /// What netconfig proved of it.
+    /// The netns as netconfig verified it.
     pub netns_id: Option<NetnsId>,
-    /// The pod's addresses in it.
     pub addresses: Vec<IpAddr>,
-    /// The order of the last change.
+    /// Orders this change among others.
     pub revision: Revision,
-    /// How far it has come.
     pub intent: Intent,
-    /// What kubelet and runtime call the pod, where that is not its UID.
+    /// The pod's UID as kubelet and runtime know it, if it differs from the API server's.
     pub runtime_uid: Option<PodUid>,
-    /// Whether the pod was let through before the source knew it. UID and service account are guesses then: the
-    /// runtime's word, or where it said none the container's id; and `default`.
-    pub let_through: bool,
-    /// How its traffic is redirected, as it was applied last.
+    /// Set if the pod was admitted unenrolled before the source showed it. Its UID and service account are placeholders
+    /// then: the UID that the runtime passed or else the container id, and `default`.
+    pub admitted_unenrolled: bool,
+    /// The redirection as it was last applied.
     pub redirection: Redirection,
 }
 
 impl Record {
-    /// Whether it is of a pod that the source shows. A static pod keeps its sandbox when the pod that shows it is made
-    /// anew.
-    pub fn is_of(&self, pod: &Pod) -> bool {
+    /// Returns whether it belongs to a pod that the source shows. A static pod keeps its sandbox when its
+    /// mirror pod is recreated.
+    pub fn belongs_to(&self, pod: &Pod) -> bool {
         let by_hash = self.runtime_uid.is_some() && self.runtime_uid == pod.runtime_uid;
         let unnamed =
-            self.let_through && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
-        pod.is_called(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
+            self.admitted_unenrolled && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
+        pod.has_uid(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
     }
 
-    /// Whether a verb of the runtime about that sandbox is about this one. One that was found by its processes has no
-    /// network, and belongs to whichever network's verb names its container.
-    pub fn is_meant_by(&self, sandbox: &SandboxRef) -> bool {
+    /// Returns whether a CNI request for a sandbox refers to this record. A sandbox that was found by its processes has
+    /// no network name and matches requests of any network for its container.
+    pub fn matches_request(&self, sandbox: &SandboxRef) -> bool {
         let own = &self.sandbox;
         let found = own.network_name == NetworkName::default();
         own == sandbox
             || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
     }
 
-    /// Whether its traffic is redirected to the proxy in the pod, or about to be.
-    pub fn is_sidecars(&self) -> bool {
-        self.redirection.is_sidecar() && self.intent.is_held()
+    pub fn uses_sidecar(&self) -> bool {
+        self.redirection.is_sidecar() && self.intent.has_effects()
     }
 
-    /// Whether its redirection stands and is left to itself, as on a node that inpod has left: a pod with a sidecar
-    /// sends nothing in plain text for that.
-    pub fn is_let_alone(&self) -> bool {
-        let stands = matches!(self.intent, Intent::Enrolled { .. });
-        self.redirection.is_sidecar() && stands && self.netns_id.is_none()
+    /// Returns whether its redirection to a sidecar is in place but no longer managed, as after an uninstall: the rules
+    /// stay so that the pod sends nothing in plain text.
+    pub fn is_detached(&self) -> bool {
+        let is_applied = matches!(self.intent, Intent::Enrolled { .. });
+        self.redirection.is_sidecar() && is_applied && self.netns_id.is_none()
     }
 
-    /// Whether anything may be in place that is ours to look after.
-    pub fn is_looked_after(&self) -> bool {
-        self.intent.is_held() && !self.is_let_alone()
+    /// Returns whether anything may be in place that inpod has to maintain.
+    pub fn is_managed(&self) -> bool {
+        self.intent.has_effects() && !self.is_detached()
     }
 
-    /// Whether nobody knows yet where its netns is: it stands for a pod that another agent put into the mesh.
-    pub fn is_unfound(&self) -> bool {
-        matches!(self.intent, Intent::Inherited) && self.netns_id.is_none()
+    /// Returns whether it stands for a pod that another agent enrolled and whose netns is not known yet.
+    pub fn has_unknown_netns(&self) -> bool {
+        matches!(self.intent, Intent::Adopted) && self.netns_id.is_none()
     }
 }
 
-/// Why the checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// A file or the directory.
     #[error("cannot {act} checkpoint {}", .path.display())]
     Io {
-        /// What was attempted.
         act: &'static str,
-        /// The file or directory.
         path: PathBuf,
-        /// The cause.
         source: io::Error,
     },
 }
 
-/// The directory of the files.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
@@ -113,11 +100,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the directory and makes it where it is missing.
-    ///
-    /// # Errors
-    ///
-    /// When the directory cannot be made or the boot's id cannot be read.
+    /// Opens the directory, creating it if needed.
     pub fn open(directory: &Path) -> Result<Self, CheckpointError> {
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
         let boot_id = fs::read_to_string(boot).map_err(failed("read", boot))?;
@@ -128,14 +111,10 @@ impl Checkpoint {
         })
     }
 
-    /// Reads every record of this boot at start, and clears away what is none. What cannot be read is set aside, loudly,
-    /// and keeps no pod from its service.
-    ///
-    /// # Errors
-    ///
-    /// When the directory cannot be read.
+    /// Reads all records of this boot at startup and removes leftovers. Unreadable files are set aside with an error in
+    /// the log, so that they do not keep other pods from being served.
     pub fn load(&self) -> Result<BTreeMap<SandboxRef, Record>, CheckpointError> {
-        // A write that a crash cut short: its record was never in force.
+        // A crash interrupted this write, so the record was never in force.
         for path in self.files("tmp")? {
             fs::remove_file(&path).map_err(failed("remove", &path))?;
         }
@@ -148,7 +127,7 @@ impl Checkpoint {
                 }
                 Ok(None) => fs::remove_file(&path).map_err(failed("remove", &path))?,
                 Err(error) => {
-                    tracing::error!(path = %path.display(), %error, "Set an unreadable checkpoint aside");
+                    tracing::error!(path = %path.display(), %error, "Set aside an unreadable checkpoint file");
                     fs::rename(&path, path.with_extension("unreadable"))
                         .map_err(failed("set aside", &path))?;
                 }
@@ -157,17 +136,14 @@ impl Checkpoint {
         Ok(records)
     }
 
-    /// The records as they stand, while they are being written: what every intent says that effects may follow.
-    ///
-    /// # Errors
-    ///
-    /// When the directory cannot be read.
+    /// Reads the current records while others may be written. They cover every effect, because
+    /// intents are written first.
     pub fn records(&self) -> Result<Vec<Record>, CheckpointError> {
         let mut records = Vec::new();
         for path in self.files("json")? {
             match fs::read(&path) {
                 Ok(bytes) => records.extend(file::parse(&bytes, &self.boot_id).ok().flatten()),
-                // Removed meanwhile.
+                // Removed since the directory was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed("read", &path)(error)),
             }
@@ -186,28 +162,20 @@ impl Checkpoint {
         Ok(files)
     }
 
-    /// Writes a record, whole or not at all. No fsync: the directory is on tmpfs and outlives no power cut.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be written.
+    /// Writes a record atomically. No fsync: tmpfs does not survive a power failure anyway.
     pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
         let path = self.path(&record.sandbox);
         let temporary = path.with_extension("tmp");
         let written = fs::write(&temporary, file::render(record, &self.boot_id))
             .and_then(|()| fs::rename(&temporary, &path));
         if written.is_err() {
-            // A full file system gets back what a part of the file took; the first error is the one to tell.
+            // Free the space of a partial file when the file system is full; report only the first error.
             let _ignored = fs::remove_file(&temporary);
         }
         written.map_err(failed("write", &path))
     }
 
-    /// Forgets a sandbox; one that is unknown succeeds.
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be removed.
+    /// Removes a sandbox's record, if there is one.
     pub fn remove(&self, sandbox: &SandboxRef) -> Result<(), CheckpointError> {
         let path = self.path(sandbox);
         match fs::remove_file(&path) {
@@ -216,7 +184,8 @@ impl Checkpoint {
         }
     }
 
-    /// Long ids are cut: a file name holds 255 bytes. The FNV-1a hash of the whole keeps names apart.
+    /// Returns a sandbox's file. Long container ids are cut, because a file name holds 255 bytes; an FNV-1a hash of the
+    /// whole sandbox name keeps files apart.
     fn path(&self, sandbox: &SandboxRef) -> PathBuf {
         let name = sandbox.to_string();
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

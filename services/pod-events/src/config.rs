@@ -1,5 +1,3 @@
-//! The settings of pod-events.
-
 use std::{
     net::SocketAddr,
     num::NonZeroUsize,
@@ -20,7 +18,6 @@ use crate::{
     ztunnels::Selector,
 };
 
-/// The settings of this service alone.
 pub const KEYS: &[Key] = &[
     Key {
         name: "node_name",
@@ -35,7 +32,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "kubeconfig",
         default: Some(""),
-        help: "How pods_from=kubernetes reaches the API server: a kubeconfig file; none: as the pod's service account",
+        help: "Kubeconfig file for pods_from=kubernetes; empty: the pod's service account",
     },
     Key {
         name: "exclude_namespaces",
@@ -45,22 +42,22 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "enablement_selectors",
         default: Some(keys::ISTIO_SELECTORS),
-        help: "Which pods join the mesh: YAML or JSON, a list of {podSelector, namespaceSelector} as Kubernetes' LabelSelectors; a pod joins where both selectors of any entry match, and one that is left out matches everything",
+        help: "Which pods join the mesh: YAML or JSON, a list of {podSelector, namespaceSelector} with Kubernetes LabelSelectors; a pod joins if both selectors of any entry match, and a selector that is left out matches everything",
     },
     Key {
         name: "pods_may",
         default: Some(""),
-        help: "What any pod may ask for by its annotations that takes traffic past ztunnel: exclude, keep-existing, with commas between them; a namespace's annotation inpod.io/allow permits more to its pods",
+        help: "What any pod may request by its annotations although the traffic then bypasses ztunnel: exclude, keep-existing, separated by commas; a namespace's annotation inpod.io/allow permits more to its pods",
     },
     Key {
         name: "dns_capture",
         default: Some("false"),
-        help: "Whether name resolution of pods goes to ztunnel (true or false); a pod's annotation ambient.istio.io/dns-capture says otherwise",
+        help: "Whether DNS of pods is redirected to ztunnel (true or false); a pod's annotation ambient.istio.io/dns-capture overrides it",
     },
     Key {
         name: "ipv6_capture",
         default: Some("auto"),
-        help: "Whether IPv6 of pods is captured: auto (where a pod has it), on (a pod without it is refused) or off",
+        help: "Whether IPv6 of pods is captured: auto (if a pod has it), on (pods without it are refused) or off",
     },
     Key {
         name: "inbound_capture",
@@ -70,22 +67,22 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "sidecar_redirection",
         default: Some("true"),
-        help: "Whether the traffic of pods into which Istio has injected a sidecar is redirected to it (true or false); what is redirected stays so until its sandbox ends",
+        help: "Whether the traffic of pods with an injected Istio sidecar is redirected to it (true or false); an existing redirection stays until the sandbox ends",
     },
     Key {
         name: "sidecar_owner_groups",
         default: Some("*"),
-        help: "Groups whose outbound traffic alone is captured in pods with a sidecar: numbers, with commas between them, or * for all",
+        help: "Group ids whose outbound traffic is captured in pods with a sidecar, separated by commas, or * for all",
     },
     Key {
         name: "sidecar_excluded_owner_groups",
         default: Some(""),
-        help: "Groups whose outbound traffic is not captured in pods with a sidecar: numbers, with commas between them",
+        help: "Group ids whose outbound traffic is not captured in pods with a sidecar, separated by commas",
     },
     Key {
         name: "sidecar_loopback_network",
         default: Some("127.0.0.1/32"),
-        help: "What of 127.0.0.0/8 is a pod's own loopback, which is not captured in pods with a sidecar; 127.0.0.6 may not be in it",
+        help: "The part of 127.0.0.0/8 that is a pod's own loopback and not captured in pods with a sidecar; it may not contain 127.0.0.6",
     },
     Key {
         name: "propagation_wait_seconds",
@@ -95,12 +92,12 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "drain_grace_seconds",
         default: Some("60"),
-        help: "How long captured connections of a pod that leaves the mesh may go on",
+        help: "How long captured connections of a pod that leaves the mesh may continue",
     },
     Key {
         name: "listener_check_seconds",
         default: Some("60"),
-        help: "About how often it is looked whether ztunnel still listens in the netns of each pod; 0 for never",
+        help: "Mean interval of the checks that ztunnel still listens in the netns of each pod; 0 disables them",
     },
     Key {
         name: "ready_needs_ztunnel",
@@ -110,54 +107,49 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "plugin_state_dir",
         default: Some("/var/lib/inpod/plugin"),
-        help: "The plugin's stateDir: what it writes down while pod-events is away, and what it reads then",
+        help: "The plugin's stateDir, with what it spools while pod-events is away and the lists that it reads then",
     },
     Key {
         name: "ztunnel_pods",
         default: Some("istio-system/app=ztunnel"),
-        help: "Which pods are ztunnels, as NAMESPACE/LABEL=VALUE: ztunnel-broker serves those of this node and no other process",
+        help: "The ztunnel pods, as NAMESPACE/LABEL=VALUE: ztunnel-broker serves those of this node and no other process",
     },
     Key {
         name: "metrics_address",
         default: Some("127.0.0.1:15014"),
-        help: "Where GET /metrics answers with the metrics of all services of the node; empty for nowhere",
+        help: "Address of the HTTP endpoint /metrics with the metrics of all services of the node; empty disables it",
     },
     Key {
         name: "leave_file",
         default: Some("/etc/inpod/leave/mode"),
-        help: "File that says whether inpod is to leave the node: uninstall (every pod is withdrawn), handover (everything stays for another agent); empty where it stays; a missing one changes nothing",
+        help: "File that requests inpod to leave the node: uninstall (withdraws every pod) or handover (leaves everything to another agent); an empty file requests that it stays; a missing file changes nothing",
     },
     Key {
         name: "receipt_file",
         default: Some("/dev/termination-log"),
-        help: "Where one line tells that it has left",
+        help: "File for the one-line receipt of a completed uninstall or handover",
     },
     Key {
         name: "max_adds",
         default: Some("4"),
-        help: "How many ADDs of pods of the mesh are worked on at once; the others wait, the earliest deadline first",
+        help: "How many ADDs of pods of the mesh are processed at once; the others wait, earliest deadline first",
     },
     Key {
         name: "istio_metrics",
         default: Some("false"),
-        help: "Whether metrics are also counted under the names of Istio's node agent (true or false)",
+        help: "Whether metrics are also exposed under the names of Istio's node agent (true or false)",
     },
 ];
 
-/// What the settings say.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// This node.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub node_name: NodeName,
-    /// Where pods come from.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub pods_from: PodsFrom,
     kubeconfig: PathBuf,
-    /// Namespaces whose pods are never enrolled.
     #[serde(deserialize_with = "inpod_service::list")]
     pub exclude_namespaces: Vec<NamespaceName>,
-    /// Who joins the mesh.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub enablement_selectors: Selectors,
     #[serde(deserialize_with = "inpod_service::list")]
@@ -177,30 +169,22 @@ pub struct Config {
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
     listener_check_seconds: u32,
-    /// Whether readiness waits for a ztunnel.
     pub ready_needs_ztunnel: bool,
-    /// The plugin's `stateDir`.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_state_dir: PathBuf,
-    /// Which pods are ztunnels.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub ztunnel_pods: Selector,
-    /// Where metrics are read.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub metrics_address: MetricsAddress,
-    /// What says whether inpod is to leave the node.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
-    /// Where it is told that it has.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
-    /// How many ADDs are worked on at once.
     pub max_adds: NonZeroUsize,
-    /// Whether the incumbent's metrics are kept, too.
     pub istio_metrics: bool,
 }
 
-/// An address and port, or nothing.
+/// The address of the metrics endpoint; `None` disables it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub Option<SocketAddr>);
 
@@ -219,29 +203,26 @@ impl FromStr for MetricsAddress {
 }
 
 impl Config {
-    /// How the API server is reached; `None`: as the pod's service account.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
     }
 
-    /// Who joins the mesh of a node that inpod stays on.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
             selectors: &self.enablement_selectors,
             excluded: &self.exclude_namespaces,
             pods_may: self.pods_may(),
             sidecars: self.sidecar_redirection,
-            is_left: false,
+            is_uninstalling: false,
         }
     }
 
-    /// What any pod may ask for.
     pub fn pods_may(&self) -> Permissions {
         self.pods_may.iter().copied().collect()
     }
 
-    /// What is captured of every pod.
+    /// Returns the node-wide part of every pod's redirection.
     pub fn capture(&self) -> Capture {
         Capture {
             dns: self.dns_capture,
@@ -255,29 +236,24 @@ impl Config {
         }
     }
 
-    /// How long peers may need to learn that a pod leaves.
     pub fn propagation_wait(&self) -> Duration {
         Duration::from_secs(self.propagation_wait_seconds.into())
     }
 
-    /// About how often listeners are looked at; `None`: never.
+    /// Returns the mean interval of listener checks; `None` disables them.
     pub fn listener_check(&self) -> Option<Duration> {
         let seconds = self.listener_check_seconds;
         (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     }
 
-    /// How long captured connections of a leaving pod may go on.
     pub fn drain_grace(&self) -> Duration {
         Duration::from_secs(self.drain_grace_seconds.into())
     }
 }
 
-/// Where pods come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodsFrom {
-    /// The API server.
     Kubernetes,
-    /// A directory of manifests.
     Directory(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! Whether a pod belongs to the mesh: a pure function of what is known of it.
+//! Decides whether a pod belongs to the mesh: a pure function of what is known of it.
 
 mod inputs;
 mod selector;
@@ -13,30 +13,24 @@ use crate::{
 
 pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 
-/// What was decided of a pod, and from what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What the pod should be.
     pub enrollment: Enrollment,
-    /// Why.
     pub reason: Reason,
-    /// What was looked at, name and value.
+    /// Everything that was considered, as name and value.
     pub inputs: Vec<(String, String)>,
 }
 
-/// What the node's settings say of who joins, and how.
+/// The node's settings on which pods join, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
-    /// Who joins.
     pub selectors: &'a Selectors,
-    /// Namespaces whose pods never do.
     pub excluded: &'a [NamespaceName],
-    /// What pods may ask for.
     pub pods_may: Permissions,
-    /// Whether the traffic of pods with a sidecar is redirected to it.
+    /// The setting `sidecar_redirection`: pods with a sidecar are redirected to it.
     pub sidecars: bool,
-    /// Whether inpod is being taken off the node: no pod joins then.
-    pub is_left: bool,
+    /// During an uninstall no pod joins.
+    pub is_uninstalling: bool,
 }
 
 impl Policy<'_> {
@@ -45,21 +39,21 @@ impl Policy<'_> {
     }
 }
 
-/// Decides of a pod from all that is known: never with the node's network, with a sidecar to that or not at all, then as
-/// the selectors say. Unknown only where the labels of its namespace would decide, and nothing is known of them.
+/// Decides on a pod: pods on the host network never join, pods with a sidecar are redirected to that or not at all, and
+/// the selectors decide on the others. Unknown only if the labels of the namespace would decide and are not known.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
-    let is_known = !inventory.is_silent_on(&namespace.name);
+    let is_known = !inventory.is_namespace_unknown(&namespace.name);
     decide(pod, &namespace, is_known, policy)
 }
 
-/// Where the namespace is not known, `namespace` is a bare one.
+/// If the namespace is not known, `namespace` has no labels.
 fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
-    let decided = never(pod, namespace, policy).or_else(|| by_injection(pod, policy));
+    let decided = excluded_reason(pod, namespace, policy).or_else(|| by_injection(pod, policy));
     let reason = decided.unwrap_or_else(|| by_labels(pod, selected));
-    let reason = if policy.is_left {
-        staying_out(reason)
+    let reason = if policy.is_uninstalling {
+        during_uninstall(reason)
     } else {
         reason
     };
@@ -74,24 +68,24 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
             Enrollment::None
         },
         reason,
-        inputs: inputs::of(pod, namespace, is_known, selected, policy),
+        inputs: inputs::collect(pod, namespace, is_known, selected, policy),
     }
 }
 
-/// Whether a pod starts of which it is not known whether it is to be in the mesh.
+/// The policy for pods of which it is unknown whether it is to be in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnknown {
-    /// It starts outside the mesh, written down.
+    /// It is admitted unenrolled, and recorded.
     Open,
-    /// It has to wait.
     Closed,
 }
 
-/// What becomes of such a pod: what its namespace says, as far as that was ever seen; else it waits where its namespace
-/// may have pods in the mesh. `is_listed` is `None` where nobody ever wrote down which namespaces have.
+/// Decides on a pod whose decision is unknown: by its namespace's annotation if one was ever seen; otherwise
+/// the pod waits if its namespace may have pods in the mesh. `is_listed` is `None` if no list of such
+/// namespaces was ever written.
 pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
-    let said = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
-    match said {
+    let value = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
+    match value {
         Some(keys::ON_UNKNOWN_OPEN) => OnUnknown::Open,
         Some(keys::ON_UNKNOWN_CLOSED) => OnUnknown::Closed,
         Some(_) | None if is_listed == Some(false) => OnUnknown::Open,
@@ -99,8 +93,8 @@ pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnU
     }
 }
 
-/// Why a pod stays out whatever its labels.
-fn never(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
+/// Returns why a pod stays outside whatever its labels.
+fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
     if pod.host_network {
         Some(Reason::HostNetwork)
     } else if pod.terminal {
@@ -112,7 +106,7 @@ fn never(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason
     }
 }
 
-/// A pod that an injector has been at is never ambient.
+/// Decides on a pod that an injector has processed; it is never ambient.
 fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     let injection = pod.injection.as_ref()?;
     Some(if policy.sidecars && injection.skip().is_none() {
@@ -122,8 +116,8 @@ fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     })
 }
 
-/// Nobody joins a node that is left, and nobody has to wait there until more is known.
-fn staying_out(reason: Reason) -> Reason {
+/// No pod joins during an uninstall, and none waits until more is known.
+fn during_uninstall(reason: Reason) -> Reason {
     let joins_or_may = matches!(
         reason,
         Reason::LabelOnPod
@@ -143,9 +137,9 @@ fn by_labels(pod: &Pod, selected: Selected) -> Reason {
     match selected {
         Selected::By { by_namespace, .. } if by_namespace => Reason::LabelOnNamespace,
         Selected::By { .. } => Reason::LabelOnPod,
-        Selected::Depends => Reason::NamespaceUnknown,
-        Selected::Not { but_for_the_pod }
-            if but_for_the_pod && mode == Some(keys::DATAPLANE_MODE_NONE) =>
+        Selected::Unknown => Reason::NamespaceUnknown,
+        Selected::Not { namespace_matches }
+            if namespace_matches && mode == Some(keys::DATAPLANE_MODE_NONE) =>
         {
             Reason::OptedOut
         }

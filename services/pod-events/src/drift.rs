@@ -1,4 +1,4 @@
-//! What was found not to be as it was left, how often, and when to stop mending it at once.
+//! Kinds of drift, how often they occurred, and the backoff of repairs.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -10,21 +10,19 @@ use tokio::time::Instant;
 
 use crate::metrics::Metric;
 
-/// What was found.
+/// A difference between what was applied and what is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum DriftKind {
     /// None of our rules are left.
     Flushed,
-    /// Other rules of ours, as of an earlier release, or of another redirection.
+    /// A different set of our rules, as from an earlier release or another redirection.
     Replaced,
-    /// Our rules, and something of them is missing, changed, or more.
+    /// Some of our rules are missing, changed or additional.
     Changed,
-    /// ztunnel does not listen any more.
     ListenerLost,
 }
 
-impl Kind {
-    /// Every kind.
+impl DriftKind {
     pub const ALL: [Self; 4] = [
         Self::Flushed,
         Self::Replaced,
@@ -32,8 +30,8 @@ impl Kind {
         Self::ListenerLost,
     ];
 
-    /// What it is of rules that are not those applied, by what netconfig sees in the netns.
-    pub fn of(fingerprint: &str, intact: bool) -> Self {
+    /// Classifies rules that differ from those applied, by what netconfig observes in the netns.
+    pub fn classify(fingerprint: &str, intact: bool) -> Self {
         match (fingerprint.is_empty(), intact) {
             (true, _) => Self::Flushed,
             (false, true) => Self::Replaced,
@@ -41,7 +39,6 @@ impl Kind {
         }
     }
 
-    /// The word for it in metrics and for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flushed => "flushed",
@@ -52,85 +49,75 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DriftKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// How often each kind was found of one pod.
-pub type Drift = BTreeMap<Kind, u64>;
+pub type Drift = BTreeMap<DriftKind, u64>;
 
-/// What was repaired.
 pub(crate) const DRIFT: Metric = Metric {
     name: "drift",
     labels: "kind",
-    help: "What was found of enrolled pods not to be as it was left, and was mended",
+    help: "Repairs of enrolled pods whose rules or listeners had drifted",
 };
 
-/// How often each kind was repaired on this node. Cheap to clone.
+/// The number of repairs on this node, by kind. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs(Family<[(&'static str, &'static str); 1], Counter>);
 
 impl Repairs {
-    /// Declares the metric. Each kind is there from the start, at nought.
     pub fn register(&self, registry: &mut Registry) {
-        for kind in Kind::ALL {
+        for kind in DriftKind::ALL {
             self.0.get_or_create(&[("kind", kind.name())]).inc_by(0);
         }
         registry.register(DRIFT.name, DRIFT.help, self.0.clone());
     }
 
-    /// Counts a repair.
-    pub fn count(&self, kind: Kind) {
+    pub fn count(&self, kind: DriftKind) {
         self.0.get_or_create(&[("kind", kind.name())]).inc();
     }
 }
 
-/// So many repairs of a pod in a row are made at once.
-const FREE: u32 = 5;
+/// The number of consecutive repairs that are made without delay.
+const IMMEDIATE_REPAIRS: u32 = 5;
 
-/// Repairs are in a row that are closer to each other than this, beside twice the time that the last one had to wait.
-const ROW: Duration = Duration::from_secs(60);
+/// Repairs count as consecutive if less than this plus twice the last delay is between them.
+const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
-/// Beyond the free ones, the first wait and the longest. It doubles with each repair.
-const HOLD: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(300)];
+/// Bounds of the delay after the immediate repairs; it doubles with each further repair.
+const MIN_DELAY: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// Keeps a pod's repairs from becoming a fight with another agent that undoes them.
+/// Slows repairs down when another agent keeps undoing them.
 #[derive(Clone, Debug, Default)]
-pub struct Brake {
-    in_a_row: u32,
+pub struct RepairBackoff {
+    repairs: u32,
     last: Option<Instant>,
 }
 
-impl Brake {
-    /// A repair was made.
-    pub fn mended(&mut self, now: Instant) {
-        self.in_a_row = if self.is_row_over(now) {
-            0
-        } else {
-            self.in_a_row
-        }
-        .saturating_add(1);
+impl RepairBackoff {
+    pub fn record_repair(&mut self, now: Instant) {
+        self.repairs = if self.is_quiet(now) { 0 } else { self.repairs }.saturating_add(1);
         self.last = Some(now);
     }
 
-    /// Until when the next repair is to wait; `None`: it is made at once.
-    pub fn holds_until(&self, now: Instant) -> Option<Instant> {
+    /// Returns until when the next repair is delayed; `None` if it may be made now.
+    pub fn delayed_until(&self, now: Instant) -> Option<Instant> {
         let until = self.last? + self.wait();
         (until > now).then_some(until)
     }
 
     fn wait(&self) -> Duration {
-        let [first, longest] = HOLD;
-        let held = self.in_a_row.checked_sub(FREE);
-        held.map_or(Duration::ZERO, |held| {
-            first.saturating_mul(1 << held.min(8)).min(longest)
+        let delayed = self.repairs.checked_sub(IMMEDIATE_REPAIRS);
+        delayed.map_or(Duration::ZERO, |delayed| {
+            MIN_DELAY.saturating_mul(1 << delayed.min(8)).min(MAX_DELAY)
         })
     }
 
-    fn is_row_over(&self, now: Instant) -> bool {
-        let quiet = ROW + self.wait() * 2;
+    fn is_quiet(&self, now: Instant) -> bool {
+        let quiet = QUIET_PERIOD + self.wait() * 2;
         self.last
             .is_none_or(|last| now.duration_since(last) >= quiet)
     }
@@ -140,13 +127,13 @@ impl Brake {
 mod tests {
     use super::*;
 
-    /// How many of the repairs that are wanted each second are made in so many seconds.
-    async fn made_in(brake: &mut Brake, seconds: u64) -> usize {
+    /// Returns how many repairs are made if one is needed every second.
+    async fn made_in(repair_backoff: &mut RepairBackoff, seconds: u64) -> usize {
         let mut made = 0;
         for _ in 0..seconds {
             tokio::time::advance(Duration::from_secs(1)).await;
-            if brake.holds_until(Instant::now()).is_none() {
-                brake.mended(Instant::now());
+            if repair_backoff.delayed_until(Instant::now()).is_none() {
+                repair_backoff.record_repair(Instant::now());
                 made += 1;
             }
         }
@@ -155,37 +142,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_few_repairs_are_made_at_once_and_a_fight_is_slowed_down() {
-        let mut brake = Brake::default();
-        assert_eq!(made_in(&mut brake, 5).await, 5);
-        let next_minute = made_in(&mut brake, 60).await;
+        let mut repair_backoff = RepairBackoff::default();
+        assert_eq!(made_in(&mut repair_backoff, 5).await, 5);
+        let next_minute = made_in(&mut repair_backoff, 60).await;
         assert!((1..=3).contains(&next_minute), "{next_minute}");
-        let next_hour = made_in(&mut brake, 3600).await;
+        let next_hour = made_in(&mut repair_backoff, 3600).await;
         assert!((10..=20).contains(&next_hour), "{next_hour}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn after_a_quiet_time_repairs_are_made_at_once_again() {
-        let mut brake = Brake::default();
-        made_in(&mut brake, 600).await;
+        let mut repair_backoff = RepairBackoff::default();
+        made_in(&mut repair_backoff, 600).await;
         tokio::time::advance(Duration::from_secs(1000)).await;
-        assert_eq!(brake.holds_until(Instant::now()), None);
-        assert_eq!(made_in(&mut brake, 4).await, 4);
+        assert_eq!(repair_backoff.delayed_until(Instant::now()), None);
+        assert_eq!(made_in(&mut repair_backoff, 4).await, 4);
     }
 
     #[tokio::test(start_paused = true)]
     async fn repairs_that_are_far_apart_are_never_held() {
-        let mut brake = Brake::default();
+        let mut repair_backoff = RepairBackoff::default();
         for _ in 0..100 {
-            tokio::time::advance(ROW).await;
-            assert_eq!(brake.holds_until(Instant::now()), None);
-            brake.mended(Instant::now());
+            tokio::time::advance(QUIET_PERIOD).await;
+            assert_eq!(repair_backoff.delayed_until(Instant::now()), None);
+            repair_backoff.record_repair(Instant::now());
         }
     }
 
     #[test]
     fn what_netconfig_sees_is_of_a_kind() {
-        assert_eq!(Kind::of("", false), Kind::Flushed);
-        assert_eq!(Kind::of("f", true), Kind::Replaced);
-        assert_eq!(Kind::of("f", false), Kind::Changed);
+        assert_eq!(DriftKind::classify("", false), DriftKind::Flushed);
+        assert_eq!(DriftKind::classify("f", true), DriftKind::Replaced);
+        assert_eq!(DriftKind::classify("f", false), DriftKind::Changed);
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of a pod, put into words for people.
+//! Describes pods to operators.
 
 mod bypass;
 mod next_step;
@@ -10,24 +10,24 @@ use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
 use inpod_service::Readiness;
 use inpod_types::{Enrollment, Failure, PodRef, PodUid, Reason};
 
-pub(crate) use report::{Seen, ztunnels};
+pub(crate) use report::{ServiceReports, ztunnels};
 
 use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
-    drift::Kind,
-    outputs::wish::Standing,
+    drift::DriftKind,
     pod::Pod,
     registry::Registry,
     source::{Inventory, PodKey},
+    status::desired::PodStatus,
     task::{Shared, View},
     timeline::Entry,
 };
 
-/// Everything that pod-events itself knows of a pod.
+/// All that pod-events itself knows of a pod.
 #[derive(Debug)]
-pub(crate) struct Known {
-    /// The pod: as the source shows it, else as the checkpoint has it.
+pub(crate) struct PodInfo {
+    /// The pod as the source shows it, or else as the checkpoint records it.
     pub(crate) pod: PodRef,
     key: PodKey,
     decision: Decision,
@@ -35,22 +35,25 @@ pub(crate) struct Known {
     inventory: Arc<Inventory>,
 }
 
-/// What is known of a pod; `None` where neither source nor checkpoint knows it.
-pub(crate) fn known(shared: &Shared, registry: &Registry, key: &PodKey) -> Option<Known> {
+/// Returns what is known of a pod, or `None` if neither the source nor the checkpoint knows it.
+pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Option<PodInfo> {
     let view = registry.view(key).unwrap_or_default();
     let inventory = shared.source.inventory();
     let shown = inventory.pod(key);
     let pod = shown
         .map(|pod| pod.pod.clone())
         .or_else(|| Some(view.records.last()?.pod.clone()))?;
-    let guessed = view.records.last().is_some_and(|record| record.let_through);
-    let unanswered = inventory.namespaces_exist && !inventory.is_complete();
+    let is_unconfirmed = view
+        .records
+        .last()
+        .is_some_and(|record| record.admitted_unenrolled);
+    let is_incomplete = inventory.namespaces_required && !inventory.is_complete();
     let decision = match shown {
         Some(pod) => shared.decide(pod),
-        None if guessed || unanswered => undecided(),
-        None => gone(),
+        None if is_unconfirmed || is_incomplete => undecided(),
+        None => pod_gone(),
     };
-    Some(Known {
+    Some(PodInfo {
         pod,
         key: key.clone(),
         decision,
@@ -59,8 +62,8 @@ pub(crate) fn known(shared: &Shared, registry: &Registry, key: &PodKey) -> Optio
     })
 }
 
-/// A pod that the source does not show (any more).
-fn gone() -> Decision {
+/// The decision for a pod that the source does not show (any more).
+fn pod_gone() -> Decision {
     Decision {
         enrollment: Enrollment::None,
         reason: Reason::PodUnknown,
@@ -68,7 +71,7 @@ fn gone() -> Decision {
     }
 }
 
-/// A pod of which Kubernetes has not said anything (yet).
+/// The decision for a pod while the source is incomplete.
 fn undecided() -> Decision {
     Decision {
         enrollment: Enrollment::Unknown,
@@ -77,25 +80,24 @@ fn undecided() -> Decision {
     }
 }
 
-impl Known {
-    /// The record of its current sandbox.
+impl PodInfo {
     pub(crate) fn current(&self) -> Option<&Record> {
         self.view.records.last()
     }
 
-    /// Whether a runtime or a person who says this UID means it.
-    pub(crate) fn is_called(&self, uid: &PodUid) -> bool {
+    /// Returns whether this is the pod's UID, by the source or by the checkpoint.
+    pub(crate) fn has_uid(&self, uid: &PodUid) -> bool {
         let of_record = |record: &Record| record.pod.uid == *uid;
-        self.shown().is_some_and(|pod| pod.is_called(uid)) || self.current().is_some_and(of_record)
+        self.shown().is_some_and(|pod| pod.has_uid(uid)) || self.current().is_some_and(of_record)
     }
 
-    /// The pod as the source shows it.
     pub(crate) fn shown(&self) -> Option<&Pod> {
         self.inventory.pod(&self.key)
     }
 
-    fn is_let_through(&self) -> bool {
-        self.current().is_some_and(|record| record.let_through)
+    fn is_admitted_unenrolled(&self) -> bool {
+        self.current()
+            .is_some_and(|record| record.admitted_unenrolled)
     }
 
     fn failure(&self) -> Option<types::Failure> {
@@ -107,8 +109,7 @@ impl Known {
     }
 }
 
-/// A pod in a line.
-pub(crate) fn summary(known: &Known) -> wire::PodSummary {
+pub(crate) fn summary(known: &PodInfo) -> wire::PodSummary {
     wire::PodSummary {
         pod: Some((&known.pod).into()),
         desired: types::Enrollment::from(known.decision.enrollment).into(),
@@ -116,26 +117,26 @@ pub(crate) fn summary(known: &Known) -> wire::PodSummary {
         state: state(known.current()).into(),
         sandbox: known.current().map(|record| (&record.sandbox).into()),
         last_failure: known.failure(),
-        let_through: known.is_let_through(),
+        let_through: known.is_admitted_unenrolled(),
         since: known.view.since.map(Into::into),
         next_attempt_at: known.view.next_attempt.map(Into::into),
     }
 }
 
-/// A pod in full, with what the other services see of it.
-pub(crate) fn answer(known: &Known, seen: Seen) -> wire::ExplainPodResponse {
+/// Explains a pod in full, with the reports of the other services.
+pub(crate) fn response(known: &PodInfo, reports: ServiceReports) -> wire::ExplainPodResponse {
     let (decision, view, current) = (&known.decision, &known.view, known.current());
     let reason = |failure: &Failure| failure.reason;
-    let blamed = view.failure.as_ref().map_or(decision.reason, reason);
+    let cause = view.failure.as_ref().map_or(decision.reason, reason);
     let state = state(current);
-    let unavailable = seen.unavailable();
-    let ztunnels = seen.ztunnels(current);
-    let rules = seen.rules();
+    let unavailable = reports.unavailable();
+    let ztunnels = reports.ztunnels(current);
+    let rules = reports.rules();
     wire::ExplainPodResponse {
         pod: Some((&known.pod).into()),
         desired: types::Enrollment::from(decision.enrollment).into(),
         reason: decision.reason.number(),
-        remedy: blamed.remedy().to_owned(),
+        remedy: cause.remedy().to_owned(),
         inputs: inputs(decision, current),
         state: state.into(),
         last_failure: known.failure(),
@@ -147,26 +148,31 @@ pub(crate) fn answer(known: &Known, seen: Seen) -> wire::ExplainPodResponse {
         rules,
         ztunnels,
         timeline: view.timeline.entries().map(entry).collect(),
-        redirection_annotation: annotation(known),
+        redirection_annotation: expected_annotation(known),
         shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
-        next_step: next_step::words(view).to_owned(),
+        next_step: next_step::describe(view).to_owned(),
         drift: known.view.drift.iter().map(drift).collect(),
         unavailable,
     }
 }
 
-/// What was looked at, and what holds whatever is decided.
+/// Returns the inputs of the decision, and whether the sandbox stays redirected to a sidecar regardless of it.
 fn inputs(decision: &Decision, current: Option<&Record>) -> Vec<wire::Input> {
-    let stands = |record: &&Record| {
+    let sidecar_redirection = |record: &&Record| {
         let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
         is_enrolled && record.redirection.is_sidecar()
     };
-    let stands = current.filter(stands).map(|_| wire::Input {
+    let sidecar_redirection = current.filter(sidecar_redirection).map(|_| wire::Input {
         name: "sandbox is redirected".to_owned(),
         value: "to the pod's sidecar, until the sandbox ends".to_owned(),
     });
-    decision.inputs.iter().map(input).chain(stands).collect()
+    decision
+        .inputs
+        .iter()
+        .map(input)
+        .chain(sidecar_redirection)
+        .collect()
 }
 
 fn input((name, value): &(String, String)) -> wire::Input {
@@ -182,16 +188,15 @@ fn addresses(record: &Record) -> Vec<String> {
     addresses_to(&record.addresses)
 }
 
-fn shown_annotation(known: &Known) -> String {
+fn shown_annotation(known: &PodInfo) -> String {
     let shown = known.shown().and_then(|pod| pod.redirection.clone());
     shown.unwrap_or_default()
 }
 
-/// Where a pod stands, by its current sandbox.
 pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     match current.map(|record| &record.intent) {
         None | Some(Intent::Out) => wire::PodState::Out,
-        Some(Intent::Enrolling | Intent::Inherited) => wire::PodState::Enrolling,
+        Some(Intent::Enrolling | Intent::Adopted) => wire::PodState::Enrolling,
         Some(Intent::Enrolled { .. }) => wire::PodState::Enrolled,
         Some(Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. }) => {
             wire::PodState::Withdrawing
@@ -200,19 +205,19 @@ pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     }
 }
 
-/// What the annotation of a pod should say: what it says is right where nobody wants it otherwise.
-fn annotation(known: &Known) -> String {
+/// Returns the annotation that the pod should have. If any value is acceptable, that is the current one.
+fn expected_annotation(known: &PodInfo) -> String {
     let Some(pod) = known.shown() else {
         return String::new();
     };
-    let standing = Standing::of(pod, Some(&known.view), &known.decision, true);
-    match standing.wish() {
+    let status = PodStatus::of(pod, Some(&known.view), &known.decision, true);
+    match status.desired() {
         Some(mark) => mark.value().unwrap_or_default().to_owned(),
         None => shown_annotation(known),
     }
 }
 
-fn drift((kind, count): (&Kind, &u64)) -> wire::Drift {
+fn drift((kind, count): (&DriftKind, &u64)) -> wire::Drift {
     wire::Drift {
         kind: kind.name().to_owned(),
         count: *count,
@@ -227,7 +232,6 @@ fn entry(entry: &Entry) -> wire::TimelineEntry {
     }
 }
 
-/// What is depended on.
 pub(crate) fn conditions(conditions: &Readiness) -> Vec<wire::Condition> {
     let all = conditions.all().into_iter();
     all.map(|(name, condition)| wire::Condition {

@@ -1,92 +1,87 @@
-//! What an injector has left in a pod: whether the pod's traffic is to be redirected to its sidecar, and how.
+//! Detects what a sidecar injector left in a pod: whether the pod's traffic is to be redirected to
+//! its sidecar, and how.
 //!
-//! Istio's plugin asks six questions, and one of ours follows; the first that has an answer leaves the pod alone
-//! (services/docs/facts/istio-sidecar.md, 3.2).
+//! Istio's plugin checks six conditions, to which one of ours is added. The first that applies excludes
+//! the pod (services/docs/facts/istio-sidecar.md, 3.2).
 
 use std::collections::BTreeMap;
 
 use inpod_types::keys;
 use k8s_openapi::api::core::v1 as k8s;
 
-use crate::redirection::{Malformed, Proxy, Sidecar, truth};
+use crate::redirection::{Malformed, Proxy, Sidecar, parse_bool};
 
-/// The container that redirects by itself.
+/// The init container that sets up the redirection itself.
 const INIT: &str = "istio-init";
 
-/// The container of the proxy.
 const PROXY: &str = "istio-proxy";
 
-/// The user and group of a proxy that says nothing of its own, or root (3.3): as TPROXY needs it, which runs as root
-/// with this group.
-const USUAL_ID: u32 = 1337;
+/// The default of the proxy's user and group, also if they are root (services/docs/facts/istio-sidecar.md, 3.3): with
+/// TPROXY the proxy runs as root with this group.
+const DEFAULT_PROXY_ID: u32 = 1337;
 
-/// A pod that bears the mark of an injector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     has_init: bool,
     disable_envoy: Option<Box<str>>,
-    proxy: Option<Place>,
+    proxy: Option<ContainerList>,
     role: Option<Box<str>>,
     inject: Option<Box<str>>,
     interception: Option<Box<str>>,
     sidecar: Result<Sidecar, Malformed>,
 }
 
-/// Where a container is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ContainerList {
     Containers,
     InitContainers,
 }
 
-/// Why nothing is redirected to a pod's sidecar.
+/// The reason why a pod's traffic is not redirected to its sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// A container of the pod redirects by itself.
+    /// A container of the pod sets up the redirection itself.
     OwnInit,
-    /// Its proxy takes no traffic: gRPC without a proxy.
+    /// The proxy takes no traffic, as with proxyless gRPC.
     EnvoyDisabled,
-    /// There is no proxy.
     NoProxy,
-    /// Its proxy is none of an application: a gateway, a waypoint.
+    /// The proxy is not an application's sidecar, but a gateway or waypoint.
     OtherRole,
-    /// The pod says that it has no sidecar.
+    /// The pod declares that it has no sidecar.
     OptedOut,
-    /// The pod wants no redirection.
     NoInterception,
 }
 
 impl Skip {
-    /// In words.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
-            Self::OwnInit => "its container istio-init redirects by itself",
+            Self::OwnInit => "its container istio-init sets up the redirection itself",
             Self::EnvoyDisabled => "DISABLE_ENVOY is set: its proxy takes no traffic",
             Self::NoProxy => "it has no container istio-proxy",
-            Self::OtherRole => "its proxy is no sidecar by its arguments",
+            Self::OtherRole => "its proxy does not have the arguments of a sidecar",
             Self::OptedOut => "its label or annotation sidecar.istio.io/inject is false",
             Self::NoInterception => "its annotation sidecar.istio.io/interceptionMode is NONE",
         }
     }
 }
 
-/// What the containers called `istio-proxy` say together: a later one beats an earlier one, as with Istio.
+/// The combined spec of all containers named `istio-proxy`: a later one overrides an earlier one, as in Istio.
 #[derive(Default)]
-struct Seen<'a> {
-    place: Option<Place>,
+struct ProxySpec<'a> {
+    list: Option<ContainerList>,
     environment: BTreeMap<&'a str, &'a str>,
     role: Option<&'a str>,
     user: Option<i64>,
     group: Option<i64>,
 }
 
-impl<'a> Seen<'a> {
-    fn see(&mut self, place: Place, container: &'a k8s::Container) {
+impl<'a> ProxySpec<'a> {
+    fn merge(&mut self, list: ContainerList, container: &'a k8s::Container) {
         if container.name != PROXY {
             return;
         }
-        self.place = Some(place);
-        // What is taken from elsewhere is known to the kubelet alone: empty, as with Istio.
+        self.list = Some(list);
+        // A value that comes from elsewhere is known only to the kubelet and counts as empty, as in Istio.
         let variables = container.env.iter().flatten();
         let value =
             |it: &'a k8s::EnvVar| (it.name.as_str(), it.value.as_deref().unwrap_or_default());
@@ -103,7 +98,7 @@ impl<'a> Seen<'a> {
 
     fn is_true(&self, name: &str) -> bool {
         let text = self.environment.get(name);
-        text.and_then(|text| truth(text)).unwrap_or(false)
+        text.and_then(|text| parse_bool(text)).unwrap_or(false)
     }
 
     fn proxy(&self) -> Proxy {
@@ -116,15 +111,15 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Numbers that are no id start no container: what stands for them is of no consequence.
-fn id(said: Option<i64>) -> u32 {
-    let said = said.and_then(|id| u32::try_from(id).ok());
-    said.filter(|id| *id != 0).unwrap_or(USUAL_ID)
+/// Converts a user or group. With an invalid number no container starts, so any value will do.
+fn id(value: Option<i64>) -> u32 {
+    let value = value.and_then(|id| u32::try_from(id).ok());
+    value.filter(|id| *id != 0).unwrap_or(DEFAULT_PROXY_ID)
 }
 
 impl Injection {
-    /// What is in a pod; `None` where no injector has left its mark.
-    pub fn of(
+    /// Detects the injection of a pod. Returns `None` without an injector's status annotation.
+    pub fn detect(
         labels: Option<&BTreeMap<String, String>>,
         annotations: Option<&BTreeMap<String, String>>,
         spec: &k8s::PodSpec,
@@ -132,35 +127,39 @@ impl Injection {
         let annotation = |name| Some(annotations?.get(name)?.as_str());
         annotation(keys::SIDECAR_STATUS)?;
         let init = spec.init_containers.iter().flatten();
-        let mut seen = Seen::default();
+        let mut proxy_spec = ProxySpec::default();
         init.clone()
-            .for_each(|it| seen.see(Place::InitContainers, it));
+            .for_each(|it| proxy_spec.merge(ContainerList::InitContainers, it));
         spec.containers
             .iter()
-            .for_each(|it| seen.see(Place::Containers, it));
+            .for_each(|it| proxy_spec.merge(ContainerList::Containers, it));
         let label = labels.and_then(|labels| labels.get(keys::SIDECAR_INJECT));
         let inject = label
             .map(String::as_str)
             .or_else(|| annotation(keys::SIDECAR_INJECT));
         Some(Self {
             has_init: init.chain(&spec.containers).any(|it| it.name == INIT),
-            disable_envoy: seen.environment.get("DISABLE_ENVOY").copied().map(short),
-            proxy: seen.place,
-            role: seen.role.map(short),
-            inject: inject.map(short),
-            interception: annotation(keys::INTERCEPTION_MODE).map(short),
-            sidecar: Sidecar::of(seen.proxy(), annotation),
+            disable_envoy: proxy_spec
+                .environment
+                .get("DISABLE_ENVOY")
+                .copied()
+                .map(truncate),
+            proxy: proxy_spec.list,
+            role: proxy_spec.role.map(truncate),
+            inject: inject.map(truncate),
+            interception: annotation(keys::INTERCEPTION_MODE).map(truncate),
+            sidecar: Sidecar::from_annotations(proxy_spec.proxy(), annotation),
         })
     }
 
-    /// The first question that has an answer.
+    /// Returns the first condition that excludes the pod, if any.
     pub fn skip(&self) -> Option<Skip> {
         let is = |text: &Option<Box<str>>, value| text.as_deref() == Some(value);
         let role = self.role.as_deref().filter(|role| !role.is_empty());
-        let questions = [
+        let conditions = [
             (self.has_init, Skip::OwnInit),
             (
-                self.disable_envoy.as_deref().and_then(truth) == Some(true),
+                self.disable_envoy.as_deref().and_then(parse_bool) == Some(true),
                 Skip::EnvoyDisabled,
             ),
             (self.proxy.is_none(), Skip::NoProxy),
@@ -171,26 +170,20 @@ impl Injection {
                 Skip::NoInterception,
             ),
         ];
-        let mut answers = questions.into_iter().filter(|(is_so, _)| *is_so);
-        answers.next().map(|(_, skip)| skip)
+        let mut met = conditions.into_iter().filter(|(is_so, _)| *is_so);
+        met.next().map(|(_, skip)| skip)
     }
 
-    /// How the pod's traffic is led to its sidecar.
-    ///
-    /// # Errors
-    ///
-    /// When an annotation does not say what it should.
     pub fn sidecar(&self) -> Result<&Sidecar, &Malformed> {
         self.sidecar.as_ref()
     }
 
-    /// Everything that was looked at, in its order, as name and value.
     pub fn inputs(&self) -> Vec<(String, String)> {
         let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
-        let place = match self.proxy {
+        let list = match self.proxy {
             None => "",
-            Some(Place::Containers) => "in containers",
-            Some(Place::InitContainers) => "in initContainers",
+            Some(ContainerList::Containers) => "in containers",
+            Some(ContainerList::InitContainers) => "in initContainers",
         };
         let inject = keys::SIDECAR_INJECT;
         let mut inputs = vec![
@@ -199,7 +192,7 @@ impl Injection {
                 format!("{PROXY} variable DISABLE_ENVOY"),
                 text(&self.disable_envoy),
             ),
-            (format!("pod container {PROXY}"), place.to_owned()),
+            (format!("pod container {PROXY}"), list.to_owned()),
             (format!("{PROXY} role"), text(&self.role)),
             (
                 format!("pod label or annotation {inject}"),
@@ -211,13 +204,13 @@ impl Injection {
             ),
         ];
         let skip = self.skip();
-        let words = skip.map_or("none", Skip::words);
+        let why = skip.map_or("none", Skip::description);
         inputs.push((
-            "why nothing is led to its sidecar".to_owned(),
-            words.to_owned(),
+            "reason for no redirection to the sidecar".to_owned(),
+            why.to_owned(),
         ));
         match &self.sidecar {
-            Ok(sidecar) if skip.is_none() => inputs.extend(sidecar.words()),
+            Ok(sidecar) if skip.is_none() => inputs.extend(sidecar.describe()),
             Err(Malformed { annotation, why }) if skip.is_none() => {
                 inputs.push((
                     format!("pod annotation {annotation}"),
@@ -230,8 +223,8 @@ impl Injection {
     }
 }
 
-/// As much as is worth keeping: what decides is shorter, and what is longer decides nothing.
-fn short(text: &str) -> Box<str> {
+/// Limits the memory of a text: values that matter are shorter, and longer ones have no effect.
+fn truncate(text: &str) -> Box<str> {
     text.chars().take(64).collect()
 }
 

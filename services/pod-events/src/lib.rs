@@ -1,25 +1,24 @@
-//! May this pod join the mesh, and how?
+//! Decides which pods of the node join the mesh, and has netconfig and ztunnel-broker carry it out.
 //!
-//! pod-events takes the verbs of the CNI plugin, decides from what the source of pods says, and has netconfig and the
-//! broker carry it out. It owns the desired state of every pod of the node and the only checkpoint; it has no right on
-//! the kernel. Start reading at [`plan`] for what is done when, at [`pipeline`] for how, and at [`task`] for the order.
+//! pod-events serves the CNI plugin's calls and watches pods through its [`source`]. It owns the desired state of every
+//! pod of the node and the only checkpoint, and needs no privileges towards the kernel. Start reading at [`plan`] (what
+//! to do next), [`pipeline`] (how it is done) and [`task`] (in which order).
 
 pub mod admission;
-pub mod agents;
-mod away;
+mod adoption;
 pub mod binds;
+pub mod boottime;
+pub mod changes;
 pub mod checkpoint;
+pub mod clients;
 pub mod config;
 pub mod decide;
 pub mod drift;
 mod explain;
-mod inheritance;
+mod in_flight;
 pub mod injection;
-mod joined;
-pub mod leaving;
 pub mod metrics;
-pub mod moment;
-pub mod outputs;
+mod offline;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;
@@ -27,15 +26,15 @@ pub mod redirection;
 pub mod registry;
 pub mod resolve;
 pub mod server;
-pub mod shown;
 pub mod source;
+pub mod status;
 pub mod sync;
 pub mod task;
 #[cfg(test)]
 mod testing;
 pub mod timeline;
 mod trace;
-mod underway;
+pub mod uninstall;
 pub mod ztunnels;
 
 use std::sync::Arc;
@@ -47,61 +46,57 @@ use tokio::sync::watch;
 
 use crate::{
     admission::Admission,
-    agents::Agents,
-    away::Away,
+    adoption::Adoption,
+    changes::PodChanges,
     checkpoint::Checkpoint,
+    clients::Clients,
     config::Config,
     drift::Repairs,
-    inheritance::Inheritance,
-    joined::Joined,
-    leaving::{Departure, Leaving},
-    metrics::{Counters, Istio, Metrics},
-    outputs::Outputs,
+    metrics::{AggregatedMetrics, Counters, IstioMetrics, Metrics},
+    offline::PluginState,
     pipeline::{Pipeline, Revisions, Synced},
     registry::{Owners, Registry},
     server::Server,
-    shown::Shown,
     source::{Health, Inventory, Source},
+    status::StatusReporter,
     sync::Sync,
     task::Shared,
+    uninstall::{LeaveMode, Uninstaller},
 };
 
-/// What this service is.
 pub const SERVICE: Service = Service {
     name: "pod-events",
-    about: "Decides which pods of this node join the mesh, and has it carried out",
+    about: "Decides which pods of this node join the mesh, and enrolls them",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
 
-/// Runs the service until it is to stop.
+/// Runs the service until shutdown.
 ///
 /// # Errors
 ///
-/// When the source or the checkpoint cannot be read, or the socket cannot be had.
+/// If the source or the checkpoint cannot be read, or the socket cannot be bound.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let source = Source::open(&config).await?;
     let checkpoint = Checkpoint::open(&daemon.directory(SERVICE.name).join("pods"))?;
-    let records = checkpoint
-        .load()
-        .context("cannot read what is remembered of pods")?;
+    let records = checkpoint.load().context("cannot read the checkpoint")?;
     tracing::info!(sandboxes = records.len(), "Read the checkpoint");
     let (synced_sender, synced) = watch::channel(Synced::default());
     let pipeline = Pipeline {
-        agents: agents(&config, &daemon),
+        clients: clients(&config, &daemon),
         checkpoint,
         synced,
         revisions: Revisions::default(),
     };
     let shared = Arc::new(Shared {
-        outputs: Outputs::of(&source, &config.node_name),
+        status: StatusReporter::for_source(&source, &config.node_name),
         admission: Admission::new(config.max_adds),
         counters: Counters::default(),
         pipeline,
         source,
-        leaving: Leaving::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
+        leave_mode: LeaveMode::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
         config,
-        shown: Shown::default(),
+        pod_changes: PodChanges::default(),
         repairs: Repairs::default(),
         owners: Owners::default(),
     });
@@ -110,13 +105,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     if shared.config.ready_needs_ztunnel {
         conditions.require("ztunnel", "no ztunnel is up to date");
     }
-    let (metrics, istio) = count(&daemon, &shared, &registry);
-    let (known, told) = (registry.clone(), conditions.clone());
-    Away::start(Arc::clone(&shared), known, told, metrics.clone()).await;
-    let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
-    let departure = Departure::new(&shared, &registry, &daemon, inheritance.closed());
-    tokio::spawn(inpod_service::vital("departure", departure.run()));
-    keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
+    let (metrics, istio) = register_metrics(&daemon, &shared, &registry);
+    let (known, readiness) = (registry.clone(), conditions.clone());
+    PluginState::start(Arc::clone(&shared), known, readiness, metrics.clone()).await;
+    let adoption = Adoption::open(daemon.directory(SERVICE.name).join("inherited"));
+    let uninstaller = Uninstaller::new(&shared, &registry, &daemon, adoption.completed());
+    tokio::spawn(inpod_service::vital("uninstall", uninstaller.run()));
+    start_followers(&shared, &registry, &conditions, synced_sender, adoption);
     let server = Server {
         registry,
         shared,
@@ -135,49 +130,50 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .await
 }
 
-fn agents(config: &Config, daemon: &Daemon) -> Agents {
+fn clients(config: &Config, daemon: &Daemon) -> Clients {
     let [netconfig, broker] = ["netconfig", "ztunnel-broker"].map(|name| daemon.channel(name));
-    Agents::new(netconfig, broker, config.capture())
+    Clients::new(netconfig, broker, config.capture())
 }
 
-/// Declares what is counted, and has it told.
-fn count(daemon: &Daemon, shared: &Arc<Shared>, registry: &Registry) -> (Metrics, Option<Istio>) {
+fn register_metrics(
+    daemon: &Daemon,
+    shared: &Arc<Shared>,
+    registry: &Registry,
+) -> (Metrics, Option<IstioMetrics>) {
     let metrics = daemon.metrics().register(|metrics| {
         shared.repairs.register(metrics);
-        shared.outputs.register(metrics);
+        shared.status.register(metrics);
         Metrics::register(metrics, registry, shared)
     });
     let istio = shared.config.istio_metrics;
-    let istio = istio.then(|| daemon.metrics().register_foreign(Istio::register));
+    let istio = istio.then(|| daemon.metrics().register_foreign(IstioMetrics::register));
     if let Some(istio) = istio.clone() {
-        tokio::spawn(istio.follow(shared.source.changes()));
+        tokio::spawn(istio.count_changes(shared.source.changes()));
     }
     if let Some(address) = shared.config.metrics_address.0 {
-        let (joined, conditions) = (Joined::new(daemon), daemon.readiness().clone());
-        tokio::spawn(inpod_service::metrics::serve(address, conditions, joined));
+        let (metrics, conditions) = (AggregatedMetrics::new(daemon), daemon.readiness().clone());
+        tokio::spawn(inpod_service::metrics::serve(address, conditions, metrics));
     }
     (metrics, istio)
 }
 
-/// Has the other services follow this one, and this one its source.
-fn keep_told(
+/// Starts the tasks that keep netconfig and the broker in sync with this service, and this service with its source.
+fn start_followers(
     shared: &Arc<Shared>,
     registry: &Registry,
     conditions: &Readiness,
     synced: watch::Sender<Synced>,
-    inheritance: Inheritance,
+    adoption: Adoption,
 ) {
-    let (source, agents) = (&shared.source, &shared.pipeline.agents);
-    let taken_over = inheritance.closed();
-    shared
-        .outputs
-        .start(shared, registry, conditions, taken_over);
-    let before = (inheritance, source.health());
-    let (known, told) = (registry.clone(), conditions.clone());
-    let broker = Sync::start(agents.clone(), known, told, synced, before);
+    let (source, clients) = (&shared.source, &shared.pipeline.clients);
+    let adopted = adoption.completed();
+    shared.status.start(shared, registry, conditions, adopted);
+    let before = (adoption, source.health());
+    let (known, readiness) = (registry.clone(), conditions.clone());
+    let broker = Sync::start(clients.clone(), known, readiness, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
-    let telling = ztunnels::keep_told(agents.clone(), source.clone(), selector, broker);
-    tokio::spawn(inpod_service::vital("ztunnels", telling));
+    let ztunnels = ztunnels::sync_ztunnels(clients.clone(), source.clone(), selector, broker);
+    tokio::spawn(inpod_service::vital("ztunnels", ztunnels));
     tokio::spawn(inpod_service::vital(
         "source",
         follow_source(source.changes(), registry.clone()),
@@ -188,27 +184,25 @@ fn keep_told(
     ));
 }
 
-/// Tells whether the view of this node's pods is up to date.
 async fn follow_health(mut health: watch::Receiver<Health>, conditions: Readiness) {
     loop {
         let now = health.borrow_and_update().clone();
         let first = || Err("the pods of this node have not been listed yet".to_owned());
         conditions.set("pods", now.unwrap_or_else(first));
         if health.changed().await.is_err() {
-            // A source that has nothing more to tell.
+            // The source ended; its last state stays.
             return;
         }
     }
 }
 
-/// Has the task of every pod that changed, or whose namespace did, look again.
 async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: Registry) {
     let mut before = Arc::clone(&changes.borrow_and_update());
     while changes.changed().await.is_ok() {
         let now = Arc::clone(&changes.borrow_and_update());
-        let changes = now.since(&before);
-        registry.look_after(&changes);
-        registry.meet_after(&changes);
+        let changes = now.changes_since(&before);
+        registry.wake_changed(&changes);
+        registry.discover_changed(&changes);
         before = now;
     }
 }

@@ -1,5 +1,3 @@
-//! May this pod join the mesh, and how?
-
 fn main() -> std::process::ExitCode {
     inpod_service::main(&pod_events::SERVICE, pod_events::run)
 }

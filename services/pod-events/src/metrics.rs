@@ -1,8 +1,9 @@
-//! What pod-events counts.
+//! Metrics of pod-events.
 
+mod aggregate;
 mod istio;
 mod phases;
-mod view;
+mod view_age;
 
 use std::time::Duration;
 
@@ -19,94 +20,94 @@ use crate::{
     checkpoint::{Intent, Record},
     drift::DRIFT,
     explain,
-    outputs::metrics as outputs,
     registry::Registry as Pods,
-    task::{Added, Settled, Shared, View as Seen},
+    status::metrics as status,
+    task::{Added, ReplayOutcome, Shared, View},
 };
 
-pub use istio::Istio;
-pub use phases::{Entered, Phase, Phases};
-use view::View;
+pub(crate) use aggregate::AggregatedMetrics;
+pub use istio::IstioMetrics;
+pub use phases::{Phase, PhaseGuard, Phases};
+use view_age::ViewAge;
 
-/// What is said of a metric.
+/// The description of a metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Its name, as it is registered: the prefix comes before it, the unit and `_total` of a counter after.
+    /// The registered name, without the prefix, the unit and the `_total` of counters.
     pub name: &'static str,
-    /// Its label, or none.
+    /// The label names, comma-separated; empty if there are none.
     pub labels: &'static str,
-    /// What it counts.
     pub help: &'static str,
 }
 
 const ADDS: Metric = Metric {
     name: "add_duration",
     labels: "outcome",
-    help: "ADDs, by enrollment or, where they failed, by reason",
+    help: "Duration of ADDs, by enrollment or, if they failed, by reason",
 };
 const ADD_PHASES: Metric = Metric {
     name: "add_phase_duration",
     labels: "phase",
-    help: "What the time of ADDs goes into: queue (its pod's task, its turn), decide, claim, hand-over (with the wait for a ztunnel), rules (with reading them back), other; the sum of all is that of add_duration",
+    help: "Time that ADDs spend per phase: queue (waiting for the pod's task and for a concurrency slot), decide, claim, hand-over (including the wait for ztunnel), rules (including reading them back), other; the phases add up to add_duration",
 };
 const SPOOLED: Metric = Metric {
     name: "spool_entries",
     labels: "event, result",
-    help: "What the plugin wrote down while pod-events was away, by what came of it; admitted is a pod that was let through without a decision",
+    help: "Events that the plugin spooled while pod-events was unavailable, by result; admitted is a pod that was admitted unenrolled",
 };
 const PODS: Metric = Metric {
     name: "pods",
     labels: "state",
-    help: "Pods of this node that have a sandbox, by where they stand",
+    help: "Pods of this node that have a sandbox, by state",
 };
 const PODS_REDIRECTED: Metric = Metric {
     name: "pods_redirected",
     labels: "to",
-    help: "Pods of this node whose rules are in place, by where those lead: ambient (ztunnel) or sidecar (the proxy in the pod)",
+    help: "Pods of this node whose rules are in place, by target: ambient (ztunnel) or sidecar (the proxy in the pod)",
 };
 const PODS_FAILING: Metric = Metric {
     name: "pods_failing",
     labels: "reason",
-    help: "Pods with a failure that is not mended yet, by its reason; ZTUNNEL_QUARANTINED are those in quarantine",
+    help: "Pods with an unresolved failure, by reason; ZTUNNEL_QUARANTINED counts pods in quarantine",
 };
 const PODS_LET_THROUGH: Metric = Metric {
     name: "pods_let_through",
     labels: "",
-    help: "Pods outside of the mesh because nobody could tell whether they belong there, until the source shows them",
+    help: "Pods that were admitted unenrolled because it was not known whether they belong to the mesh, until the source shows them",
 };
 const ADDS_WAITING: Metric = Metric {
     name: "adds_waiting",
     labels: "",
-    help: "ADDs of pods of the mesh that wait for their turn",
+    help: "ADDs of pods in the mesh that wait for a concurrency slot",
 };
-const ADDS_WORKED_ON: Metric = Metric {
+const ADDS_IN_PROGRESS: Metric = Metric {
     name: "adds_worked_on",
     labels: "",
-    help: "ADDs of pods of the mesh that are worked on, at most max_adds; one that waits for a ztunnel is not",
+    help: "ADDs of pods in the mesh that hold a concurrency slot, at most max_adds; an ADD that waits for ztunnel holds none",
 };
 const VIEW_AGE: Metric = Metric {
     name: "view_age_seconds",
     labels: "",
-    help: "For how long the view of this node's pods has not been in step with its source; 0 while it is",
+    help: "How long the view of this node's pods has been out of sync with its source; 0 while in sync",
 };
 const RETRIES: Metric = Metric {
     name: "retries",
     labels: "reason",
-    help: "Steps of pods that failed and are tried again, by the reason",
+    help: "Retries of failed steps of pods, by reason",
 };
 
-/// The metrics below the prefix `inpod_pod_events_`, in the order of the documentation, with what their type and unit
-/// add to the name.
+/// The metrics with the prefix `inpod_pod_events_` in the order of the documentation, each with the suffix that its
+/// type and unit add.
 pub const OWN: &[(Metric, &str)] = &[
     (ADDS, "_seconds"),
     (ADD_PHASES, "_seconds"),
     (ADDS_WAITING, ""),
-    (ADDS_WORKED_ON, ""),
-    (outputs::LAG, "_seconds"),
-    (outputs::PATCHES, "_total"),
-    (outputs::UNMET, ""),
+    (ADDS_IN_PROGRESS, ""),
+    (status::LAG, "_seconds"),
+    (status::PATCHES, "_total"),
+    (status::UNMET, ""),
     (DRIFT, "_total"),
-    (outputs::EVENTS, "_total"),
+    (status::EVENTS, "_total"),
     (PODS, ""),
     (PODS_FAILING, ""),
     (PODS_LET_THROUGH, ""),
@@ -116,19 +117,18 @@ pub const OWN: &[(Metric, &str)] = &[
     (VIEW_AGE, ""),
 ];
 
-/// The metrics of the incumbent's names, with the setting `istio_metrics`.
+/// The metrics under the names of Istio's node agent, which the setting `istio_metrics` enables.
 pub const OF_ISTIO: &[(Metric, &str)] = &[(istio::REQUESTS, "_total"), (istio::EVENTS, "_total")];
 
 type ByReason = [(&'static str, &'static str); 1];
 
-/// What tasks count. Cheap to clone.
+/// The counters that tasks share. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     retries: Family<ByReason, Counter>,
 }
 
 impl Counters {
-    /// A step failed and is tried again.
     pub(crate) fn retry(&self, reason: Reason) {
         let labels = [("reason", reason.name())];
         self.retries.get_or_create(&labels).inc();
@@ -138,7 +138,7 @@ impl Counters {
 type ByOutcome = [(&'static str, &'static str); 1];
 type ByEventAndResult = [(&'static str, &'static str); 2];
 
-/// Every state that a pod with a sandbox can be in.
+/// The states of a pod with a sandbox.
 const STATES: [(PodState, &str); 5] = [
     (PodState::Out, "out"),
     (PodState::Enrolling, "enrolling"),
@@ -147,7 +147,7 @@ const STATES: [(PodState, &str); 5] = [
     (PodState::Deleting, "deleting"),
 ];
 
-/// What became of ADDs, and of what was not told in time.
+/// Counts ADDs and spooled events.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     adds: Family<ByOutcome, Histogram, fn() -> Histogram>,
@@ -156,7 +156,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Declares the metrics of pod-events.
+    /// Registers the metrics of pod-events.
     pub(crate) fn register(registry: &mut Registry, pods: &Pods, shared: &Shared) -> Self {
         let metrics = Self {
             adds: Family::new_with_constructor(durations),
@@ -175,8 +175,8 @@ impl Metrics {
         metrics
     }
 
-    /// An ADD has begun.
-    pub(crate) fn add(&self, phases: Phases) -> AddTimer {
+    /// Starts to measure an ADD.
+    pub(crate) fn start_add(&self, phases: Phases) -> AddTimer {
         AddTimer {
             metrics: self.clone(),
             began: Instant::now(),
@@ -185,12 +185,12 @@ impl Metrics {
         }
     }
 
-    /// Something of the spool was looked at. What must wait is looked at again and is not counted yet.
-    pub(crate) fn spooled(&self, event: &'static str, settled: &Settled) {
+    /// Counts a replayed event. One that has to wait is counted when it is settled.
+    pub(crate) fn spooled(&self, event: &'static str, settled: &ReplayOutcome) {
         let result = match settled {
-            Settled::Done => "done",
-            Settled::Dropped(_) => "dropped",
-            Settled::Later(_) => return,
+            ReplayOutcome::Done => "done",
+            ReplayOutcome::Dropped(_) => "dropped",
+            ReplayOutcome::Retry(_) => return,
         };
         let labels = [("event", event), ("result", result)];
         self.spooled.get_or_create(&labels).inc();
@@ -206,7 +206,7 @@ impl Metrics {
     }
 }
 
-/// Gauges that count pods when they are read.
+/// Registers gauges that count pods at each scrape.
 fn watch_pods(registry: &mut Registry, pods: &Pods) {
     let counted = pods.clone();
     let read = move || states(&counted);
@@ -222,7 +222,7 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
     ));
     let counted = pods.clone();
     let failing = move || {
-        let reasons = counted.count(|pod: &Seen| pod.failure.as_ref().map(reason_name));
+        let reasons = counted.count(|pod: &View| pod.failure.as_ref().map(reason_name));
         let failing = reasons.into_iter().filter_map(|(name, n)| Some((name?, n)));
         failing.collect::<Vec<_>>()
     };
@@ -234,9 +234,10 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
         failing,
     ));
     let counted = pods.clone();
-    let is_let_through = |pod: &Seen| pod.records.last().is_some_and(|it| it.let_through);
+    let is_admitted_unenrolled =
+        |pod: &View| pod.records.last().is_some_and(|it| it.admitted_unenrolled);
     let let_through = move || {
-        let counts = counted.count(is_let_through);
+        let counts = counted.count(is_admitted_unenrolled);
         counts.get(&true).copied().unwrap_or_default()
     };
     let metric = PODS_LET_THROUGH;
@@ -247,7 +248,7 @@ fn reason_name(failure: &Failure) -> &'static str {
     failure.reason.name()
 }
 
-/// Gauges of what ADDs and tasks wait for.
+/// Registers gauges of the queue of ADDs and of the view's age.
 fn watch_queue(registry: &mut Registry, shared: &Shared) {
     let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let admission = shared.admission.clone();
@@ -255,30 +256,30 @@ fn watch_queue(registry: &mut Registry, shared: &Shared) {
     registry.register_collector(Watched::one(ADDS_WAITING.name, ADDS_WAITING.help, waiting));
     let admission = shared.admission.clone();
     let working = move || whole(admission.working());
-    let metric = ADDS_WORKED_ON;
+    let metric = ADDS_IN_PROGRESS;
     registry.register_collector(Watched::one(metric.name, metric.help, working));
-    let view = View::of(shared.source.health());
-    let age = move || view.seconds();
+    let view_age = ViewAge::track(shared.source.health());
+    let age = move || view_age.seconds();
     registry.register_collector(Watched::one(VIEW_AGE.name, VIEW_AGE.help, age));
 }
 
 fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let counts = pods.count(|view: &Seen| {
-        let stands = |record: &&Record| matches!(record.intent, Intent::Enrolled { .. });
-        let standing = view.records.last().filter(stands);
-        standing.map(|record| record.redirection.is_sidecar())
+    let counts = pods.count(|view: &View| {
+        let is_enrolled = |record: &&Record| matches!(record.intent, Intent::Enrolled { .. });
+        let enrolled = view.records.last().filter(is_enrolled);
+        enrolled.map(|record| record.redirection.is_sidecar())
     });
     let count = |is_sidecar| counts.get(&Some(is_sidecar)).copied().unwrap_or_default();
     vec![("ambient", count(false)), ("sidecar", count(true))]
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let counts = pods.count(|view: &Seen| i32::from(explain::state(view.records.last())));
+    let counts = pods.count(|view: &View| i32::from(explain::state(view.records.last())));
     let count = |state: PodState| counts.get(&i32::from(state)).copied().unwrap_or_default();
     STATES.map(|(state, name)| (name, count(state))).to_vec()
 }
 
-/// An ADD that is under way. Dropped without an answer, its caller has gone or its time has run out.
+/// Measures an ADD. If it is dropped without an answer, the caller has gone or its deadline has passed.
 #[derive(Debug)]
 pub(crate) struct AddTimer {
     metrics: Metrics,
@@ -288,8 +289,7 @@ pub(crate) struct AddTimer {
 }
 
 impl AddTimer {
-    /// It is answered.
-    pub(crate) fn answered(mut self, added: &Result<Added, Failure>) {
+    pub(crate) fn finish(mut self, added: &Result<Added, Failure>) {
         self.outcome = match added {
             Ok(added) => match added.enrollment {
                 Enrollment::None => "none",

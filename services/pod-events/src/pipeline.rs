@@ -1,17 +1,18 @@
-//! The effects on one sandbox: enrolling, leaving and ending, each in its order.
+//! The effects on a sandbox: enrolling, withdrawing and deleting, each with its steps in order.
 //!
-//! Every intent is written down before the effects that it announces. Nothing here waits for a restarted service: a
-//! step that meets one fails at once with a passing reason ([`is_passing`]), and whoever can wait repeats the whole.
+//! Every intent is checkpointed before the effects that it announces. Nothing here waits for a restarted
+//! service: a step that finds one fails at once with a transient reason ([`is_transient`]), and callers that
+//! can wait repeat the whole.
 
-mod end;
 mod enroll;
 mod find;
-mod leave;
-mod renew;
+mod lifecycle;
+mod update;
+mod withdraw;
 
-pub use end::{Life, Reclaimed};
-pub(crate) use enroll::forward;
-pub use enroll::{Run, Stop};
+pub(crate) use enroll::work_deadline;
+pub use enroll::{CancelReason, EnrollContext};
+pub use lifecycle::{NetnsState, Reclaimed};
 
 use std::{
     sync::{
@@ -28,28 +29,28 @@ use tokio::{
 };
 
 use crate::{
-    agents::Agents,
+    boottime::BootInstant,
     checkpoint::{Checkpoint, CheckpointError, Record},
-    moment::Moment,
+    clients::Clients,
 };
 
-/// Which runs of the other services know everything that pod-events has to tell them.
+/// The instances of the other services that have received everything from pod-events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// The run of netconfig that holds every claim.
+    /// The netconfig instance that holds every claim.
     pub netconfig: Option<Arc<str>>,
-    /// The run of the broker that has the desired set.
+    /// The broker instance that has the desired set.
     pub broker: Option<Arc<str>>,
 }
 
-/// Gives out revisions. They grow within a boot, across restarts too: what they order does not outlive the boot.
+/// Issues revisions. They increase within a boot, across restarts too; what they order does not outlive the boot.
 #[derive(Debug, Default)]
 pub struct Revisions(AtomicU64);
 
 impl Revisions {
-    /// A revision above every earlier one.
+    /// Returns a revision greater than every earlier one.
     pub fn next(&self) -> Revision {
-        let clock = u64::try_from(Moment::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
+        let clock = u64::try_from(BootInstant::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
         let next = |last: u64| Some(clock.max(last + 1));
         let last = self
             .0
@@ -58,16 +59,11 @@ impl Revisions {
     }
 }
 
-/// What the effects need.
 #[derive(Debug)]
 pub struct Pipeline {
-    /// The other services.
-    pub agents: Agents,
-    /// What is remembered.
+    pub clients: Clients,
     pub checkpoint: Checkpoint,
-    /// Who knows everything.
     pub synced: watch::Receiver<Synced>,
-    /// The order of changes.
     pub revisions: Revisions,
 }
 
@@ -80,7 +76,6 @@ impl From<CheckpointError> for Failure {
     }
 }
 
-/// The workload of a sandbox.
 pub fn workload_of(record: &Record) -> Workload {
     Workload {
         sandbox: record.sandbox.clone(),
@@ -95,9 +90,9 @@ pub fn workload_of(record: &Record) -> Workload {
     }
 }
 
-/// Whether a failure passes by itself: a service was restarted between two steps, has not been told everything yet, or
-/// something else of the pod came first.
-pub fn is_passing(reason: Reason) -> bool {
+/// Returns whether retrying resolves a failure: a service was restarted or is not synced yet, or another command for
+/// the pod took precedence.
+pub fn is_transient(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::Starting
@@ -108,8 +103,8 @@ pub fn is_passing(reason: Reason) -> bool {
     )
 }
 
-/// Where a netns is, with everything that is known of it.
-pub(crate) fn believed(record: &Record) -> NetnsRef {
+/// Returns the netns of a record with everything that is known to identify it.
+pub(crate) fn expected_netns(record: &Record) -> NetnsRef {
     let (netns, id) = (&record.netns, record.netns_id);
     NetnsRef {
         device: id.map(|id| id.device).or(netns.device),
@@ -119,45 +114,44 @@ pub(crate) fn believed(record: &Record) -> NetnsRef {
     }
 }
 
-pub(crate) fn soon(seconds: u64) -> Instant {
+pub(crate) fn deadline_in(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
 impl Pipeline {
-    /// The broker's run, where both services know everything.
+    /// Returns the broker's instance if both services are synced.
     ///
     /// # Errors
     ///
-    /// STARTING, at once, where one of them does not.
+    /// STARTING, at once, if one of them is not.
     pub fn broker(&self) -> Result<Arc<str>, Failure> {
         let synced = self.synced.borrow();
         let known = synced.broker.clone().filter(|_| synced.netconfig.is_some());
-        known.ok_or_else(|| Failure::new(Reason::Starting, missing(&synced)))
+        known.ok_or_else(|| Failure::new(Reason::Starting, describe_missing(&synced)))
     }
 
-    /// The broker's run where a pod is handed to it; `None` where its traffic goes to its own proxy, which needs
-    /// netconfig alone.
+    /// Returns the broker's instance if the enrollment needs it; `None` for a sidecar, which needs netconfig alone.
     ///
     /// # Errors
     ///
-    /// STARTING, at once, where a service that is needed does not know everything.
+    /// STARTING, at once, if a service that is needed is not synced.
     pub fn broker_for(&self, enrollment: Enrollment) -> Result<Option<Arc<str>>, Failure> {
         if enrollment != Enrollment::Sidecar {
             return self.broker().map(Some);
         }
         let synced = self.synced.borrow();
         let netconfig = synced.netconfig.is_some();
-        let missing = || Failure::new(Reason::Starting, missing(&synced));
-        netconfig.then_some(None).ok_or_else(missing)
+        let not_ready = || Failure::new(Reason::Starting, describe_missing(&synced));
+        netconfig.then_some(None).ok_or_else(not_ready)
     }
 
-    /// Waits until the services know everything that a pod of this enrollment needs. Never to be awaited by a pod's
-    /// task, which has to claim for that.
-    ///
-    /// # Errors
-    ///
-    /// When that is not so in time, naming the one that is missing.
-    pub async fn ready(&self, enrollment: Enrollment, deadline: Instant) -> Result<(), Failure> {
+    /// Waits until the services that an enrollment needs are synced. Must not be awaited by a pod's task: syncing
+    /// netconfig requires every task to claim its netns.
+    pub async fn wait_ready(
+        &self,
+        enrollment: Enrollment,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         let mut synced = self.synced.clone();
         let needs_broker = enrollment != Enrollment::Sidecar;
         let all = synced.wait_for(|synced| {
@@ -168,33 +162,38 @@ impl Pipeline {
         }
         let failure = Failure::new(
             Reason::DependencyUnavailable,
-            missing(&self.synced.borrow()),
+            describe_missing(&self.synced.borrow()),
         );
         Err(failure.retry_after(Duration::from_secs(5)))
     }
 
-    /// Takes a sandbox's workload out of the desired set, where it is in it: a pod with a sidecar never is. The record
-    /// keeps its revision: that of its last addition is what tells the later of two sandboxes of one pod.
+    /// Removes a sandbox's workload from the desired set. A pod with a sidecar is never in it. The record keeps the
+    /// revision of its last addition, which decides which of two sandboxes of a pod is the later one.
     async fn remove_workload(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
         if record.redirection.is_sidecar() {
             return Ok(());
         }
         let broker = self.synced.borrow().broker.clone();
-        let away = || Failure::new(Reason::DependencyUnavailable, "ztunnel-broker is not there");
+        let away = || {
+            Failure::new(
+                Reason::DependencyUnavailable,
+                "ztunnel-broker is unavailable",
+            )
+        };
         let broker = broker.ok_or_else(away)?;
-        self.agents
+        self.clients
             .remove_workload(&broker, &record.sandbox, self.revisions.next(), deadline)
             .await
     }
 }
 
-fn missing(synced: &Synced) -> String {
+fn describe_missing(synced: &Synced) -> String {
     let name = if synced.netconfig.is_none() {
         "netconfig"
     } else {
         "ztunnel-broker"
     };
-    format!("{name} is not there, or has not been told its state yet")
+    format!("{name} is unavailable or not synchronized yet")
 }
 
 #[cfg(test)]

@@ -1,128 +1,116 @@
-//! What is to be done next about a sandbox: a pure function of how far it has come and what is wanted of it.
+//! Plans the next action for a sandbox: a pure function of its progress and its desired state.
 
 use std::time::Duration;
 
-use crate::{checkpoint::Intent, moment::Moment};
+use crate::{boottime::BootInstant, checkpoint::Intent};
 
-/// After this long a sandbox whose end was announced is taken as ended although processes are left in its netns.
-pub const DELETE_BOUND: Duration = Duration::from_secs(60);
+/// A sandbox whose DEL was received counts as ended after this time, even if processes are left in its netns.
+pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A pod that is gone from the source for less than this may be one whose manifest is being replaced.
-pub const GONE_FOR_GOOD: Duration = Duration::from_secs(2);
+/// A pod may be missing from the source for this long while its manifest is being replaced.
+pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
-/// What is wanted of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// In the mesh.
+pub enum Desired {
     In {
-        /// Whether what it asks of its redirection, and its addresses, are those that were applied.
-        as_applied: bool,
+        /// Set if the pod's requested settings and addresses are those that were applied.
+        in_sync: bool,
     },
-    /// Redirected to its sidecar for the life of its sandbox, and not looked after.
-    LetAlone {
-        /// Whether netconfig holds its netns.
+    /// Redirected to its sidecar until the sandbox ends, but no longer managed.
+    Detached {
+        /// Set while netconfig holds its netns.
         is_claimed: bool,
     },
-    /// Outside of the mesh, running.
     Out {
-        /// Whether peers have been told: nothing says any more that the pod is redirected.
+        /// Set once the pod's annotation is withdrawn, so that peers no longer see it as redirected.
         is_announced: bool,
     },
-    /// Its pod is gone from the source.
     Gone {
-        /// Since when.
-        since: Moment,
+        since: BootInstant,
     },
-    /// The source cannot tell: everything stays as it is.
+    /// The source does not know: nothing is changed.
     Unknown,
 }
 
-/// How long the phases of a withdrawal take.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// From the announcement to the end of capture.
+    /// From the announcement until capture ends.
     pub propagation: Duration,
-    /// From the end of capture to the end of what was captured.
+    /// From the end of capture until captured connections are cut.
     pub grace: Duration,
 }
 
-/// What is to be done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// All is as it should be.
-    Rest,
-    /// Come back then.
-    WaitUntil(Moment),
-    /// Put everything in place, whatever of it is there already.
+    Idle,
+    WaitUntil(BootInstant),
+    /// Put every part in place, whatever is there already.
     Enroll,
-    /// Apply what has changed of the pod's wishes or addresses; it stays in the mesh.
-    Renew,
-    /// Leave what is in place where it is, and look after it no more.
-    LetAlone,
-    /// Take back what an unfinished enrollment left.
-    Abandon,
-    /// Have peers told that the pod leaves.
-    StartLeaving,
-    /// Come back when peers have been told.
+    /// Apply changed settings or addresses; the pod stays in the mesh.
+    Update,
+    /// Keep the redirection, but stop managing it.
+    Detach,
+    Undo,
+    /// Withdraw the pod's annotation, which announces to peers that it leaves.
+    StartWithdrawal,
+    /// Poll until the announcement is made.
     AwaitAnnouncement,
-    /// Give peers time to learn it.
+    /// Give peers time to learn of it.
     AwaitPropagation,
-    /// Let new connections go direct.
+    /// Stop capturing new connections.
     Drain,
-    /// Take the rest away once no captured connection is left, or at once.
+    /// Remove the remaining state once no captured connection is left, or at once if overdue.
     Finish {
-        /// Whether the grace is over.
         overdue: bool,
     },
-    /// The runtime said that the sandbox ends: forget it once nothing but its own process runs in it, or at once.
+    /// Delete a sandbox whose DEL was received: once only its own process is left in it, or at once if overdue.
     Delete {
-        /// Whether the bound has passed.
+        /// Set if [`DELETE_TIMEOUT`] has passed.
         overdue: bool,
     },
-    /// The pod is gone from the source and nobody said that its sandbox ends: forget it once its netns is empty. When
-    /// the bound has passed it is taken out of the mesh, and remembered until it has ended.
-    LetGo {
-        /// Whether the bound has passed.
+    /// Clean up after a pod that is missing from the source without a DEL: forget the sandbox once its netns is empty.
+    /// If overdue, withdraw it and keep its record until it ends.
+    GarbageCollect {
+        /// Set if [`GONE_TIMEOUT`] has passed.
         overdue: bool,
     },
 }
 
-/// After this long a pod that is gone from the source is taken out of the mesh although its containers run: longer
-/// than the graces that pods are given to end, during which they serve.
-pub const GONE_BOUND: Duration = Duration::from_secs(600);
+/// A pod that is missing from the source leaves the mesh after this time although its containers run. Longer than the
+/// usual termination grace periods, during which pods still serve.
+pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The next action.
-pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Action {
-    let past = |since: Moment, wait: Duration| now.since(since) >= wait;
-    match (intent, wanted) {
+pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
+    let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;
+    match (intent, desired) {
         (Intent::Deleting { since }, _) => Action::Delete {
-            overdue: past(*since, DELETE_BOUND),
+            overdue: elapsed(*since, DELETE_TIMEOUT),
         },
-        (_, Wanted::Unknown) => Action::Rest,
-        (_, Wanted::Gone { since }) if !past(since, GONE_FOR_GOOD) => {
-            Action::WaitUntil(since + GONE_FOR_GOOD)
+        (_, Desired::Unknown) => Action::Idle,
+        (_, Desired::Gone { since }) if !elapsed(since, GONE_GRACE) => {
+            Action::WaitUntil(since + GONE_GRACE)
         }
-        (_, Wanted::Gone { since }) => Action::LetGo {
-            overdue: past(since, GONE_BOUND),
+        (_, Desired::Gone { since }) => Action::GarbageCollect {
+            overdue: elapsed(since, GONE_TIMEOUT),
         },
-        (Intent::Enrolled { .. }, Wanted::In { as_applied: true })
-        | (Intent::Enrolled { .. }, Wanted::LetAlone { is_claimed: false })
-        | (Intent::Out, Wanted::Out { .. } | Wanted::LetAlone { .. }) => Action::Rest,
-        (Intent::Enrolled { .. }, Wanted::In { as_applied: false }) => Action::Renew,
-        (_, Wanted::In { .. }) => Action::Enroll,
-        (Intent::Enrolling, Wanted::Out { .. } | Wanted::LetAlone { .. }) => Action::Abandon,
-        (_, Wanted::LetAlone { .. }) => Action::LetAlone,
-        (Intent::Enrolled { .. } | Intent::Inherited, Wanted::Out { .. }) => Action::StartLeaving,
-        (Intent::Announcing, Wanted::Out { is_announced: true }) => Action::AwaitPropagation,
-        (Intent::Announcing, Wanted::Out { .. }) => Action::AwaitAnnouncement,
-        (Intent::Leaving { since }, Wanted::Out { .. }) if past(*since, timing.propagation) => {
+        (Intent::Enrolled { .. }, Desired::In { in_sync: true })
+        | (Intent::Enrolled { .. }, Desired::Detached { is_claimed: false })
+        | (Intent::Out, Desired::Out { .. } | Desired::Detached { .. }) => Action::Idle,
+        (Intent::Enrolled { .. }, Desired::In { in_sync: false }) => Action::Update,
+        (_, Desired::In { .. }) => Action::Enroll,
+        (Intent::Enrolling, Desired::Out { .. } | Desired::Detached { .. }) => Action::Undo,
+        (_, Desired::Detached { .. }) => Action::Detach,
+        (Intent::Enrolled { .. } | Intent::Adopted, Desired::Out { .. }) => Action::StartWithdrawal,
+        (Intent::Announcing, Desired::Out { is_announced: true }) => Action::AwaitPropagation,
+        (Intent::Announcing, Desired::Out { .. }) => Action::AwaitAnnouncement,
+        (Intent::Leaving { since }, Desired::Out { .. }) if elapsed(*since, timing.propagation) => {
             Action::Drain
         }
-        (Intent::Leaving { since }, Wanted::Out { .. }) => {
+        (Intent::Leaving { since }, Desired::Out { .. }) => {
             Action::WaitUntil(*since + timing.propagation)
         }
-        (Intent::Draining { since }, Wanted::Out { .. }) => Action::Finish {
-            overdue: past(*since, timing.grace),
+        (Intent::Draining { since }, Desired::Out { .. }) => Action::Finish {
+            overdue: elapsed(*since, timing.grace),
         },
     }
 }
@@ -136,12 +124,12 @@ mod tests {
         grace: Duration::from_secs(30),
     };
 
-    const IN: Wanted = Wanted::In { as_applied: true };
+    const IN: Desired = Desired::In { in_sync: true };
 
-    const OUT: Wanted = Wanted::Out { is_announced: true };
+    const OUT: Desired = Desired::Out { is_announced: true };
 
-    fn at(seconds: u64) -> Moment {
-        Moment::after_boot(Duration::from_secs(1000 + seconds))
+    fn at(seconds: u64) -> BootInstant {
+        BootInstant::after_boot(Duration::from_secs(1000 + seconds))
     }
 
     fn enrolled() -> Intent {
@@ -150,8 +138,8 @@ mod tests {
         }
     }
 
-    fn next_at(seconds: u64, intent: &Intent, wanted: Wanted) -> Action {
-        next(intent, wanted, at(seconds), TIMING)
+    fn next_at(seconds: u64, intent: &Intent, desired: Desired) -> Action {
+        next(intent, desired, at(seconds), TIMING)
     }
 
     fn every_intent() -> [Intent; 7] {
@@ -159,7 +147,7 @@ mod tests {
         [
             Intent::Out,
             Intent::Enrolling,
-            Intent::Inherited,
+            Intent::Adopted,
             enrolled(),
             Intent::Announcing,
             Intent::Leaving { since },
@@ -168,17 +156,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_wanted_rests() {
-        assert_eq!(next_at(0, &enrolled(), IN), Action::Rest);
-        assert_eq!(next_at(0, &Intent::Out, OUT), Action::Rest);
+    fn what_is_as_desired_needs_no_action() {
+        assert_eq!(next_at(0, &enrolled(), IN), Action::Idle);
+        assert_eq!(next_at(0, &Intent::Out, OUT), Action::Idle);
     }
 
     #[test]
     fn where_the_source_cannot_tell_everything_stays() {
         for intent in every_intent() {
             assert_eq!(
-                next_at(100, &intent, Wanted::Unknown),
-                Action::Rest,
+                next_at(100, &intent, Desired::Unknown),
+                Action::Idle,
                 "{intent:?}"
             );
         }
@@ -196,14 +184,17 @@ mod tests {
 
     #[test]
     fn a_withdrawal_announces_then_drains_then_finishes() {
-        assert_eq!(next_at(0, &enrolled(), OUT), Action::StartLeaving);
-        let inherited = next_at(0, &Intent::Inherited, OUT);
-        assert_eq!(inherited, Action::StartLeaving);
-        let untold = Wanted::Out {
+        assert_eq!(next_at(0, &enrolled(), OUT), Action::StartWithdrawal);
+        let adopted = next_at(0, &Intent::Adopted, OUT);
+        assert_eq!(adopted, Action::StartWithdrawal);
+        let unannounced = Desired::Out {
             is_announced: false,
         };
         let announcing = Intent::Announcing;
-        assert_eq!(next_at(99, &announcing, untold), Action::AwaitAnnouncement);
+        assert_eq!(
+            next_at(99, &announcing, unannounced),
+            Action::AwaitAnnouncement
+        );
         assert_eq!(next_at(0, &announcing, OUT), Action::AwaitPropagation);
         let leaving = Intent::Leaving { since: at(0) };
         assert_eq!(next_at(4, &leaving, OUT), Action::WaitUntil(at(5)));
@@ -220,56 +211,63 @@ mod tests {
     }
 
     #[test]
-    fn an_enrolled_pod_that_asks_for_something_else_is_changed_where_it_stands() {
-        let changed = Wanted::In { as_applied: false };
-        assert_eq!(next_at(0, &enrolled(), changed), Action::Renew);
+    fn an_enrolled_pod_that_requests_something_else_is_updated_in_place() {
+        let changed = Desired::In { in_sync: false };
+        assert_eq!(next_at(0, &enrolled(), changed), Action::Update);
         assert_eq!(next_at(0, &Intent::Enrolling, changed), Action::Enroll);
     }
 
     #[test]
     fn an_unfinished_enrollment_that_is_no_longer_wanted_is_taken_back() {
-        assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Abandon);
+        assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Undo);
     }
 
     #[test]
-    fn what_is_let_alone_loses_its_claim_once_and_no_rule() {
-        let let_alone = |is_claimed| Wanted::LetAlone { is_claimed };
-        assert_eq!(next_at(0, &enrolled(), let_alone(true)), Action::LetAlone);
-        assert_eq!(next_at(9, &enrolled(), let_alone(false)), Action::Rest);
-        // Nothing of ours is in place of these yet.
-        let found = next_at(0, &Intent::Inherited, let_alone(true));
-        assert_eq!(found, Action::LetAlone);
-        assert_eq!(next_at(0, &Intent::Out, let_alone(false)), Action::Rest);
-        let begun = next_at(0, &Intent::Enrolling, let_alone(true));
-        assert_eq!(begun, Action::Abandon);
+    fn what_is_detached_loses_its_claim_once_and_no_rule() {
+        let detached = |is_claimed| Desired::Detached { is_claimed };
+        assert_eq!(next_at(0, &enrolled(), detached(true)), Action::Detach);
+        assert_eq!(next_at(9, &enrolled(), detached(false)), Action::Idle);
+        // Nothing of ours is in place in these yet.
+        let found = next_at(0, &Intent::Adopted, detached(true));
+        assert_eq!(found, Action::Detach);
+        assert_eq!(next_at(0, &Intent::Out, detached(false)), Action::Idle);
+        let begun = next_at(0, &Intent::Enrolling, detached(true));
+        assert_eq!(begun, Action::Undo);
     }
 
     #[test]
-    fn an_announced_end_stands_whatever_is_wanted() {
+    fn a_delete_proceeds_whatever_is_desired() {
         let deleting = Intent::Deleting { since: at(0) };
-        for wanted in [IN, OUT, Wanted::Unknown, Wanted::Gone { since: at(0) }] {
+        for desired in [IN, OUT, Desired::Unknown, Desired::Gone { since: at(0) }] {
             assert_eq!(
-                next_at(59, &deleting, wanted),
+                next_at(59, &deleting, desired),
                 Action::Delete { overdue: false }
             );
             assert_eq!(
-                next_at(60, &deleting, wanted),
+                next_at(60, &deleting, desired),
                 Action::Delete { overdue: true }
             );
         }
     }
 
     #[test]
-    fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_let_go() {
-        let gone = Wanted::Gone { since: at(0) };
+    fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_garbage_collected()
+    {
+        let gone = Desired::Gone { since: at(0) };
         for intent in every_intent() {
             assert_eq!(next_at(1, &intent, gone), Action::WaitUntil(at(2)));
-            assert_eq!(next_at(2, &intent, gone), Action::LetGo { overdue: false });
+            assert_eq!(
+                next_at(2, &intent, gone),
+                Action::GarbageCollect { overdue: false }
+            );
             assert_eq!(
                 next_at(599, &intent, gone),
-                Action::LetGo { overdue: false }
+                Action::GarbageCollect { overdue: false }
             );
-            assert_eq!(next_at(600, &intent, gone), Action::LetGo { overdue: true });
+            assert_eq!(
+                next_at(600, &intent, gone),
+                Action::GarbageCollect { overdue: true }
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pods and namespaces, stripped to what is read.
+//! Pods and namespaces, reduced to the fields that are used.
 
 mod ports;
 
@@ -16,72 +16,66 @@ use k8s_openapi::api::core::v1 as k8s;
 use crate::{
     decide::Labels,
     injection::Injection,
-    redirection::{Asks, Permissions},
+    redirection::{Permissions, Requested},
 };
 
 pub use ports::DeclaredPort;
 
-/// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Which pod.
     pub pod: PodRef,
-    /// Its service account; `default` where the manifest names none, as Kubernetes fills in.
+    /// Its service account; `default` if the manifest names none, as in Kubernetes.
     pub service_account: ServiceAccountName,
-    /// The node it is bound to, if it says so.
+    /// The node that it is bound to, if any.
     pub node: Option<NodeName>,
-    /// All its labels, by which it joins the mesh and ztunnels are known.
+    /// All its labels: they decide whether it joins the mesh, and whether it is a ztunnel.
     pub labels: Labels,
-    /// Whether it shares the node's network.
     pub host_network: bool,
-    /// What an injector has left in it. Shared by the views of one state of the node.
+    /// The sidecar that an injector added to it. Shared between snapshots.
     pub injection: Option<Arc<Injection>>,
-    /// Whether its containers have ended for good (phase Succeeded or Failed).
+    /// True if its containers have terminated for good (phase Succeeded or Failed).
     pub terminal: bool,
-    /// What kubelet and runtime call it, where that is not its UID: a static pod's hash.
+    /// The UID that kubelet and the runtime use if it differs: the hash of a static pod.
     pub runtime_uid: Option<PodUid>,
-    /// What it asks of its redirection.
-    pub asks: Asks,
-    /// The ports that its containers declare.
+    /// The settings of its redirection that it requests by annotations.
+    pub requested: Requested,
     pub ports: Vec<DeclaredPort>,
-    /// Its addresses, as far as its status shows them: then it has a network.
+    /// Its addresses, as far as its status shows them. A pod with addresses has a network.
     pub addresses: Vec<IpAddr>,
-    /// The value of its annotation `ambient.istio.io/redirection`, whoever wrote it.
+    /// The value of its annotation `ambient.istio.io/redirection`, from any writer.
     pub redirection: Option<String>,
-    /// Whether it is Ready: peers may call it.
+    /// True if it is Ready, so that peers may call it.
     pub is_ready: bool,
-    /// Whether its deletion was asked for. It may serve for long yet.
+    /// True if its deletion has been requested. It may continue to serve for long.
     pub is_terminating: bool,
 }
 
 impl Pod {
-    /// Whether a runtime that names this UID means this pod.
-    pub fn is_called(&self, uid: &PodUid) -> bool {
+    /// Returns whether this is the pod's UID, or the one that the runtime uses for it.
+    pub fn has_uid(&self, uid: &PodUid) -> bool {
         self.pod.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
     }
 
-    /// Whether its annotation says that its traffic is redirected, whoever did it.
+    /// Returns whether its annotation marks it as redirected, by inpod or another agent.
     pub fn is_redirected(&self) -> bool {
         self.redirection.as_deref() == Some(keys::REDIRECTION_ENABLED)
     }
 }
 
-/// A namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its name.
     pub name: NamespaceName,
-    /// Those of its labels that are read.
+    /// The labels that are used for decisions.
     pub labels: Labels,
     /// The value of its annotation `inpod.io/on-unknown`.
     pub on_unknown: Option<String>,
-    /// What its annotation `inpod.io/allow` permits its pods.
+    /// The permissions that its annotation `inpod.io/allow` grants to its pods.
     pub allows: Permissions,
 }
 
 impl Namespace {
-    /// One of which nothing is known but its name.
-    pub fn bare(name: NamespaceName) -> Self {
+    /// Returns a namespace of which only the name is known.
+    pub fn unlabeled(name: NamespaceName) -> Self {
         Self {
             name,
             labels: Labels::new(),
@@ -90,7 +84,8 @@ impl Namespace {
         }
     }
 
-    /// The value of a label that is read. What the API server makes of the name needs no copy.
+    /// Returns the value of a label that is kept. The API server's label with the namespace's name
+    /// is computed, not stored.
     pub fn label(&self, key: &str) -> Option<&str> {
         if key == keys::NAMESPACE_NAME {
             return Some(self.name.as_str());
@@ -98,12 +93,12 @@ impl Namespace {
         self.labels.get(key).map(String::as_str)
     }
 
-    /// From a manifest or what the API server says, of which only the labels `read` are kept: there may be ten thousand.
+    /// Converts a manifest or API object, keeping only the labels in `read`: there may be ten thousand namespaces.
     ///
     /// # Errors
     ///
-    /// When it has no usable name.
-    pub fn of(namespace: k8s::Namespace, read: &BTreeSet<String>) -> Result<Self, Unusable> {
+    /// When it has no valid name.
+    pub fn of(namespace: k8s::Namespace, read: &BTreeSet<String>) -> Result<Self, InvalidManifest> {
         let meta = namespace.metadata;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
         let all = meta.labels.unwrap_or_default().into_iter();
@@ -113,42 +108,38 @@ impl Namespace {
             labels: all.filter(|(key, _)| is_read(key)).collect(),
             on_unknown: annotation(keys::ON_UNKNOWN).map(str::to_owned),
             allows: annotation(keys::ALLOW)
-                .map(Permissions::of)
+                .map(Permissions::parse)
                 .unwrap_or_default(),
         })
     }
 }
 
-/// Why a manifest is not used.
+/// The reason why a manifest cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
-    /// A field that must be there is not.
+pub enum InvalidManifest {
     #[error("{0} is required")]
     Missing(&'static str),
-    /// A field is not what it should be.
     #[error("{field} is invalid")]
     Invalid {
-        /// The field's path.
         field: &'static str,
-        /// The rule it breaks.
         source: InvalidIdentifier,
     },
 }
 
-fn parse<T>(field: &'static str, text: Option<&str>) -> Result<T, Unusable>
+fn parse<T>(field: &'static str, text: Option<&str>) -> Result<T, InvalidManifest>
 where
     T: std::str::FromStr<Err = InvalidIdentifier>,
 {
-    let text = text.ok_or(Unusable::Missing(field))?;
+    let text = text.ok_or(InvalidManifest::Missing(field))?;
     text.parse()
-        .map_err(|source| Unusable::Invalid { field, source })
+        .map_err(|source| InvalidManifest::Invalid { field, source })
 }
 
 fn annotation<'a>(all: Option<&'a BTreeMap<String, String>>, name: &str) -> Option<&'a str> {
     all.and_then(|all| all.get(name)).map(String::as_str)
 }
 
-/// What is no address is as good as absent.
+/// Parses the addresses; invalid ones are ignored.
 fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
     let all = status.pod_ips.iter().flatten();
     let all = all.filter_map(|address| address.ip.parse().ok());
@@ -166,9 +157,9 @@ fn is_ready(status: &k8s::PodStatus) -> bool {
 }
 
 impl TryFrom<k8s::Pod> for Pod {
-    type Error = Unusable;
+    type Error = InvalidManifest;
 
-    fn try_from(pod: k8s::Pod) -> Result<Self, Unusable> {
+    fn try_from(pod: k8s::Pod) -> Result<Self, InvalidManifest> {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
         let status = pod.status.unwrap_or_default();
         let addresses = addresses(&status);
@@ -176,10 +167,10 @@ impl TryFrom<k8s::Pod> for Pod {
         let is_ready = is_ready(&status);
         let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
-        // Both are words of whoever made the pod: a hash that cannot be one is none, and keeps no pod from being seen.
+        // Users can write both annotations: an invalid hash is ignored, so that it does not hide the pod.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
         let runtime_uid = hash.and_then(|hash| hash.parse().ok());
-        let injection = Injection::of(meta.labels.as_ref(), meta.annotations.as_ref(), &spec);
+        let injection = Injection::detect(meta.labels.as_ref(), meta.annotations.as_ref(), &spec);
         let node = spec
             .node_name
             .as_deref()
@@ -208,7 +199,7 @@ impl TryFrom<k8s::Pod> for Pod {
             injection: injection.map(Arc::new),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
-            asks: Asks::of(meta.annotations.as_ref()),
+            requested: Requested::from_annotations(meta.annotations.as_ref()),
             ports,
             addresses,
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
@@ -240,17 +231,17 @@ mod tests {
     }
 
     #[test]
-    fn a_static_pod_is_called_by_its_hash_and_by_its_uid() {
+    fn a_static_pod_has_its_hash_and_its_uid() {
         let pod = with_annotations(&[(keys::STATIC_MIRROR, "h1"), (keys::STATIC_HASH, "h1")]);
-        assert!(pod.is_called(&"h1".parse().unwrap()));
-        assert!(pod.is_called(&"uid-of-web".parse().unwrap()));
-        assert!(!pod.is_called(&"h2".parse().unwrap()));
+        assert!(pod.has_uid(&"h1".parse().unwrap()));
+        assert!(pod.has_uid(&"uid-of-web".parse().unwrap()));
+        assert!(!pod.has_uid(&"h2".parse().unwrap()));
     }
 
     #[test]
     fn a_hash_that_someone_wrote_into_an_ordinary_pod_is_no_uid() {
         let pod = with_annotations(&[(keys::STATIC_HASH, "h1")]);
-        assert!(!pod.is_called(&"h1".parse().unwrap()));
+        assert!(!pod.has_uid(&"h1".parse().unwrap()));
     }
 
     #[test]
@@ -285,7 +276,7 @@ mod tests {
         assert_eq!(namespace.label("mesh"), Some("on"));
         assert_eq!(namespace.label("team"), None);
         assert_eq!(namespace.label(keys::NAMESPACE_NAME), Some("shop"));
-        assert_eq!(namespace.allows, Permissions::of("exclude"));
+        assert_eq!(namespace.allows, Permissions::parse("exclude"));
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! How a pod's traffic is to be redirected: what the node says, and what the pod may choose for itself.
+//! Determines the redirection of a pod's traffic from the node's settings and the pod's annotations.
 //!
-//! What a pod's annotations choose by themselves is what Istio lets them choose, "ingress mode" among it, which leaves
-//! inbound traffic alone (DECISIONS 40). What is ours alone and takes traffic past ztunnel, exclusions and connections
-//! from before the enrollment, is granted by the node or the namespace, or left out (design.md, 6). A pod with a proxy of
-//! its own has that by Istio's annotations alone (DECISIONS 53).
+//! Pods choose by themselves what Istio lets them choose, including "ingress mode", which leaves inbound traffic alone
+//! (decision 40). What only inpod offers and lets traffic bypass ztunnel, exclusions and connections from before the
+//! enrollment, has to be permitted by the node or the namespace and is left out otherwise. Istio's annotations alone
+//! configure the redirection to a sidecar (decision 53).
 
 mod exclusions;
 mod permissions;
@@ -19,42 +19,34 @@ pub use exclusions::{Exclusions, Malformed, Network};
 pub use permissions::{Permission, Permissions};
 pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidecars};
 
-/// What the node's settings say for every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// Whether name resolution goes to ztunnel, unless a pod says otherwise.
     pub dns: bool,
-    /// Whether IPv6 is captured, to ztunnel or a sidecar.
+    /// Applies to redirection to ztunnel and to a sidecar.
     pub ipv6: Ipv6,
-    /// How inbound TCP is captured to ztunnel.
     pub inbound: Inbound,
-    /// What is captured of pods with a sidecar.
     pub sidecars: Sidecars,
 }
 
-/// How a pod's traffic is redirected, as it is written down.
+/// The redirection of a pod's traffic, as it is checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
-    /// To the node's ztunnel.
-    Ambient(Wishes),
-    /// To the proxy in the pod.
+    Ambient(RequestedSettings),
     Sidecar(Box<Sidecar>),
 }
 
 impl Default for Redirection {
-    /// To ztunnel, as the node says.
+    /// Returns a redirection to ztunnel with the node's defaults.
     fn default() -> Self {
-        Self::Ambient(Wishes::default())
+        Self::Ambient(RequestedSettings::default())
     }
 }
 
 impl Redirection {
-    /// Whether it is to the proxy in the pod.
     pub fn is_sidecar(&self) -> bool {
         matches!(self, Self::Sidecar(_))
     }
 
-    /// What a pod is that is redirected so.
     pub fn enrollment(&self) -> Enrollment {
         match self {
             Self::Ambient(_) => Enrollment::Ambient,
@@ -62,32 +54,28 @@ impl Redirection {
         }
     }
 
-    /// What was granted of what the pod asks of ztunnel's.
-    pub fn wishes(&self) -> Option<&Wishes> {
+    pub fn settings(&self) -> Option<&RequestedSettings> {
         match self {
-            Self::Ambient(wishes) => Some(wishes),
+            Self::Ambient(settings) => Some(settings),
             Self::Sidecar(_) => None,
         }
     }
 
-    /// The whole redirection, on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::Redirection {
         let mode = match self {
-            Self::Ambient(wishes) => wire::redirection::Mode::Ambient(ambient(node, wishes)),
+            Self::Ambient(settings) => wire::redirection::Mode::Ambient(ambient(node, settings)),
             Self::Sidecar(sidecar) => wire::redirection::Mode::Sidecar(sidecar.to_wire(node)),
         };
         wire::Redirection { mode: Some(mode) }
     }
 }
 
-/// Whether IPv6 is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// As each pod's netns is.
+    /// Captured where the pod's netns has IPv6.
     Auto,
-    /// It is; a pod without it is refused.
+    /// Captured; pods without IPv6 are refused.
     On,
-    /// It is left alone.
     Off,
 }
 
@@ -114,13 +102,10 @@ impl From<Ipv6> for wire::Ipv6Capture {
     }
 }
 
-/// How inbound TCP is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Inbound {
-    /// By destination NAT.
     Redirect,
-    /// By TPROXY.
     Tproxy,
 }
 
@@ -145,52 +130,48 @@ impl From<Inbound> for wire::InboundCapture {
     }
 }
 
-/// How a pod's redirection differs from what the node says: what it asked for, as far as that is granted.
+/// The settings that a pod requested and was permitted, on top of the node's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wishes {
-    /// Whether its name resolution goes to ztunnel; unset: as the node says.
+pub struct RequestedSettings {
+    /// Overrides the node's setting for DNS.
     pub dns_capture: Option<bool>,
-    /// Whether its inbound TCP is left alone.
     pub bypass_inbound_capture: bool,
-    /// Interfaces whose arriving TCP is taken for outbound. netconfig proves the names.
+    /// Interfaces whose incoming TCP is treated as outbound. netconfig validates the names.
     pub virtual_interfaces: Vec<String>,
-    /// What is left alone.
     pub exclusions: Exclusions,
-    /// Whether connections from before the enrollment go on as they are.
+    /// If set, connections from before the enrollment continue uncaptured.
     pub keep_existing_connections: bool,
 }
 
-/// What a pod asks for by its annotations, granted or not.
+/// The settings that a pod's annotations request, permitted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asks {
-    wishes: Wishes,
+pub struct Requested {
+    settings: RequestedSettings,
     malformed: Option<Malformed>,
 }
 
-/// One thing that a pod asks for and that needs a permission.
+/// A requested setting that needs a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The annotation.
+pub struct PrivilegedRequest {
     pub annotation: &'static str,
-    /// What it says, or what is wrong with that.
+    /// The annotation's value, or what is wrong with it.
     pub text: String,
-    /// What it needs.
     pub needs: Permission,
 }
 
-impl Asks {
-    /// From a pod's annotations. A truth value that is none is as good as absent, as with Istio.
-    pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
+impl Requested {
+    /// Parses a pod's annotations. As in Istio, an invalid boolean counts as absent.
+    pub fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
-        let is_true = |name| text(name).and_then(truth).unwrap_or(false);
+        let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
         let names = text(keys::REROUTE_VIRTUAL_INTERFACES).unwrap_or_default();
         let names = names.split(',').map(str::trim);
-        let exclusions = Exclusions::of(text);
+        let exclusions = Exclusions::from_annotations(text);
         Self {
             malformed: exclusions.as_ref().err().cloned(),
-            wishes: Wishes {
-                dns_capture: text(keys::DNS_CAPTURE).and_then(truth),
+            settings: RequestedSettings {
+                dns_capture: text(keys::DNS_CAPTURE).and_then(parse_bool),
                 bypass_inbound_capture: is_true(keys::BYPASS_INBOUND_CAPTURE),
                 virtual_interfaces: names
                     .filter(|name| !name.is_empty())
@@ -202,18 +183,17 @@ impl Asks {
         }
     }
 
-    /// Everything that needs a permission.
-    pub fn asked(&self) -> impl Iterator<Item = Asked> {
+    pub fn privileged(&self) -> impl Iterator<Item = PrivilegedRequest> {
         let malformed = self.malformed.as_ref();
         let malformed = malformed.map(|it| (it.annotation, it.why.clone()));
-        let exclusions = self.wishes.exclusions.texts().chain(malformed);
-        let exclusions = exclusions.map(|(annotation, text)| Asked {
+        let exclusions = self.settings.exclusions.texts().chain(malformed);
+        let exclusions = exclusions.map(|(annotation, text)| PrivilegedRequest {
             annotation,
             text,
             needs: Permission::Exclude,
         });
-        let keeps = self.wishes.keep_existing_connections;
-        exclusions.chain(keeps.then(|| Asked {
+        let keeps = self.settings.keep_existing_connections;
+        exclusions.chain(keeps.then(|| PrivilegedRequest {
             annotation: keys::KEEP_EXISTING_CONNECTIONS,
             text: true.to_string(),
             needs: Permission::KeepExisting,
@@ -221,29 +201,29 @@ impl Asks {
     }
 }
 
-/// What a pod gets of what it asks for: everything that needs no permission, and what its namespace or the node permits.
+/// Returns the requested settings that need no permission or are permitted by the namespace or the node.
 ///
 /// # Errors
 ///
-/// When what is permitted cannot be understood. What is not permitted need not be.
+/// If a permitted annotation is malformed. Others need not be valid.
 pub fn granted(
-    asks: &Asks,
+    requested: &Requested,
     namespace: Permissions,
     node: Permissions,
-) -> Result<Wishes, Malformed> {
+) -> Result<RequestedSettings, Malformed> {
     let permitted = namespace.or(node);
-    let mut wishes = asks.wishes.clone();
+    let mut settings = requested.settings.clone();
     if !permitted.include(Permission::Exclude) {
-        wishes.exclusions = Exclusions::default();
-    } else if let Some(malformed) = &asks.malformed {
+        settings.exclusions = Exclusions::default();
+    } else if let Some(malformed) = &requested.malformed {
         return Err(malformed.clone());
     }
-    wishes.keep_existing_connections &= permitted.include(Permission::KeepExisting);
-    Ok(wishes)
+    settings.keep_existing_connections &= permitted.include(Permission::KeepExisting);
+    Ok(settings)
 }
 
-/// What Go's strconv.ParseBool takes, by which Istio reads its annotations.
-pub(crate) fn truth(text: &str) -> Option<bool> {
+/// Parses a boolean like Go's `strconv.ParseBool`, which Istio uses for its annotations.
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
@@ -251,16 +231,16 @@ pub(crate) fn truth(text: &str) -> Option<bool> {
     }
 }
 
-fn ambient(node: &Capture, wishes: &Wishes) -> wire::AmbientRedirection {
+fn ambient(node: &Capture, settings: &RequestedSettings) -> wire::AmbientRedirection {
     wire::AmbientRedirection {
-        dns_capture: wishes.dns_capture.unwrap_or(node.dns),
-        bypass_inbound_capture: wishes.bypass_inbound_capture,
-        reroute_virtual_interfaces: wishes.virtual_interfaces.clone(),
+        dns_capture: settings.dns_capture.unwrap_or(node.dns),
+        bypass_inbound_capture: settings.bypass_inbound_capture,
+        reroute_virtual_interfaces: settings.virtual_interfaces.clone(),
         inbound_capture: wire::InboundCapture::from(node.inbound).into(),
         ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
-        exclusions: (wishes.exclusions != Exclusions::default())
-            .then(|| (&wishes.exclusions).into()),
-        keep_existing_connections: wishes.keep_existing_connections,
+        exclusions: (settings.exclusions != Exclusions::default())
+            .then(|| (&settings.exclusions).into()),
+        keep_existing_connections: settings.keep_existing_connections,
     }
 }
 

@@ -1,11 +1,11 @@
-//! All tasks of the node, and which sandbox belongs to which.
+//! The tasks of all pods of the node.
 
-mod inherited;
-mod looks;
+mod adoption;
 mod owners;
-mod replaced;
-mod seen;
-mod spooled;
+mod queries;
+mod replay;
+mod supervise;
+mod wakeups;
 
 pub use owners::Owners;
 
@@ -27,33 +27,33 @@ use tokio::{
 
 use crate::{
     checkpoint::Record,
-    drift::Kind,
+    drift::DriftKind,
+    in_flight::InFlight,
     metrics::Phase,
-    pipeline::{is_passing, workload_of},
+    pipeline::{is_transient, workload_of},
     resolve::resolve,
     source::PodKey,
-    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, refused},
+    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, log_refusal},
     trace,
-    underway::Underway,
 };
 
-/// How long a synchronisation waits for the slowest task. One that is later claims for itself.
-const RECLAIM: Duration = Duration::from_secs(5);
+/// Limits how long a synchronization waits for the slowest task. A later one claims its netns by itself.
+const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many pods are remembered whose task has ended with a failure, for people.
-const REMEMBERED: usize = 256;
+/// The number of failed pods whose view is kept for operators after their task has ended.
+const MAX_FAILED: usize = 256;
 
-/// Between two attempts of an ADD that something passing stopped.
-const PAUSE: Duration = Duration::from_millis(20);
+/// The pause before an ADD is retried after a transient failure.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// All tasks of the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
-    /// Whether what ran before us is written down.
-    inherited: Arc<AtomicBool>,
-    underway: Underway,
+    /// Set once the pods that ran before inpod are recorded.
+    adopted: Arc<AtomicBool>,
+    in_flight: InFlight,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ struct Handle {
 }
 
 impl Handle {
-    /// Whether the task was there to hear it.
+    /// Sends a command. Returns whether the task is still running.
     fn send(&self, command: Command) -> bool {
         self.interrupts.send_modify(|sent| sent.count(&command));
         self.commands.send(command).is_ok()
@@ -85,26 +85,24 @@ impl Handle {
 }
 
 impl Tasks {
-    /// What people may want to know of a pod whose task is no more.
-    fn remember(&mut self, key: PodKey, view: View) {
+    fn remember_failed(&mut self, key: PodKey, view: View) {
         self.failed.retain(|(known, _)| *known != key);
         if view.failure.is_some() {
             self.failed.push_back((key, view));
         }
-        if self.failed.len() > REMEMBERED {
+        if self.failed.len() > MAX_FAILED {
             self.failed.pop_front();
         }
     }
 }
 
 impl Registry {
-    /// A registry with a task for every pod that the checkpoint knows.
     pub fn new(shared: Arc<Shared>, records: BTreeMap<SandboxRef, Record>) -> Self {
         let registry = Self {
             shared,
             tasks: Arc::default(),
-            inherited: Arc::default(),
-            underway: Underway::default(),
+            adopted: Arc::default(),
+            in_flight: InFlight::default(),
         };
         let mut by_pod: BTreeMap<PodKey, Vec<Record>> = BTreeMap::new();
         for record in records.into_values() {
@@ -142,30 +140,30 @@ impl Registry {
         );
         let registry = Arc::clone(&self.tasks);
         let run = task.run(receiver, move |key, is_idle, commands| {
-            // Commands are sent under the same lock: none can slip in between the look and the end.
+            // Commands are sent under the same lock: none can arrive between this check and the end of the task.
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = is_idle && commands.is_empty();
             if finished && let Some(handle) = tasks.running.remove(key) {
-                tasks.remember(key.clone(), handle.view());
+                tasks.remember_failed(key.clone(), handle.view());
             }
             finished
         });
-        self.keep(of, run);
+        self.supervise(of, run);
     }
 
-    /// Asks a pod's task, which is started where there is none.
-    fn ask(&self, key: &PodKey, command: Command) {
+    /// Sends a command to a pod's task, and starts the task if there is none.
+    fn dispatch(&self, key: &PodKey, command: Command) {
         let mut tasks = self.tasks();
         let records = match tasks.running.get(key) {
             Some(handle) if !handle.commands.is_closed() => None,
-            // It has come to an end by a defect, and is replaced with what it wrote down.
-            Some(_) => Some(self.written_down(key)),
-            // One that ended as it should had nothing left to remember: to read every pod's record for each new pod
-            // would cost more with each pod of the node.
+            // It has panicked, and restarts from what it checkpointed.
+            Some(_) => Some(self.checkpointed(key)),
+            // A task that ended regularly left no record. Reading the checkpoint here would make each new pod cost more
+            // with the number of pods on the node.
             None => Some(Vec::new()),
         };
         if let Some(records) = records {
-            // A new task has nothing to do until the command is there, and ends for want of it only under this lock.
+            // A new task is idle until the command arrives, and can only end under this lock.
             self.start(&mut tasks, key.clone(), records);
         }
         if let Some(handle) = tasks.running.get(key) {
@@ -173,35 +171,31 @@ impl Registry {
         }
     }
 
-    fn written_down(&self, key: &PodKey) -> Vec<Record> {
+    fn checkpointed(&self, key: &PodKey) -> Vec<Record> {
         let records = self.shared.pipeline.checkpoint.records();
         let records = records.unwrap_or_default().into_iter();
         records.filter(|record| key_of(record) == *key).collect()
     }
 
-    /// A sandbox was created. Waits for services that are restarted meanwhile, as long as the caller does. A DEL of the
-    /// sandbox ends it.
-    ///
-    /// # Errors
-    ///
-    /// As the task says.
+    /// Handles an ADD. Waits for services that restart meanwhile, for as long as the caller waits. A DEL of
+    /// the sandbox cancels it.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let added = {
-            let mut ended = self.underway.begin(key, &call.sandbox);
+            let mut in_flight = self.in_flight.begin(key, &call.sandbox);
             tokio::select! {
                 biased;
-                ended = ended.by_delete() => Err(ended),
+                failure = in_flight.cancelled() => Err(failure),
                 added = self.add_until(key, &call) => added,
             }
         };
         if let Err(failure) = &added {
-            refused(key, &call.sandbox, &call.trace, failure);
+            log_refusal(key, &call.sandbox, &call.trace, failure);
         }
         added
     }
 
     async fn add_until(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
-        let until = call.forward;
+        let until = call.work_deadline;
         loop {
             let resolved = {
                 let _decides = call.phases.enter(Phase::Decide);
@@ -210,52 +204,52 @@ impl Registry {
             let enrollment = resolved.enrollment();
             let (reply, answer) = oneshot::channel();
             call.phases.set(Phase::Queue);
-            self.ask(key, Command::Add(call.clone(), Box::new(resolved), reply));
+            self.dispatch(key, Command::Add(call.clone(), Box::new(resolved), reply));
             let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
             match answer.await.unwrap_or_else(ended) {
-                Err(failure) if is_passing(failure.reason) => {
-                    if Instant::now() + PAUSE >= until {
+                Err(failure) if is_transient(failure.reason) => {
+                    if Instant::now() + RETRY_INTERVAL >= until {
                         return Err(Failure {
                             reason: Reason::DependencyUnavailable,
                             ..failure
                         });
                     }
-                    sleep(PAUSE).await;
-                    self.shared.pipeline.ready(enrollment, until).await?;
+                    sleep(RETRY_INTERVAL).await;
+                    self.shared.pipeline.wait_ready(enrollment, until).await?;
                 }
                 other => return other,
             }
         }
     }
 
-    /// A sandbox ends. Tells whether that was written down for later; an unknown one is done.
+    /// Handles a DEL. Returns whether the deletion was deferred. Succeeds if the sandbox is unknown.
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
-        // One that waits for its turn, for its pod or for a ztunnel. What it has begun its task undoes first.
-        let adding = self.underway.end(sandbox).await;
+        // An ADD that waits for a permit, for its pod or for ztunnel. Its task first undoes what was done.
+        let adding = self.in_flight.cancel(sandbox).await;
         let Some(key) = self.owner(sandbox).or(adding) else {
             return false;
         };
         let (reply, answer) = oneshot::channel();
-        self.ask(
+        self.dispatch(
             &key,
             Command::Delete(sandbox.clone(), trace::current(), reply),
         );
         answer.await.unwrap_or(true)
     }
 
-    /// Tells the tasks of pods of which something new is known.
-    pub fn look(&self, wanted: impl Fn(&PodKey) -> bool) {
-        for (_, handle) in self.tasks().running.iter().filter(|(key, _)| wanted(key)) {
-            handle.send(Command::Look);
+    pub fn wake(&self, selects: impl Fn(&PodKey) -> bool) {
+        for (_, handle) in self.tasks().running.iter().filter(|(key, _)| selects(key)) {
+            handle.send(Command::Reconcile);
         }
     }
 
-    /// From now on pods are looked for of which no verb was seen: what ran before us is written down.
-    pub fn look_for_strangers(&self) {
-        self.inherited.store(true, Ordering::Relaxed);
+    /// Enables the discovery of pods without a record, once the pods that ran before inpod are recorded.
+    pub fn enable_discovery(&self) {
+        self.adopted.store(true, Ordering::Relaxed);
     }
 
-    /// Has the tasks of these pods verify and mend what is in place, and attempt what waits; returns when each has.
+    /// Makes the tasks of these pods verify and repair what is in place and retry pending work. Returns when
+    /// each has done so.
     pub(crate) async fn resync(&self, pods: &BTreeSet<PodKey>) {
         let answers: Vec<_> = {
             let tasks = self.tasks();
@@ -266,19 +260,18 @@ impl Registry {
             };
             pods.iter().filter_map(ask).collect()
         };
-        // A task that ends meanwhile has nothing left to look at.
+        // A task that ends meanwhile has nothing left to verify.
         join_all(answers).await;
     }
 
-    /// netconfig has let a netns go.
-    pub fn released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
+    pub fn netns_released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
         if let Some(key) = self.owner(&sandbox) {
-            self.ask(&key, Command::Released(sandbox, netns));
+            self.dispatch(&key, Command::NetnsReleased(sandbox, netns));
         }
     }
 
-    /// What netconfig sees in a netns. Where that is not what was applied to a pod of the mesh, its task mends it; a
-    /// pod that is being changed finds out by itself.
+    /// Handles netconfig's observation of a netns. If it differs from what was applied, the pod's task repairs it; a
+    /// pod that is just being changed verifies its rules anyway.
     pub fn observed(&self, sandbox: &SandboxRef, fingerprint: &str, intact: bool) {
         let Some(key) = self.owner(sandbox) else {
             return;
@@ -290,14 +283,14 @@ impl Registry {
                 && applied.is_some_and(|applied| !intact || applied != fingerprint)
         };
         if records.is_some_and(|records| records.iter().any(differs)) {
-            let kind = Kind::of(fingerprint, intact);
+            let kind = DriftKind::classify(fingerprint, intact);
             let (namespace, name) = &key;
-            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules are not the ones applied");
-            self.ask(&key, Command::Differs(sandbox.clone(), kind));
+            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules have drifted");
+            self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
         }
     }
 
-    /// Has every task claim its netns again; returns when all have tried, or the slowest has had its time.
+    /// Makes every task claim its netns again. Returns when all have tried, or after a timeout.
     pub async fn reclaim(&self) {
         let answers: Vec<_> = {
             let tasks = self.tasks();
@@ -308,21 +301,16 @@ impl Registry {
             };
             tasks.running.values().map(ask).collect()
         };
-        // A task that has ended has nothing to claim.
-        if timeout(RECLAIM, join_all(answers)).await.is_err() {
-            tracing::warn!("Some pods have not been claimed again yet");
+        if timeout(RECLAIM_TIMEOUT, join_all(answers)).await.is_err() {
+            tracing::warn!("Some pods have not claimed their netns again yet");
         }
     }
 
-    /// The desired set: of every pod that is in the mesh by ztunnel or on its way, the current sandbox. Two pods of one
-    /// name, the one ending and its successor, are two. Read from the checkpoint, which knows of every step before it
-    /// is taken: an ADD that is under way is in the set.
-    ///
-    /// # Errors
-    ///
-    /// When the checkpoint cannot be read.
+    /// Returns the desired set: the current sandbox of every pod that is enrolled, or being enrolled, with ztunnel. An
+    /// ending pod and its successor of the same name both count. It is read from the checkpoint, which is written
+    /// before each step, so that it contains ADDs in flight.
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
-        // Taken first: what is added meanwhile has a later revision and is not undone by the set.
+        // Issued first, so that workloads added meanwhile have a later revision and survive this set.
         let revision = self.shared.pipeline.revisions.next();
         let mut current: BTreeMap<PodUid, Record> = BTreeMap::new();
         for record in self.shared.pipeline.checkpoint.records()? {
@@ -336,8 +324,8 @@ impl Registry {
         }
         let served = current
             .into_values()
-            .filter(|record| record.intent.is_held() && !record.redirection.is_sidecar())
-            .filter(|record| record.netns_id.is_some() || record.is_unfound());
+            .filter(|record| record.intent.has_effects() && !record.redirection.is_sidecar())
+            .filter(|record| record.netns_id.is_some() || record.has_unknown_netns());
         Ok((
             revision,
             served.map(|record| workload_of(&record)).collect(),

@@ -1,7 +1,7 @@
-//! Which pod a runtime's ADD means, and what is decided of it.
+//! Resolves the pod of an ADD and decides on its enrollment.
 //!
-//! Done before the pod's task is asked, which waits for nobody: where the source has to be asked past its watch, that
-//! takes as long as the caller has.
+//! Runs before the pod's task is involved, which never waits: a lookup at the API server may take as long
+//! as the caller waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,40 +12,37 @@ use tokio::time::Instant;
 use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
     pod::Pod,
-    redirection::{Asks, Permissions},
-    source::{Inventory, Learnt, PodKey},
+    redirection::{Permissions, Requested},
+    source::{Inventory, PodKey, RefreshOutcome},
     task::{AddCall, Shared, is_permission_known},
 };
 
-/// What is known of the pod that a call means.
 #[derive(Clone, Debug)]
 pub enum Resolved {
-    /// The pod, and what it should be.
     Pod(Pod, Decision),
-    /// Nobody can tell, and the pod may start all the same.
-    LetThrough {
-        /// The pod, as far as anybody said.
+    /// It is unknown whether the pod is to be in the mesh, but it may start.
+    AdmittedUnenrolled {
         pod: Pod,
-        /// Why nobody can tell.
         why: String,
     },
 }
 
-/// Finds the pod of a call and decides. What the source shows costs no question.
+/// Finds the pod of an ADD and decides on its enrollment. Queries the API server only if the source's
+/// view is not enough.
 ///
 /// # Errors
 ///
-/// When there is no such pod, or it is another one than the runtime means, or nobody can tell and it has to wait.
+/// If there is no such pod, if it differs from the runtime's, or if the decision is unknown and the pod has to wait.
 pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
     let policy = shared.policy();
     let decided = |inventory: &Inventory| {
-        let pod = meant(inventory, key, call.uid.as_ref())?;
+        let pod = find_pod(inventory, key, call.uid.as_ref())?;
         let decision = decide_from(inventory, pod, &policy);
         (decision.enrollment != Enrollment::Unknown).then(|| Resolved::Pod(pod.clone(), decision))
     };
     let is_enough = |inventory: &Inventory| {
         let resolved = decided(inventory);
-        resolved.is_some_and(|it| it.is_granted_from(inventory, policy.pods_may))
+        resolved.is_some_and(|it| it.has_known_permissions(inventory, policy.pods_may))
     };
     let inventory = shared.source.inventory();
     if is_enough(&inventory)
@@ -53,47 +50,46 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
     {
         return Ok(resolved);
     }
-    let until = call.forward.max(Instant::now());
+    let until = call.work_deadline.max(Instant::now());
     match shared.source.refresh(key, until, is_enough).await {
-        Learnt::Known(inventory) => {
+        RefreshOutcome::Current(inventory) => {
             decided(&inventory).ok_or_else(|| refusal(shared, &inventory, key, call))
         }
-        Learnt::Elsewhere(node) => {
+        RefreshOutcome::OtherNode(node) => {
             let (namespace, name) = key;
             let place = node.map_or_else(|| "no node".to_owned(), |node| format!("node {node}"));
             let here = &shared.config.node_name;
             let message = format!("pod {namespace}/{name} is bound to {place}, this is {here}");
             Err(Failure::new(Reason::PodOtherNode, message).at_field("pod"))
         }
-        Learnt::Unanswered(why) => decided(&shared.source.inventory())
-            .map_or_else(|| let_through(shared, key, call, why), Ok),
+        RefreshOutcome::Unavailable(why) => decided(&shared.source.inventory())
+            .map_or_else(|| admit_unenrolled(shared, key, call, why), Ok),
     }
 }
 
 impl Resolved {
-    /// What the pod should be, as far as that is known.
     pub fn enrollment(&self) -> Enrollment {
         match self {
             Self::Pod(_, decision) => decision.enrollment,
-            Self::LetThrough { .. } => Enrollment::Unknown,
+            Self::AdmittedUnenrolled { .. } => Enrollment::Unknown,
         }
     }
 
-    /// Whether it is known what the pod gets of what it asks for, or need not be.
-    fn is_granted_from(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
+    /// Returns whether it is known which requested settings are permitted, if that matters.
+    fn has_known_permissions(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
         match self {
             Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
                 is_permission_known(inventory, pod, pods_may)
             }
-            Self::Pod(..) | Self::LetThrough { .. } => true,
+            Self::Pod(..) | Self::AdmittedUnenrolled { .. } => true,
         }
     }
 }
 
-/// The pod of a name, of the UID where one was said; else one that is alive.
-fn meant<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
-    let is_meant = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.is_called(uid));
-    inventory.pod(key).filter(is_meant)
+/// Returns the pod of a name that has the runtime's UID, if one was passed, or else is not terminal.
+fn find_pod<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
+    let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.has_uid(uid));
+    inventory.pod(key).filter(matches)
 }
 
 fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall) -> Failure {
@@ -106,11 +102,11 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
             let message = format!("no pod {namespace}/{name} is known on node {node}{gap}");
             Failure::new(Reason::PodUnknown, message).at_field("pod")
         }
-        Some(pod) if meant(inventory, key, call.uid.as_ref()).is_some() => {
+        Some(pod) if find_pod(inventory, key, call.uid.as_ref()).is_some() => {
             let gap = inventory
                 .gaps
                 .first()
-                .map_or("nobody shows it", String::as_str);
+                .map_or("no source shows it", String::as_str);
             let message = format!(
                 "the labels of namespace {} are not known: {gap}",
                 pod.pod.namespace
@@ -131,8 +127,8 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
     }
 }
 
-/// What becomes of a pod of which nobody can tell whether it is to be in the mesh.
-fn let_through(
+/// Decides whether a pod may start of which it is unknown whether it is to be in the mesh.
+fn admit_unenrolled(
     shared: &Shared,
     key: &PodKey,
     call: &AddCall,
@@ -148,34 +144,33 @@ fn let_through(
         let message = format!(
             "it is not known whether pod {namespace}/{name} is to be in the mesh, and pods of its namespace wait: {why}"
         );
-        return Err(Failure::new(Reason::SourceUnavailable, message).retry_after(RETRY));
+        return Err(Failure::new(Reason::SourceUnavailable, message).retry_after(RETRY_AFTER));
     }
-    let shown = meant(&inventory, key, call.uid.as_ref()).cloned();
-    let pod = shown.map_or_else(|| guess(key, call), Ok)?;
-    Ok(Resolved::LetThrough { pod, why })
+    let shown = find_pod(&inventory, key, call.uid.as_ref()).cloned();
+    let pod = shown.map_or_else(|| placeholder_pod(key, call), Ok)?;
+    Ok(Resolved::AdmittedUnenrolled { pod, why })
 }
 
-/// A pod of which nothing but its name is known.
-fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
-    let odd = |error: InvalidIdentifier| {
+fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
+    let invalid = |error: InvalidIdentifier| {
         Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")
     };
-    // Where the runtime names no UID, the container's id stands in for it until the pod shows.
-    let stand_in = || call.sandbox.container_id.as_str().parse().map_err(odd);
+    // If the runtime passes no UID, the container id replaces it until the source shows the pod.
+    let stand_in = || call.sandbox.container_id.as_str().parse().map_err(invalid);
     Ok(Pod {
         pod: PodRef {
             namespace: namespace.clone(),
             name: name.clone(),
             uid: call.uid.clone().map_or_else(stand_in, Ok)?,
         },
-        service_account: "default".parse().map_err(odd)?,
+        service_account: "default".parse().map_err(invalid)?,
         node: None,
         labels: BTreeMap::new(),
         host_network: false,
         injection: None,
         terminal: false,
         runtime_uid: None,
-        asks: Asks::default(),
+        requested: Requested::default(),
         addresses: Vec::new(),
         redirection: None,
         is_ready: false,
@@ -184,5 +179,5 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
     })
 }
 
-/// When it makes sense to ask again.
-const RETRY: Duration = Duration::from_secs(5);
+/// The `retry_after` of an ADD that has to wait for the source.
+const RETRY_AFTER: Duration = Duration::from_secs(5);

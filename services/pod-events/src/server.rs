@@ -1,9 +1,9 @@
-//! The gRPC face: parse, ask, answer.
+//! The gRPC server.
 
 mod binds;
-mod people;
+mod cni;
+mod operator;
 mod selection;
-mod verbs;
 mod watch;
 
 use std::{collections::BTreeSet, pin::Pin, str::FromStr, sync::Arc, time::Duration};
@@ -20,44 +20,40 @@ use tonic::{Request, Response, Status};
 
 use self::selection::{Filter, Selection};
 use crate::{
-    agents::Agents,
+    clients::Clients,
     explain,
-    metrics::{Istio, Metrics},
+    metrics::{IstioMetrics, Metrics},
     registry::Registry,
     source::PodKey,
     task::Shared,
     trace,
 };
 
-/// Answers for the pods of this node.
+/// Implements `PodEventsService`.
 #[derive(Debug)]
 pub struct Server {
-    /// All tasks.
     pub registry: Registry,
-    /// What tasks have in common.
     pub shared: Arc<Shared>,
-    /// What is depended on.
+    /// The conditions that `GetStatus` reports.
     pub conditions: Readiness,
-    /// What is counted.
     pub metrics: Metrics,
-    /// What is counted under the incumbent's names, if that is wanted.
-    pub istio: Option<Istio>,
-    /// The version to tell.
+    /// The counters under the names of Istio's node agent, if they are enabled.
+    pub istio: Option<IstioMetrics>,
     pub version: &'static str,
-    /// This run of the process.
+    /// Identifies this run of the process.
     pub instance_id: String,
-    /// When streams end.
+    /// Ends streams when the process stops.
     pub shutdown: Shutdown,
 }
 
-/// How long a look at the other services may take.
-const LOOK: Duration = Duration::from_secs(5);
+/// The timeout of queries to the other services.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-fn failed(failure: impl Into<Failure>) -> Status {
+fn to_status(failure: impl Into<Failure>) -> Status {
     into_status(&failure.into())
 }
 
-fn text<T: FromStr<Err = InvalidIdentifier>>(
+fn parse_field<T: FromStr<Err = InvalidIdentifier>>(
     field: &'static str,
     text: &str,
 ) -> Result<T, Invalid> {
@@ -65,8 +61,8 @@ fn text<T: FromStr<Err = InvalidIdentifier>>(
         .map_err(|error: InvalidIdentifier| Invalid::new(field, error))
 }
 
-/// The verbs of the runtime neither take places from each other nor from those who look: a DEL is not refused because
-/// ADDs wait. Only the first can wait long.
+/// ADDs have a concurrency limit of their own, as have DELs together with GC, so that a DEL is not refused because ADDs
+/// wait. Only ADDs can wait for long.
 pub const LANES: &[Lane] = &[
     &["/inpod.podevents.v1.PodEventsService/AddPod"],
     &[
@@ -76,11 +72,11 @@ pub const LANES: &[Lane] = &[
 ];
 
 impl Server {
-    fn agents(&self) -> &Agents {
-        &self.shared.pipeline.agents
+    fn clients(&self) -> &Clients {
+        &self.shared.pipeline.clients
     }
 
-    fn count(&self, added: Result<Enrollment, Reason>) {
+    fn count_add(&self, added: Result<Enrollment, Reason>) {
         if let Some(istio) = &self.istio {
             istio.added(added);
         }
@@ -91,12 +87,12 @@ impl Server {
     }
 }
 
-/// Every pod that the source shows or the checkpoint knows, of those that are selected.
+/// Returns the keys of the selected pods, of all that the source shows or the checkpoint records.
 fn keys(shared: &Shared, registry: &Registry, selection: &Selection) -> BTreeSet<PodKey> {
     let inventory = shared.source.inventory();
     let mut keys: BTreeSet<PodKey> = inventory.pods.keys().cloned().collect();
     keys.extend(registry.keys());
-    keys.retain(|key| selection.takes(key));
+    keys.retain(|key| selection.matches_key(key));
     keys
 }
 
@@ -106,7 +102,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::AddPodRequest>,
     ) -> Result<Response<wire::AddPodResponse>, Status> {
-        let added = self.add(request).await.map_err(failed)?;
+        let added = self.add(request).await.map_err(to_status)?;
         Ok(Response::new(added))
     }
 
@@ -115,8 +111,8 @@ impl PodEventsService for Server {
         request: Request<wire::CheckPodRequest>,
     ) -> Result<Response<wire::CheckPodResponse>, Status> {
         let sandbox: SandboxRef =
-            required("sandbox", request.into_inner().sandbox).map_err(failed)?;
-        let enrollment = self.check(&sandbox).await.map_err(failed)?;
+            required("sandbox", request.into_inner().sandbox).map_err(to_status)?;
+        let enrollment = self.check(&sandbox).await.map_err(to_status)?;
         Ok(Response::new(wire::CheckPodResponse {
             enrollment: inpod_proto::types::v1::Enrollment::from(enrollment).into(),
         }))
@@ -128,8 +124,8 @@ impl PodEventsService for Server {
     ) -> Result<Response<wire::DeletePodResponse>, Status> {
         let trace = Trace::of(request.metadata().as_ref()).here();
         let sandbox: SandboxRef =
-            required("sandbox", request.into_inner().sandbox).map_err(failed)?;
-        let deferred = trace::on_behalf_of(trace, self.registry.delete(&sandbox)).await;
+            required("sandbox", request.into_inner().sandbox).map_err(to_status)?;
+        let deferred = trace::scope(trace, self.registry.delete(&sandbox)).await;
         Ok(Response::new(wire::DeletePodResponse { deferred }))
     }
 
@@ -137,7 +133,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::CollectGarbageRequest>,
     ) -> Result<Response<wire::CollectGarbageResponse>, Status> {
-        let dropped = self.collect(request.get_ref()).await.map_err(failed)?;
+        let dropped = self.collect(request.get_ref()).await.map_err(to_status)?;
         Ok(Response::new(wire::CollectGarbageResponse { dropped }))
     }
 
@@ -157,7 +153,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::ExplainPodRequest>,
     ) -> Result<Response<wire::ExplainPodResponse>, Status> {
-        let known = self.find(request.into_inner().pod).map_err(failed)?;
+        let known = self.find(request.into_inner().pod).map_err(to_status)?;
         Ok(Response::new(self.explain(&known).await))
     }
 
@@ -165,10 +161,10 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsResponse>, Status> {
-        let filter = Filter::parse(request.into_inner()).map_err(failed)?;
+        let filter = Filter::parse(request.into_inner()).map_err(to_status)?;
         let pods = self.summaries(&filter.selection);
         Ok(Response::new(wire::ListPodsResponse {
-            pods: pods.filter(|pod| filter.takes(pod)).collect(),
+            pods: pods.filter(|pod| filter.matches(pod)).collect(),
         }))
     }
 
@@ -179,17 +175,17 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::WatchEnrollmentsRequest>,
     ) -> Result<Response<Self::WatchEnrollmentsStream>, Status> {
-        let selection = Selection::parse(request.into_inner().pod).map_err(failed)?;
+        let selection = Selection::parse(request.into_inner().pod).map_err(to_status)?;
         let (shared, registry) = (Arc::clone(&self.shared), self.registry.clone());
-        let told = watch::enrollments(shared, registry, self.instance_id.clone(), selection);
-        Ok(Response::new(Box::pin(self.shutdown.end(told))))
+        let events = watch::enrollments(shared, registry, self.instance_id.clone(), selection);
+        Ok(Response::new(Box::pin(self.shutdown.end(events))))
     }
 
     async fn list_binds(
         &self,
         request: Request<wire::ListBindsRequest>,
     ) -> Result<Response<wire::ListBindsResponse>, Status> {
-        let pods = self.binds(request).await.map_err(failed)?;
+        let pods = self.binds(request).await.map_err(to_status)?;
         Ok(Response::new(wire::ListBindsResponse { pods }))
     }
 
@@ -197,8 +193,8 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::ResyncRequest>,
     ) -> Result<Response<wire::ResyncResponse>, Status> {
-        let selection = Selection::parse(request.into_inner().pod).map_err(failed)?;
-        let pods = self.look_anew(&selection).await.map_err(failed)?;
+        let selection = Selection::parse(request.into_inner().pod).map_err(to_status)?;
+        let pods = self.resync_selected(&selection).await.map_err(to_status)?;
         Ok(Response::new(wire::ResyncResponse { pods }))
     }
 }

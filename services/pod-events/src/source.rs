@@ -1,4 +1,4 @@
-//! Where pods come from, as everything downstream sees it.
+//! The source of pods: a live view of this node's pods, from Kubernetes or from a directory of manifests.
 
 mod directory;
 mod kubernetes;
@@ -21,64 +21,62 @@ use crate::{
 pub use directory::DirectoryError;
 pub use shared_map::SharedMap;
 
-/// A pod's name in its namespace: pods of one name succeed each other.
+/// A pod's namespace and name. Several pods may have the same key one after the other.
 pub type PodKey = (NamespaceName, PodName);
 
-/// What is known of this node's pods at one moment. Cheap to copy: copies share what they have in common.
+/// A snapshot of this node's pods. Cheap to clone, since clones share their unchanged parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// The pods of this node.
     pub pods: SharedMap<PodKey, Pod>,
-    /// Namespaces of which something is known.
     pub namespaces: SharedMap<NamespaceName, Namespace>,
-    /// What keeps the view from being whole, a sentence each.
+    /// The gaps in the view, one sentence each.
     pub gaps: Arc<BTreeSet<String>>,
-    /// Whether a namespace that is not here is unknown: in Kubernetes every pod has one. In a directory it has no labels.
-    pub namespaces_exist: bool,
+    /// True if every pod's namespace must be known. This is so in Kubernetes; in a directory, a missing namespace
+    /// is one without labels.
+    pub namespaces_required: bool,
 }
 
 impl Inventory {
-    /// Whether a pod that is not known is not there.
+    /// Returns whether the view is complete, so that a pod that is missing from it does not exist.
     pub fn is_complete(&self) -> bool {
         self.gaps.is_empty()
     }
 
-    /// Whether nothing is known of a namespace, its labels may be any.
-    pub fn is_silent_on(&self, name: &NamespaceName) -> bool {
-        !self.namespaces.contains_key(name) && (self.namespaces_exist || !self.is_complete())
+    /// Returns whether the labels of a namespace are unknown.
+    pub fn is_namespace_unknown(&self, name: &NamespaceName) -> bool {
+        !self.namespaces.contains_key(name) && (self.namespaces_required || !self.is_complete())
     }
 
-    /// The pod of a name.
     pub fn pod(&self, key: &PodKey) -> Option<&Pod> {
         self.pods.get(key)
     }
 
-    /// The pod of a UID, or of a static pod's hash.
+    /// Returns the pod with this UID or, for a static pod, with this hash.
     pub fn pod_of_uid(&self, uid: &PodUid) -> Option<&Pod> {
-        self.pods.values().find(|pod| pod.is_called(uid))
+        self.pods.values().find(|pod| pod.has_uid(uid))
     }
 
-    /// A namespace; one of which nothing is known has no labels.
+    /// Returns a namespace; an unknown one has no labels.
     pub fn namespace(&self, name: &NamespaceName) -> Namespace {
         let known = self.namespaces.get(name).cloned();
-        known.unwrap_or_else(|| Namespace::bare(name.clone()))
+        known.unwrap_or_else(|| Namespace::unlabeled(name.clone()))
     }
 
-    /// The pods of which something else is to be concluded than before: they or their namespaces changed, or it is known
-    /// now that everything is known, or no more.
-    pub fn touched_since(&self, before: &Self) -> BTreeSet<PodKey> {
-        let changes = self.since(before);
-        let mut touched: BTreeSet<_> = changes.pods.into_iter().collect();
+    /// Returns the pods to evaluate again: those that changed, those whose namespace changed and, if the view became
+    /// complete or incomplete, all of them.
+    pub fn affected_since(&self, before: &Self) -> BTreeSet<PodKey> {
+        let changes = self.changes_since(before);
+        let mut affected: BTreeSet<_> = changes.pods.into_iter().collect();
         if changes.completeness || !changes.namespaces.is_empty() {
-            let is_concerned =
+            let is_affected =
                 |key: &&PodKey| changes.completeness || changes.namespaces.contains(&key.0);
-            touched.extend(self.pods.keys().filter(is_concerned).cloned());
+            affected.extend(self.pods.keys().filter(is_affected).cloned());
         }
-        touched
+        affected
     }
 
-    /// What is otherwise than it was, found without a look at what is not.
-    pub fn since(&self, before: &Self) -> Changes {
+    /// Returns the differences from an earlier inventory. The cost depends on the number of changes alone.
+    pub fn changes_since(&self, before: &Self) -> Changes {
         let namespaces = self.namespaces.differences(&before.namespaces);
         Changes {
             pods: self.pods.differences(&before.pods),
@@ -88,29 +86,29 @@ impl Inventory {
     }
 }
 
-/// What is otherwise in one inventory than in an earlier one.
+/// The differences between two inventories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Pods that came, went or say something else.
+    /// Pods that were added, changed or removed.
     pub pods: Vec<PodKey>,
-    /// Namespaces likewise.
+    /// Namespaces that were added, changed or removed.
     pub namespaces: BTreeSet<NamespaceName>,
-    /// Whether only one of the two is complete: something else is to be concluded of every pod.
+    /// True if only one of the two is complete, which affects every pod.
     pub completeness: bool,
 }
 
-/// What a look past the watch has shown.
+/// The outcome of reading a pod past the watch.
 #[derive(Clone, Debug)]
-pub enum Learnt {
-    /// Everything that there is to know of the pod and its namespace.
-    Known(Arc<Inventory>),
-    /// There is such a pod, bound to another node or, `None`, to none yet.
-    Elsewhere(Option<NodeName>),
-    /// Nobody answered: this is why.
-    Unanswered(String),
+pub enum RefreshOutcome {
+    /// All that can be known of the pod and its namespace.
+    Current(Arc<Inventory>),
+    /// The pod exists, but is bound to another node, or to none yet (`None`).
+    OtherNode(Option<NodeName>),
+    /// The source did not answer, for this reason.
+    Unavailable(String),
 }
 
-/// Whether the view is up to date, or why not; `None` before it was for the first time.
+/// The state of the view: up to date, or the reason why not. `None` until it is up to date for the first time.
 pub type Health = Option<Result<(), String>>;
 
 /// A live view of this node's pods.
@@ -118,45 +116,43 @@ pub type Health = Option<Result<(), String>>;
 pub struct Source {
     inventory: watch::Receiver<Arc<Inventory>>,
     health: watch::Receiver<Health>,
-    looks: Looks,
+    refresher: Refresher,
 }
 
-/// How a look past the watch is had.
+/// Reads current state past the watch.
 #[derive(Clone, Debug)]
-enum Looks {
+enum Refresher {
     Directory(mpsc::Sender<oneshot::Sender<()>>),
-    Kubernetes(kubernetes::Lookup),
+    Kubernetes(kubernetes::ApiReader),
 }
 
-/// Why there is no source.
+/// The reason why a source cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// A directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Kubernetes.
     #[error(transparent)]
     Kubernetes(#[from] ReachError),
 }
 
-/// What is read.
+/// The selection of objects and labels to read.
 #[derive(Clone, Debug)]
 struct Scope {
-    /// Only pods of this node.
+    /// The node whose pods are read.
     node: NodeName,
-    /// Only these labels of namespaces.
+    /// The namespace labels that are kept.
     namespace_labels: Arc<BTreeSet<String>>,
 }
 
-/// How long a file may take to be read past the watch.
-const REREAD: Duration = Duration::from_secs(2);
+/// The timeout of a reread of the directory.
+const REREAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Source {
-    /// Opens the source that the settings name. A directory is read once; Kubernetes need not answer yet.
+    /// Opens the source that the settings name. Reads a directory once, but does not wait for Kubernetes.
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read or watched, or it cannot be known how to reach Kubernetes.
+    /// When a directory cannot be read or watched, or the configuration of the Kubernetes client cannot be found.
     pub async fn open(config: &Config) -> Result<Self, SourceError> {
         let scope = Scope {
             node: config.node_name.clone(),
@@ -164,71 +160,70 @@ impl Source {
         };
         match &config.pods_from {
             PodsFrom::Directory(path) => {
-                let watched = directory::watch(path.clone(), scope, directory::CHECK);
+                let watched = directory::watch(path.clone(), scope, directory::CHECK_INTERVAL);
                 let (inventory, reread) = watched.await?;
                 Ok(Self {
                     inventory,
-                    // A directory that is lost is logged, and what it said stays.
+                    // The loss of a directory is logged, and its content is kept.
                     health: watch::channel(Some(Ok(()))).1,
-                    looks: Looks::Directory(reread),
+                    refresher: Refresher::Directory(reread),
                 })
             }
             PodsFrom::Kubernetes => {
                 let server = kubernetes::client(config.kubeconfig()).await?;
-                let (lookup, inventory, health) = kubernetes::watch(server, scope);
+                let (reader, inventory, health) = kubernetes::watch(server, scope);
                 Ok(Self {
                     inventory,
                     health,
-                    looks: Looks::Kubernetes(lookup),
+                    refresher: Refresher::Kubernetes(reader),
                 })
             }
         }
     }
 
-    /// The way to the API server that the pods come from.
+    /// Returns the client of the API server that the pods come from.
     pub(crate) fn client(&self) -> Option<kube::Client> {
-        match &self.looks {
-            Looks::Kubernetes(lookup) => Some(lookup.client()),
-            Looks::Directory(_) => None,
+        match &self.refresher {
+            Refresher::Kubernetes(reader) => Some(reader.client()),
+            Refresher::Directory(_) => None,
         }
     }
 
-    /// What is known now.
     pub fn inventory(&self) -> Arc<Inventory> {
         Arc::clone(&self.inventory.borrow())
     }
 
-    /// What is known, now and after each change.
+    /// Returns the current inventory and each later one.
     pub fn changes(&self) -> watch::Receiver<Arc<Inventory>> {
         self.inventory.clone()
     }
 
-    /// Whether the view is up to date, now and after each change.
+    /// Returns the current health and each later change of it.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.health.clone()
     }
 
-    /// Looks past the watch, for a pod that is asked for before the watch has shown it, until `is_enough` is shown or
-    /// there is no more to see.
+    /// Reads past the watch, for a pod that the watch has not shown yet, until `is_enough` holds or there is
+    /// nothing more to read.
     pub async fn refresh(
         &self,
         key: &PodKey,
         until: Instant,
         is_enough: impl Fn(&Inventory) -> bool,
-    ) -> Learnt {
-        match &self.looks {
-            Looks::Kubernetes(lookup) => lookup.look(key, until, is_enough).await,
-            Looks::Directory(reread) => {
+    ) -> RefreshOutcome {
+        match &self.refresher {
+            Refresher::Kubernetes(reader) => reader.refresh(key, until, is_enough).await,
+            Refresher::Directory(reread) => {
                 let (done, answer) = oneshot::channel();
-                let asked = async {
+                let request = async {
                     if reread.send(done).await.is_ok() {
-                        // An answer that does not come means that the source has ended: what is known stays.
+                        // No answer means that the source has ended; its last view stays.
                         answer.await.unwrap_or_default();
                     }
                 };
-                let until = until.min(Instant::now() + REREAD);
-                timeout_at(until, asked).await.unwrap_or_default();
-                Learnt::Known(self.inventory())
+                let until = until.min(Instant::now() + REREAD_TIMEOUT);
+                timeout_at(until, request).await.unwrap_or_default();
+                RefreshOutcome::Current(self.inventory())
             }
         }
     }

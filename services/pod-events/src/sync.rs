@@ -1,18 +1,19 @@
-//! Keeps netconfig and the broker told, whichever of them was restarted.
+//! Keeps netconfig and the broker in sync across their restarts.
 //!
-//! A service that was restarted shows another instance_id on its stream. A restarted netconfig holds no claim: every
-//! task claims again, and the broker is given the set once more when all are back. A restarted broker is given the set.
+//! A restarted service announces another instance_id on its stream. A restarted netconfig holds no claims:
+//! every task claims its netns again, and then the broker receives the desired set again. A restarted broker
+//! receives the desired set.
 //!
-//! The first set of a boot waits for the source without limit, and for a search of the pods that ran before us: what it
-//! does not name, ztunnel drops.
+//! The first set of a boot waits, without limit, for the source and for the search of pods that ran before inpod:
+//! ztunnel drops every workload that the set does not name.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use inpod_proto::{
-    netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as Drift},
+    netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as DriftEvent},
     required,
     ztunnelbroker::v1::{
-        SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as Session,
+        SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as SessionEvent,
     },
 };
 use inpod_service::Readiness;
@@ -23,62 +24,63 @@ use tokio::{
 };
 
 use crate::{
-    agents::Agents, inheritance::Inheritance, pipeline::Synced, registry::Registry, source::Health,
+    adoption::Adoption, clients::Clients, pipeline::Synced, registry::Registry, source::Health,
 };
 
-/// How long to wait before a stream that broke is opened again.
-const REOPEN: Duration = Duration::from_millis(100);
+/// The delay before a broken stream is reopened, and the initial delay of a retry.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The longest wait before a service is told again that could not be told.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a service may take for one call of a synchronisation.
-const TELL: Duration = Duration::from_secs(10);
+/// The timeout of one call during a synchronization.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The run of a service that is there; `None` while it is away.
-pub(crate) type Run = Option<Arc<str>>;
+/// The instance_id of a running service; `None` while it is away.
+pub(crate) type Instance = Option<Arc<str>>;
 
-/// The condition that holds readiness up: whether an ADD of an enrolled pod could be served.
-const IN_STEP: &str = "in-step";
+/// The condition that readiness depends on: ADDs of pods of the mesh can be served.
+const SYNCED_CONDITION: &str = "in-step";
 
-/// Follows both services for ever.
 #[derive(Debug)]
 pub(crate) struct Sync {
-    agents: Agents,
+    clients: Clients,
     registry: Registry,
     conditions: Readiness,
     synced: watch::Sender<Synced>,
-    netconfig: watch::Receiver<Run>,
-    broker: watch::Receiver<Run>,
-    inheritance: Inheritance,
+    netconfig: watch::Receiver<Instance>,
+    broker: watch::Receiver<Instance>,
+    adoption: Adoption,
     source: watch::Receiver<Health>,
 }
 
 impl Sync {
-    /// Opens both streams and keeps both services told. Returns which run of the broker is there.
+    /// Opens both streams and starts synchronizing. Returns the broker's instance.
     pub(crate) fn start(
-        agents: Agents,
+        clients: Clients,
         registry: Registry,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
-        (inheritance, source): (Inheritance, watch::Receiver<Health>),
-    ) -> watch::Receiver<Run> {
-        conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
-        let (netconfig_run, netconfig) = watch::channel(None);
-        let (broker_run, broker) = watch::channel(None);
-        let (told, known) = (conditions.clone(), registry.clone());
-        let follows = follow_netconfig(agents.clone(), known, told, netconfig_run);
-        tokio::spawn(inpod_service::vital("netconfig", follows));
-        let follows = follow_broker(agents.clone(), conditions.clone(), broker_run);
-        tokio::spawn(inpod_service::vital("ztunnel-broker", follows));
+        (adoption, source): (Adoption, watch::Receiver<Health>),
+    ) -> watch::Receiver<Instance> {
+        conditions.require(
+            SYNCED_CONDITION,
+            "not connected to netconfig and ztunnel-broker yet",
+        );
+        let (netconfig_instance, netconfig) = watch::channel(None);
+        let (broker_instance, broker) = watch::channel(None);
+        let (readiness, known) = (conditions.clone(), registry.clone());
+        let follower = follow_netconfig(clients.clone(), known, readiness, netconfig_instance);
+        tokio::spawn(inpod_service::vital("netconfig", follower));
+        let follower = follow_broker(clients.clone(), conditions.clone(), broker_instance);
+        tokio::spawn(inpod_service::vital("ztunnel-broker", follower));
         let sync = Self {
-            agents,
+            clients,
             registry,
             conditions,
             synced,
             netconfig,
             broker: broker.clone(),
-            inheritance,
+            adoption,
             source,
         };
         tokio::spawn(inpod_service::vital("sync", sync.run()));
@@ -86,66 +88,66 @@ impl Sync {
     }
 
     async fn run(mut self) {
-        let mut wait = REOPEN;
+        let mut wait = RETRY_INTERVAL;
         loop {
             let (netconfig, broker) = (
                 self.netconfig.borrow_and_update().clone(),
                 self.broker.borrow_and_update().clone(),
             );
             self.source.mark_unchanged();
-            let told = self.tell(netconfig, broker).await;
-            if let Err(failure) = &told {
-                tracing::warn!(%failure, ?wait, "Could not tell everything; once more");
+            let synced = self.sync(netconfig, broker).await;
+            if let Err(failure) = &synced {
+                tracing::warn!(%failure, ?wait, "Synchronization failed; retrying");
             }
-            // Another run of a service is worth an attempt at once.
+            // A new instance is synchronized at once.
             let changed = tokio::select! {
                 changed = self.netconfig.changed() => changed,
                 changed = self.broker.changed() => changed,
-                Ok(()) = self.source.changed(), if self.inheritance.is_open() => Ok(()),
-                () = sleep(wait), if told.is_err() => Ok(()),
+                Ok(()) = self.source.changed(), if self.adoption.is_pending() => Ok(()),
+                () = sleep(wait), if synced.is_err() => Ok(()),
             };
             if changed.is_err() {
                 return;
             }
-            wait = told.map_or_else(|_| LONGEST.min(wait * 2), |()| REOPEN);
+            wait = synced.map_or_else(|_| MAX_RETRY_INTERVAL.min(wait * 2), |()| RETRY_INTERVAL);
         }
     }
 
-    async fn tell(&mut self, netconfig: Run, broker: Run) -> Result<(), Failure> {
+    async fn sync(&mut self, netconfig: Instance, broker: Instance) -> Result<(), Failure> {
         let mut known = self.synced.borrow().clone();
         if known.netconfig != netconfig {
             known = Synced::default();
-            self.show(known.clone());
+            self.publish(known.clone());
             if netconfig.is_none() {
                 return Ok(());
             }
             self.registry.reclaim().await;
-            self.release_strangers().await?;
+            self.release_orphans().await?;
             known.netconfig = netconfig;
-            // Pods with a sidecar wait for nobody else.
-            self.show(known.clone());
-            self.registry.look(|_| true);
-            self.registry.meet_all();
+            // Pods with a sidecar need no other service.
+            self.publish(known.clone());
+            self.registry.wake(|_| true);
+            self.registry.discover_all();
         }
         let is_new = known.broker != broker;
-        // A source that lists after the broker was told shows what the first set lacks.
-        let is_late = broker.is_some() && self.inheritance.is_open() && self.is_listed();
+        // The source was listed only after the broker was synchronized, so its pods were missing from the first set.
+        let is_late = broker.is_some() && self.adoption.is_pending() && self.is_listed();
         if known.netconfig.is_some() && (is_new || is_late) {
             if is_new {
-                self.show(Synced {
+                self.publish(Synced {
                     broker: None,
                     ..known.clone()
                 });
             }
             if broker.is_some() {
-                self.inherit().await?;
+                self.adopt().await?;
             }
             self.seed(broker.as_deref()).await?;
             known.broker = broker;
         }
-        self.show(known);
-        self.registry.look(|_| true);
-        self.registry.meet_all();
+        self.publish(known);
+        self.registry.wake(|_| true);
+        self.registry.discover_all();
         Ok(())
     }
 
@@ -153,48 +155,47 @@ impl Sync {
         matches!(&*self.source.borrow(), Some(Ok(())))
     }
 
-    /// Once: pods that ran before us are written down, so that the first set names them.
-    async fn inherit(&mut self) -> Result<(), Failure> {
-        if self.inheritance.is_open() && self.is_listed() {
-            self.registry.inherit().await?;
-            self.inheritance.close()?;
-            self.registry.look_for_strangers();
+    /// Records the pods that ran before inpod, once, so that the first set contains them.
+    async fn adopt(&mut self) -> Result<(), Failure> {
+        if self.adoption.is_pending() && self.is_listed() {
+            self.registry.adopt().await?;
+            self.adoption.complete()?;
+            self.registry.enable_discovery();
         }
-        if self.inheritance.is_unknown() {
-            let message =
-                "which pods ran before is not known until the source shows this node's pods";
+        if self.adoption.is_first_of_boot() {
+            let message = "the pods that ran before inpod are not known until the source lists this node's pods";
             return Err(Failure::new(Reason::Starting, message));
         }
         Ok(())
     }
 
-    /// Who is told everything is what ADDs wait for, and what readiness is.
-    fn show(&self, known: Synced) {
+    /// Publishes which services are synchronized. ADDs and readiness wait for it.
+    fn publish(&self, known: Synced) {
         let lacks = |what: &str| Err(what.to_owned());
-        let in_step = match (&known.netconfig, &known.broker) {
-            (None, _) => lacks("netconfig is away, or does not hold every claim again yet"),
+        let in_sync = match (&known.netconfig, &known.broker) {
+            (None, _) => lacks("netconfig is unavailable or does not hold every claim yet"),
             (Some(_), None) => {
-                lacks("ztunnel-broker is away, or was not given the desired set yet")
+                lacks("ztunnel-broker is unavailable or has not received the desired set yet")
             }
             (Some(_), Some(_)) => Ok(()),
         };
-        self.conditions.set(IN_STEP, in_step);
+        self.conditions.set(SYNCED_CONDITION, in_sync);
         self.synced.send_replace(known);
     }
 
-    /// Claims that no checkpoint knows are of sandboxes that ended while their DEL could not be told.
-    async fn release_strangers(&self) -> Result<(), Failure> {
-        let deadline = Instant::now() + TELL;
+    /// Releases claims without a record: their sandboxes ended while their DEL could not be delivered.
+    async fn release_orphans(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
         let recorded: BTreeSet<_> = self
             .registry
             .records()
             .into_iter()
             .map(|record| record.sandbox)
             .collect();
-        for sandbox in self.agents.claims(deadline).await? {
+        for sandbox in self.clients.list_claims(deadline).await? {
             if !recorded.contains(&sandbox) {
-                tracing::warn!(%sandbox, "Releasing a claim that nobody remembers");
-                self.agents.release(&sandbox, deadline).await?;
+                tracing::warn!(%sandbox, "Releasing a claim without a record");
+                self.clients.release(&sandbox, deadline).await?;
             }
         }
         Ok(())
@@ -203,51 +204,51 @@ impl Sync {
     async fn seed(&self, broker: Option<&str>) -> Result<(), Failure> {
         let Some(broker) = broker else { return Ok(()) };
         let (revision, workloads) = self.registry.workloads()?;
-        let deadline = Instant::now() + TELL;
+        let deadline = Instant::now() + CALL_TIMEOUT;
         let result = self
-            .agents
+            .clients
             .set_workloads(broker, revision, &workloads, deadline)
             .await;
-        let told = result.clone().map_err(|failure| failure.to_string());
-        self.conditions.set("ztunnel-broker", told);
+        let outcome = result.clone().map_err(|failure| failure.to_string());
+        self.conditions.set("ztunnel-broker", outcome);
         result?;
         tracing::info!(
             workloads = workloads.len(),
             broker,
-            "Told the broker the desired set"
+            "Sent the desired set to ztunnel-broker"
         );
         Ok(())
     }
 }
 
 async fn follow_netconfig(
-    agents: Agents,
+    clients: Clients,
     registry: Registry,
     conditions: Readiness,
-    run: watch::Sender<Run>,
+    instance: watch::Sender<Instance>,
 ) {
     loop {
-        let ended = watch_netconfig(&agents, &registry, &conditions, &run).await;
+        let ended = watch_netconfig(&clients, &registry, &conditions, &instance).await;
         conditions.set("netconfig", Err(ended.to_string()));
-        run.send_replace(None);
-        sleep(REOPEN).await;
+        instance.send_replace(None);
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
 async fn watch_netconfig(
-    agents: &Agents,
+    clients: &Clients,
     registry: &Registry,
     conditions: &Readiness,
-    run: &watch::Sender<Run>,
+    instance: &watch::Sender<Instance>,
 ) -> Failure {
-    let mut stream = match agents.watch_drift().await {
+    let mut stream = match clients.watch_drift().await {
         Ok(stream) => stream,
         Err(failure) => return failure,
     };
     loop {
         match stream.message().await {
             Ok(Some(WatchDriftResponse { event: Some(event) })) => {
-                on_drift(event, registry, conditions, run);
+                on_drift(event, registry, conditions, instance);
             }
             Ok(Some(WatchDriftResponse { event: None })) => {}
             Ok(None) => {
@@ -258,46 +259,51 @@ async fn watch_netconfig(
     }
 }
 
-fn on_drift(event: Drift, registry: &Registry, conditions: &Readiness, run: &watch::Sender<Run>) {
+fn on_drift(
+    event: DriftEvent,
+    registry: &Registry,
+    conditions: &Readiness,
+    instance: &watch::Sender<Instance>,
+) {
     match event {
-        Drift::InstanceId(instance) => {
+        DriftEvent::InstanceId(id) => {
             conditions.set("netconfig", Ok(()));
-            run.send_replace(Some(instance.into()));
+            instance.send_replace(Some(id.into()));
         }
-        Drift::ClaimReleased(released) => {
+        DriftEvent::ClaimReleased(released) => {
             let named = (
                 required("sandbox", released.sandbox),
                 required("netns", released.netns),
             );
             if let (Ok(sandbox), Ok(netns)) = named {
-                registry.released(sandbox, netns);
+                registry.netns_released(sandbox, netns);
             }
         }
-        Drift::State(state) => {
+        DriftEvent::State(state) => {
             if let Ok(sandbox) = required("sandbox", state.sandbox) {
                 registry.observed(&sandbox, &state.fingerprint, state.intact);
             }
         }
-        Drift::StateComplete(_) => {}
+        DriftEvent::StateComplete(_) => {}
     }
 }
 
-async fn follow_broker(agents: Agents, conditions: Readiness, run: watch::Sender<Run>) {
+async fn follow_broker(clients: Clients, conditions: Readiness, instance: watch::Sender<Instance>) {
     loop {
-        let ended = watch_broker(&agents, &conditions, &run).await;
+        let ended = watch_broker(&clients, &conditions, &instance).await;
         conditions.set("ztunnel-broker", Err(ended.to_string()));
-        conditions.set("ztunnel", Err("ztunnel-broker is away".to_owned()));
-        run.send_replace(None);
-        sleep(REOPEN).await;
+        conditions.set("ztunnel", Err("ztunnel-broker is unavailable".to_owned()));
+        instance.send_replace(None);
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
 async fn watch_broker(
-    agents: &Agents,
+    clients: &Clients,
     conditions: &Readiness,
-    run: &watch::Sender<Run>,
+    instance: &watch::Sender<Instance>,
 ) -> Failure {
-    let mut stream = match agents.watch_sessions().await {
+    let mut stream = match clients.watch_sessions().await {
         Ok(stream) => stream,
         Err(failure) => return failure,
     };
@@ -305,7 +311,7 @@ async fn watch_broker(
     loop {
         match stream.message().await {
             Ok(Some(WatchSessionsResponse { event: Some(event) })) => {
-                on_session(event, &mut live, conditions, run);
+                on_session(event, &mut live, conditions, instance);
             }
             Ok(Some(WatchSessionsResponse { event: None })) => {}
             Ok(None) => {
@@ -326,22 +332,22 @@ async fn watch_broker(
 }
 
 fn on_session(
-    event: Session,
+    event: SessionEvent,
     live: &mut BTreeSet<u64>,
     conditions: &Readiness,
-    run: &watch::Sender<Run>,
+    instance: &watch::Sender<Instance>,
 ) {
     match event {
-        Session::InstanceId(instance) => {
+        SessionEvent::InstanceId(id) => {
             conditions.set("ztunnel-broker", Ok(()));
-            run.send_replace(Some(instance.into()));
+            instance.send_replace(Some(id.into()));
         }
-        Session::Session(session) => {
+        SessionEvent::Session(session) => {
             live.remove(&session.session_id);
             if session.phase() == SessionPhase::Live {
                 live.insert(session.session_id);
             }
         }
-        Session::WorkloadState(_) | Session::StateComplete(_) => {}
+        SessionEvent::WorkloadState(_) | SessionEvent::StateComplete(_) => {}
     }
 }

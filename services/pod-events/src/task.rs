@@ -1,22 +1,22 @@
-//! One pod: everything that happens to it happens here, in order, to its end.
+//! The task of one pod: processes everything that happens to the pod, in order, until nothing of it is left.
 //!
-//! A task never waits for a service to come back: it does what can be done, and looks again when something new is
-//! known. What must not wait behind a step (the end of a sandbox, a restarted netconfig) interrupts the one step that
-//! can take long, the wait for a ztunnel.
+//! A task never waits for a service to come back: it does what it can and reconciles again on the next event. The only
+//! step that can take long is the wait for ztunnel; commands that must not queue behind it (the end of a sandbox, a
+//! restarted netconfig) interrupt it.
 
-mod advance;
-mod call;
-mod ending;
-mod inherit;
+mod add;
+mod adoption;
+mod delete;
+mod discovery;
+mod drift;
 mod interrupt;
 mod listeners;
-mod mend;
-mod renew;
+mod reconcile;
+mod replay;
+mod settings;
 mod sidecar;
-mod spooled;
-mod stranger;
+mod update;
 mod view;
-mod wishes;
 
 use std::{
     net::IpAddr,
@@ -35,116 +35,97 @@ use tokio::{
 
 use crate::{
     admission::Admission,
+    boottime::BootInstant,
+    changes::PodChanges,
     checkpoint::Record,
     config::Config,
     decide::{Decision, Policy, decide_from},
-    drift::{Brake, Drift, Kind, Repairs},
-    leaving::Leaving,
+    drift::{Drift, DriftKind, RepairBackoff, Repairs},
     metrics::{Counters, Phase},
-    moment::Moment,
-    outputs::Outputs,
-    pipeline::{Pipeline, Stop},
+    pipeline::{CancelReason, Pipeline},
     plan::{Action, Timing},
     pod::Pod,
     registry::Owners,
     resolve::Resolved,
-    shown::Shown,
     source::{PodKey, Source},
+    status::StatusReporter,
     timeline::Timeline,
     trace,
+    uninstall::LeaveMode,
 };
 
-pub(crate) use inherit::unfound;
-pub(crate) use stranger::is_missed;
+pub(crate) use adoption::record_without_netns;
+pub(crate) use discovery::should_be_enrolled;
 
-pub use call::AddCall;
+pub use add::AddCall;
 pub use interrupt::Interrupts;
-pub use spooled::{Admitted, Settled};
+pub use replay::{OfflineAdd, ReplayOutcome};
+pub(crate) use settings::is_permission_known;
 pub use view::View;
-pub(crate) use wishes::is_permission_known;
 
-/// What a task is asked.
 #[derive(Debug)]
 pub enum Command {
-    /// A sandbox was created.
     Add(
         AddCall,
         Box<Resolved>,
         oneshot::Sender<Result<Added, Failure>>,
     ),
-    /// A sandbox ends. Answered with whether that was written down for later.
+    /// A sandbox ends. Replies with whether the deletion was deferred.
     Delete(SandboxRef, Trace, oneshot::Sender<bool>),
-    /// The source says something new of the pod, or a service is back.
-    Look,
-    /// netconfig was restarted. Answered when the claims are back, as far as they come back.
+    /// The source has news of the pod, or a service is back.
+    Reconcile,
+    /// netconfig was restarted. Replies when every claim that can be restored is restored.
     Reclaim(oneshot::Sender<()>),
-    /// A person wants it looked at. Answered when what is in place was verified and mended, as far as that can be now.
+    /// An operator requests a resync. Replies when what is in place was verified and repaired, as far as possible now.
     Resync(oneshot::Sender<()>),
-    /// netconfig sees other rules in a netns than were applied.
-    Differs(SandboxRef, Kind),
-    /// netconfig has let a netns go.
-    Released(SandboxRef, NetnsId),
-    /// A sandbox ended while nobody listened. Only written down; a look follows.
-    Ended(SandboxRef, oneshot::Sender<Settled>),
-    /// The pod ran before us and may be in the mesh: its netns is looked for until then. Only written down; a look
-    /// follows.
-    Inherit(Instant, oneshot::Sender<Result<(), Failure>>),
-    /// A pod was let through while nobody listened. Only written down; a look follows.
-    Admitted(Admitted, oneshot::Sender<Settled>),
+    /// netconfig observes other rules in a netns than were applied.
+    RulesDrifted(SandboxRef, DriftKind),
+    /// netconfig has released a netns.
+    NetnsReleased(SandboxRef, NetnsId),
+    /// A sandbox ended while pod-events was away. Only recorded; a reconcile follows.
+    ReplayDelete(SandboxRef, oneshot::Sender<ReplayOutcome>),
+    /// The pod ran before inpod and may be in the mesh: its netns is searched until the given time. Only
+    /// recorded; a reconcile follows.
+    Adopt(Instant, oneshot::Sender<Result<(), Failure>>),
+    /// A pod was admitted unenrolled while pod-events was away. Only recorded; a reconcile follows.
+    ReplayAdd(OfflineAdd, oneshot::Sender<ReplayOutcome>),
 }
 
-/// The answer to `Add`.
 #[derive(Clone, Debug)]
 pub struct Added {
-    /// What was decided.
     pub enrollment: Enrollment,
-    /// Why.
     pub reason: Reason,
-    /// The pod.
     pub pod: PodRef,
 }
 
-/// What all tasks have in common.
 #[derive(Debug)]
 pub struct Shared {
-    /// How many ADDs are worked on at once.
     pub admission: Admission,
-    /// What tasks count.
     pub counters: Counters,
-    /// The effects.
     pub pipeline: Pipeline,
-    /// Where pods come from.
     pub source: Source,
-    /// The settings.
     pub config: Config,
-    /// Whether inpod is to leave the node.
-    pub leaving: Leaving,
-    /// What Kubernetes is told.
-    pub outputs: Outputs,
-    /// Who hears of what becomes of pods.
-    pub shown: Shown,
-    /// How often something was repaired.
+    pub leave_mode: LeaveMode,
+    pub status: StatusReporter,
+    pub pod_changes: PodChanges,
     pub repairs: Repairs,
-    /// Which pod has which sandbox.
     pub owners: Owners,
 }
 
 impl Shared {
-    /// What a pod should be.
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
         decide_from(&inventory, pod, &self.policy())
     }
 
-    /// Who joins the mesh.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
-            is_left: self.leaving.is(Leave::Uninstall),
+            is_uninstalling: self.leave_mode.is(Leave::Uninstall),
             ..self.config.policy()
         }
     }
 
-    /// Whether the kill switch is set: what the plugin passes stays outside.
+    /// Returns whether the kill switch is set: pods that the plugin admits then stay outside the mesh.
     pub fn is_disabled(&self) -> bool {
         is_disabled(&self.config.plugin_state_dir)
     }
@@ -157,10 +138,9 @@ impl Shared {
     }
 }
 
-/// How often a step that cannot be taken yet is looked at again.
-const POLL: Duration = Duration::from_millis(500);
+/// The retry interval of a step that cannot be taken yet.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// One pod's task.
 #[derive(Debug)]
 pub(crate) struct Task {
     shared: Arc<Shared>,
@@ -171,31 +151,31 @@ pub(crate) struct Task {
     records: Vec<Record>,
     failure: Option<Failure>,
     timeline: Timeline,
-    gone_since: Option<Moment>,
+    gone_since: Option<BootInstant>,
     attempts: u32,
     wake: Option<Instant>,
-    /// What was attempted last, and is attempted next.
+    /// The action that was attempted last, and is retried next.
     next: Option<Action>,
-    /// Whether netconfig may not hold what it should.
+    /// Set if netconfig may have lost claims or rules of this pod.
     unclaimed: bool,
-    /// What netconfig sees that is not as it was left.
-    differing: Option<Kind>,
+    /// The drift that netconfig reported, until it is repaired.
+    drifted: Option<DriftKind>,
     drift: Drift,
-    brake: Brake,
-    /// When to see whether ztunnel still listens.
+    repair_backoff: RepairBackoff,
+    /// The time of the next check of ztunnel's listeners.
     listeners_due: Option<Instant>,
     /// The addresses that the source showed when they were last compared with those in the netns.
-    compared: Vec<IpAddr>,
-    /// When to look for the netns of a pod that no verb was seen for.
-    search_due: Option<Instant>,
+    compared_addresses: Vec<IpAddr>,
+    /// The time to search the netns of a pod for which no ADD was received.
+    discovery_due: Option<Instant>,
 }
 
 fn wall_clock(then: Instant) -> SystemTime {
     SystemTime::now() + then.saturating_duration_since(Instant::now())
 }
 
-/// The one line of an ADD that failed. What was left behind is part of it.
-pub(crate) fn refused(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
+/// Logs an ADD that failed, with what could not be undone.
+pub(crate) fn log_refusal(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
     let (namespace, name) = key;
     tracing::warn!(
         pod = format!("{namespace}/{name}"), %sandbox, trace_id = trace.id(),
@@ -203,18 +183,15 @@ pub(crate) fn refused(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure
     );
 }
 
-/// How an action went.
 enum Step {
-    /// Look again at once.
-    Again,
-    /// Nothing is left to do.
-    Rest,
-    /// Look again after a while.
+    /// Plan the next action at once.
+    Continue,
+    Done,
     Wait(Duration),
 }
 
 impl Task {
-    /// A task for a pod, with what the checkpoint says of it.
+    /// Creates a pod's task from its checkpoint records.
     pub(crate) fn new(
         shared: Arc<Shared>,
         key: PodKey,
@@ -241,18 +218,18 @@ impl Task {
             wake: None,
             next: None,
             unclaimed: false,
-            differing: None,
+            drifted: None,
             drift: Drift::default(),
-            brake: Brake::default(),
+            repair_backoff: RepairBackoff::default(),
             listeners_due: None,
-            compared: Vec::new(),
-            search_due: None,
+            compared_addresses: Vec::new(),
+            discovery_due: None,
         };
-        task.show();
+        task.publish_view();
         task
     }
 
-    /// Does what is asked and what is due, until `finished` finds that nothing is left.
+    /// Handles commands and due work until `finished` finds that nothing is left.
     pub(crate) async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<Command>,
@@ -262,34 +239,33 @@ impl Task {
             let due = self.due();
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(command) => self.obey(command).await,
+                    Some(command) => self.handle(command).await,
                     None => return,
                 },
                 () = async { sleep_until(due.unwrap_or_else(Instant::now)).await }, if due.is_some() => {
-                    self.advance().await;
+                    self.reconcile().await;
                 }
             }
-            self.show();
+            self.publish_view();
         }
     }
 
-    /// Whether nothing is known and nothing is due.
     fn is_idle(&self) -> bool {
         self.records.is_empty() && self.wake.is_none()
     }
 
     fn due(&self) -> Option<Instant> {
-        // They are looked at where the pod rests; until then something else is due.
+        // They are checked when nothing else is left to do; until then something else is due.
         let listeners = self.listeners_due.filter(|_| !self.records.is_empty());
         self.wake.or(listeners)
     }
 
-    fn show(&self) {
+    fn publish_view(&self) {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         let owners = &self.shared.owners;
         owners.replace(&self.key, &view.records, &self.records);
         *view = View {
-            since: view.stands_since(&self.records),
+            since: view.state_since(&self.records),
             records: self.records.clone(),
             failure: self.failure.clone(),
             timeline: self.timeline.clone(),
@@ -298,74 +274,74 @@ impl Task {
             next: self.next,
         };
         drop(view);
-        self.shared.shown.tell(&self.key);
+        self.shared.pod_changes.notify(&self.key);
     }
 
-    /// Whoever gets an answer may look at once: what is seen is brought up to date before it.
-    async fn obey(&mut self, command: Command) {
+    /// Handles a command. The view is published before the reply, because the caller may read it at once.
+    async fn handle(&mut self, command: Command) {
         self.seen.count(&command);
         match command {
             Command::Add(call, resolved, mut reply) => {
                 if reply.is_closed() {
-                    // Nothing was begun for it.
+                    // The caller left before any work began.
                     return;
                 }
                 call.phases.set(Phase::Other);
                 let (about, trace) = (call.sandbox.clone(), call.trace.clone());
                 let result = {
                     let gone = pin!(reply.closed());
-                    trace::on_behalf_of(trace.clone(), self.add(call, *resolved, gone)).await
+                    trace::scope(trace.clone(), self.add(call, *resolved, gone)).await
                 };
-                self.show();
+                self.publish_view();
                 if let Err(failure) = &result
                     && reply.is_closed()
                 {
-                    refused(&self.key, &about, &trace, failure);
+                    log_refusal(&self.key, &about, &trace, failure);
                 }
-                // A caller who is gone has its answer in the undoing.
+                // If the caller is gone, the enrollment was undone.
                 reply.send(result).unwrap_or_default();
             }
             Command::Delete(sandbox, trace, reply) => {
-                let deferred = trace::on_behalf_of(trace, self.delete(&sandbox)).await;
-                self.show();
+                let deferred = trace::scope(trace, self.delete(&sandbox)).await;
+                self.publish_view();
                 reply.send(deferred).unwrap_or_default();
             }
-            Command::Look => self.look_now().await,
+            Command::Reconcile => self.reconcile_now().await,
             Command::Reclaim(reply) | Command::Resync(reply) => {
                 self.unclaimed = true;
-                self.look_now().await;
-                self.show();
+                self.reconcile_now().await;
+                self.publish_view();
                 reply.send(()).unwrap_or_default();
             }
-            Command::Differs(sandbox, kind) => self.differs(&sandbox, kind).await,
-            Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
-            Command::Ended(sandbox, reply) => {
-                let settled = self.ended(&sandbox);
-                self.show();
+            Command::RulesDrifted(sandbox, kind) => self.rules_drifted(&sandbox, kind).await,
+            Command::NetnsReleased(sandbox, netns) => self.netns_released(&sandbox, netns).await,
+            Command::ReplayDelete(sandbox, reply) => {
+                let settled = self.replay_delete(&sandbox);
+                self.publish_view();
                 reply.send(settled).unwrap_or_default();
             }
-            Command::Inherit(until, reply) => {
-                let inherited = self.inherit(until).await;
-                self.show();
-                reply.send(inherited).unwrap_or_default();
+            Command::Adopt(until, reply) => {
+                let adopted = self.adopt(until).await;
+                self.publish_view();
+                reply.send(adopted).unwrap_or_default();
             }
-            Command::Admitted(admitted, reply) => {
-                let settled = self.admitted(&admitted);
-                self.show();
+            Command::ReplayAdd(admitted, reply) => {
+                let settled = self.replay_add(&admitted);
+                self.publish_view();
                 reply.send(settled).unwrap_or_default();
             }
         }
     }
 
-    /// Something new is known: what waited for a later attempt is attempted now.
-    async fn look_now(&mut self) {
+    /// Reconciles without waiting for the retry interval, because something has changed.
+    async fn reconcile_now(&mut self) {
         self.attempts = 0;
-        self.advance().await;
+        self.reconcile().await;
     }
 
     fn index_of(&self, sandbox: &SandboxRef) -> Option<usize> {
         self.records
             .iter()
-            .position(|record| record.is_meant_by(sandbox))
+            .position(|record| record.matches_request(sandbox))
     }
 }

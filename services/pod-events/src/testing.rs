@@ -1,4 +1,4 @@
-//! Builders that default everything but the fact under test.
+//! Builders with defaults for everything but the fact under test.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -9,21 +9,21 @@ use tokio::sync::watch;
 
 use crate::{
     admission::Admission,
-    agents::Agents,
+    changes::PodChanges,
     checkpoint::{Checkpoint, Intent, Record},
+    clients::Clients,
     config::{Config, KEYS},
     drift::Repairs,
     injection::Injection,
-    leaving::Leaving,
     metrics::Counters,
-    outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Asks, Capture, Inbound, Ipv6, Proxy, Redirection, Sidecar, Sidecars},
+    redirection::{Capture, Inbound, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
     registry::Owners,
-    shown::Shown,
     source::Source,
+    status::StatusReporter,
     task::Shared,
+    uninstall::LeaveMode,
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -40,7 +40,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         injection: None,
         terminal: false,
         runtime_uid: None,
-        asks: Asks::default(),
+        requested: Requested::default(),
         ports: Vec::new(),
         addresses: Vec::new(),
         redirection: None,
@@ -49,7 +49,6 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
     }
 }
 
-/// What annotations ask of the redirection to a proxy that says nothing.
 pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
     let proxy = Proxy {
         uid: 1337,
@@ -57,8 +56,8 @@ pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
         dns: false,
         drop_invalid: false,
     };
-    let said = |name: &str| annotations.iter().find(|(known, _)| *known == name);
-    let sidecar = Sidecar::of(proxy, |name| said(name).map(|(_, text)| *text));
+    let annotation = |name: &str| annotations.iter().find(|(known, _)| *known == name);
+    let sidecar = Sidecar::from_annotations(proxy, |name| annotation(name).map(|(_, text)| *text));
     Redirection::Sidecar(Box::new(sidecar.unwrap()))
 }
 
@@ -66,7 +65,6 @@ pub(crate) fn to_sidecar() -> Redirection {
     sidecar_of(&[])
 }
 
-/// What an injector leaves in a pod.
 pub(crate) fn injection() -> Injection {
     let annotations = [(keys::SIDECAR_STATUS.to_owned(), String::new())].into();
     let spec = PodSpec {
@@ -76,10 +74,9 @@ pub(crate) fn injection() -> Injection {
         }],
         ..PodSpec::default()
     };
-    Injection::of(None, Some(&annotations), &spec).unwrap()
+    Injection::detect(None, Some(&annotations), &spec).unwrap()
 }
 
-/// What the settings say by default.
 pub(crate) fn capture() -> Capture {
     Capture {
         dns: false,
@@ -90,7 +87,7 @@ pub(crate) fn capture() -> Capture {
 }
 
 pub(crate) fn namespace(name: &str) -> Namespace {
-    Namespace::bare(name.parse().unwrap())
+    Namespace::unlabeled(name.parse().unwrap())
 }
 
 pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
@@ -112,16 +109,15 @@ pub(crate) fn record(container_id: &str) -> Record {
         revision: Revision(1),
         intent: Intent::Out,
         runtime_uid: None,
-        let_through: false,
+        admitted_unenrolled: false,
         redirection: Redirection::default(),
     }
 }
 
-/// The settings by default, for a directory of manifests.
 pub(crate) fn config(directory: &Path) -> Config {
     let value = |text: &str| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) => number.into(),
-        (_, Ok(truth)) => truth.into(),
+        (_, Ok(parse_bool)) => parse_bool.into(),
         (Err(_), Err(_)) => Value::from(text),
     };
     let given = |key: &inpod_service::Key| match key.name {
@@ -136,9 +132,9 @@ pub(crate) fn config(directory: &Path) -> Config {
     serde_json::from_value(Value::Object(all)).unwrap()
 }
 
-/// What tasks have in common on a node without any other service, and with the manifests of a directory.
+/// Creates the shared state of tasks, without other services and with a directory of manifests.
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
-    let nobody = || inpod_service::channel(&directory.join("nobody.sock"));
+    let unreachable = || inpod_service::channel(&directory.join("nobody.sock"));
     let config = config(directory);
     Arc::new(Shared {
         source: Source::open(&config).await.unwrap(),
@@ -146,15 +142,15 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         counters: Counters::default(),
         repairs: Repairs::default(),
         owners: Owners::default(),
-        leaving: Leaving::default(),
+        leave_mode: LeaveMode::default(),
         config,
         pipeline: Pipeline {
-            agents: Agents::new(nobody(), nobody(), capture()),
+            clients: Clients::new(unreachable(), unreachable(), capture()),
             checkpoint: Checkpoint::open(&directory.join("checkpoint")).unwrap(),
             synced: watch::channel(Synced::default()).1,
             revisions: Revisions::default(),
         },
-        outputs: Outputs::silent(),
-        shown: Shown::default(),
+        status: StatusReporter::disabled(),
+        pod_changes: PodChanges::default(),
     })
 }

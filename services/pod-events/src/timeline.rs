@@ -1,4 +1,4 @@
-//! What happened to a pod.
+//! The history of a pod, for `inpod explain`.
 
 use std::{
     collections::VecDeque,
@@ -7,37 +7,35 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Entries beyond this many push the oldest out.
-const KEPT: usize = 32;
+/// The oldest entries are dropped above this number.
+const MAX_ENTRIES: usize = 32;
 
-/// What happened to a pod, oldest first.
+/// Events in the life of a pod, oldest first.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(VecDeque<Entry>);
 
-/// One thing that happened.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// When.
     pub at: SystemTime,
-    /// What, in a few words.
+    /// A short description of the event.
     pub event: String,
-    /// How long it took, where that is worth telling.
+    /// The duration, for events that took noticeable time.
     pub took: Option<Duration>,
 }
 
 impl Timeline {
-    /// Notes what happened now.
+    /// Records an event that happens now.
     pub fn note(&mut self, event: impl Into<String>) {
         self.push(event.into(), None);
     }
 
-    /// Notes what happened now and began then.
+    /// Records an event that ends now and began at `began`.
     pub fn note_since(&mut self, event: impl Into<String>, began: Instant) {
         self.push(event.into(), Some(began.elapsed()));
     }
 
     fn push(&mut self, event: String, took: Option<Duration>) {
-        if self.0.len() == KEPT {
+        if self.0.len() == MAX_ENTRIES {
             self.0.pop_front();
         }
         self.0.push_back(Entry {
@@ -47,7 +45,6 @@ impl Timeline {
         });
     }
 
-    /// The entries.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.0.iter()
     }
@@ -65,6 +62,6 @@ mod tests {
             .entries()
             .map(|entry| entry.event.as_str())
             .collect();
-        assert_eq!((kept.len(), kept[0], kept[31]), (KEPT, "68", "99"));
+        assert_eq!((kept.len(), kept[0], kept[31]), (MAX_ENTRIES, "68", "99"));
     }
 }

@@ -1,5 +1,5 @@
-//! On whose behalf something is done: the trace of a verb follows it from its handler into the pod's task, and from
-//! there to the services that the task asks.
+//! Trace context: a request's trace follows it from the handler into the pod's task, and on to the services
+//! that the task calls.
 
 use inpod_service::{TRACEPARENT, Trace};
 use tonic::metadata::MetadataMap;
@@ -8,18 +8,18 @@ tokio::task_local! {
     static CURRENT: Trace;
 }
 
-/// Runs something on behalf of a trace.
-pub(crate) async fn on_behalf_of<F: Future>(trace: Trace, work: F) -> F::Output {
+/// Runs a future within a trace.
+pub(crate) async fn scope<F: Future>(trace: Trace, work: F) -> F::Output {
     CURRENT.scope(trace, work).await
 }
 
-/// On whose behalf this runs; none for what the task does of its own accord.
+/// Returns the current trace. It is empty for work that a task does of its own accord.
 pub(crate) fn current() -> Trace {
     CURRENT.try_with(Clone::clone).unwrap_or_default()
 }
 
-/// Names the trace to whoever is asked.
-pub(crate) fn pass_on(metadata: &mut MetadataMap) {
+/// Adds the current trace to the metadata of an outgoing request.
+pub(crate) fn inject(metadata: &mut MetadataMap) {
     let trace = current().here();
     let value = trace.header().and_then(|header| header.parse().ok());
     if let Some(value) = value {
@@ -32,18 +32,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_trace_is_passed_on_by_what_runs_on_its_behalf_and_by_nothing_else() {
+    async fn a_trace_is_injected_within_its_scope_and_nowhere_else() {
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let mut told = MetadataMap::new();
-        told.insert(TRACEPARENT, header.parse().unwrap());
-        let passed = |()| {
-            let mut onwards = MetadataMap::new();
-            pass_on(&mut onwards);
-            onwards
+        let mut incoming = MetadataMap::new();
+        incoming.insert(TRACEPARENT, header.parse().unwrap());
+        let injected = |()| {
+            let mut outgoing = MetadataMap::new();
+            inject(&mut outgoing);
+            outgoing
         };
-        let trace = Trace::of(told.as_ref());
-        let onwards = on_behalf_of(trace, async { passed(()) }).await;
-        assert_eq!(onwards.get(TRACEPARENT).unwrap(), header);
-        assert!(passed(()).is_empty());
+        let trace = Trace::of(incoming.as_ref());
+        let outgoing = scope(trace, async { injected(()) }).await;
+        assert_eq!(outgoing.get(TRACEPARENT).unwrap(), header);
+        assert!(injected(()).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Which pods of this node are ztunnels, and that the broker knows: it serves no other process.
+//! Tracks this node's ztunnel pods and keeps the broker's allow-list in sync.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,19 +14,18 @@ use tokio::{
 };
 
 use crate::{
-    agents::Agents,
+    clients::Clients,
     pod::Pod,
     source::{Health, Inventory, PodKey, Source},
-    sync::Run,
+    sync::Instance,
 };
 
-/// The first and the longest wait before the broker is told again that could not be told.
-const WAITS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// The first and the longest delay between attempts to update the broker.
+const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
-/// How long the broker may take.
-const TELL: Duration = Duration::from_secs(10);
+const SET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pods of a namespace with a label.
+/// Selects pods by namespace and one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     namespace: NamespaceName,
@@ -54,13 +53,13 @@ impl FromStr for Selector {
         });
         parsed.ok_or_else(|| {
             format!(
-                "setting ztunnel_pods: \"{text}\" is not NAMESPACE/LABEL=VALUE, like istio-system/app=ztunnel"
+                "setting ztunnel_pods: \"{text}\" is not NAMESPACE/LABEL=VALUE, for example istio-system/app=ztunnel"
             )
         })
     }
 }
 
-/// A label's name, with or without a prefix.
+/// Returns whether the text is a valid label key, with or without a prefix.
 pub(crate) fn is_label(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_prefix(prefix) && is_name(name),
@@ -68,8 +67,8 @@ pub(crate) fn is_label(text: &str) -> bool {
     }
 }
 
-/// A label's name, or a value that is not empty (Kubernetes, "Labels and Selectors": at most 63 letters, digits, `-`,
-/// `_` and `.`, of which the first and the last are a letter or a digit).
+/// Returns whether the text is a valid label name or nonempty label value: at most 63 letters, digits, `-`, `_` and
+/// `.`, and a letter or digit at both ends (Kubernetes, "Labels and Selectors").
 pub(crate) fn is_name(text: &str) -> bool {
     let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let is_edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -80,34 +79,34 @@ pub(crate) fn is_name(text: &str) -> bool {
         && is_edge(bytes.next_back())
 }
 
-/// A label's prefix: a DNS subdomain.
+/// Returns whether the text is a valid label prefix, which is a DNS subdomain.
 fn is_prefix(text: &str) -> bool {
     let is_dns = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_part = |part: &str| is_name(part) && part.bytes().all(is_dns);
     text.len() <= 253 && text.split('.').all(is_part)
 }
 
-/// The ztunnels of the node. A change costs a look at the pods that it concerns.
+/// The ztunnel pods of the node, updated incrementally from changes of the inventory.
 #[derive(Debug, Default)]
 struct Ztunnels {
-    /// The inventory that the rest is about.
-    seen: Inventory,
-    /// As their cgroups call them: a static pod by its hash.
+    /// The inventory that `found` reflects.
+    inventory: Inventory,
+    /// UIDs as they appear in cgroup names, which for a static pod is its hash.
     found: BTreeMap<PodKey, PodUid>,
 }
 
 impl Ztunnels {
-    fn follow(&mut self, now: &Inventory, selector: &Selector) {
-        for key in now.pods.differences(&self.seen.pods) {
+    fn update(&mut self, now: &Inventory, selector: &Selector) {
+        for key in now.pods.differences(&self.inventory.pods) {
             match now.pod(&key).filter(|pod| selector.selects(pod)) {
                 Some(pod) => {
-                    let called = pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid);
-                    self.found.insert(key, called.clone());
+                    let uid = pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid);
+                    self.found.insert(key, uid.clone());
                 }
                 None => drop(self.found.remove(&key)),
             }
         }
-        self.seen = now.clone();
+        self.inventory = now.clone();
     }
 
     fn uids(&self) -> BTreeSet<PodUid> {
@@ -115,67 +114,66 @@ impl Ztunnels {
     }
 }
 
-/// Tells the broker after each start of it and at each change, for ever.
-pub(crate) async fn keep_told(
-    agents: Agents,
+/// Sends the list of ztunnel pods to the broker after each start of the broker and after each change.
+pub(crate) async fn sync_ztunnels(
+    clients: Clients,
     source: Source,
     selector: Selector,
-    broker: watch::Receiver<Run>,
+    broker: watch::Receiver<Instance>,
 ) {
-    let seen = Seen {
+    let inputs = Inputs {
         inventory: source.changes(),
         health: source.health(),
         broker,
     };
-    let tell = |run: Arc<str>, pods: BTreeSet<PodUid>| {
-        let agents = agents.clone();
+    let set = |run: Arc<str>, pods: BTreeSet<PodUid>| {
+        let clients = clients.clone();
         async move {
-            let deadline = Instant::now() + TELL;
-            agents.set_ztunnels(&run, &pods, deadline).await
+            let deadline = Instant::now() + SET_TIMEOUT;
+            clients.set_ztunnels(&run, &pods, deadline).await
         }
     };
-    seen.follow(&selector, tell).await;
+    inputs.run(&selector, set).await;
 }
 
-/// What decides what is told.
-struct Seen {
+struct Inputs {
     inventory: watch::Receiver<Arc<Inventory>>,
     health: watch::Receiver<Health>,
-    broker: watch::Receiver<Run>,
+    broker: watch::Receiver<Instance>,
 }
 
-impl Seen {
-    async fn follow<F>(
-        mut self,
-        selector: &Selector,
-        tell: impl Fn(Arc<str>, BTreeSet<PodUid>) -> F,
-    ) where
+impl Inputs {
+    async fn run<F>(mut self, selector: &Selector, set: impl Fn(Arc<str>, BTreeSet<PodUid>) -> F)
+    where
         F: Future<Output = Result<(), Failure>>,
     {
-        // A view that was never whole would call a ztunnel a stranger; one that was keeps what it knew.
-        let is_whole = |health: &Health| matches!(health, Some(Ok(())));
-        if self.health.wait_for(is_whole).await.is_err() {
+        // An incomplete first view would exclude a running ztunnel. Once complete, the view keeps what it knew.
+        let is_complete = |health: &Health| matches!(health, Some(Ok(())));
+        if self.health.wait_for(is_complete).await.is_err() {
             return;
         }
-        let [shortest, longest] = WAITS;
-        let (mut told, mut wait) = (None, shortest);
+        let [shortest, longest] = RETRY_INTERVAL;
+        let (mut sent, mut wait) = (None, shortest);
         let mut ztunnels = Ztunnels::default();
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
-            ztunnels.follow(&inventory, selector);
+            ztunnels.update(&inventory, selector);
             let pods = ztunnels.uids();
             let run = self.broker.borrow_and_update().clone();
             let due = run.map(|run| (run, pods));
             let mut failed = false;
-            if let Some((run, pods)) = due.clone().filter(|_| due != told) {
+            if let Some((run, pods)) = due.clone().filter(|_| due != sent) {
                 let count = pods.len();
-                match tell(run, pods).await {
+                match set(run, pods).await {
                     Ok(()) => {
-                        tracing::info!(pods = count, "Told the broker which pods are ztunnels");
-                        (told, wait) = (due, shortest);
+                        tracing::info!(
+                            pods = count,
+                            "Updated the list of ztunnel pods at the broker"
+                        );
+                        (sent, wait) = (due, shortest);
                     }
                     Err(failure) => {
-                        tracing::warn!(%failure, ?wait, "Could not tell the broker which pods are ztunnels; once more");
+                        tracing::warn!(%failure, ?wait, "Could not update the list of ztunnel pods at the broker; will retry");
                         failed = true;
                     }
                 }

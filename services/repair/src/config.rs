@@ -1,5 +1,5 @@
-//! The settings of this service. Those that Istio's repair has, too, have its names and defaults (istio-sidecar-install,
-//! 1.2), but for `repair_pods`, which is false there where nobody says anything.
+//! The settings of this service. Those that Istio's repair controller also has use its names and defaults
+//! (services/docs/facts/istio-sidecar.md, 5), except `repair_pods`, whose default is false there.
 
 use std::{
     num::NonZeroU16,
@@ -11,9 +11,8 @@ use inpod_service::Key;
 use inpod_types::{NodeName, keys};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::broken::Criteria;
+use crate::detect::Criteria;
 
-/// See [`Config`].
 pub const KEYS: &[Key] = &[
     Key {
         name: "node_name",
@@ -28,7 +27,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "repair_pods",
         default: Some("true"),
-        help: "Whether pods are given time to be redirected in place, which pod-events does, before they are labelled or deleted (true or false)",
+        help: "Whether pod-events is given time to redirect a pod in place before the pod is labelled or deleted (true or false)",
     },
     Key {
         name: "label_pods",
@@ -38,17 +37,17 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "delete_pods",
         default: Some("false"),
-        help: "Whether pods whose init container failed for want of redirection, and which stay so, are deleted (true or false)",
+        help: "Whether pods whose init container failed because redirection is missing, and stays missing, are deleted (true or false)",
     },
     Key {
         name: "repair_wait_seconds",
         default: Some("30"),
-        help: "How long each kinder way is given to help before the next is taken",
+        help: "How long each action is given to help before the next, more disruptive one is taken",
     },
     Key {
         name: "changes_per_minute",
         default: Some("6"),
-        help: "How many pods of the node are labelled or deleted in a minute at most, 1 to 600",
+        help: "Maximum number of pods of the node that are labelled or deleted per minute, 1 to 600",
     },
     Key {
         name: "broken_pod_label_key",
@@ -63,39 +62,37 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "sidecar_annotation",
         default: Some(keys::SIDECAR_STATUS),
-        help: "An annotation without which the status of a pod means nothing; none: that of every pod does",
+        help: "Annotation that a pod must have for its status to be checked; empty: every pod is checked",
     },
     Key {
         name: "init_container_name",
         default: Some("istio-validation"),
-        help: "The init container that fails for want of redirection; none: any",
+        help: "Init container that fails when redirection is missing; empty: any",
     },
     Key {
         name: "init_container_termination_message",
         default: Some(""),
-        help: "The last words, without blanks around them, that it has to have failed with; none: any",
+        help: "Required termination message of that container (trimmed); empty: any",
     },
     Key {
         name: "init_container_exit_code",
         default: Some("126"),
-        help: "The exit code that it has to have failed with; 0: any",
+        help: "Required exit code of that container; 0: any",
     },
     Key {
         name: "label_selectors",
         default: Some(""),
-        help: "Which pods of the node are looked at, as Kubernetes' label selector; none: all",
+        help: "Label selector for the pods of the node to check; empty: all",
     },
     Key {
         name: "field_selectors",
         default: Some(""),
-        help: "Which pods of the node are looked at, as Kubernetes' field selector; none: all",
+        help: "Field selector for the pods of the node to check; empty: all",
     },
 ];
 
-/// What this service is told.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// This node.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub node_name: NodeName,
     kubeconfig: PathBuf,
@@ -118,36 +115,30 @@ pub struct Config {
     field_selectors: String,
 }
 
-/// What may be done with a pod.
+/// The actions that are enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
-    /// It is given time to be redirected in place.
+    /// Wait for pod-events to redirect the pod in place.
     pub repair: bool,
-    /// It may be labelled.
     pub label: bool,
-    /// It may be deleted.
     pub delete: bool,
-    /// How long each kinder way is given.
+    /// The time that each action is given before the next.
     pub wait: Duration,
 }
 
-/// A label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Its name.
     pub key: String,
-    /// Its value.
     pub value: String,
 }
 
 impl Config {
-    /// How the API server is reached; `None`: as the pod's service account.
+    /// The kubeconfig file; `None` for the pod's service account.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
     }
 
-    /// What may be done.
     pub fn modes(&self) -> Modes {
         Modes {
             repair: self.repair_pods,
@@ -157,12 +148,11 @@ impl Config {
         }
     }
 
-    /// How many pods are labelled or deleted in a minute.
     pub fn changes_per_minute(&self) -> NonZeroU16 {
         self.changes_per_minute
     }
 
-    /// By what a pod's status shows that it is broken.
+    /// The criteria by which a pod's status shows that redirection is missing.
     pub fn criteria(&self) -> Criteria {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Criteria {
@@ -173,7 +163,6 @@ impl Config {
         }
     }
 
-    /// What a pod is labelled with.
     pub fn label(&self) -> Label {
         Label {
             key: self.broken_pod_label_key.clone(),
@@ -181,7 +170,7 @@ impl Config {
         }
     }
 
-    /// Which pods are looked at: always those of this node alone.
+    /// The field selector, which always restricts to the pods of this node.
     pub fn fields(&self) -> String {
         let own = format!("spec.nodeName={}", self.node_name);
         match self.field_selectors.trim() {
@@ -190,7 +179,7 @@ impl Config {
         }
     }
 
-    /// Which of them; `None`: all.
+    /// The label selector; `None` for all pods.
     pub fn labels(&self) -> Option<&str> {
         Some(self.label_selectors.trim()).filter(|text| !text.is_empty())
     }
@@ -207,7 +196,7 @@ fn exit_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error>
     u8::try_from(code).map_err(|_| D::Error::custom(format!("{code} is not in 0 to 255")))
 }
 
-/// A name of a label, as far as a mistake would be told too late: with what stands before the slash, if anything does.
+/// Checks the name of a label, including its prefix, so that a mistake is reported at startup.
 fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     let name = match text.split_once('/') {
@@ -215,28 +204,28 @@ fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
         Some(_) => "",
         None => text.as_str(),
     };
-    if is_label_word(name) {
+    if is_label_name(name) {
         Ok(text)
     } else {
         let message =
-            format!("\"{text}\" is no name of a label (Kubernetes, \"Labels and Selectors\")");
+            format!("\"{text}\" is not a valid label name (Kubernetes, \"Labels and Selectors\")");
         Err(D::Error::custom(message))
     }
 }
 
 fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    if text.is_empty() || is_label_word(&text) {
+    if text.is_empty() || is_label_name(&text) {
         Ok(text)
     } else {
         let message =
-            format!("\"{text}\" is no value of a label (Kubernetes, \"Labels and Selectors\")");
+            format!("\"{text}\" is not a valid label value (Kubernetes, \"Labels and Selectors\")");
         Err(D::Error::custom(message))
     }
 }
 
-/// 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
-fn is_label_word(text: &str) -> bool {
+/// Accepts 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
+fn is_label_name(text: &str) -> bool {
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
         && is_end(text.chars().next())
@@ -249,7 +238,7 @@ fn is_label_word(text: &str) -> bool {
 fn is_subdomain(text: &str) -> bool {
     text.len() <= 253
         && text.split('.').all(|label| {
-            is_label_word(label)
+            is_label_name(label)
                 && label
                     .chars()
                     .all(|c| !"_".contains(c) && !c.is_ascii_uppercase())
@@ -262,7 +251,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The defaults, with some settings.
+    /// Returns the defaults with these settings.
     pub(crate) fn config(settings: &[(&str, Value)]) -> Result<Config, String> {
         let of_text = |text: &str| match text.parse::<u32>() {
             Ok(number) => json!(number),

@@ -1,129 +1,134 @@
-//! What a pod's status and the word of pod-events mean together: a pure function, and a table of it.
+//! Combines a pod's status and its enrollment in pod-events to a diagnosis.
 
 use std::time::{Duration, SystemTime};
 
 use crate::{
-    broken::Broken,
-    word::{Place, Standing, Word},
+    detect::FailedInit,
+    enrollment_status::{EnrollmentStatus, Progress, Redirection},
 };
 
-/// Times of containers are told to the second, and the kubelet's clock is the node's: a run that began so much later than
-/// the rules came had them from its first moment on.
-const CLEARLY: Duration = Duration::from_secs(2);
+/// Container times have a resolution of one second, and the kubelet uses the node's clock. A run that began this much
+/// later than the rules were applied had them from its start.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
-/// How a pod is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnosis {
-    /// Nothing is missing; whether pod-events says that the pod is redirected.
-    Well(bool),
-    /// It cannot be told now: what was known stays.
-    Unsure,
-    /// Its init container has failed, and its redirection has come since: the next run will pass.
-    Mended,
-    /// It lacks redirection, which may come.
-    Lacks(Lack),
-    /// It will not have redirection where it is.
-    Hopeless(Hopeless),
+    /// Nothing is missing. True if pod-events reports the pod as redirected.
+    Healthy(bool),
+    /// Not known at the moment; the earlier diagnosis stays.
+    Unknown,
+    /// Its init container has failed and redirection is present since, so the next run will pass.
+    Repaired,
+    /// It lacks redirection, which may still come.
+    Missing(MissingRedirection),
+    /// It will not be redirected in its current state.
+    Permanent(PermanentFailure),
 }
 
-/// Redirection that may come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lack {
-    /// Whether an init container has failed for want of it: the pod does not serve.
+pub struct MissingRedirection {
+    /// True if an init container has failed because of it: the pod does not serve.
     pub has_failed: bool,
-    /// Whether a proxy in the pod is left out. Otherwise the node's ztunnel is, and then it is often all pods at once.
+    /// True if traffic bypasses a proxy in the pod. Otherwise it bypasses the node's ztunnel, which often affects
+    /// all pods at once.
     pub has_proxy: bool,
-    /// Whether pod-events works on it: a successor of this pod would fare no worse.
+    /// True if pod-events works on the pod, so that a replacement of the pod would fare no worse.
     pub is_known: bool,
-    /// Why it is not there, for people.
+    /// The reason, as text for operators.
     pub why: String,
 }
 
-/// Why redirection will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hopeless {
-    /// The init container has failed again although redirection was there. A successor of this pod may fare better.
-    Again(String),
-    /// The pod is not to be redirected at all, and its successor would not be either.
-    Unwanted(String),
+pub enum PermanentFailure {
+    /// The init container failed again although redirection was present. A replacement of the pod may fare better.
+    FailedAgain(String),
+    /// Neither the pod nor its replacement is to be redirected.
+    NotDesired(String),
 }
 
-/// What both say of a pod that has not ended and is not being deleted.
-pub fn diagnose(broken: Option<&Broken>, word: &Word) -> Diagnosis {
-    match broken {
-        Some(broken) => of_broken(broken, word),
-        None => of_running(word),
+/// Diagnoses a pod that has not ended and is not being deleted.
+pub fn diagnose(failed_init: Option<&FailedInit>, status: &EnrollmentStatus) -> Diagnosis {
+    match failed_init {
+        Some(failed_init) => diagnose_failed(failed_init, status),
+        None => diagnose_running(status),
     }
 }
 
-fn of_running(word: &Word) -> Diagnosis {
-    match word {
-        Word::Away | Word::Stranger | Word::Undecided => Diagnosis::Unsure,
-        Word::Unwanted(_) => Diagnosis::Well(false),
-        Word::Wanted(Standing { has_proxy, place }) => match place {
-            Place::In(_) => Diagnosis::Well(true),
-            Place::Leaving => Diagnosis::Well(false),
-            Place::Out(why) => Diagnosis::Lacks(Lack {
+fn diagnose_running(status: &EnrollmentStatus) -> Diagnosis {
+    match status {
+        EnrollmentStatus::Unavailable
+        | EnrollmentStatus::UnknownPod
+        | EnrollmentStatus::Undecided => Diagnosis::Unknown,
+        EnrollmentStatus::NotDesired(_) => Diagnosis::Healthy(false),
+        EnrollmentStatus::Desired(Redirection {
+            has_proxy,
+            progress,
+        }) => match progress {
+            Progress::Redirected(_) => Diagnosis::Healthy(true),
+            Progress::Leaving => Diagnosis::Healthy(false),
+            Progress::Pending(why) => Diagnosis::Missing(MissingRedirection {
                 has_failed: false,
                 has_proxy: *has_proxy,
                 is_known: true,
-                why: why_not(why),
+                why: describe_pending(why),
             }),
         },
     }
 }
 
-fn of_broken(broken: &Broken, word: &Word) -> Diagnosis {
-    let lacks = |is_known: bool, why: String| {
-        Diagnosis::Lacks(Lack {
+fn diagnose_failed(failed_init: &FailedInit, status: &EnrollmentStatus) -> Diagnosis {
+    let missing = |is_known: bool, why: String| {
+        Diagnosis::Missing(MissingRedirection {
             has_failed: true,
             has_proxy: true,
             is_known,
             why,
         })
     };
-    match word {
-        Word::Away => lacks(false, "pod-events is not heard".to_owned()),
-        Word::Stranger => lacks(false, "pod-events does not know the pod".to_owned()),
-        Word::Undecided => lacks(
+    match status {
+        EnrollmentStatus::Unavailable => missing(false, "pod-events is not available".to_owned()),
+        EnrollmentStatus::UnknownPod => {
+            missing(false, "pod-events does not know the pod".to_owned())
+        }
+        EnrollmentStatus::Undecided => missing(
             false,
-            "pod-events cannot tell whether the pod is to be redirected".to_owned(),
+            "pod-events has not decided whether the pod is to be redirected".to_owned(),
         ),
-        Word::Unwanted(reason) => {
+        EnrollmentStatus::NotDesired(reason) => {
             let why = format!(
                 "pod-events does not redirect the pod ({reason}). {}",
                 reason.remedy()
             );
-            Diagnosis::Hopeless(Hopeless::Unwanted(why))
+            Diagnosis::Permanent(PermanentFailure::NotDesired(why))
         }
-        Word::Wanted(Standing { place, .. }) => match place {
-            Place::In(since) if has_failed_since(broken, *since) => {
-                let Broken {
+        EnrollmentStatus::Desired(Redirection { progress, .. }) => match progress {
+            Progress::Redirected(since) if has_failed_since(failed_init, *since) => {
+                let FailedInit {
                     container, message, ..
-                } = broken;
+                } = failed_init;
                 let why = format!(
                     "{container} failed again although the pod is redirected: {}",
                     first_line(message)
                 );
-                Diagnosis::Hopeless(Hopeless::Again(why))
+                Diagnosis::Permanent(PermanentFailure::FailedAgain(why))
             }
-            Place::In(_) => Diagnosis::Mended,
-            Place::Leaving => Diagnosis::Unsure,
-            Place::Out(why) => lacks(true, why_not(why)),
+            Progress::Redirected(_) => Diagnosis::Repaired,
+            Progress::Leaving => Diagnosis::Unknown,
+            Progress::Pending(why) => missing(true, describe_pending(why)),
         },
     }
 }
 
-fn has_failed_since(broken: &Broken, since: Option<SystemTime>) -> bool {
-    let (Some(began), Some(since)) = (broken.began, since) else {
+fn has_failed_since(failed_init: &FailedInit, since: Option<SystemTime>) -> bool {
+    let (Some(began), Some(since)) = (failed_init.started_at, since) else {
         return false;
     };
     began
         .duration_since(since)
-        .is_ok_and(|later| later >= CLEARLY)
+        .is_ok_and(|later| later >= CLOCK_TOLERANCE)
 }
 
-fn why_not(failure: &str) -> String {
+fn describe_pending(failure: &str) -> String {
     if failure.is_empty() {
         "pod-events has not redirected it yet".to_owned()
     } else {
@@ -131,12 +136,12 @@ fn why_not(failure: &str) -> String {
     }
 }
 
-/// A container's last words may be many.
+/// Returns the first line of a termination message, shortened.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let short: String = line.chars().take(200).collect();
     if short.is_empty() {
-        "it said nothing".to_owned()
+        "no message".to_owned()
     } else {
         short
     }
@@ -152,54 +157,61 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_secs(second)
     }
 
-    fn failed(second: u64) -> Broken {
-        Broken {
+    fn failed(second: u64) -> FailedInit {
+        FailedInit {
             container: "istio-validation".to_owned(),
             exit_code: 126,
             message: "IPv6 is not redirected\nsecond line".to_owned(),
-            began: Some(at(second)),
+            started_at: Some(at(second)),
         }
     }
 
-    fn wanted(has_proxy: bool, place: Place) -> Word {
-        Word::Wanted(Standing { has_proxy, place })
+    fn wanted(has_proxy: bool, progress: Progress) -> EnrollmentStatus {
+        EnrollmentStatus::Desired(Redirection {
+            has_proxy,
+            progress,
+        })
     }
 
-    /// A word for each diagnosis.
+    /// Returns a short name for each diagnosis.
     fn name(diagnosis: &Diagnosis) -> &'static str {
         match diagnosis {
-            Diagnosis::Well(true) => "redirected",
-            Diagnosis::Well(false) => "well",
-            Diagnosis::Unsure => "unsure",
-            Diagnosis::Mended => "mended",
-            Diagnosis::Lacks(Lack {
+            Diagnosis::Healthy(true) => "redirected",
+            Diagnosis::Healthy(false) => "well",
+            Diagnosis::Unknown => "unsure",
+            Diagnosis::Repaired => "mended",
+            Diagnosis::Missing(MissingRedirection {
                 has_failed: true,
                 is_known: true,
                 ..
             }) => "failed, may come",
-            Diagnosis::Lacks(Lack {
+            Diagnosis::Missing(MissingRedirection {
                 has_failed: true,
                 is_known: false,
                 ..
             }) => "failed, who knows",
-            Diagnosis::Lacks(Lack {
+            Diagnosis::Missing(MissingRedirection {
                 has_proxy: true, ..
             }) => "runs without its proxy",
-            Diagnosis::Lacks(_) => "runs without ztunnel",
-            Diagnosis::Hopeless(Hopeless::Again(_)) => "failed again",
-            Diagnosis::Hopeless(Hopeless::Unwanted(_)) => "unwanted",
+            Diagnosis::Missing(_) => "runs without ztunnel",
+            Diagnosis::Permanent(PermanentFailure::FailedAgain(_)) => "failed again",
+            Diagnosis::Permanent(PermanentFailure::NotDesired(_)) => "unwanted",
         }
     }
 
     #[test]
-    fn every_pair_of_a_status_and_a_word_has_its_diagnosis() {
-        let out = || Place::Out("the kernel refused".to_owned());
+    fn every_pair_of_a_pod_status_and_an_enrollment_has_its_diagnosis() {
+        let out = || Progress::Pending("the kernel refused".to_owned());
         let rows = [
-            // The word, and what it means of a pod that runs and of one whose container failed at second 100.
-            (Word::Away, "unsure", "failed, who knows"),
-            (Word::Stranger, "unsure", "failed, who knows"),
-            (Word::Undecided, "unsure", "failed, who knows"),
-            (Word::Unwanted(Reason::NotSelected), "well", "unwanted"),
+            // The status, and the diagnoses of a running pod and of one whose container failed at second 100.
+            (EnrollmentStatus::Unavailable, "unsure", "failed, who knows"),
+            (EnrollmentStatus::UnknownPod, "unsure", "failed, who knows"),
+            (EnrollmentStatus::Undecided, "unsure", "failed, who knows"),
+            (
+                EnrollmentStatus::NotDesired(Reason::NotSelected),
+                "well",
+                "unwanted",
+            ),
             (
                 wanted(true, out()),
                 "runs without its proxy",
@@ -210,58 +222,66 @@ mod tests {
                 "runs without ztunnel",
                 "failed, may come",
             ),
-            (wanted(true, Place::Leaving), "well", "unsure"),
-            (wanted(true, Place::In(None)), "redirected", "mended"),
+            (wanted(true, Progress::Leaving), "well", "unsure"),
             (
-                wanted(true, Place::In(Some(at(101)))),
+                wanted(true, Progress::Redirected(None)),
                 "redirected",
                 "mended",
             ),
             (
-                wanted(true, Place::In(Some(at(99)))),
+                wanted(true, Progress::Redirected(Some(at(101)))),
                 "redirected",
                 "mended",
             ),
             (
-                wanted(true, Place::In(Some(at(98)))),
+                wanted(true, Progress::Redirected(Some(at(99)))),
+                "redirected",
+                "mended",
+            ),
+            (
+                wanted(true, Progress::Redirected(Some(at(98)))),
                 "redirected",
                 "failed again",
             ),
         ];
-        for (word, of_running, of_failed) in rows {
-            assert_eq!(name(&diagnose(None, &word)), of_running, "{word:?}");
+        for (status, when_running, when_failed) in rows {
+            assert_eq!(name(&diagnose(None, &status)), when_running, "{status:?}");
             assert_eq!(
-                name(&diagnose(Some(&failed(100)), &word)),
-                of_failed,
-                "{word:?}"
+                name(&diagnose(Some(&failed(100)), &status)),
+                when_failed,
+                "{status:?}"
             );
         }
     }
 
     #[test]
-    fn a_container_whose_time_nobody_tells_has_not_failed_again() {
-        let mut broken = failed(100);
-        broken.began = None;
-        let word = wanted(true, Place::In(Some(at(0))));
-        assert_eq!(diagnose(Some(&broken), &word), Diagnosis::Mended);
+    fn a_container_without_a_start_time_has_not_failed_again() {
+        let mut failed_init = failed(100);
+        failed_init.started_at = None;
+        let status = wanted(true, Progress::Redirected(Some(at(0))));
+        assert_eq!(diagnose(Some(&failed_init), &status), Diagnosis::Repaired);
     }
 
     #[test]
-    fn why_is_said_in_the_words_of_who_knows() {
+    fn the_reason_contains_the_message_of_its_source() {
         let why = |diagnosis: Diagnosis| match diagnosis {
-            Diagnosis::Lacks(lack) => lack.why,
-            Diagnosis::Hopeless(Hopeless::Again(why) | Hopeless::Unwanted(why)) => why,
-            Diagnosis::Well(_) | Diagnosis::Unsure | Diagnosis::Mended => String::new(),
+            Diagnosis::Missing(lack) => lack.why,
+            Diagnosis::Permanent(
+                PermanentFailure::FailedAgain(why) | PermanentFailure::NotDesired(why),
+            ) => why,
+            Diagnosis::Healthy(_) | Diagnosis::Unknown | Diagnosis::Repaired => String::new(),
         };
-        let of = |word: &Word| why(diagnose(Some(&failed(100)), word));
-        assert!(of(&wanted(true, Place::Out("no table".to_owned()))).contains("no table"));
-        assert!(of(&wanted(true, Place::Out(String::new()))).contains("not redirected it yet"));
-        let again = of(&wanted(true, Place::In(Some(at(1)))));
+        let of = |status: &EnrollmentStatus| why(diagnose(Some(&failed(100)), status));
+        assert!(of(&wanted(true, Progress::Pending("no table".to_owned()))).contains("no table"));
+        assert!(
+            of(&wanted(true, Progress::Pending(String::new()))).contains("not redirected it yet")
+        );
+        let again = of(&wanted(true, Progress::Redirected(Some(at(1)))));
         assert!(
             again.contains("IPv6") && !again.contains("second line"),
             "{again}"
         );
-        let unwanted = of(&Word::Unwanted(Reason::NamespaceExcluded));
+        let unwanted = of(&EnrollmentStatus::NotDesired(Reason::NamespaceExcluded));
         assert!(
             unwanted.contains("NAMESPACE_EXCLUDED") && unwanted.contains("excludeNamespaces"),
             "{unwanted}"

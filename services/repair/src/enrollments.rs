@@ -1,4 +1,4 @@
-//! What pod-events says of each pod, as its stream tells it. A stream that breaks means: read again.
+//! The enrollment of each pod, kept up to date from a stream of pod-events. If the stream ends, it is read again.
 
 use std::{
     collections::BTreeMap,
@@ -19,51 +19,52 @@ use inpod_types::PodUid;
 use tokio::{sync::watch, time::sleep};
 use tonic::{Request, Status, transport::Channel};
 
-use crate::word::Word;
+use crate::enrollment_status::EnrollmentStatus;
 
-/// The condition of the stream. It does not hold readiness up: pods are found by their status all the same.
+/// The condition of the stream. Readiness does not require it, because broken pods are also detected by their status.
 const CONDITION: &str = "pod-events";
 
-/// Between two attempts to read.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A node's pods in one message may be more than the 4 MiB that are the default.
-const LONGEST: usize = 64 << 20;
+/// The initial state of a node's pods may exceed the default of 4 MiB.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// What is said of the pods that pod-events knows; `None`: it is not heard.
-type Words = Option<BTreeMap<PodUid, Word>>;
+/// The enrollments by pod UID; `None` while pod-events is not available.
+type Statuses = Option<BTreeMap<PodUid, EnrollmentStatus>>;
 
-/// What is said, kept up to date. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Enrollments {
-    words: Arc<Mutex<Words>>,
+    statuses: Arc<Mutex<Statuses>>,
     changes: watch::Receiver<()>,
 }
 
 impl Enrollments {
-    /// Begins to listen, for ever.
-    pub(crate) fn follow(channel: Channel, conditions: Readiness) -> Self {
+    /// Subscribes to pod-events forever.
+    pub(crate) fn start(channel: Channel, conditions: Readiness) -> Self {
         let (sender, changes) = watch::channel(());
-        let words = Arc::<Mutex<Words>>::default();
-        let listener = Listener {
-            words: Arc::clone(&words),
+        let statuses = Arc::<Mutex<Statuses>>::default();
+        let subscriber = Subscriber {
+            statuses: Arc::clone(&statuses),
             changes: sender,
             conditions,
         };
-        let client = PodEventsServiceClient::new(channel).max_decoding_message_size(LONGEST);
-        tokio::spawn(inpod_service::vital("enrollments", listener.run(client)));
-        Self { words, changes }
+        let client =
+            PodEventsServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        tokio::spawn(inpod_service::vital("enrollments", subscriber.run(client)));
+        Self { statuses, changes }
     }
 
-    /// What is said of a pod now.
-    pub(crate) fn of(&self, uid: &PodUid) -> Word {
-        match &*lock(&self.words) {
-            None => Word::Away,
-            Some(words) => words.get(uid).cloned().unwrap_or(Word::Stranger),
+    pub(crate) fn get(&self, uid: &PodUid) -> EnrollmentStatus {
+        match &*lock(&self.statuses) {
+            None => EnrollmentStatus::Unavailable,
+            Some(statuses) => statuses
+                .get(uid)
+                .cloned()
+                .unwrap_or(EnrollmentStatus::UnknownPod),
         }
     }
 
-    /// Resolves when something else is said.
+    /// Waits until an enrollment has changed.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -71,58 +72,58 @@ impl Enrollments {
     }
 }
 
-fn lock(words: &Mutex<Words>) -> MutexGuard<'_, Words> {
-    words.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(statuses: &Mutex<Statuses>) -> MutexGuard<'_, Statuses> {
+    statuses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps it up to date.
-struct Listener {
-    words: Arc<Mutex<Words>>,
+/// The task that reads the stream.
+struct Subscriber {
+    statuses: Arc<Mutex<Statuses>>,
     changes: watch::Sender<()>,
     conditions: Readiness,
 }
 
-impl Listener {
+impl Subscriber {
     async fn run(self, client: PodEventsServiceClient<Channel>) {
         loop {
-            let why = match self.listen(client.clone()).await {
+            let why = match self.receive(client.clone()).await {
                 Ok(()) => "pod-events ended the stream".to_owned(),
                 Err(status) => failure_of(&status).to_string(),
             };
-            *lock(&self.words) = None;
+            *lock(&self.statuses) = None;
             self.changes.send_replace(());
             self.conditions.set(CONDITION, Err(why));
-            sleep(AGAIN).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
-    async fn listen(&self, mut client: PodEventsServiceClient<Channel>) -> Result<(), Status> {
-        // Without a timeout: it would end the stream.
+    async fn receive(&self, mut client: PodEventsServiceClient<Channel>) -> Result<(), Status> {
+        // A timeout would end the stream.
         let request = Request::new(WatchEnrollmentsRequest { pod: None });
         let mut stream = client.watch_enrollments(request).await?.into_inner();
-        let mut state = State::First(BTreeMap::new());
-        while let Some(told) = stream.message().await? {
-            let Some(event) = told.event else { continue };
-            state = self.take(state, event);
+        let mut state = State::Initial(BTreeMap::new());
+        while let Some(message) = stream.message().await? {
+            let Some(event) = message.event else { continue };
+            state = self.handle(state, event);
         }
         Ok(())
     }
 
-    fn take(&self, state: State, event: Event) -> State {
+    fn handle(&self, state: State, event: Event) -> State {
         match (state, event) {
-            (State::First(words), Event::StateComplete(_)) => {
-                *lock(&self.words) = Some(words);
+            (State::Initial(statuses), Event::StateComplete(_)) => {
+                *lock(&self.statuses) = Some(statuses);
                 self.conditions.set(CONDITION, Ok(()));
                 self.changes.send_replace(());
                 State::Complete
             }
-            (State::First(mut words), event) => {
-                note(&mut words, event);
-                State::First(words)
+            (State::Initial(mut statuses), event) => {
+                apply(&mut statuses, event);
+                State::Initial(statuses)
             }
             (State::Complete, event) => {
-                if let Some(words) = &mut *lock(&self.words) {
-                    note(words, event);
+                if let Some(statuses) = &mut *lock(&self.statuses) {
+                    apply(statuses, event);
                 }
                 self.changes.send_replace(());
                 State::Complete
@@ -131,25 +132,24 @@ impl Listener {
     }
 }
 
-/// How far a stream is.
 enum State {
-    /// Not every pod was named yet.
-    First(BTreeMap<PodUid, Word>),
-    /// Every pod was; what comes now are changes.
+    /// Not all pods were received yet.
+    Initial(BTreeMap<PodUid, EnrollmentStatus>),
+    /// All pods were received; what follows are changes.
     Complete,
 }
 
-/// Takes a message in. A pod whose UID cannot be used is none of the API server's.
-fn note(words: &mut BTreeMap<PodUid, Word>, event: Event) {
+/// Applies an event. A pod whose UID is invalid cannot be one of the API server.
+fn apply(statuses: &mut BTreeMap<PodUid, EnrollmentStatus>, event: Event) {
     match event {
         Event::Pod(summary) => {
             if let Some(uid) = uid(summary.pod.as_ref()) {
-                words.insert(uid, Word::of(&summary));
+                statuses.insert(uid, EnrollmentStatus::from_summary(&summary));
             }
         }
         Event::Gone(pod) => {
             if let Some(uid) = uid(Some(&pod)) {
-                words.remove(&uid);
+                statuses.remove(&uid);
             }
         }
         Event::InstanceId(_) | Event::StateComplete(_) => {}
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    fn told(uid: &str) -> Event {
+    fn message(uid: &str) -> Event {
         Event::Pod(PodSummary {
             pod: Some(pod(uid)),
             desired: Enrollment::Sidecar.into(),
@@ -187,30 +187,30 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_before_everything_is_and_then_each_change_counts() {
+    fn nothing_is_known_before_the_initial_state_is_complete_and_then_each_change_counts() {
         let (sender, changes) = watch::channel(());
-        let words = Arc::<Mutex<Words>>::default();
-        let said = Enrollments {
-            words: Arc::clone(&words),
+        let statuses = Arc::<Mutex<Statuses>>::default();
+        let enrollments = Enrollments {
+            statuses: Arc::clone(&statuses),
             changes,
         };
-        let listener = Listener {
-            words,
+        let subscriber = Subscriber {
+            statuses,
             changes: sender,
             conditions: Readiness::default(),
         };
-        let of = |uid: &str| said.of(&uid.parse().unwrap());
-        let state = State::First(BTreeMap::new());
-        let state = listener.take(state, Event::InstanceId("run-1".to_owned()));
-        let state = listener.take(state, told("a"));
-        assert_eq!(of("a"), Word::Away);
-        let state = listener.take(state, Event::StateComplete(StateComplete {}));
-        assert!(matches!(of("a"), Word::Wanted(_)));
-        assert_eq!(of("b"), Word::Stranger);
-        let state = listener.take(state, told("b"));
-        let state = listener.take(state, Event::Gone(pod("a")));
+        let of = |uid: &str| enrollments.get(&uid.parse().unwrap());
+        let state = State::Initial(BTreeMap::new());
+        let state = subscriber.handle(state, Event::InstanceId("run-1".to_owned()));
+        let state = subscriber.handle(state, message("a"));
+        assert_eq!(of("a"), EnrollmentStatus::Unavailable);
+        let state = subscriber.handle(state, Event::StateComplete(StateComplete {}));
+        assert!(matches!(of("a"), EnrollmentStatus::Desired(_)));
+        assert_eq!(of("b"), EnrollmentStatus::UnknownPod);
+        let state = subscriber.handle(state, message("b"));
+        let state = subscriber.handle(state, Event::Gone(pod("a")));
         assert!(matches!(state, State::Complete));
-        assert_eq!(of("a"), Word::Stranger);
-        assert!(matches!(of("b"), Word::Wanted(_)));
+        assert_eq!(of("a"), EnrollmentStatus::UnknownPod);
+        assert!(matches!(of("b"), EnrollmentStatus::Desired(_)));
     }
 }

@@ -1,16 +1,15 @@
-//! What the API server says when it does not do what it is asked.
+//! Errors of requests that change a pod.
 
-/// What became of a change that the API server was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeError {
-    /// The pod is gone, is another one by now, or has changed since it was looked at.
+    /// The pod is gone, was replaced, or has changed since it was diagnosed.
     Changed,
-    /// It is refused, or there is no answer: why, in words.
+    /// The API server refused the request or did not respond, with the reason.
     Failed(String),
 }
 
 impl ChangeError {
-    /// A pod that is not there is 404; one that has another resourceVersion is 409 (a precondition).
+    /// A missing pod is 404; a failed precondition on the resourceVersion is 409.
     pub(crate) fn of(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
             return Self::Failed(inpod_kube::told(error));
@@ -45,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_one_in_the_servers_words() {
+    fn a_refusal_contains_the_servers_message() {
         for code in [400, 403, 422, 429, 500, 503] {
             let refused = of(json!({"code": code, "message": "because"}));
             let ChangeError::Failed(why) = refused else {

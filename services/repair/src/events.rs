@@ -1,4 +1,4 @@
-//! Events, on their way to the API server, one after the other.
+//! Sends Events to the API server, one after another.
 
 use inpod_types::{NodeName, PodRef};
 use kube::{
@@ -7,36 +7,34 @@ use kube::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{ledger::Note, metrics::Metrics};
+use crate::{escalation::Note, metrics::Metrics};
 
-/// Who tells, for `kubectl describe`, and whose a change is in a pod's `managedFields`. Its instance is the node.
+/// The reporting controller of Events and the field manager of patches. The instance is the node.
 pub(crate) const REPORTER: &str = "inpod.io/repair";
 
-/// What the Events are about: Event v1 wants a verb.
+/// Required by the Events v1 API.
 const ACTION: &str = "Repair";
 
-/// How many Events wait for the API server; further ones are dropped, and counted.
-const QUEUE: usize = 256;
+/// The maximum number of queued Events; further ones are dropped and counted.
+const QUEUE_CAPACITY: usize = 256;
 
-/// Something to tell of a pod.
 #[derive(Debug)]
-struct Letter {
+struct QueuedEvent {
     pod: PodRef,
     note: Note,
-    written: Instant,
+    queued_at: Instant,
 }
 
-/// Where Events are put.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
-    queue: mpsc::Sender<Letter>,
+    queue: mpsc::Sender<QueuedEvent>,
     metrics: Metrics,
 }
 
 impl Events {
-    /// Begins to send what is put there.
+    /// Starts the task that sends queued Events.
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
-        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (queue, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let recorder = Recorder::new(client, inpod_kube::reporter(REPORTER, node));
         tokio::spawn(inpod_service::vital(
             "events",
@@ -45,26 +43,30 @@ impl Events {
         Self { queue, metrics }
     }
 
-    /// Tells something of a pod.
-    pub(crate) fn tell(&self, pod: &PodRef, note: &Note) {
-        let letter = Letter {
+    pub(crate) fn send(&self, pod: &PodRef, note: &Note) {
+        let event = QueuedEvent {
             pod: pod.clone(),
             note: note.clone(),
-            written: Instant::now(),
+            queued_at: Instant::now(),
         };
-        if self.queue.try_send(letter).is_err() {
+        if self.queue.try_send(event).is_err() {
             self.metrics.event("dropped");
         }
     }
 }
 
-async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<Letter>, metrics: Metrics) {
-    while let Some(Letter { pod, note, written }) = waiting.recv().await {
+async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<QueuedEvent>, metrics: Metrics) {
+    while let Some(QueuedEvent {
+        pod,
+        note,
+        queued_at,
+    }) = waiting.recv().await
+    {
         let (event, regarding) = (event_of(&note), inpod_kube::regarding(&pod));
-        match inpod_kube::deliver(&recorder, &event, &regarding, written).await {
+        match inpod_kube::deliver(&recorder, &event, &regarding, queued_at).await {
             Ok(()) => metrics.event("sent"),
             Err(why) => {
-                tracing::warn!(%pod, reason = note.reason, why, "Could not make an Event");
+                tracing::warn!(%pod, reason = note.reason, why, "Could not create an Event");
                 metrics.event("failed");
             }
         }

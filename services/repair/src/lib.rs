@@ -1,26 +1,26 @@
-//! Finds the pods of this node that should be redirected and are not, and does the kindest thing that helps.
+//! Finds pods of this node that should be redirected and are not, and takes the least disruptive action that helps.
 //!
-//! There are two signs. The one is a pod's status: the init container that looks for redirection has failed ([`broken`]).
-//! The other is what pod-events says: the pod is to be in the mesh, and is not ([`word`]). [`diagnosis`] puts both
-//! together; [`ledger`] remembers since when a pod has been so and says what is to be done, in the order of kindness:
-//! nothing, as long as pod-events puts the rules into the running pod; then a label; then a deletion. Both are pure. What
-//! is to be done, `acts` does. This service has no right on the kernel: who repairs in place is pod-events.
+//! There are two signs: a failed init container that checks for redirection ([`detect`]), and a pod that pod-events
+//! reports as desired but not redirected ([`enrollment_status`]). [`diagnosis`] combines both; [`escalation`] remembers
+//! how long a pod has been without redirection and decides the next action: nothing while pod-events applies the rules
+//! to the running pod, then a label, then a deletion. All of these are pure functions of their input; `actions` sends
+//! the requests. This service has no privileges in the kernel; only pod-events repairs in place.
 //!
-//! Everything is decided from what is seen now; a restart loses how long something has lasted, and nothing else.
+//! Decisions follow from the current state. A restart only loses how long that state has lasted.
 
-mod acts;
-pub mod broken;
+mod actions;
 pub mod config;
+mod controller;
+pub mod detect;
 pub mod diagnosis;
+pub mod enrollment_status;
 mod enrollments;
 pub mod error;
+pub mod escalation;
 mod events;
-mod keeper;
-pub mod ledger;
 pub mod limit;
 pub mod metrics;
 pub mod pods;
-pub mod word;
 
 use std::{path::Path, sync::Arc};
 
@@ -29,25 +29,24 @@ use inpod_service::{Daemon, Service};
 use kube::{Client, client::ClientBuilder};
 
 use crate::{
-    config::Config, enrollments::Enrollments, keeper::Keeper, metrics::Metrics, pods::Pods,
+    config::Config, controller::Controller, enrollments::Enrollments, metrics::Metrics, pods::Pods,
 };
 
-/// What this service is.
 pub const SERVICE: Service = Service {
     name: "repair",
-    about: "Finds the pods of this node that should be redirected and are not, and does the kindest thing that helps: \
+    about: "Finds pods of this node that should be redirected and are not, and takes the least disruptive action: \
             waits for pod-events to redirect them, labels them, deletes them",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
 
-/// Runs the service until it is to stop.
+/// Runs the service until shutdown.
 ///
 /// # Errors
 ///
-/// When it cannot be known how the API server is reached, or the socket cannot be had.
+/// If the configuration for the API server cannot be read, or the socket cannot be created.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
-    // It keeps nothing but its socket.
+    // This service stores nothing but its socket.
     daemon.forget(true);
     let client = client(config.kubeconfig()).await?;
     let metrics = daemon.metrics().register(Metrics::register);
@@ -56,21 +55,21 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         "the pods of this node have not been listed yet",
     );
     let config = Arc::new(config);
-    let pods = Pods::follow(client.clone(), &config, daemon.readiness().clone());
-    let enrollments = Enrollments::follow(daemon.channel("pod-events"), daemon.readiness().clone());
-    let keeper = Keeper::new(client, config, metrics, pods, enrollments);
+    let pods = Pods::start(client.clone(), &config, daemon.readiness().clone());
+    let enrollments = Enrollments::start(daemon.channel("pod-events"), daemon.readiness().clone());
+    let controller = Controller::new(client, config, metrics, pods, enrollments);
     let shutdown = daemon.shutdown();
     let work = async {
         tokio::select! {
-            never = keeper.run() => match never {},
-            // What is under way is dropped: the API server has done it or not, and the next run sees which.
+            never = controller.run() => match never {},
+            // Requests in flight are dropped: the next run sees whether the API server has executed them.
             () = shutdown.requested() => Ok(()),
         }
     };
     tokio::try_join!(daemon.server().serve(), work).map(|((), ())| ())
 }
 
-/// A client, without asking anybody yet.
+/// Creates a client without connecting.
 async fn client(kubeconfig: Option<&Path>) -> Result<Client, ReachError> {
     let config = inpod_kube::config(kubeconfig).await?;
     let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;

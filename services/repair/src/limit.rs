@@ -1,51 +1,48 @@
-//! How many pods of the node are changed, and how soon again after a failure.
+//! Rate limit and backoff for changes of pods.
 
 use std::{num::NonZeroU16, time::Duration};
 
 use tokio::time::Instant;
 
-/// A token bucket that holds a minute's worth.
+/// A token bucket with the capacity of one minute.
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
-    holds: u32,
-    each: Duration,
-    has: u32,
-    /// When the last one was put in; `None` before the first was taken.
-    filled: Option<Instant>,
+pub struct TokenBucket {
+    capacity: u32,
+    refill_interval: Duration,
+    tokens: u32,
+    /// The time of the last refill; `None` before the first token was taken.
+    refilled: Option<Instant>,
 }
 
-impl Bucket {
-    /// A full one, of so many a minute.
+impl TokenBucket {
     pub fn per_minute(number: NonZeroU16) -> Self {
-        let holds = u32::from(number.get());
+        let capacity = u32::from(number.get());
         Self {
-            holds,
-            each: Duration::from_secs(60) / holds,
-            has: holds,
-            filled: None,
+            capacity,
+            refill_interval: Duration::from_secs(60) / capacity,
+            tokens: capacity,
+            refilled: None,
         }
     }
 
-    /// Takes one, if there is one.
-    pub fn take(&mut self, now: Instant) -> bool {
-        let filled = self.filled.get_or_insert(now);
-        while self.has < self.holds && *filled + self.each <= now {
-            self.has += 1;
-            *filled += self.each;
+    pub fn try_take(&mut self, now: Instant) -> bool {
+        let refilled = self.refilled.get_or_insert(now);
+        while self.tokens < self.capacity && *refilled + self.refill_interval <= now {
+            self.tokens += 1;
+            *refilled += self.refill_interval;
         }
-        if self.has == self.holds {
-            *filled = now;
+        if self.tokens == self.capacity {
+            *refilled = now;
         }
-        let may = self.has > 0;
-        self.has = self.has.saturating_sub(1);
+        let may = self.tokens > 0;
+        self.tokens = self.tokens.saturating_sub(1);
         may
     }
 }
 
-/// The waits after failures: the first, and the longest.
-const WAITS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
+/// The first delay after a failure and the maximum.
+const DELAY_RANGE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
 
-/// When something is tried again that failed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     failures: u32,
@@ -53,22 +50,21 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Whether it may be tried.
-    pub fn is_over(&self, now: Instant) -> bool {
+    pub fn is_elapsed(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// It is not tried for a while, though it did not fail.
-    pub fn rest(&mut self, now: Instant, time: Duration) {
+    /// Delays the next attempt although the last one did not fail.
+    pub fn pause(&mut self, now: Instant, time: Duration) {
         self.until = Some(now + time);
     }
 
-    /// It failed: each wait is twice the one before.
+    /// Delays the next attempt, twice as long as the time before.
     pub fn fail(&mut self, now: Instant) {
-        let [first, longest] = WAITS;
+        let [initial, max] = DELAY_RANGE;
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = self.failures.saturating_add(1);
-        self.until = Some(now + first.saturating_mul(factor).min(longest));
+        self.until = Some(now + initial.saturating_mul(factor).min(max));
     }
 }
 
@@ -83,8 +79,11 @@ mod tests {
 
     #[test]
     fn a_minutes_worth_is_taken_at_once_and_then_one_at_a_time() {
-        let (mut bucket, mut now) = (Bucket::per_minute(NonZeroU16::new(6).unwrap()), later());
-        let mut taken = |now| (0..100).filter(|_| bucket.take(now)).count();
+        let (mut bucket, mut now) = (
+            TokenBucket::per_minute(NonZeroU16::new(6).unwrap()),
+            later(),
+        );
+        let mut taken = |now| (0..100).filter(|_| bucket.try_take(now)).count();
         assert_eq!(taken(now), 6);
         now += Duration::from_millis(9_999);
         assert_eq!(taken(now), 0);
@@ -99,10 +98,10 @@ mod tests {
         let (mut backoff, mut now) = (Backoff::default(), later());
         let mut waits = Vec::new();
         for _ in 0..40 {
-            assert!(backoff.is_over(now));
+            assert!(backoff.is_elapsed(now));
             backoff.fail(now);
             let began = now;
-            while !backoff.is_over(now) {
+            while !backoff.is_elapsed(now) {
                 now += Duration::from_secs(1);
             }
             waits.push(now.duration_since(began).as_secs());

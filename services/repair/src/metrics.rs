@@ -1,77 +1,68 @@
-//! What this service counts.
+//! Metrics of this service.
 
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
-/// What was tried with a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
-    /// It was to be redirected in place.
+pub enum Action {
+    /// Redirection in place, by pod-events.
     Repair,
-    /// It was to be labelled.
     Label,
-    /// It was to be deleted.
     Delete,
 }
 
-/// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Came {
-    /// It is so.
+pub enum Outcome {
     Success,
-    /// It was not to be done after all.
+    /// The action was not necessary after all.
     Skip,
-    /// It is not so.
     Fail,
 }
 
-type ByWay = [(&'static str, &'static str); 2];
+type ByActionAndResult = [(&'static str, &'static str); 2];
 
-/// Cheap to clone.
+/// The metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    pods: Family<ByWay, Counter>,
-    amiss: Gauge,
+    pods: Family<ByActionAndResult, Counter>,
+    unhealthy: Gauge,
     events: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
 impl Metrics {
-    /// Declares them.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Pods without the redirection that they should have, by what was tried and what came of it: repair (in place, by pod-events), label, delete; success, skip, fail";
+        let help = "Pods without the redirection that they should have, by action (repair: in place, by pod-events; label; delete) and result (success, skip, fail)";
         registry.register("pods", help, metrics.pods.clone());
-        let help = "Pods of the node that now lack the redirection that they should have";
-        registry.register("pods_amiss", help, metrics.amiss.clone());
+        let help = "Pods of this node that lack the redirection that they should have";
+        registry.register("pods_amiss", help, metrics.unhealthy.clone());
         let help = "Events about pods, by result: sent, failed, dropped";
         registry.register("events", help, metrics.events.clone());
         metrics
     }
 
-    /// Something came of a way.
-    pub(crate) fn count(&self, way: Way, came: Came) {
-        let way = match way {
-            Way::Repair => "repair",
-            Way::Label => "label",
-            Way::Delete => "delete",
+    pub(crate) fn count(&self, action: Action, outcome: Outcome) {
+        let action = match action {
+            Action::Repair => "repair",
+            Action::Label => "label",
+            Action::Delete => "delete",
         };
-        let came = match came {
-            Came::Success => "success",
-            Came::Skip => "skip",
-            Came::Fail => "fail",
+        let outcome = match outcome {
+            Outcome::Success => "success",
+            Outcome::Skip => "skip",
+            Outcome::Fail => "fail",
         };
-        let labels = [("type", way), ("result", came)];
+        let labels = [("type", action), ("result", outcome)];
         self.pods.get_or_create(&labels).inc();
     }
 
-    /// So many pods lack something.
-    pub(crate) fn amiss(&self, pods: usize) {
-        self.amiss.set(i64::try_from(pods).unwrap_or(i64::MAX));
+    /// Sets the number of pods that lack redirection.
+    pub(crate) fn unhealthy(&self, pods: usize) {
+        self.unhealthy.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
-    /// Something became of an Event.
     pub(crate) fn event(&self, result: &'static str) {
         self.events.get_or_create(&[("result", result)]).inc();
     }

@@ -1,4 +1,4 @@
-//! The pods of this node, stripped to what is read of them, as a watch shows them.
+//! The pods of this node, reduced to the fields that are used, from a watch.
 
 use std::{
     collections::BTreeMap,
@@ -18,37 +18,34 @@ use kube::{
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
-    broken::{Broken, Criteria},
     config::Config,
+    detect::{Criteria, FailedInit},
 };
 
-/// The condition of the watch, which holds readiness up.
+/// The readiness condition of the watch.
 pub const CONDITION: &str = "pods";
 
-/// How long a watch lasts, in seconds, before the server ends it and another begins: one that is silent for much longer is
-/// dead.
-const WATCH: u32 = 60;
+/// The seconds after which the server ends a watch and the next one begins. A watch that is silent for
+/// much longer is dead.
+const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
-/// Between two attempts, at most.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Which pod.
     pub pod: PodRef,
-    /// As what it was last seen (`resourceVersion`).
+    /// The `resourceVersion` at which it was last seen.
     pub version: String,
-    /// What it is labelled with below the name that we use; `None`: nothing.
+    /// The value of the label for broken pods, if it is set.
     pub label: Option<String>,
-    /// Whether it ends: its deletion was asked for, or its containers have ended for good.
+    /// True if its deletion was requested, or its containers have ended for good.
     pub is_ending: bool,
-    /// Whether its status shows that it started without redirection.
-    pub broken: Option<Broken>,
+    /// The init container that failed because redirection was missing.
+    pub failed_init: Option<FailedInit>,
 }
 
 impl Pod {
-    /// From what the API server says; `None` where it has no usable name, which it always has.
+    /// Converts a pod; `None` if its metadata is invalid, which the API server prevents.
     pub fn of(pod: &k8s::Pod, criteria: &Criteria, label: &str) -> Option<Self> {
         let meta = &pod.metadata;
         let phase = pod
@@ -65,15 +62,14 @@ impl Pod {
             version: meta.resource_version.clone().unwrap_or_default(),
             label: meta.labels.as_ref().and_then(|all| all.get(label).cloned()),
             is_ending: meta.deletion_timestamp.is_some() || has_ended,
-            broken: criteria.find(pod),
+            failed_init: criteria.find(pod),
         })
     }
 }
 
-/// Pods by their UID.
 pub(crate) type Known = BTreeMap<PodUid, Arc<Pod>>;
 
-/// What is known, kept up to date. Cheap to clone.
+/// The current pods. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Pods {
     known: Arc<Mutex<Known>>,
@@ -81,17 +77,17 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Begins to watch, for ever.
-    pub(crate) fn follow(client: Client, config: &Config, conditions: Readiness) -> Self {
+    /// Watches the pods forever.
+    pub(crate) fn start(client: Client, config: &Config, conditions: Readiness) -> Self {
         let mut wanted = watcher::Config::default()
             .fields(&config.fields())
-            .timeout(WATCH);
+            .timeout(WATCH_TIMEOUT_SECONDS);
         if let Some(labels) = config.labels() {
             wanted = wanted.labels(labels);
         }
         let (sender, changes) = watch::channel(());
         let known = Arc::<Mutex<Known>>::default();
-        let follower = Follower {
+        let pod_watcher = PodWatcher {
             criteria: config.criteria(),
             label: config.label().key,
             known: Arc::clone(&known),
@@ -101,17 +97,16 @@ impl Pods {
         };
         tokio::spawn(inpod_service::vital(
             "pods",
-            follower.run(Api::all(client), wanted),
+            pod_watcher.run(Api::all(client), wanted),
         ));
         Self { known, changes }
     }
 
-    /// What is known now.
     pub(crate) fn now(&self) -> Known {
         lock(&self.known).clone()
     }
 
-    /// Resolves when something else is known.
+    /// Waits until a pod has changed.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -123,45 +118,45 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps it up to date.
-struct Follower {
+/// The task that watches the pods.
+struct PodWatcher {
     criteria: Criteria,
     label: String,
     known: Arc<Mutex<Known>>,
-    /// What a list that is not whole yet has named.
+    /// The pods of an unfinished list.
     listed: Known,
     changes: watch::Sender<()>,
     conditions: Readiness,
 }
 
-impl Follower {
-    /// A watch that has failed is begun anew with a list, and not taken up where it stood: nothing would be heard of that
-    /// on a node whose pods do not change.
+impl PodWatcher {
+    /// Starts a failed watch again with a list instead of resuming it: on a node whose pods do not change, a resumed
+    /// watch would not show that the API server is available again.
     async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
-        let mut pauses = DefaultBackoff::default();
+        let mut delays = DefaultBackoff::default();
         loop {
-            let error = self.follow(&api, &wanted).await;
+            let error = self.watch_until_error(&api, &wanted).await;
             let why = format!("cannot watch the pods of this node: {error}");
             self.conditions.set(CONDITION, Err(why));
-            sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
+            sleep(delays.next().unwrap_or(MAX_RETRY_DELAY)).await;
         }
     }
 
-    /// Until something fails: what, in words.
-    async fn follow(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
+    /// Watches until something fails, and returns the error as text.
+    async fn watch_until_error(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
         let mut events = pin!(watcher(api.clone(), wanted.clone()));
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => self.take(event),
+                Ok(event) => self.handle(event),
                 Err(error) => return with_causes(&error),
             }
         }
         "the watch has ended".to_owned()
     }
 
-    fn take(&mut self, event: Event<k8s::Pod>) {
+    fn handle(&mut self, event: Event<k8s::Pod>) {
         match event {
-            // Told before anything was asked for: nobody has answered yet.
+            // Sent before the first request, so the API server has not responded yet.
             Event::Init => {
                 self.listed.clear();
                 return;
@@ -236,10 +231,10 @@ mod tests {
         assert!(!read(&json!({"/status/phase": "Running"})).is_ending);
     }
 
-    fn follower() -> (Follower, Pods) {
+    fn pod_watcher() -> (PodWatcher, Pods) {
         let (sender, changes) = watch::channel(());
         let known = Arc::<Mutex<Known>>::default();
-        let follower = Follower {
+        let pod_watcher = PodWatcher {
             criteria: Criteria::default(),
             label: "broken".to_owned(),
             known: Arc::clone(&known),
@@ -247,12 +242,12 @@ mod tests {
             changes: sender,
             conditions: Readiness::default(),
         };
-        (follower, Pods { known, changes })
+        (pod_watcher, Pods { known, changes })
     }
 
     #[test]
     fn a_list_takes_the_place_of_what_was_known_when_it_is_whole() {
-        let (mut follower, pods) = follower();
+        let (mut pod_watcher, pods) = pod_watcher();
         let uids = |pods: &Pods| {
             pods.now()
                 .keys()
@@ -260,40 +255,42 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let object = |uid| object(uid, &json!({}));
-        follower.take(Event::Init);
-        follower.take(Event::InitApply(object("a")));
+        pod_watcher.handle(Event::Init);
+        pod_watcher.handle(Event::InitApply(object("a")));
         assert!(uids(&pods).is_empty());
-        follower.take(Event::InitDone);
-        follower.take(Event::Apply(object("b")));
+        pod_watcher.handle(Event::InitDone);
+        pod_watcher.handle(Event::Apply(object("b")));
         assert_eq!(uids(&pods), ["a", "b"]);
-        follower.take(Event::Init);
-        follower.take(Event::InitApply(object("c")));
+        pod_watcher.handle(Event::Init);
+        pod_watcher.handle(Event::InitApply(object("c")));
         assert_eq!(uids(&pods), ["a", "b"], "a list that is not whole");
-        follower.take(Event::InitDone);
+        pod_watcher.handle(Event::InitDone);
         assert_eq!(uids(&pods), ["c"]);
-        follower.take(Event::Delete(object("c")));
+        pod_watcher.handle(Event::Delete(object("c")));
         assert!(uids(&pods).is_empty());
     }
 
     #[test]
-    fn a_list_that_nobody_has_answered_yet_is_no_good_news() {
-        let (mut follower, _pods) = follower();
-        follower.conditions.set(CONDITION, Err("no route".into()));
-        let ok = |follower: &Follower| follower.conditions.all()[CONDITION].ok;
-        follower.take(Event::Init);
-        assert!(!ok(&follower));
-        follower.take(Event::InitApply(object("a", &json!({}))));
-        assert!(!ok(&follower));
-        follower.take(Event::InitDone);
-        assert!(ok(&follower));
+    fn a_list_without_an_answer_yet_does_not_meet_the_condition() {
+        let (mut pod_watcher, _pods) = pod_watcher();
+        pod_watcher
+            .conditions
+            .set(CONDITION, Err("no route".into()));
+        let ok = |pod_watcher: &PodWatcher| pod_watcher.conditions.all()[CONDITION].ok;
+        pod_watcher.handle(Event::Init);
+        assert!(!ok(&pod_watcher));
+        pod_watcher.handle(Event::InitApply(object("a", &json!({}))));
+        assert!(!ok(&pod_watcher));
+        pod_watcher.handle(Event::InitDone);
+        assert!(ok(&pod_watcher));
     }
 
     #[test]
     fn a_pod_of_the_same_name_is_another_one() {
-        let (mut follower, pods) = follower();
-        follower.take(Event::Apply(object("old", &json!({}))));
-        follower.take(Event::Apply(object("new", &json!({}))));
-        follower.take(Event::Delete(object("old", &json!({}))));
+        let (mut pod_watcher, pods) = pod_watcher();
+        pod_watcher.handle(Event::Apply(object("old", &json!({}))));
+        pod_watcher.handle(Event::Apply(object("new", &json!({}))));
+        pod_watcher.handle(Event::Delete(object("old", &json!({}))));
         assert_eq!(pods.now().len(), 1);
     }
 }

@@ -1,8 +1,8 @@
-//! What the command line and the environment ask for.
+//! The command line and the environment.
 //!
-//! Besides its own few flags this program takes every flag of `istio-iptables`, so that the container that an unchanged
-//! template of Istio makes (`istio-iptables ... --run-validation --skip-rule-apply`) runs with its image. Those that
-//! say which rules there are to be mean nothing here. Without these two it would be asked to write rules, and refuses.
+//! Besides its own flags the program accepts every flag of `istio-iptables`, so that its image can run the container of
+//! an unmodified Istio template (`istio-iptables ... --run-validation --skip-rule-apply`). Flags that configure rules
+//! are ignored. Without those two flags the command would have to apply rules, which this program refuses.
 
 mod flags;
 
@@ -11,131 +11,119 @@ use std::{
     time::Duration,
 };
 
-use crate::place::{Family, Wanted};
-use flags::{FLAGS, Flag, Is};
+use crate::probe_target::{Families, Family};
+use flags::{FLAGS, Flag, FlagKind};
 
-/// How long it is tried where nothing is said, as istio-iptables has it.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// The default of istio-iptables.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest time that may be asked for.
-const LONGEST: Duration = Duration::from_secs(3600);
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
 
 const HELP: &str = "\
-Proves from inside a pod that its traffic is redirected to its proxy. To be run as the proxy's user.
+Checks from inside a pod that its traffic is redirected to its proxy. Run it as the proxy's user.
 
 Usage: validate [--timeout 5s] [--ip-family auto|ipv4|ipv6]
 
-  --timeout DURATION           how long it is tried (PROBE_TIMEOUT; also --probe-timeout)
-  --ip-family FAMILY           what has to be redirected: auto (what the pod has an address of), ipv4 or ipv6
-  --envoy-port, -p PORT        where the proxy takes outbound traffic (15001)
+  --timeout DURATION           how long to try (PROBE_TIMEOUT; also --probe-timeout)
+  --ip-family FAMILY           what has to be redirected: auto (families with an address in the pod), ipv4 or ipv6
+  --envoy-port, -p PORT        the proxy's port for outbound traffic (15001)
   --inbound-capture-port, -z PORT
-                               where the proxy takes inbound traffic (INBOUND_CAPTURE_PORT, 15006)
-  --iptables-probe-port PORT   a port that nobody listens on (IPTABLES_PROBE_PORT, 15002)
+                               the proxy's port for inbound traffic (INBOUND_CAPTURE_PORT, 15006)
+  --iptables-probe-port PORT   a port without a listener (IPTABLES_PROBE_PORT, 15002)
 
-The flags of istio-iptables are taken, and those that are not named here mean nothing.
+All other flags of istio-iptables are accepted and ignored.
 Exit codes: 0 redirected, 126 not redirected, 1 not known.
 ";
 
-/// What is to be done.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// Print this.
-    Say(String),
-    /// Look.
+pub enum Command {
+    Print(String),
     Validate(Settings),
 }
 
-/// What is looked for, and how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long it is tried, more than zero.
+    /// The time to try, more than zero.
     pub timeout: Duration,
-    /// What has to be redirected.
-    pub families: Wanted,
-    /// The ports that have a part in it.
+    /// The families that have to be redirected.
+    pub families: Families,
     pub ports: Ports,
 }
 
-/// TCP ports, of both families.
+/// TCP ports, used for both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// Where the proxy takes what comes in.
+    /// The proxy's port for inbound traffic.
     pub inbound: u16,
-    /// Where the proxy takes what goes out.
+    /// The proxy's port for outbound traffic.
     pub outbound: u16,
-    /// What is called; nobody is to listen there.
+    /// The port to connect to, which must have no listener.
     pub probe: u16,
 }
 
-/// Why the command line or the environment cannot be used.
+/// The reason why the arguments or the environment are invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    /// No such flag.
-    #[error("there is no flag {0}; see --help")]
+    #[error("unknown flag {0}; see --help")]
     Unknown(String),
-    /// A word that belongs to no flag.
-    #[error("\"{0}\" belongs to no flag; see --help")]
+    /// An argument that is neither a flag nor a flag's value.
+    #[error("unexpected argument \"{0}\"; see --help")]
     Stray(String),
-    /// A flag without its value.
     #[error("{0} needs a value")]
     NoValue(&'static str),
-    /// A value that cannot be used.
     #[error("{0}: \"{1}\" is not {2}")]
     Value(&'static str, String, &'static str),
-    /// Rules are asked for.
+    /// The flags ask for rules to be applied.
     #[error(
-        "this program writes no rules: it stands for istio-iptables with --run-validation and --skip-rule-apply alone"
+        "this program applies no rules: it replaces istio-iptables only with --run-validation and --skip-rule-apply"
     )]
     Rules,
 }
 
-/// Reads arguments, without the program's name, and the variables of istio-iptables.
-///
-/// # Errors
-///
-/// See [`UsageError`].
+/// Parses the arguments, without the program's name, and the environment variables of istio-iptables.
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
-) -> Result<Asked, UsageError> {
+) -> Result<Command, UsageError> {
     let mut draft = Draft::default();
     for flag in FLAGS {
         let value = flag.variable.and_then(&variable);
         if let (Some(name), Some(value)) = (flag.variable, value) {
-            draft.take(name, flag.is, &value.to_string_lossy())?;
+            draft.set(name, flag.kind, &value.to_string_lossy())?;
         }
     }
-    let mut words = Words::new(arguments);
-    if let Some(name) = words.program() {
-        draft.stands_for_istio = name == ISTIO;
+    let mut arguments_left = Arguments::new(arguments);
+    if let Some(name) = arguments_left.program() {
+        draft.stands_for_istio = name == ISTIO_IPTABLES;
     }
-    while let Some(word) = words.next() {
-        let (flag, given) = find(&word)?;
-        let value = match (given, flag.takes) {
+    while let Some(argument) = arguments_left.next() {
+        let (flag, given) = find(&argument)?;
+        let value = match (given, flag.takes_value) {
             (Some(value), _) => value,
-            (None, true) => words.next().ok_or(UsageError::NoValue(flag.long))?,
+            (None, true) => arguments_left
+                .next()
+                .ok_or(UsageError::NoValue(flag.long))?,
             (None, false) => "true".to_owned(),
         };
-        if flag.is == Is::Help {
-            return Ok(Asked::Say(HELP.to_owned()));
+        if flag.kind == FlagKind::Help {
+            return Ok(Command::Print(HELP.to_owned()));
         }
-        if flag.is == Is::Version {
-            return Ok(Asked::Say(VERSION.to_owned()));
+        if flag.kind == FlagKind::Version {
+            return Ok(Command::Print(VERSION.to_owned()));
         }
-        draft.take(flag.long, flag.is, &value)?;
+        draft.set(flag.long, flag.kind, &value)?;
     }
-    draft.finish().map(Asked::Validate)
+    draft.finish().map(Command::Validate)
 }
 
-/// The word by which a template of Istio calls this container's work, with which the arguments may begin.
-const ISTIO: &str = "istio-iptables";
+/// The command of the container in Istio's template, with which the arguments may begin.
+const ISTIO_IPTABLES: &str = "istio-iptables";
 
-/// The words of a command line.
-struct Words<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
+struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
 
-impl<I: Iterator<Item = OsString>> Words<I> {
+impl<I: Iterator<Item = OsString>> Arguments<I> {
     fn new(arguments: I) -> Self {
         Self(arguments.peekable())
     }
@@ -143,35 +131,39 @@ impl<I: Iterator<Item = OsString>> Words<I> {
     fn next(&mut self) -> Option<String> {
         self.0
             .next()
-            .map(|word| word.to_string_lossy().into_owned())
+            .map(|argument| argument.to_string_lossy().into_owned())
     }
 
-    /// The first word, where it is the name of a program.
+    /// Skips the first argument if it is the name of a program, and returns it.
     fn program(&mut self) -> Option<&'static str> {
-        let names = |word: &OsStr| [ISTIO, "validate"].into_iter().find(|name| word == *name);
-        let name = self.0.peek().and_then(|word| names(word))?;
+        let names = |argument: &OsStr| {
+            [ISTIO_IPTABLES, "validate"]
+                .into_iter()
+                .find(|name| argument == *name)
+        };
+        let name = self.0.peek().and_then(|argument| names(argument))?;
         self.0.next();
         Some(name)
     }
 }
 
-/// The flag that a word names, and the value that it has with it: `--flag`, `--flag=value`, `-f` or `-fvalue`.
-fn find(word: &str) -> Result<(Flag, Option<String>), UsageError> {
-    let unknown = || UsageError::Unknown(word.to_owned());
-    if let Some(rest) = word.strip_prefix("--") {
+/// Finds a flag and the value that is part of the argument: `--flag`, `--flag=value`, `-f` or `-fvalue`.
+fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
+    let unknown = || UsageError::Unknown(argument.to_owned());
+    if let Some(rest) = argument.strip_prefix("--") {
         let (name, value) = match rest.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (rest, None),
         };
-        // The flags of Istio's log; the template gives those that take a value with a "=".
+        // Istio's logging flags. The template passes those that take a value with a "=".
         let log = name.starts_with("log_").then_some(flags::LOG);
         let mut known = FLAGS.iter().copied();
         let flag = known.find(|flag| flag.long == name).or(log);
         return Ok((flag.ok_or_else(unknown)?, value));
     }
-    let rest = word
+    let rest = argument
         .strip_prefix('-')
-        .ok_or_else(|| UsageError::Stray(word.to_owned()))?;
+        .ok_or_else(|| UsageError::Stray(argument.to_owned()))?;
     let mut letters = rest.chars();
     let letter = letters.next().ok_or_else(unknown)?;
     let mut known = FLAGS.iter().copied();
@@ -185,7 +177,7 @@ fn find(word: &str) -> Result<(Flag, Option<String>), UsageError> {
     ))
 }
 
-/// What was said so far.
+/// The settings parsed so far.
 #[derive(Debug)]
 struct Draft {
     settings: Settings,
@@ -202,8 +194,8 @@ impl Default for Draft {
             probe: 15002,
         };
         let settings = Settings {
-            timeout: TIMEOUT,
-            families: Wanted::Auto,
+            timeout: DEFAULT_TIMEOUT,
+            families: Families::Auto,
             ports,
         };
         Self {
@@ -216,7 +208,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    fn take(&mut self, name: &'static str, is: Is, value: &str) -> Result<(), UsageError> {
+    fn set(&mut self, name: &'static str, kind: FlagKind, value: &str) -> Result<(), UsageError> {
         let wrong = |wanted| UsageError::Value(name, value.to_owned(), wanted);
         let port = || {
             let parsed = value.parse().ok().filter(|port| *port > 0);
@@ -227,26 +219,26 @@ impl Draft {
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
             _ => Err(wrong("true or false")),
         };
-        match is {
-            Is::Timeout => {
-                let parsed = duration(value).filter(|time| !time.is_zero() && *time <= LONGEST);
+        match kind {
+            FlagKind::Timeout => {
+                let parsed = duration(value).filter(|time| !time.is_zero() && *time <= MAX_TIMEOUT);
                 let wanted = "a duration between 1ms and 1h, such as 5s";
                 self.settings.timeout = parsed.ok_or_else(|| wrong(wanted))?;
             }
-            Is::Families => {
+            FlagKind::Families => {
                 self.settings.families = match value {
-                    "auto" => Wanted::Auto,
-                    "ipv4" => Wanted::Only(Family::V4),
-                    "ipv6" => Wanted::Only(Family::V6),
+                    "auto" => Families::Auto,
+                    "ipv4" => Families::Only(Family::V4),
+                    "ipv6" => Families::Only(Family::V6),
                     _ => return Err(wrong("auto, ipv4 or ipv6")),
                 }
             }
-            Is::Inbound => self.settings.ports.inbound = port()?,
-            Is::Outbound => self.settings.ports.outbound = port()?,
-            Is::Probe => self.settings.ports.probe = port()?,
-            Is::RunValidation => self.validates = truth()?,
-            Is::SkipRules => self.skips_rules = truth()?,
-            Is::Help | Is::Version | Is::Nothing => {}
+            FlagKind::Inbound => self.settings.ports.inbound = port()?,
+            FlagKind::Outbound => self.settings.ports.outbound = port()?,
+            FlagKind::Probe => self.settings.ports.probe = port()?,
+            FlagKind::RunValidation => self.validates = truth()?,
+            FlagKind::SkipRules => self.skips_rules = truth()?,
+            FlagKind::Help | FlagKind::Version | FlagKind::Nothing => {}
         }
         Ok(())
     }
@@ -259,7 +251,7 @@ impl Draft {
     }
 }
 
-/// A duration as Go writes it, without fractions: numbers with h, m, s or ms after them.
+/// Parses a duration in Go's format without fractions: numbers followed by h, m, s or ms.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut whole = Duration::ZERO;

@@ -1,16 +1,17 @@
-//! Proves from inside a pod, as its proxy's user and without a right, that its traffic is redirected.
+//! Checks from inside a pod, as its proxy's user and without privileges, that its traffic is redirected.
 //!
-//! The rules of sidecar mode send what the proxy's user calls over `lo`, but for 127.0.0.1 and ::1, to the proxy's inbound
-//! port (istio-sidecar-install, 4.3, rule 10a). So this program, run as that user, calls a port that nobody listens on at
-//! such an address, listens where the proxy will, and looks whether its own call arrives there.
+//! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except those to 127.0.0.1 and ::1, to
+//! the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as that user,
+//! connects to such an address at a port without a listener, listens where the proxy will listen, and checks whether
+//! its own connection arrives there.
 //!
-//! [`arguments`] is what is asked for, [`place`] where a family is called, [`probe`] one family's calls, [`table`] the
-//! witness where somebody else listens already, [`verdict`] what it all means; the first and the last are pure. There is
-//! one thread and no wait without an end.
+//! [`arguments`] parses the settings, [`probe_target`] selects the address of each family, [`probe`] connects,
+//! [`table`] finds the receiver if another process already listens, and [`verdict`] evaluates the results; the first
+//! and the last do no I/O. The program has one thread, and every wait has a timeout.
 
 pub mod arguments;
-pub mod place;
 pub mod probe;
+pub mod probe_target;
 pub mod table;
 pub mod verdict;
 
@@ -23,53 +24,52 @@ use std::{
 };
 
 use crate::{
-    arguments::{Asked, Settings},
+    arguments::{Command, Settings},
     verdict::Verdict,
 };
 
-/// Where the kubelet reads a container's last words (Kubernetes, `terminationMessagePath`).
-const LAST_WORDS: &str = "/dev/termination-log";
+/// The file from which the kubelet reads the termination message (Kubernetes, `terminationMessagePath`).
+const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// Runs the program.
 pub fn main() -> ExitCode {
-    let asked = arguments::parse(std::env::args_os().skip(1), |name| std::env::var_os(name));
-    let verdict = match asked {
-        Ok(Asked::Say(text)) => {
-            say(&text);
+    let command = arguments::parse(std::env::args_os().skip(1), |name| std::env::var_os(name));
+    let verdict = match command {
+        Ok(Command::Print(text)) => {
+            print(&text);
             return ExitCode::SUCCESS;
         }
-        Ok(Asked::Validate(settings)) => validate(&settings),
+        Ok(Command::Validate(settings)) => validate(&settings),
         Err(error) => Verdict::usage(&error),
     };
-    say(&format!("{}\n", verdict.line));
-    leave_word(Path::new(LAST_WORDS), &verdict.line);
+    print(&format!("{}\n", verdict.line));
+    write_termination_message(Path::new(TERMINATION_LOG), &verdict.line);
     ExitCode::from(verdict.code)
 }
 
-/// Looks, until everything is proven or the time is over.
+/// Probes until every family is proven or the timeout is over.
 pub fn validate(settings: &Settings) -> Verdict {
     let deadline = Instant::now() + settings.timeout;
     let uid = nix::unistd::geteuid().as_raw();
-    let places = match place::own_addresses() {
-        Ok(addresses) => place::places(settings.families, &addresses),
-        Err(error) => return Verdict::blind(&error.to_string()),
+    let targets = match probe_target::local_addresses() {
+        Ok(addresses) => probe_target::select(settings.families, &addresses),
+        Err(error) => return Verdict::unknown(&error.to_string()),
     };
-    match places {
-        Ok(places) => {
-            let found = probe::all(&places, &settings.ports, deadline);
-            verdict::judge(&found, settings, uid)
+    match targets {
+        Ok(targets) => {
+            let results = probe::all(&targets, &settings.ports, deadline);
+            verdict::evaluate(&results, settings, uid)
         }
-        Err(why) => Verdict::blind(&why),
+        Err(why) => Verdict::unknown(&why),
     }
 }
 
-/// Standard output may be closed; the exit code still tells.
-fn say(text: &str) {
+/// Ignores errors: standard output may be closed, and the exit code still shows the result.
+fn print(text: &str) {
     io::stdout().write_all(text.as_bytes()).unwrap_or_default();
 }
 
-/// Only where there is such a file, which a kubelet makes writable for every user.
-fn leave_word(file: &Path, line: &str) {
+/// Writes only to an existing file, which the kubelet makes writable for every user.
+fn write_termination_message(file: &Path, line: &str) {
     let opened = OpenOptions::new().write(true).truncate(true).open(file);
     if let Ok(mut file) = opened {
         file.write_all(line.as_bytes()).unwrap_or_default();
@@ -81,13 +81,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_replace_what_was_there_and_no_file_is_made() {
+    fn the_termination_message_replaces_the_earlier_one_and_no_file_is_created() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("termination-log");
-        leave_word(&file, "validate: nobody reads this");
+        write_termination_message(&file, "validate: not written");
         assert!(!file.exists());
         std::fs::write(&file, "an earlier and longer line").unwrap();
-        leave_word(&file, "validate: short");
+        write_termination_message(&file, "validate: short");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "validate: short");
     }
 }

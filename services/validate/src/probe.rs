@@ -1,9 +1,9 @@
-//! The calls of each family, and where they arrive.
+//! Connections of each family, and where they arrive.
 //!
-//! A call proves redirection where it is accepted at one of the proxy's ports and the kernel says of it that it was meant
-//! for another (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). That somebody answers proves nothing: it may be an application.
-//! A proxy that listens already shares its port where it set SO_REUSEPORT and is of the same user, as Envoy does;
-//! otherwise [`table`] tells where a call went.
+//! A connection proves redirection if it is accepted at one of the proxy's ports and the kernel reports another
+//! original destination (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). An established connection alone proves nothing,
+//! because an application may have accepted it. A proxy that already listens shares its port if it set SO_REUSEPORT and
+//! runs as the same user, as Envoy does; otherwise [`table`] shows where a connection arrived.
 
 use std::{
     io,
@@ -21,217 +21,233 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     arguments::Ports,
-    place::{Family, Place},
+    probe_target::{Family, ProbeTarget},
     table,
 };
 
-/// How long a call is given before another is made.
-const AGAIN: Duration = Duration::from_millis(250);
+/// The time before another connection is attempted.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long what is closed is kept for its peer (socket(7), SO_LINGER): not at all. Otherwise a call that arrived would occupy
-/// its port for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR would not start.
-const NOT_AT_ALL: Option<Duration> = Some(Duration::ZERO);
+/// Closes sockets without lingering (socket(7), SO_LINGER). Otherwise a connection that arrived would occupy its port
+/// for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR could not start.
+const NO_LINGER: Option<Duration> = Some(Duration::ZERO);
 
-/// How long nothing may happen before everything is looked at, in milliseconds.
-const LOOK: u8 = 50;
+/// The interval at which everything is checked even if no socket is ready.
+const POLL_TIMEOUT_MS: u8 = 50;
 
-/// What became of a family.
 #[derive(Debug)]
-pub struct Found {
-    /// Which, and where it was called.
-    pub place: Place,
-    /// What became of it.
+pub struct ProbeResult {
+    pub target: ProbeTarget,
     pub outcome: Outcome,
 }
 
-/// Whether a family is redirected.
+/// The evidence for or against redirection of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A call arrived at this port.
+    /// A connection arrived at this port.
     Proven(u16),
-    /// None did, and this was seen instead.
-    Missing(Seen),
-    /// It cannot be told, and why.
+    /// No connection arrived; this was observed instead.
+    Missing(Observed),
+    /// The result is not known, for this reason.
     Unknown(String),
 }
 
-/// What became of a call that did not arrive.
+/// The fate of a connection that did not arrive at the proxy's ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// Nobody listens where it was meant to go: it went there.
+pub enum Observed {
+    /// It reached its original destination, where no process listens.
     Refused,
-    /// There was no answer.
     Silence,
-    /// Somebody answered who is not at the proxy's ports.
+    /// Another listener accepted it.
     Answered,
-    /// The call could not be made.
     Failed(String),
 }
 
-/// Calls each place until each is proven or the time is over.
-pub fn all(places: &[Place], ports: &Ports, deadline: Instant) -> Vec<Found> {
-    let mut probes: Vec<_> = places
+/// Probes each target until all are proven or the deadline is reached.
+pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<ProbeResult> {
+    let mut probes: Vec<_> = targets
         .iter()
-        .map(|place| Probe::new(*place, *ports))
+        .map(|target| Probe::new(*target, *ports))
         .collect();
     loop {
         let now = Instant::now();
-        probes.iter_mut().for_each(|probe| probe.step(now));
+        probes.iter_mut().for_each(|probe| probe.poll(now));
         if now >= deadline || probes.iter().all(|probe| probe.proven.is_some()) {
             return probes.into_iter().map(Probe::finish).collect();
         }
-        rest(&probes);
+        wait(&probes);
     }
 }
 
-/// Waits until something may have happened.
-fn rest(probes: &[Probe]) {
-    let mut sockets: Vec<_> = probes.iter().flat_map(Probe::waits_for).collect();
-    if poll(&mut sockets, LOOK).is_err() {
-        // A signal, or a kernel without memory: no reason to turn in circles.
-        thread::sleep(Duration::from_millis(LOOK.into()));
+/// Waits until a socket is ready, or the interval is over.
+fn wait(probes: &[Probe]) {
+    let mut sockets: Vec<_> = probes.iter().flat_map(Probe::poll_fds).collect();
+    if poll(&mut sockets, POLL_TIMEOUT_MS).is_err() {
+        // Interrupted, or the kernel is out of memory: do not spin.
+        thread::sleep(Duration::from_millis(POLL_TIMEOUT_MS.into()));
     }
 }
 
-/// Where the proxy will listen.
-struct Ear {
+/// A listener on a port of the proxy.
+struct ProxyListener {
     port: u16,
     socket: io::Result<Socket>,
 }
 
-/// A call that is under way or answered.
-struct Call {
+/// A connection that is being established, or is established.
+struct Connection {
     socket: Socket,
     is_answered: bool,
 }
 
-/// One family.
 struct Probe {
-    place: Place,
+    target: ProbeTarget,
     ports: Ports,
-    ears: [Ear; 2],
-    call: Option<Call>,
-    called: Option<Instant>,
-    seen: Seen,
+    listeners: [ProxyListener; 2],
+    connection: Option<Connection>,
+    last_attempt: Option<Instant>,
+    observed: Observed,
     proven: Option<u16>,
 }
 
 impl Probe {
-    fn new(place: Place, ports: Ports) -> Self {
-        let ear = |port| Ear {
+    fn new(target: ProbeTarget, ports: Ports) -> Self {
+        let listener = |port| ProxyListener {
             port,
-            socket: listen(SocketAddr::new(place.family.loopback(), port)),
+            socket: listen(SocketAddr::new(target.family.loopback(), port)),
         };
         Self {
-            place,
+            target,
             ports,
-            ears: [ear(ports.inbound), ear(ports.outbound)],
-            call: None,
-            called: None,
-            seen: Seen::Silence,
+            listeners: [listener(ports.inbound), listener(ports.outbound)],
+            connection: None,
+            last_attempt: None,
+            observed: Observed::Silence,
             proven: None,
         }
     }
 
-    fn target(&self) -> SocketAddr {
-        self.place.target(self.ports.probe)
+    fn probed_address(&self) -> SocketAddr {
+        self.target.socket_addr(self.ports.probe)
     }
 
-    fn step(&mut self, now: Instant) {
+    fn poll(&mut self, now: Instant) {
         if self.proven.is_none() {
-            self.follow();
-            self.proven = self.heard().or_else(|| self.witnessed());
+            self.check_connection();
+            self.proven = self.accepted_port().or_else(|| self.port_from_table());
         }
-        let is_due = self.called.is_none_or(|called| now >= called + AGAIN);
+        let is_due = self
+            .last_attempt
+            .is_none_or(|at| now >= at + CONNECT_INTERVAL);
         if self.proven.is_none() && is_due {
-            self.called = Some(now);
-            self.call = match call(&self.place, self.target()) {
-                Ok(socket) => Some(Call {
+            self.last_attempt = Some(now);
+            self.connection = match connect(&self.target, self.probed_address()) {
+                Ok(socket) => Some(Connection {
                     socket,
                     is_answered: false,
                 }),
                 Err(error) => {
-                    self.seen = Seen::of(&error);
+                    self.observed = Observed::of(&error);
                     None
                 }
             };
         }
     }
 
-    /// What became of the call by now.
-    fn follow(&mut self) {
-        let Some(call) = &mut self.call else { return };
-        if let Ok(Some(error)) | Err(error) = call.socket.take_error() {
-            self.seen = Seen::of(&error);
-            self.call = None;
-        } else if call.socket.peer_addr().is_ok() {
-            call.is_answered = true;
-            self.seen = Seen::Answered;
+    /// Updates the state of the connection.
+    fn check_connection(&mut self) {
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        if let Ok(Some(error)) | Err(error) = connection.socket.take_error() {
+            self.observed = Observed::of(&error);
+            self.connection = None;
+        } else if connection.socket.peer_addr().is_ok() {
+            connection.is_answered = true;
+            self.observed = Observed::Answered;
         }
     }
 
-    /// The port at which a call arrived.
-    fn heard(&self) -> Option<u16> {
-        let target = self.target();
-        let arrived = |ear: &&Ear| {
-            let socket = ear.socket.as_ref().ok();
+    /// Returns the port at which a connection arrived.
+    fn accepted_port(&self) -> Option<u16> {
+        let target = self.probed_address();
+        let arrived = |listener: &&ProxyListener| {
+            let socket = listener.socket.as_ref().ok();
             socket.is_some_and(|socket| {
                 std::iter::from_fn(|| socket.accept().ok()).any(|(accepted, _)| {
-                    accepted.set_linger(NOT_AT_ALL).unwrap_or_default();
-                    meant_for(&accepted, self.place.family) == Some(target)
+                    accepted.set_linger(NO_LINGER).unwrap_or_default();
+                    original_destination(&accepted, self.target.family) == Some(target)
                 })
             })
         };
-        self.ears.iter().find(arrived).map(|ear| ear.port)
+        self.listeners
+            .iter()
+            .find(arrived)
+            .map(|listener| listener.port)
     }
 
-    /// The port of somebody else at which the call that was answered arrived.
-    fn witnessed(&self) -> Option<u16> {
-        let call = self.call.as_ref().filter(|call| call.is_answered)?;
-        let own = call.socket.local_addr().ok()?.as_socket()?;
-        let taken = self.ears.iter().filter(|ear| ear.socket.is_err());
-        let taken: Vec<_> = taken.map(|ear| ear.port).collect();
+    /// Returns the port of another process at which the established connection arrived.
+    fn port_from_table(&self) -> Option<u16> {
+        let connection = self
+            .connection
+            .as_ref()
+            .filter(|connection| connection.is_answered)?;
+        let own = connection.socket.local_addr().ok()?.as_socket()?;
+        let taken = self
+            .listeners
+            .iter()
+            .filter(|listener| listener.socket.is_err());
+        let taken: Vec<_> = taken.map(|listener| listener.port).collect();
         table::receiver(own, &taken)
     }
 
-    fn waits_for(&self) -> Vec<PollFd<'_>> {
-        let ears = self.ears.iter().filter_map(|ear| ear.socket.as_ref().ok());
-        let mut all: Vec<_> = ears
-            .map(|ear| PollFd::new(ear.as_fd(), PollFlags::POLLIN))
+    fn poll_fds(&self) -> Vec<PollFd<'_>> {
+        let listeners = self
+            .listeners
+            .iter()
+            .filter_map(|listener| listener.socket.as_ref().ok());
+        let mut all: Vec<_> = listeners
+            .map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN))
             .collect();
-        if let Some(call) = self.call.as_ref().filter(|call| !call.is_answered) {
-            all.push(PollFd::new(call.socket.as_fd(), PollFlags::POLLOUT));
+        if let Some(connection) = self
+            .connection
+            .as_ref()
+            .filter(|connection| !connection.is_answered)
+        {
+            all.push(PollFd::new(connection.socket.as_fd(), PollFlags::POLLOUT));
         }
         all
     }
 
-    fn finish(self) -> Found {
-        let outcome = match (self.proven, self.deaf()) {
+    fn finish(self) -> ProbeResult {
+        let outcome = match (self.proven, self.no_listener()) {
             (Some(port), _) => Outcome::Proven(port),
             (None, Some(why)) => Outcome::Unknown(why),
-            (None, None) => Outcome::Missing(self.seen),
+            (None, None) => Outcome::Missing(self.observed),
         };
-        Found {
-            place: self.place,
+        ProbeResult {
+            target: self.target,
             outcome,
         }
     }
 
-    /// Why a call that arrives would not be noticed.
-    fn deaf(&self) -> Option<String> {
-        let [inbound, _] = &self.ears;
+    /// Returns why an arriving connection would not be noticed, if so.
+    fn no_listener(&self) -> Option<String> {
+        let [inbound, _] = &self.listeners;
         let error = inbound.socket.as_ref().err()?;
-        let address = SocketAddr::new(self.place.family.loopback(), inbound.port);
+        let address = SocketAddr::new(self.target.family.loopback(), inbound.port);
         if error.kind() != io::ErrorKind::AddrInUse {
-            return Some(format!("cannot listen at {address}: {error}"));
+            return Some(format!("cannot listen on {address}: {error}"));
         }
-        // Whoever has the port answers a call that is redirected to it, and the table tells.
-        let is_told = self.seen != Seen::Answered || table::is_readable();
-        (!is_told).then(|| format!("{address} is taken, and who was called is not to be read"))
+        // The process that owns the port accepts redirected connections, and the table shows that.
+        let is_known = self.observed != Observed::Answered || table::is_readable();
+        (!is_known).then(|| {
+            format!("{address} is in use, and the kernel's table of TCP sockets cannot be read")
+        })
     }
 }
 
-impl Seen {
+impl Observed {
     fn of(error: &io::Error) -> Self {
         let kind = error.kind();
         if kind == io::ErrorKind::ConnectionRefused {
@@ -268,13 +284,13 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Begins a call. Whatever is called is the pod's own, so that it leaves by `lo`.
-fn call(place: &Place, target: SocketAddr) -> io::Result<Socket> {
-    let socket = socket(place.family)?;
-    socket.set_linger(NOT_AT_ALL)?;
-    socket.bind(&SocketAddr::new(place.from(), 0).into())?;
-    match socket.connect(&target.into()) {
-        // What connect(2) says of a call that is under way.
+/// Starts to connect. The destination is an address of the pod, so the connection leaves through `lo`.
+fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
+    let socket = socket(target.family)?;
+    socket.set_linger(NO_LINGER)?;
+    socket.bind(&SocketAddr::new(target.source(), 0).into())?;
+    match socket.connect(&address.into()) {
+        // connect(2): the connection is being established.
         Err(error) if error.raw_os_error().map(Errno::from_raw) == Some(Errno::EINPROGRESS) => {
             Ok(socket)
         }
@@ -282,8 +298,8 @@ fn call(place: &Place, target: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Where an accepted call was meant to go; `None` where nobody changed that.
-fn meant_for(socket: &Socket, family: Family) -> Option<SocketAddr> {
+/// Returns the original destination of an accepted connection; `None` if it was not redirected.
+fn original_destination(socket: &Socket, family: Family) -> Option<SocketAddr> {
     let address = match family {
         Family::V4 => socket.original_dst_v4(),
         Family::V6 => socket.original_dst_v6(),

@@ -1,14 +1,15 @@
-//! Who received a call, from the kernel's tables of TCP sockets, which every user may read (proc(5), `/proc/net/tcp`).
+//! Finds the receiver of a connection in the kernel's tables of TCP sockets, which every user
+//! may read (proc(5), `/proc/net/tcp`).
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-/// Of a listener for both families, calls over IPv4 stand in the second.
+/// A dual-stack listener's IPv4 connections are in the second table.
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-/// The port, of some, at which somebody received the call that was made from an address.
+/// Returns which of the ports received the connection from `caller`.
 pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
     if ports.is_empty() {
         return None;
@@ -21,7 +22,7 @@ pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .find_map(|table| receiver_in(&table, caller, ports))
 }
 
-/// Whether it can be told at all.
+/// Returns whether any of the tables can be read.
 pub(crate) fn is_readable() -> bool {
     TABLES.iter().any(|path| fs::File::open(path).is_ok())
 }
@@ -32,26 +33,25 @@ fn receiver_in(table: &str, caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .map(|(own, _)| own.port())
 }
 
-/// A socket's own address and the other's.
+/// Parses a row to the local and the remote address.
 fn row(line: &str) -> Option<(SocketAddr, SocketAddr)> {
-    let mut words = line.split_whitespace().skip(1);
-    Some((address(words.next()?)?, address(words.next()?)?))
+    let mut fields = line.split_whitespace().skip(1);
+    Some((address(fields.next()?)?, address(fields.next()?)?))
 }
 
-/// Words of 32 bits in the machine's own order, then a port. An IPv4 address that is written as IPv6 is taken for what it
-/// is.
+/// Parses 32-bit integers in native byte order and a port. An IPv4-mapped address is converted to IPv4.
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| {
+    let integer = |at: usize| {
         let digits = host.get(8 * at..8 * at + 8)?;
         Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
     };
     let ip = match host.len() {
-        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
+        8 => IpAddr::V4(Ipv4Addr::from(integer(0)?)),
         32 => {
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let bytes = <[u8; 16]>::try_from(words.concat()).ok()?;
+            let fields = [integer(0)?, integer(1)?, integer(2)?, integer(3)?];
+            let bytes = <[u8; 16]>::try_from(fields.concat()).ok()?;
             Ipv6Addr::from(bytes).to_canonical()
         }
         _ => return None,
@@ -63,7 +63,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    // As a little-endian machine has written it, with a listener for both families on 15006.
+    // Written by a little-endian machine with a dual-stack listener on 15006.
     const V4: &str = "\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:3A9A 0600007F:3A9A 01 00000000:00000000 00:00000000 00000000  1337        0 1
@@ -79,7 +79,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_call_is_found_where_it_was_received() {
+    fn a_connection_is_found_where_it_was_received() {
         let caller = |text: &str| text.parse().unwrap();
         let ports = [15006, 15001];
         assert_eq!(
@@ -91,7 +91,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_call_of_another_at_another_port_or_ones_own_end_is_not_it() {
+    fn a_connection_of_another_at_another_port_or_its_own_end_does_not_match() {
         let caller = |text: &str| text.parse().unwrap();
         assert_eq!(receiver_in(V4, caller("127.0.0.1:40000"), &[15006]), None);
         assert_eq!(receiver_in(V6, caller("127.0.0.1:40009"), &[15006]), None);

@@ -1,40 +1,34 @@
-//! What the calls mean, as an exit code and one line.
+//! Evaluates the results to an exit code and one line of text.
 
 use std::{fmt::Write as _, time::Duration};
 
 use crate::{
     arguments::{Settings, UsageError},
-    probe::{Found, Outcome, Seen},
+    probe::{Observed, Outcome, ProbeResult},
 };
 
-/// Of a container that is redirected, not redirected, and of whom it is not known. The second is what istio-iptables
-/// exits with, and what `repair` looks for.
+/// Exit codes. 126 is what istio-iptables exits with, and what `repair` looks for.
 const REDIRECTED: u8 = 0;
 const MISSING: u8 = 126;
 const UNKNOWN: u8 = 1;
 
-/// What to do about it.
 const REMEDY: &str = "the CNI plugin did not redirect this pod when it started, or this container does not run as the \
-                      proxy's user; inpod redirects a running pod by itself where it can (inpod explain, on the node, \
-                      tells), else recreate the pod";
+                      proxy's user; inpod redirects a running pod where it can (see inpod explain on the node); \
+                      otherwise recreate the pod";
 
-/// How it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The exit code.
     pub code: u8,
-    /// What was tried, what was seen and what to do: one line.
+    /// One line: what was tried, what was observed and what to do.
     pub line: String,
 }
 
 impl Verdict {
-    /// The command line cannot be used.
     pub fn usage(error: &UsageError) -> Self {
-        Self::of(UNKNOWN, &format!("cannot begin: {error}"))
+        Self::of(UNKNOWN, &format!("invalid arguments: {error}"))
     }
 
-    /// Nothing could be looked at.
-    pub fn blind(why: &str) -> Self {
+    pub fn unknown(why: &str) -> Self {
         Self::of(
             UNKNOWN,
             &format!("not known whether this pod is redirected: {why}"),
@@ -42,25 +36,25 @@ impl Verdict {
     }
 
     fn of(code: u8, text: &str) -> Self {
-        // Whatever a message holds, it is one line.
+        // Messages may contain line breaks, but the report is one line.
         let line = format!("validate: {text}").replace(['\n', '\r'], " ");
         Self { code, line }
     }
 }
 
-/// Judges what was found, as a process of a user.
-pub fn judge(found: &[Found], settings: &Settings, uid: u32) -> Verdict {
+/// Evaluates the results of probes that ran as user `uid`.
+pub fn evaluate(found: &[ProbeResult], settings: &Settings, uid: u32) -> Verdict {
     let mut families = String::new();
     for one in found {
-        let Found { place, outcome } = one;
-        let target = place.target(settings.ports.probe);
+        let ProbeResult { target, outcome } = one;
+        let address = target.socket_addr(settings.ports.probe);
         let separator = if families.is_empty() { "" } else { "; " };
         // Writing into a string does not fail.
         write!(
             families,
             "{separator}{}: {}",
-            place.family,
-            told(outcome, &target.to_string())
+            target.family,
+            describe(outcome, &address.to_string())
         )
         .unwrap_or_default();
     }
@@ -75,7 +69,7 @@ pub fn judge(found: &[Found], settings: &Settings, uid: u32) -> Verdict {
         );
     }
     if is(|outcome| matches!(outcome, Outcome::Unknown(_))) {
-        return Verdict::blind(&format!("{families}, tried as uid {uid}"));
+        return Verdict::unknown(&format!("{families}, tried as uid {uid}"));
     }
     Verdict::of(
         REDIRECTED,
@@ -83,15 +77,17 @@ pub fn judge(found: &[Found], settings: &Settings, uid: u32) -> Verdict {
     )
 }
 
-fn told(outcome: &Outcome, target: &str) -> String {
+fn describe(outcome: &Outcome, target: &str) -> String {
     match outcome {
-        Outcome::Proven(port) => format!("a call of {target} arrived at port {port}"),
-        Outcome::Missing(Seen::Refused) => format!("a call of {target} was refused there"),
-        Outcome::Missing(Seen::Silence) => format!("a call of {target} was not answered"),
-        Outcome::Missing(Seen::Answered) => {
-            format!("{target} was answered by who listens there, not by the proxy's ports")
+        Outcome::Proven(port) => format!("a connection to {target} arrived at port {port}"),
+        Outcome::Missing(Observed::Refused) => format!("a connection to {target} was refused"),
+        Outcome::Missing(Observed::Silence) => format!("a connection to {target} was not answered"),
+        Outcome::Missing(Observed::Answered) => {
+            format!(
+                "a connection to {target} was accepted by another listener than the proxy's ports"
+            )
         }
-        Outcome::Missing(Seen::Failed(why)) => format!("{target} could not be called: {why}"),
+        Outcome::Missing(Observed::Failed(why)) => format!("cannot connect to {target}: {why}"),
         Outcome::Unknown(why) => why.clone(),
     }
 }
@@ -107,43 +103,43 @@ mod tests {
     use super::*;
     use crate::{
         arguments::Ports,
-        place::{Family, Place, Wanted},
+        probe_target::{Families, Family, ProbeTarget},
     };
 
     fn judged(outcomes: &[(Family, &str, Outcome)]) -> Verdict {
         let settings = Settings {
             timeout: Duration::from_millis(2500),
-            families: Wanted::Auto,
+            families: Families::Auto,
             ports: Ports {
                 inbound: 15006,
                 outbound: 15001,
                 probe: 15002,
             },
         };
-        let found = |(family, called, outcome): &(Family, &str, Outcome)| Found {
-            place: Place {
+        let found = |(family, address, outcome): &(Family, &str, Outcome)| ProbeResult {
+            target: ProbeTarget {
                 family: *family,
-                called: called.parse::<IpAddr>().unwrap(),
+                address: address.parse::<IpAddr>().unwrap(),
             },
             outcome: outcome.clone(),
         };
         let found: Vec<_> = outcomes.iter().map(found).collect();
-        judge(&found, &settings, 1337)
+        evaluate(&found, &settings, 1337)
     }
 
     #[test]
-    fn a_family_that_is_missing_is_told_beside_one_that_is_not() {
+    fn a_family_that_is_missing_is_reported_beside_one_that_is_not() {
         let proven = (Family::V4, "127.0.0.6", Outcome::Proven(15006));
-        let missing = (Family::V6, "::6", Outcome::Missing(Seen::Refused));
+        let missing = (Family::V6, "::6", Outcome::Missing(Observed::Refused));
         let verdict = judged(&[proven.clone(), missing]);
         assert_eq!(verdict.code, 126);
-        for words in [
-            "IPv4: a call of 127.0.0.6:15002 arrived",
-            "IPv6: a call of [::6]:15002 was refused",
+        for text in [
+            "IPv4: a connection to 127.0.0.6:15002 arrived",
+            "IPv6: a connection to [::6]:15002 was refused",
             "uid 1337 for 2.5 s",
             "recreate the pod",
         ] {
-            assert!(verdict.line.contains(words), "{words}: {}", verdict.line);
+            assert!(verdict.line.contains(text), "{text}: {}", verdict.line);
         }
         assert_eq!(judged(&[proven]).code, 0);
     }
@@ -151,14 +147,14 @@ mod tests {
     #[test]
     fn what_is_missing_counts_more_than_what_is_not_known() {
         let unknown = (Family::V4, "127.0.0.6", Outcome::Unknown("no".to_owned()));
-        let missing = (Family::V6, "::6", Outcome::Missing(Seen::Answered));
+        let missing = (Family::V6, "::6", Outcome::Missing(Observed::Answered));
         assert_eq!(judged(std::slice::from_ref(&unknown)).code, 1);
         assert_eq!(judged(&[unknown, missing]).code, 126);
     }
 
     #[test]
     fn a_verdict_is_one_line() {
-        let odd = Seen::Failed("a\nb\r\nc".to_owned());
+        let odd = Observed::Failed("a\nb\r\nc".to_owned());
         let verdict = judged(&[(Family::V4, "127.0.0.6", Outcome::Missing(odd))]);
         assert!(!verdict.line.contains(['\n', '\r']), "{}", verdict.line);
         assert!(verdict.line.len() < 1024);

@@ -1,11 +1,10 @@
-//! What a process may do, as procfs tells it and people write it.
+//! Capabilities of a process, as procfs and the settings represent them.
 
 use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-/// The names of linux/capability.h up to Linux 6.18, without `CAP_`, each at the place of its bit: none was added since
-/// Linux 5.9.
+/// The names in linux/capability.h up to Linux 6.18, without `CAP_`, indexed by bit. None was added since Linux 5.9.
 const NAMES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -50,12 +49,12 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// A set of capabilities, a bit each.
+/// A set of capabilities as a bit mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// The permitted set (capabilities(7)) that the text of a `/proc/<pid>/status` tells.
+    /// Parses the permitted set (capabilities(7)) from the content of `/proc/<pid>/status`.
     pub fn permitted(status: &str) -> Option<Self> {
         let text = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
         u64::from_str_radix(text?.trim(), 16).ok().map(Self)
@@ -65,7 +64,7 @@ impl Capabilities {
         let found = (0_u32..).zip(NAMES).find(|(_, known)| *known == name);
         let (bit, _) = found.ok_or_else(|| {
             format!(
-                "setting ztunnel_capabilities: \"{name}\" is no capability; write it like NET_ADMIN"
+                "setting ztunnel_capabilities: \"{name}\" is not a capability; expected a name such as NET_ADMIN"
             )
         })?;
         Ok(Self(1 << bit))
@@ -92,31 +91,29 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// What a ztunnel must be able to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Demand {
-    /// This, and nothing else.
+pub enum RequiredCapabilities {
+    /// These capabilities and no others.
     Exactly(Capabilities),
-    /// Whatever it likes.
     Any,
 }
 
-impl Demand {
-    /// What differs from it, in words; `None` where nothing does.
+impl RequiredCapabilities {
+    /// Describes how `found` differs; `None` if it does not.
     pub fn difference(self, found: Capabilities) -> Option<String> {
         let Self::Exactly(wanted) = self else {
             return None;
         };
         let (more, less) = (found.without(wanted), wanted.without(found));
-        let mut words = String::new();
+        let mut text = String::new();
         if more != Capabilities(0) {
-            write!(words, "has too many: {more}").unwrap_or_default();
+            write!(text, "has too many: {more}").unwrap_or_default();
         }
         if less != Capabilities(0) {
-            let between = if words.is_empty() { "" } else { "; " };
-            write!(words, "{between}has too few: it lacks {less}").unwrap_or_default();
+            let between = if text.is_empty() { "" } else { "; " };
+            write!(text, "{between}has too few: it lacks {less}").unwrap_or_default();
         }
-        (!words.is_empty()).then_some(words)
+        (!text.is_empty()).then_some(text)
     }
 
     fn of(names: &[String]) -> Result<Self, String> {
@@ -125,7 +122,7 @@ impl Demand {
         }
         if names.is_empty() {
             return Err(
-                "setting ztunnel_capabilities: no capability is named; write any for whatever a ztunnel has"
+                "setting ztunnel_capabilities: no capability is named; use any to accept every set"
                     .to_owned(),
             );
         }
@@ -137,8 +134,8 @@ impl Demand {
     }
 }
 
-/// A list of names, or `any`.
-impl<'de> Deserialize<'de> for Demand {
+/// Accepts a list of names, or `any`.
+impl<'de> Deserialize<'de> for RequiredCapabilities {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let names: Vec<String> = inpod_service::list(deserializer)?;
         Self::of(&names).map_err(D::Error::custom)
@@ -149,25 +146,25 @@ impl<'de> Deserialize<'de> for Demand {
 mod tests {
     use super::*;
 
-    fn demand(text: &str) -> Result<Demand, String> {
+    fn required(text: &str) -> Result<RequiredCapabilities, String> {
         let names: Vec<_> = text.split(',').map(str::to_owned).collect();
-        Demand::of(&names)
+        RequiredCapabilities::of(&names)
     }
 
-    /// The three, as `capsh --decode=0000000000203000` says as well.
+    /// The three capabilities; `capsh --decode=0000000000203000` prints the same.
     const ZTUNNEL: &str = "Name:\tztunnel\nCapInh:\t0000000000000000\nCapPrm:\t0000000000203000\n";
 
     #[test]
     fn what_istios_chart_gives_ztunnel_is_what_is_demanded_by_default() {
-        let wanted = demand("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
+        let wanted = required("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
         let found = Capabilities::permitted(ZTUNNEL).unwrap();
-        assert_eq!(wanted, Demand::Exactly(found));
+        assert_eq!(wanted, RequiredCapabilities::Exactly(found));
         assert_eq!(wanted.difference(found), None);
     }
 
     #[test]
-    fn a_difference_says_what_is_too_many_and_too_few() {
-        let wanted = demand("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
+    fn a_difference_lists_what_is_too_many_and_too_few() {
+        let wanted = required("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
         let difference = |bits| wanted.difference(Capabilities(bits)).unwrap();
         assert_eq!(
             difference(0),
@@ -183,8 +180,11 @@ mod tests {
 
     #[test]
     fn any_is_content_with_everything() {
-        assert_eq!(demand("any").unwrap(), Demand::Any);
-        assert_eq!(Demand::Any.difference(Capabilities(u64::MAX)), None);
+        assert_eq!(required("any").unwrap(), RequiredCapabilities::Any);
+        assert_eq!(
+            RequiredCapabilities::Any.difference(Capabilities(u64::MAX)),
+            None
+        );
     }
 
     #[test]
@@ -197,13 +197,13 @@ mod tests {
             "",
             "all",
         ] {
-            let error = demand(text).unwrap_err();
+            let error = required(text).unwrap_err();
             let wrong = text.split(',').find(|name| !NAMES.contains(name)).unwrap();
             assert!(error.contains("ztunnel_capabilities"), "{error}");
             assert!(error.contains(&format!("\"{wrong}\"")), "{text}: {error}");
         }
         assert!(
-            Demand::of(&[])
+            RequiredCapabilities::of(&[])
                 .unwrap_err()
                 .contains("ztunnel_capabilities")
         );
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_without_a_permitted_set_tells_nothing() {
+    fn a_status_without_a_permitted_set_is_not_parsed() {
         for status in [
             "",
             "CapPrm:\t\n",

@@ -1,13 +1,12 @@
-//! The settings of this service.
+//! The settings of the broker.
 
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 
 use inpod_service::{Key, peer::Setting};
 use serde::Deserialize;
 
-use crate::{capabilities::Demand, peer::Policy};
+use crate::{capabilities::RequiredCapabilities, peer::Policy};
 
-/// See [`Config`].
 pub const KEYS: &[Key] = &[
     Key {
         name: "zds_socket",
@@ -17,12 +16,12 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ztunnel_peer",
         default: Some("pod"),
-        help: "How a ztunnel is proven: pod (its pod is one that pod-events says is a ztunnel), cgroup:PATH, or uid (demo and development)",
+        help: "How a ztunnel is authenticated: pod (its pod is one that pod-events reports as a ztunnel), cgroup:PATH, or uid (demo and development)",
     },
     Key {
         name: "ztunnel_capabilities",
         default: Some("NET_ADMIN,NET_RAW,SYS_ADMIN"),
-        help: "With ztunnel_peer=pod, what a ztunnel's process may do, no more and no less; or any",
+        help: "With ztunnel_peer=pod, the exact capabilities that a ztunnel's process must have, or any",
     },
     Key {
         name: "ack_timeout_seconds",
@@ -32,11 +31,10 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "undo_reserve_seconds",
         default: Some("3"),
-        help: "How much of its caller's time an add that finds no ztunnel leaves for the undoing",
+        help: "How much of its caller's deadline an AddWorkload that finds no ztunnel leaves for the rollback",
     },
 ];
 
-/// What this service is told.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// The socket on which ztunnels connect.
@@ -44,25 +42,22 @@ pub struct Config {
     pub zds_socket: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     ztunnel_peer: Setting,
-    ztunnel_capabilities: Demand,
-    /// A session's own clock. With 0 no session would last.
+    ztunnel_capabilities: RequiredCapabilities,
+    /// Independent of callers' deadlines. With 0 no session would last.
     ack_timeout_seconds: NonZeroU16,
-    /// The callers' clock.
+    /// Subtracted from callers' deadlines.
     undo_reserve_seconds: u16,
 }
 
 impl Config {
-    /// Who may connect to it.
     pub fn policy(&self) -> Policy {
         Policy::new(self.ztunnel_peer.clone(), self.ztunnel_capabilities)
     }
 
-    /// How long a ztunnel may take to acknowledge a message.
     pub fn ack_timeout(&self) -> Duration {
         Duration::from_secs(self.ack_timeout_seconds.get().into())
     }
 
-    /// How much of its caller's time an add leaves.
     pub fn undo_reserve(&self) -> Duration {
         Duration::from_secs(self.undo_reserve_seconds.into())
     }

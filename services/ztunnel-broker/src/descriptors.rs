@@ -23,27 +23,27 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
 
-/// How long an exchange with netconfig may take, by contract.
-const EXCHANGE: Duration = Duration::from_secs(2);
+/// The limit that the contract sets for an exchange with netconfig.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest answer that is read. netconfig's are far shorter; this bounds what a broken one can make us hold.
-const LONGEST_ANSWER: u32 = 64 * 1024;
+/// netconfig's responses are far shorter; this bounds the memory that a broken one can make the broker allocate.
+const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
 
-/// The descriptor of a netns that netconfig has proven. Closed when the last clone goes.
+/// The descriptor of a netns that netconfig has verified. It is closed with its last clone.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
-    fd: Arc<Held>,
+    fd: Arc<CountedFd>,
     netns: NetnsId,
 }
 
-/// An open descriptor, counted for as long as it is open.
+/// An open descriptor that is counted while it is open.
 #[derive(Debug)]
-struct Held {
+struct CountedFd {
     fd: OwnedFd,
     open: Arc<AtomicU64>,
 }
 
-impl Held {
+impl CountedFd {
     fn new(fd: OwnedFd, open: &Arc<AtomicU64>) -> Arc<Self> {
         open.fetch_add(1, Ordering::Relaxed);
         let open = Arc::clone(open);
@@ -51,43 +51,41 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for CountedFd {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Descriptor {
-    /// A descriptor, if it is of that netns as far as can be seen without entering it: netconfig vouches for the
-    /// cookie.
-    fn prove(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
+    /// Checks device and inode, which is possible without entering the netns. netconfig vouches for the cookie.
+    fn verify(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
         let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
         if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
-            return Err(FetchError::AnotherNetns {
+            return Err(FetchError::WrongNetns {
                 device: stat.st_dev,
                 inode: stat.st_ino,
             });
         }
-        let fd = Held::new(fd, open);
+        let fd = CountedFd::new(fd, open);
         Ok(Self { fd, netns })
     }
 
-    /// Which netns it is of.
     pub fn netns(&self) -> NetnsId {
         self.netns
     }
 
-    /// A descriptor that is taken for one of that netns.
+    /// Creates a descriptor without verification.
     #[cfg(test)]
     pub(crate) fn assumed(fd: OwnedFd, netns: NetnsId) -> Self {
-        let fd = Held::new(fd, &Arc::default());
+        let fd = CountedFd::new(fd, &Arc::default());
         Self { fd, netns }
     }
 }
 
 #[cfg(test)]
 impl Descriptor {
-    /// The same descriptor, taken for one of that netns.
+    /// Returns the same descriptor for another netns.
     pub(crate) fn of(&self, netns: NetnsId) -> Self {
         let fd = Arc::clone(&self.fd);
         Self { fd, netns }
@@ -100,45 +98,28 @@ impl AsFd for Descriptor {
     }
 }
 
-/// Why a descriptor could not be fetched.
+/// The reason why a descriptor could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// netconfig does not run, or its directory is not mounted here.
+    /// netconfig does not run, or its directory is not mounted.
     #[error("cannot connect to netconfig at {}", .path.display())]
-    Connect {
-        /// Its socket.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The exchange broke off.
+    Connect { path: PathBuf, source: io::Error },
     #[error("cannot fetch a descriptor from netconfig")]
     Exchange(#[from] io::Error),
-    /// netconfig took too long.
-    #[error("netconfig did not answer within {} s", EXCHANGE.as_secs())]
-    Slow,
-    /// netconfig said no.
+    #[error("netconfig did not answer within {} s", EXCHANGE_TIMEOUT.as_secs())]
+    Timeout,
     #[error("netconfig refused: {message}")]
     Refused {
-        /// Its reason; `None` for one that is not known here.
+        /// `None` if this version does not know the reason.
         reason: Option<Reason>,
-        /// Its sentence.
         message: String,
     },
-    /// What netconfig sent is against the contract.
     #[error("netconfig's answer is malformed: {0}")]
     Malformed(&'static str),
-    /// The descriptor is of another netns than the one that was asked for.
     #[error("netconfig handed over another netns (device {device}, inode {inode})")]
-    AnotherNetns {
-        /// Its `st_dev`.
-        device: u64,
-        /// Its `st_ino`.
-        inode: u64,
-    },
+    WrongNetns { device: u64, inode: u64 },
 }
 
-/// A client of netconfig's descriptor socket.
 #[derive(Clone, Debug)]
 pub struct Descriptors {
     socket: PathBuf,
@@ -146,7 +127,7 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// A client of that socket; nothing is opened before the first fetch.
+    /// Creates a client; it opens nothing before the first fetch.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -154,29 +135,23 @@ impl Descriptors {
         }
     }
 
-    /// How many of the descriptors that were fetched are open.
+    /// The number of fetched descriptors that are open.
     pub fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// The socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Fetches the descriptor of a claimed netns.
-    ///
-    /// # Errors
-    ///
-    /// See [`FetchError`].
     pub async fn fetch(
         &self,
         sandbox: &SandboxRef,
         netns: NetnsId,
     ) -> Result<Descriptor, FetchError> {
-        let exchange = tokio::time::timeout(EXCHANGE, self.exchange(sandbox, netns));
-        let fd = exchange.await.map_err(|_| FetchError::Slow)??;
-        Descriptor::prove(fd, netns, &self.open)
+        let exchange = tokio::time::timeout(EXCHANGE_TIMEOUT, self.exchange(sandbox, netns));
+        let fd = exchange.await.map_err(|_| FetchError::Timeout)??;
+        Descriptor::verify(fd, netns, &self.open)
     }
 
     async fn exchange(&self, sandbox: &SandboxRef, netns: NetnsId) -> Result<OwnedFd, FetchError> {
@@ -193,8 +168,10 @@ impl Descriptors {
         match read(&mut stream).await?.result {
             Some(Answer::Netns(granted)) if granted == netns.into() => receive(stream).await,
             Some(Answer::Netns(_)) => Err(FetchError::Malformed("it names another netns")),
-            Some(Answer::Failure(failure)) => Err(refused(failure)),
-            None => Err(FetchError::Malformed("it says neither yes nor no")),
+            Some(Answer::Failure(failure)) => Err(to_fetch_error(failure)),
+            None => Err(FetchError::Malformed(
+                "it has neither a netns nor a failure",
+            )),
         }
     }
 }
@@ -207,7 +184,7 @@ async fn write(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
 
 async fn read(stream: &mut UnixStream) -> Result<FetchNetnsResponse, FetchError> {
     let length = stream.read_u32().await?;
-    if length > LONGEST_ANSWER {
+    if length > MAX_RESPONSE_BYTES {
         return Err(FetchError::Malformed("it is too long"));
     }
     let mut message = vec![0; usize::try_from(length).map_err(io::Error::other)?];
@@ -215,7 +192,7 @@ async fn read(stream: &mut UnixStream) -> Result<FetchNetnsResponse, FetchError>
     FetchNetnsResponse::decode(&*message).map_err(|_| FetchError::Malformed("it cannot be decoded"))
 }
 
-fn refused(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
+fn to_fetch_error(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
     let reason = failure.and_then(|failure| Reason::from_number(failure.reason));
     FetchError::Refused { reason, message }
 }
@@ -224,8 +201,9 @@ fn refused(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchEr
 #[repr(align(8))]
 struct Control([u8; 64]);
 
-/// The last byte, and beside it the descriptor. The type is made for packets, but `recvmsg` is the same for a stream,
-/// and it is the one here that owns what it receives, sets close-on-exec in the same step, and tells of truncation.
+/// Receives the last byte and the descriptor that accompanies it. The type is made for packets, but `recvmsg` works
+/// the same on a stream, and unlike the other types available here it owns what it receives, sets close-on-exec
+/// atomically and reports truncation.
 async fn receive(stream: UnixStream) -> Result<OwnedFd, FetchError> {
     let socket = UnixSeqpacket::try_from(OwnedFd::from(stream.into_std()?))?;
     let (mut byte, mut control) = ([0], Control([0; 64]));
@@ -255,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// A netconfig that grants everything and sends that many descriptors.
+    /// Fetches from a netconfig that grants everything and sends that many descriptors.
     async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");
@@ -308,14 +286,14 @@ mod tests {
         let _listener = tokio::net::UnixListener::bind(&path).unwrap();
         let (sandbox, netns) = (crate::fixture::sandbox("c"), crate::fixture::netns(1));
         let fetched = Descriptors::new(&path).fetch(&sandbox, netns).await;
-        assert!(matches!(fetched, Err(FetchError::Slow)));
+        assert!(matches!(fetched, Err(FetchError::Timeout)));
     }
 
     #[test]
     fn a_descriptor_of_another_netns_is_not_accepted() {
         let fd = File::open("/proc/self/ns/net").unwrap().into();
-        let error = Descriptor::prove(fd, crate::fixture::netns(1), &Arc::default()).unwrap_err();
-        assert!(matches!(error, FetchError::AnotherNetns { .. }), "{error}");
+        let error = Descriptor::verify(fd, crate::fixture::netns(1), &Arc::default()).unwrap_err();
+        assert!(matches!(error, FetchError::WrongNetns { .. }), "{error}");
     }
 
     #[tokio::test]

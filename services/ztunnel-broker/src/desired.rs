@@ -1,4 +1,4 @@
-//! Which workloads the ztunnels are to serve, and which word on each sandbox is the last.
+//! The desired set of workloads, and the newest revision of each sandbox.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,28 +9,25 @@ use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
 
-/// How long the first snapshots wait for descriptors that netconfig has not handed over: after a restart of
-/// everything it is there within moments, and a fresh ztunnel can do nothing with a Keep.
-const FETCH_CHANCE: Duration = Duration::from_secs(2);
+/// The time for which the first snapshots wait for descriptors from netconfig. If all services restart, it takes only
+/// moments until netconfig can hand them over, and a fresh ztunnel can do nothing with a Keep.
+const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The pods whose state may have changed, each with the sandbox that the word was about.
+/// The pods whose state may have changed, each with the sandbox that the change was about.
 pub type Changes = BTreeMap<PodUid, SandboxRef>;
 
-/// Why a word on a sandbox is not taken.
+/// The reason why a change of a sandbox is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
-    /// Nothing may be added to or removed from a set that is not known.
+    /// Workloads can only be added to or removed from a known set.
     #[error("the desired set is not known yet")]
     NotSeeded,
-    /// The word is older than what is known.
+    /// A newer revision is known.
     #[error("revision {} of the sandbox is known", .known.0)]
-    Stale {
-        /// The last word.
-        known: Revision,
-    },
+    Stale { known: Revision },
 }
 
-/// A desired workload, with the descriptor of its netns once that has been fetched.
+/// A desired workload, with the descriptor of its netns once that is fetched.
 #[derive(Clone, Debug)]
 pub struct Entry {
     workload: Workload,
@@ -40,66 +37,67 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The workload.
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
 
-    /// Since when it has been known as it is.
+    /// Since when the workload has been known in this form.
     pub fn since(&self) -> Instant {
         self.since
     }
 
-    /// Its netns's descriptor, if it is held.
     pub fn descriptor(&self) -> Option<&Descriptor> {
         self.descriptor.as_ref()
     }
 }
 
-/// The desired set. Its key is the sandbox; of several sandboxes of one pod, the one with the highest revision is
-/// what ztunnel, whose key is the pod's UID, is told.
+/// The desired set, keyed by sandbox. ztunnel's key is the pod's UID: if a pod has several sandboxes, ztunnel receives
+/// the one with the highest revision.
 #[derive(Debug, Default)]
 pub struct Desired {
-    /// `None` until the first set; then until when a snapshot waits for descriptors.
-    patience: Option<Instant>,
+    /// `None` until the first set; then the time until which snapshots wait for descriptors.
+    fetch_deadline: Option<Instant>,
     entries: BTreeMap<SandboxRef, Entry>,
     by_uid: BTreeMap<PodUid, BTreeSet<SandboxRef>>,
-    /// Whose netns is known and whose descriptor is not held: few, and looked for after every change.
-    lacking: BTreeSet<SandboxRef>,
+    /// Sandboxes with a known netns without a descriptor. They are few and searched after every change.
+    missing_descriptors: BTreeSet<SandboxRef>,
     tombstones: Tombstones,
     arrivals: u64,
 }
 
 impl Desired {
-    /// Whether the set is known. Before, nobody is told anything.
+    /// Returns whether the set is known. Nothing is sent to ztunnels before.
     pub fn is_seeded(&self) -> bool {
-        self.patience.is_some()
+        self.fetch_deadline.is_some()
     }
 
-    /// Whether a snapshot may make do without the descriptors that are missing: when none is, or when the fetching
-    /// had its chance. A fresh ztunnel can do nothing with a Keep.
+    /// Returns whether a snapshot may use Keep for pods without a descriptor: if none is missing, or if the time to
+    /// fetch them is over. A fresh ztunnel can do nothing with a Keep.
     pub fn may_keep(&self, now: Instant) -> bool {
-        self.patience.is_some_and(|until| until <= now) || self.missing().next().is_none()
+        self.fetch_deadline.is_some_and(|until| until <= now) || self.missing().next().is_none()
     }
 
-    /// Until when a snapshot waits for missing descriptors.
-    pub fn patience(&self) -> Option<Instant> {
-        self.patience
+    /// The time until which a snapshot waits for missing descriptors.
+    pub fn fetch_deadline(&self) -> Option<Instant> {
+        self.fetch_deadline
     }
 
-    /// Replaces the set, but for sandboxes on which a later word is known. What was known of a netns stays known:
-    /// a sandbox never changes it.
+    /// Replaces the set, except for sandboxes with a newer revision. A netns that is already known is retained, because
+    /// a sandbox never changes its netns.
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) -> Changes {
-        self.patience.get_or_insert(now + FETCH_CHANCE);
+        self.fetch_deadline.get_or_insert(now + FETCH_GRACE_PERIOD);
         let named: BTreeSet<_> = all.iter().map(|w| w.sandbox.clone()).collect();
         let mut changes = Changes::new();
         for sandbox in self.missing_from(&named, revision) {
-            changes.extend(self.take(&sandbox));
-            self.tombstones.bury(sandbox, revision);
+            changes.extend(self.remove_entry(&sandbox));
+            self.tombstones.insert(sandbox, revision);
         }
         for workload in all {
-            if self.check(&workload.sandbox, workload.revision).is_ok() {
-                self.learn(workload, &mut changes, now);
+            if self
+                .check_revision(&workload.sandbox, workload.revision)
+                .is_ok()
+            {
+                self.update_from_set(workload, &mut changes, now);
             }
         }
         changes
@@ -115,7 +113,7 @@ impl Desired {
             .collect()
     }
 
-    fn learn(&mut self, mut workload: Workload, changes: &mut Changes, now: Instant) {
+    fn update_from_set(&mut self, mut workload: Workload, changes: &mut Changes, now: Instant) {
         let known = self.entries.get(&workload.sandbox);
         let known = known.filter(|known| known.workload.uid == workload.uid);
         let learnt = || known.and_then(|known| known.workload.netns);
@@ -125,34 +123,30 @@ impl Desired {
         }
         let descriptor = known.and_then(|known| known.descriptor.clone());
         let descriptor = descriptor.filter(|held| Some(held.netns()) == workload.netns);
-        changes.extend(self.put(workload, descriptor, now));
+        changes.extend(self.insert_entry(workload, descriptor, now));
     }
 
-    /// Takes a workload in and returns what stood in its place.
+    /// Adds a workload and returns the entry that it replaces.
     ///
     /// # Errors
     ///
-    /// When the set is not known yet, or a later word on the sandbox or on its pod is.
+    /// If the set is not known yet, or a newer revision of the sandbox or its pod is.
     pub fn add(
         &mut self,
         workload: Workload,
         descriptor: Descriptor,
         now: Instant,
     ) -> Result<(Option<Entry>, Changes), ChangeError> {
-        self.admit(&workload)?;
+        self.check_add(&workload)?;
         let previous = self.entries.get(&workload.sandbox).cloned();
-        let changes = self.put(workload, Some(descriptor), now);
+        let changes = self.insert_entry(workload, Some(descriptor), now);
         Ok((previous, changes))
     }
 
-    /// Whether [`Self::add`] would take the workload in.
-    ///
-    /// # Errors
-    ///
-    /// When it would not.
-    pub fn admit(&self, workload: &Workload) -> Result<(), ChangeError> {
+    /// Checks whether [`Self::add`] would accept the workload.
+    pub fn check_add(&self, workload: &Workload) -> Result<(), ChangeError> {
         self.check_seeded()?;
-        self.check(&workload.sandbox, workload.revision)?;
+        self.check_revision(&workload.sandbox, workload.revision)?;
         match self.current(&workload.uid) {
             Some(newer) if newer.workload.revision > workload.revision => Err(ChangeError::Stale {
                 known: newer.workload.revision,
@@ -161,78 +155,84 @@ impl Desired {
         }
     }
 
-    /// Removes a workload; its descriptor is closed.
+    /// Removes a workload and closes its descriptor.
     ///
     /// # Errors
     ///
-    /// When the set is not known yet, or a later word on the sandbox is.
+    /// If the set is not known yet, or a newer revision of the sandbox is.
     pub fn remove(
         &mut self,
         sandbox: &SandboxRef,
         revision: Revision,
     ) -> Result<Changes, ChangeError> {
         self.check_seeded()?;
-        self.check(sandbox, revision)?;
-        let changes = self.take(sandbox);
-        self.tombstones.bury(sandbox.clone(), revision);
+        self.check_revision(sandbox, revision)?;
+        let changes = self.remove_entry(sandbox);
+        self.tombstones.insert(sandbox.clone(), revision);
         Ok(changes)
     }
 
-    /// Puts back what stood in a workload's place before [`Self::add`].
+    /// Restores the entry that [`Self::add`] replaced.
     pub fn restore(&mut self, sandbox: &SandboxRef, previous: Option<Entry>) -> Changes {
-        let mut changes = self.take(sandbox);
+        let mut changes = self.remove_entry(sandbox);
         if let Some(entry) = previous {
-            changes.extend(self.put(entry.workload, entry.descriptor, entry.since));
+            changes.extend(self.insert_entry(entry.workload, entry.descriptor, entry.since));
         }
         changes
     }
 
-    /// Keeps a descriptor that has been fetched, if it is the one that the workload still lacks.
+    /// Stores a fetched descriptor if the workload still needs it.
     pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) -> Changes {
         match self.entries.get_mut(sandbox) {
-            Some(entry) if entry.lacks() == Some(descriptor.netns()) => {
+            Some(entry) if entry.missing_descriptor() == Some(descriptor.netns()) => {
                 entry.descriptor = Some(descriptor);
-                self.lacking.remove(sandbox);
+                self.missing_descriptors.remove(sandbox);
                 Changes::from([(entry.workload.uid.clone(), sandbox.clone())])
             }
             Some(_) | None => Changes::new(),
         }
     }
 
-    /// The workloads whose netns is known and whose descriptor is not held.
+    /// The workloads with a known netns and without a descriptor.
     pub fn missing(&self) -> impl Iterator<Item = (&SandboxRef, NetnsId)> {
-        let lacks = |sandbox| self.entries.get(sandbox)?.lacks().map(|it| (sandbox, it));
-        self.lacking.iter().filter_map(lacks)
+        let missing = |sandbox| {
+            self.entries
+                .get(sandbox)?
+                .missing_descriptor()
+                .map(|it| (sandbox, it))
+        };
+        self.missing_descriptors.iter().filter_map(missing)
     }
 
-    /// The workload of that sandbox.
     pub fn get(&self, sandbox: &SandboxRef) -> Option<&Entry> {
         self.entries.get(sandbox)
     }
 
-    /// What ztunnels are to be told of that pod.
+    /// The workload that ztunnels have to serve for this pod.
     pub fn current(&self, uid: &PodUid) -> Option<&Entry> {
         let sandboxes = self.by_uid.get(uid)?;
         let entries = sandboxes.iter().filter_map(|it| self.entries.get(it));
         entries.max_by_key(|entry| (entry.workload.revision, entry.arrival))
     }
 
-    /// The pods, in order.
+    /// The pods, ordered by UID.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
         self.by_uid.keys()
     }
 
-    /// The workloads, by sandbox.
+    /// The workloads, ordered by sandbox.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
     fn check_seeded(&self) -> Result<(), ChangeError> {
-        self.patience.map(|_| ()).ok_or(ChangeError::NotSeeded)
+        self.fetch_deadline
+            .map(|_| ())
+            .ok_or(ChangeError::NotSeeded)
     }
 
-    /// A word of the same revision is a repetition, not a later one.
-    fn check(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
+    /// An equal revision is a repetition, not an older change.
+    fn check_revision(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
         let entry = self.entries.get(sandbox);
         let known = entry
             .map(|entry| entry.workload.revision)
@@ -243,14 +243,14 @@ impl Desired {
         }
     }
 
-    fn put(
+    fn insert_entry(
         &mut self,
         workload: Workload,
         descriptor: Option<Descriptor>,
         since: Instant,
     ) -> Changes {
         let sandbox = workload.sandbox.clone();
-        let mut changes = self.take(&sandbox);
+        let mut changes = self.remove_entry(&sandbox);
         changes.insert(workload.uid.clone(), sandbox.clone());
         let sandboxes = self.by_uid.entry(workload.uid.clone()).or_default();
         sandboxes.insert(sandbox.clone());
@@ -261,18 +261,18 @@ impl Desired {
             arrival: self.arrivals,
             since,
         };
-        if entry.lacks().is_some() {
-            self.lacking.insert(sandbox.clone());
+        if entry.missing_descriptor().is_some() {
+            self.missing_descriptors.insert(sandbox.clone());
         }
         self.entries.insert(sandbox, entry);
         changes
     }
 
-    fn take(&mut self, sandbox: &SandboxRef) -> Changes {
+    fn remove_entry(&mut self, sandbox: &SandboxRef) -> Changes {
         let Some(entry) = self.entries.remove(sandbox) else {
             return Changes::new();
         };
-        self.lacking.remove(sandbox);
+        self.missing_descriptors.remove(sandbox);
         let uid = entry.workload.uid;
         if let Some(sandboxes) = self.by_uid.get_mut(&uid) {
             sandboxes.remove(sandbox);
@@ -285,7 +285,7 @@ impl Desired {
 }
 
 impl Entry {
-    fn lacks(&self) -> Option<NetnsId> {
+    fn missing_descriptor(&self) -> Option<NetnsId> {
         self.workload.netns.filter(|_| self.descriptor.is_none())
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a call, an enum per operation, and the one place that says how each looks on the wire.
+//! Errors of the RPCs, an enum for each operation, and their conversion to gRPC failures.
 
 use std::time::Duration;
 
@@ -7,91 +7,72 @@ use inpod_types::{Failure, Reason, with_causes};
 use tonic::Status;
 
 use crate::{
-    descriptors::FetchError, desired::ChangeError, sessions::SessionId, verdict::Unserved,
+    descriptors::FetchError, desired::ChangeError, outcome::Unserved, sessions::SessionId,
 };
 
-/// How soon a stock ztunnel is back: it waits at most 15 s between two attempts to connect.
-const RECONNECT: Duration = Duration::from_secs(15);
+/// A stock ztunnel waits at most 15 s between two attempts to connect.
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(15);
 
-/// The call means another run of the broker.
+/// The request is for another run of the broker.
 #[derive(Debug, thiserror::Error)]
-#[error("this run of the broker is {here}, not the one that is meant")]
+#[error("this run of the broker is {instance_id}, not the one in the request")]
 pub struct InstanceMismatch {
-    /// This run.
-    pub here: String,
+    pub instance_id: String,
 }
 
-/// Why the desired set was not replaced.
+/// The reason why the desired set was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
 }
 
-/// Why a workload was not added.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// A workload without a netns can be kept, not added.
+    /// A workload without a netns can be kept, but not added.
     #[error("workload.netns is required")]
     NoNetns,
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
-    /// The set is not known, or a later word is.
     #[error("cannot add the workload")]
     Change(#[from] ChangeError),
-    /// There is no descriptor to give to ztunnel.
     #[error("cannot add the workload")]
     Fetch(#[from] FetchError),
-    /// The caller's time was over before there was one.
     #[error(
         "cannot add the workload: netconfig did not hand over the descriptor in the caller's time"
     )]
     FetchLate,
-    /// No ztunnel serves it.
     #[error("cannot add the workload")]
     Unserved(#[from] Unserved),
 }
 
-/// Why a workload was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
-    /// The set is not known, or a later word is.
     #[error("cannot remove the workload")]
     Change(#[from] ChangeError),
 }
 
-/// Why it was not said which pods are ztunnels.
+/// The reason why the ztunnel pods were not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum SetZtunnelsError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
 }
 
-/// Why a session was not renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// There is none of that number.
     #[error("there is no session {0}")]
     Unknown(SessionId),
 }
@@ -142,7 +123,7 @@ impl From<AddError> for Failure {
             AddError::Request(invalid) => invalid.into(),
             AddError::NoNetns => Self::new(reason, message).at_field("workload.netns"),
             AddError::Unserved(Unserved::Lost { ago, .. }) => {
-                Self::new(reason, message).retry_after(RECONNECT.saturating_sub(ago))
+                Self::new(reason, message).retry_after(MAX_RECONNECT_DELAY.saturating_sub(ago))
             }
             AddError::Unserved(Unserved::Quarantined { retry_in, .. }) => {
                 Self::new(reason, message).retry_after(retry_in)
@@ -178,7 +159,7 @@ fn reason_of_change(error: &ChangeError) -> Reason {
     }
 }
 
-/// What the caller can mend by claiming anew passes through; the rest is trouble between two services.
+/// Passes on what the caller can repair by claiming the netns again. Everything else is a problem between two services.
 fn reason_of_fetch(error: &FetchError) -> Reason {
     match error {
         FetchError::Refused {
@@ -188,9 +169,9 @@ fn reason_of_fetch(error: &FetchError) -> Reason {
         FetchError::Refused { .. }
         | FetchError::Connect { .. }
         | FetchError::Exchange(_)
-        | FetchError::Slow
+        | FetchError::Timeout
         | FetchError::Malformed(_)
-        | FetchError::AnotherNetns { .. } => Reason::DescriptorUnavailable,
+        | FetchError::WrongNetns { .. } => Reason::DescriptorUnavailable,
     }
 }
 
@@ -207,7 +188,7 @@ fn reason_of_unserved(error: &Unserved) -> Reason {
     }
 }
 
-/// A failed operation as its caller sees it.
+/// Converts a failed operation to the status that its caller receives.
 pub(crate) fn into_status(error: impl Into<Failure>) -> Status {
     inpod_proto::into_status(&error.into())
 }
@@ -222,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_tells_what_was_attempted_and_the_whole_cause() {
+    fn the_message_contains_what_was_attempted_and_the_whole_cause() {
         let connect = FetchError::Connect {
             path: "/run/x".into(),
             source: std::io::ErrorKind::NotFound.into(),
@@ -245,14 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_ztunnel_says_since_when_why_and_when_to_come_back() {
+    fn a_lost_ztunnel_is_reported_with_since_when_why_and_when_to_retry() {
         let lost = Unserved::Lost {
             ago: Duration::from_secs(4),
-            why: "it hung up".into(),
+            why: "it closed the connection".into(),
         };
         let failure = Failure::from(AddError::from(lost));
-        let expected =
-            "cannot add the workload: ztunnel was lost 4 s ago (it hung up) and has not come back";
+        let expected = "cannot add the workload: ztunnel was lost 4 s ago (it closed the connection) and has not come back";
         assert_eq!(failure.message, expected);
         assert_eq!(failure.retry_after, Some(Duration::from_secs(11)));
     }

@@ -1,4 +1,4 @@
-//! Builders for the tests: every fact but the one under test has a default.
+//! Test builders with defaults for everything except the fact under test.
 
 use std::{fs::File, sync::LazyLock};
 
@@ -6,12 +6,10 @@ use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload, WorkloadInfo}
 
 use crate::descriptors::Descriptor;
 
-/// A pod's UID.
 pub(crate) fn uid(text: &str) -> PodUid {
     text.parse().unwrap()
 }
 
-/// The sandbox of that container.
 pub(crate) fn sandbox(container: &str) -> SandboxRef {
     SandboxRef {
         network_name: "net".parse().unwrap(),
@@ -20,7 +18,7 @@ pub(crate) fn sandbox(container: &str) -> SandboxRef {
     }
 }
 
-/// A pod of that name in the namespace `default`.
+/// Returns the info of a pod of that name in the namespace `default`.
 pub(crate) fn info(name: &str) -> WorkloadInfo {
     WorkloadInfo {
         name: name.parse().unwrap(),
@@ -29,7 +27,6 @@ pub(crate) fn info(name: &str) -> WorkloadInfo {
     }
 }
 
-/// A netns.
 pub(crate) fn netns(inode: u64) -> NetnsId {
     NetnsId {
         device: 4,
@@ -38,7 +35,7 @@ pub(crate) fn netns(inode: u64) -> NetnsId {
     }
 }
 
-/// A descriptor that stands for a netns.
+/// Returns a descriptor of /dev/null that stands for a netns.
 pub(crate) fn descriptor(inode: u64) -> Descriptor {
     static NULL: LazyLock<Descriptor> = LazyLock::new(|| {
         let null = File::open("/dev/null").unwrap();
@@ -47,7 +44,7 @@ pub(crate) fn descriptor(inode: u64) -> Descriptor {
     NULL.of(netns(inode))
 }
 
-/// A workload: its container, its pod's UID, its netns (0: not known) and its revision.
+/// Returns a workload by its container, pod UID, netns inode (0 if not known) and revision.
 pub(crate) fn workload(container: &str, pod: &str, inode: u64, revision: u64) -> Workload {
     Workload {
         sandbox: sandbox(container),

@@ -1,8 +1,9 @@
-//! The one place where calls and sessions meet: the ledger behind a lock that is held for moments, and what wakes whom.
+//! Connects RPCs and sessions: holds the state behind a lock that is never held across an await, and wakes
+//! whom a change concerns.
 
-mod report;
+mod queries;
 
-pub use report::{Listed, Status};
+pub use queries::{Listed, Status};
 
 use std::{
     collections::BTreeSet,
@@ -23,50 +24,48 @@ use crate::{
     descriptors::{Descriptor, Descriptors, FetchError},
     desired::ChangeError,
     error::AddError,
-    ledger::Ledger,
     message::Message,
     metrics::Metrics,
     nack::Nack,
     peer::Peer,
     pending::Ticket,
     session::{Answered, Session, SessionEnd, Stage},
+    session_view::{Event, SessionView},
     sessions::SessionId,
-    view::{Event, SessionView},
+    state::State,
 };
 
-/// How many changes a watcher may be behind. A node's pods times its ztunnels, with room.
-const BACKLOG: usize = 8192;
+/// The number of changes that a watcher may lag behind: more than a node's pods times its ztunnels.
+const MAX_WATCHER_LAG: usize = 8192;
 
-/// How many descriptors are fetched at once, and how soon again those that could not be.
-const FETCHES: usize = 8;
-const FETCH_AGAIN: Duration = Duration::from_secs(1);
+const MAX_CONCURRENT_FETCHES: usize = 8;
+const FETCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The condition that holds readiness up: until then ztunnels are told nothing.
+/// The readiness condition that is met once the desired set is known. Nothing is sent to ztunnels before.
 const SEEDED: &str = "desired-set";
 
-/// The condition that tells whether a ztunnel is in step.
+/// The condition that is met while a ztunnel is in sync.
 const ZTUNNEL: &str = "ztunnel";
 const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
 
-/// The broker's state, shared by its calls and sessions.
 #[derive(Debug)]
 pub struct Hub {
-    ledger: Mutex<Ledger>,
+    state: Mutex<State>,
     descriptors: Descriptors,
     changed: watch::Sender<()>,
-    /// Descriptors may be missing: after a new set, and where an undo put something back.
+    /// Notified when descriptors may be missing: after a new set, and after a failed add restored a workload.
     missing: Notify,
-    /// Shared, as the backlog is laid out in full at the start: a place of it is to be small.
+    /// `Arc`, because the channel allocates all its slots in advance.
     events: broadcast::Sender<Arc<Event>>,
     metrics: Metrics,
     conditions: Readiness,
-    /// The pods that are ztunnels; `None` before anybody said so.
+    /// The pods that are ztunnels; `None` until pod-events has reported them.
     ztunnels: watch::Sender<Option<BTreeSet<PodUid>>>,
 }
 
 impl Hub {
-    /// A broker that knows nothing yet. A session that is silent for `ack_timeout` is closed. How things stand is told in
-    /// `conditions`.
+    /// Creates a broker without a desired set. Sessions that are silent for `ack_timeout` are closed. `conditions`
+    /// receives the state of readiness.
     pub fn new(
         descriptors: Descriptors,
         ack_timeout: Duration,
@@ -75,118 +74,113 @@ impl Hub {
         conditions.require(SEEDED, "pod-events has not sent the desired set");
         conditions.set(ZTUNNEL, Err(NO_ZTUNNEL.to_owned()));
         Arc::new(Self {
-            ledger: Mutex::new(Ledger::new(ack_timeout)),
+            state: Mutex::new(State::new(ack_timeout)),
             descriptors,
             changed: watch::Sender::new(()),
             missing: Notify::new(),
-            events: broadcast::Sender::new(BACKLOG),
+            events: broadcast::Sender::new(MAX_WATCHER_LAG),
             metrics: Metrics::default(),
             conditions,
             ztunnels: watch::Sender::new(None),
         })
     }
 
-    /// What is counted.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Replaces the desired set; returns when it is stored.
+    /// Replaces the desired set and returns once it is stored.
     pub fn set(&self, revision: Revision, all: Vec<Workload>) {
-        self.change(|ledger, now| ledger.set(revision, all, now));
+        self.update(|state, now| state.set(revision, all, now));
         self.conditions.set(SEEDED, Ok(()));
         self.missing.notify_one();
     }
 
-    /// Adds a workload and waits for the first acknowledgement, until `until` at the latest. If there is none, or the
-    /// future is dropped, the desired set is as before.
-    ///
-    /// # Errors
-    ///
-    /// See [`AddError`].
+    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. If there is none, or if the
+    /// future is dropped, the desired set is restored.
     pub async fn add(
         self: &Arc<Self>,
         workload: Workload,
-        until: Instant,
+        deadline: Instant,
     ) -> Result<SessionId, AddError> {
-        let descriptor = self.descriptor_of(&workload, until).await?;
-        let ticket = self.change(|ledger, now| ledger.add(workload, descriptor, now))?;
+        let descriptor = self.descriptor_of(&workload, deadline).await?;
+        let ticket = self.update(|state, now| state.add(workload, descriptor, now))?;
         let mut waiter = Waiter {
             hub: Arc::clone(self),
             ticket: Some(ticket.clone()),
         };
-        let mut verdict = ticket.verdict.clone();
-        // Whether it is decided or the time is over, the ledger knows.
-        drop(timeout_at(until, verdict.wait_for(Option::is_some)).await);
+        let mut outcome = ticket.outcome.clone();
+        // Decided or timed out: `finish_add` finds out which.
+        drop(timeout_at(deadline, outcome.wait_for(Option::is_some)).await);
         waiter.ticket = None;
-        let verdict = self.change(|ledger, now| ledger.conclude(&ticket, now));
+        let outcome = self.update(|state, now| state.finish_add(&ticket, now));
         self.missing.notify_one();
-        Ok(verdict?)
+        Ok(outcome?)
     }
 
     async fn descriptor_of(
         &self,
         workload: &Workload,
-        until: Instant,
+        deadline: Instant,
     ) -> Result<Descriptor, AddError> {
         let Some(netns) = workload.netns else {
             return Err(AddError::NoNetns);
         };
         let held = {
-            let ledger = self.lock();
-            ledger.check_running()?;
-            ledger.desired().admit(workload)?;
-            let entry = ledger.desired().get(&workload.sandbox);
+            let state = self.lock();
+            state.check_running()?;
+            state.desired().check_add(workload)?;
+            let entry = state.desired().get(&workload.sandbox);
             entry.and_then(|entry| entry.descriptor().cloned())
         };
         if let Some(held) = held.filter(|held| held.netns() == netns) {
             return Ok(held);
         }
-        let fetched = timeout_at(until, self.descriptors.fetch(&workload.sandbox, netns)).await;
+        let fetched = timeout_at(deadline, self.descriptors.fetch(&workload.sandbox, netns)).await;
         Ok(fetched.map_err(|_| AddError::FetchLate)??)
     }
 
-    /// Removes a workload; returns when its descriptor is closed.
+    /// Removes a workload and returns once its descriptor is closed.
     ///
     /// # Errors
     ///
-    /// When the desired set is not known yet, or a later word is.
+    /// If the desired set is not known yet, or a newer revision is.
     pub fn remove(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
-        self.change(|ledger, now| ledger.remove(sandbox, revision, now))
+        self.update(|state, now| state.remove(sandbox, revision, now))
     }
 
-    /// Says which pods are ztunnels, in place of what was said before.
+    /// Replaces the set of pods that are ztunnels.
     pub fn set_ztunnels(&self, pods: BTreeSet<PodUid>) {
         self.ztunnels.send_replace(Some(pods));
     }
 
-    /// The pods that are ztunnels; `None` before anybody said so.
+    /// The pods that are ztunnels; `None` until pod-events has reported them.
     pub fn ztunnels(&self) -> watch::Receiver<Option<BTreeSet<PodUid>>> {
         self.ztunnels.subscribe()
     }
 
-    /// Closes a session, so that its ztunnel connects again; it as it was. `None` when there is no such session.
+    /// Closes a session, so that its ztunnel connects again, and returns its view. Returns `None` if there
+    /// is no such session.
     pub fn renew(&self, id: SessionId) -> Option<SessionView> {
-        self.change(|ledger, _| ledger.renew(id))
+        self.update(|state, _| state.renew(id))
     }
 
-    /// From here on nobody is told anything, and nobody waits.
+    /// Stops sending messages and ends all waits.
     pub fn stop(&self) {
-        self.change(|ledger, _| ledger.stop());
+        self.update(|state, _| state.stop());
     }
 
-    /// Fetches the descriptors that are missing, for ever.
     pub async fn fetch_missing(&self) -> Infallible {
         let mut reported = 0;
         loop {
             let failed = self.fetch_round().await;
-            // Once per change of the number: a netconfig that is away must not fill the log.
+            // Only when the number changes: an unavailable netconfig must not fill the log.
             if let Some((sandbox, error)) = failed.first().filter(|_| failed.len() != reported) {
                 let (missing, error) = (failed.len(), with_causes(error));
                 tracing::warn!(missing, %sandbox, error, "Descriptors are missing");
             }
             reported = failed.len();
-            let again = tokio::time::timeout(FETCH_AGAIN, self.missing.notified());
+            let again = tokio::time::timeout(FETCH_RETRY_INTERVAL, self.missing.notified());
             if reported == 0 {
                 self.missing.notified().await;
             } else if again.await.is_err() {
@@ -197,13 +191,13 @@ impl Hub {
 
     async fn fetch_round(&self) -> Vec<(SandboxRef, FetchError)> {
         let missing: Vec<_> = {
-            let ledger = self.lock();
-            let missing = ledger.desired().missing();
+            let state = self.lock();
+            let missing = state.desired().missing();
             missing.map(|(it, netns)| (it.clone(), netns)).collect()
         };
         futures_util::stream::iter(missing)
             .map(|(sandbox, netns)| self.fetch(sandbox, netns))
-            .buffer_unordered(FETCHES)
+            .buffer_unordered(MAX_CONCURRENT_FETCHES)
             .filter_map(|fetched| std::future::ready(fetched.err()))
             .collect()
             .await
@@ -216,28 +210,28 @@ impl Hub {
     ) -> Result<(), (SandboxRef, FetchError)> {
         match self.descriptors.fetch(&sandbox, netns).await {
             Ok(it) => {
-                self.change(|ledger, now| ledger.store(&sandbox, it, now));
+                self.update(|state, now| state.store(&sandbox, it, now));
                 Ok(())
             }
             Err(error) => Err((sandbox, error)),
         }
     }
 
-    /// Tells a session of every change that may concern it.
+    /// Returns a receiver that is notified of every change that may concern a session.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
     pub(crate) fn connect(&self, peer: Peer) -> SessionId {
-        self.with(|ledger, now| ledger.connect(peer, now))
+        self.with_state(|state, now| state.connect(peer, now))
     }
 
     pub(crate) fn hello(&self, id: SessionId) {
-        self.with(|ledger, now| ledger.hello(id, now));
+        self.with_state(|state, now| state.hello(id, now));
     }
 
     pub(crate) fn next(&self, id: SessionId) -> Option<Message> {
-        self.with(|ledger, now| ledger.next(id, now))
+        self.with_state(|state, now| state.next(id, now))
     }
 
     pub(crate) fn ack(
@@ -245,9 +239,9 @@ impl Hub {
         id: SessionId,
         answer: Result<(), Nack>,
     ) -> Result<Answered, SessionEnd> {
-        let (answered, cleared) = self.with(|ledger, now| {
-            let answered = ledger.ack(id, answer, now);
-            (answered, ledger.take_cleared())
+        let (answered, cleared) = self.with_state(|state, now| {
+            let answered = state.ack(id, answer, now);
+            (answered, state.take_cleared())
         });
         if cleared {
             self.changed.send_replace(());
@@ -255,56 +249,55 @@ impl Hub {
         answered
     }
 
-    pub(crate) fn unsent(&self, id: SessionId) {
-        self.lock().unsent(id);
+    pub(crate) fn on_send_failed(&self, id: SessionId) {
+        self.lock().on_send_failed(id);
     }
 
     pub(crate) fn wake_at(&self, id: SessionId) -> Option<Instant> {
         self.lock().wake_at(id).map(Instant::from_std)
     }
 
-    pub(crate) fn on_time(&self, id: SessionId) -> Result<(), SessionEnd> {
-        self.lock().on_time(id, Instant::now().into_std())
+    pub(crate) fn check_deadline(&self, id: SessionId) -> Result<(), SessionEnd> {
+        self.lock().check_deadline(id, Instant::now().into_std())
     }
 
     pub(crate) fn disconnect(&self, id: SessionId, why: &str) {
-        self.with(|ledger, now| ledger.disconnect(id, why, now));
+        self.with_state(|state, now| state.disconnect(id, why, now));
     }
 
-    /// Changes what is desired, and wakes the sessions.
-    fn change<T>(&self, act: impl FnOnce(&mut Ledger, std::time::Instant) -> T) -> T {
-        let result = self.with(act);
+    fn update<T>(&self, act: impl FnOnce(&mut State, std::time::Instant) -> T) -> T {
+        let result = self.with_state(act);
         self.changed.send_replace(());
         result
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Ledger, std::time::Instant) -> T) -> T {
-        let mut ledger = self.lock();
-        let result = act(&mut ledger, Instant::now().into_std());
-        for event in ledger.take_events() {
+    fn with_state<T>(&self, act: impl FnOnce(&mut State, std::time::Instant) -> T) -> T {
+        let mut state = self.lock();
+        let result = act(&mut state, Instant::now().into_std());
+        for event in state.take_events() {
             if let Event::Session(_) = event {
-                self.conditions.set(ZTUNNEL, ztunnel(&ledger));
+                self.conditions.set(ZTUNNEL, ztunnel_condition(&state));
             }
-            // Nobody watching is no error.
+            // Having no watcher is no error.
             self.events.send(Arc::new(event)).unwrap_or_default();
         }
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn ztunnel(ledger: &Ledger) -> Result<(), String> {
+fn ztunnel_condition(state: &State) -> Result<(), String> {
     let live = |(_, session): (_, &Session)| session.stage() == Stage::Live;
-    if ledger.sessions().greeted().any(live) {
+    if state.sessions().greeted().any(live) {
         return Ok(());
     }
     Err(NO_ZTUNNEL.to_owned())
 }
 
-/// One who waits for an add. Dropped before it is concluded, its caller has gone.
+/// A caller that waits for an add. If it is dropped with its ticket, the caller has gone.
 struct Waiter {
     hub: Arc<Hub>,
     ticket: Option<Ticket>,
@@ -313,7 +306,8 @@ struct Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.hub.change(|ledger, now| ledger.abandon(&ticket, now));
+            self.hub
+                .update(|state, now| state.abandon_add(&ticket, now));
             self.hub.missing.notify_one();
         }
     }

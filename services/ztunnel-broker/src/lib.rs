@@ -1,36 +1,36 @@
-//! Gives each pod's network namespace to the node's ztunnel over ZDS.
+//! Hands each pod's network namespace to the node's ztunnel over ZDS.
 //!
-//! The broker holds the desired set in memory and keeps every connected ztunnel in step with it; it keeps nothing on
-//! disk, opens no path and decides nothing about pods. [`session`] is what a ztunnel is told, [`desired`] what it is
-//! measured against, [`ledger`] both together, all without I/O; [`hub`] shares it, [`zds`] and [`server`] are the two
-//! sockets.
+//! The broker holds the desired set in memory and keeps every connected ztunnel in sync with it. It stores nothing on
+//! disk, opens no path and makes no decisions about pods. [`session`] is one ztunnel's protocol state, [`desired`] the
+//! set it is compared with and [`state`] both together, all without I/O; [`hub`] shares them between tasks, and [`zds`]
+//! and [`server`] serve the two sockets.
 
+mod admission;
 pub mod capabilities;
 pub mod config;
+pub mod connection_limit;
 pub mod descriptors;
 pub mod desired;
-mod door;
 pub mod error;
+pub mod host_pid;
 pub mod hub;
-pub mod ledger;
+pub mod log_throttle;
 pub mod message;
 pub mod metrics;
 pub mod nack;
-pub mod pace;
+pub mod next_message;
+pub mod outcome;
 pub mod peer;
 pub mod pending;
-pub mod places;
+pub mod quarantine;
 pub mod queue;
-pub mod refusals;
+pub mod rate_limit;
 pub mod server;
 pub mod session;
+pub mod session_view;
 pub mod sessions;
-pub mod sight;
-pub mod step;
-pub mod suspects;
+pub mod state;
 pub mod tombstone;
-pub mod verdict;
-pub mod view;
 pub mod watch;
 pub mod zds;
 
@@ -46,23 +46,22 @@ use nix::sys::socket::SockType;
 
 use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler, zds::Listener};
 
-/// What this service is.
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "ztunnel-broker",
-    about: "Gives each pod's network namespace to the node's ztunnel over ZDS",
+    about: "Hands each pod's network namespace to the node's ztunnel over ZDS",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
 
-/// Serves callers and ztunnels until the process is to stop.
+/// Serves callers and ztunnels until shutdown.
 ///
 /// # Errors
 ///
-/// When a socket cannot be had, or nobody who connects could be proven.
+/// If a socket cannot be created, or if the settings require the PIDs of peers and this process cannot see them.
 pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     let policy = config.policy();
-    if policy.looks_at_pids() {
-        sight::check()?;
+    if policy.needs_host_pid() {
+        host_pid::check()?;
     }
     let descriptors = Descriptors::new(daemon.directory("netns").join("netns.sock"));
     let hub = Hub::new(
@@ -90,12 +89,12 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
             never = hub.fetch_missing() => match never {},
             () = daemon.shutdown().requested() => {}
         }
-        // Ztunnels go on with what they have; those who wait are answered, so that the drain is short.
+        // Ztunnels keep serving their pods. Waiting callers are answered so that the drain is short.
         hub.stop();
         Ok(())
     };
     tokio::try_join!(server.serve(), ztunnels)?;
-    // Where there is no pod, nothing here is of use to a successor.
+    // Without pods, a successor needs neither the socket nor the recorded state.
     if hub.is_seeded() && hub.desired() == 0 {
         daemon.forget(true);
         uds::remove(&config.zds_socket, SockType::SeqPacket)?;

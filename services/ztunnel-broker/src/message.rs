@@ -1,6 +1,6 @@
-//! What may be said to a ztunnel. Whatever stock ztunnel would exit or hang up on cannot be built: an Add without its
-//! info, a number of descriptors other than one on an Add and none elsewhere, and, without a [`Snapshot`] in hand, a
-//! Keep or a SnapshotSent.
+//! Requests to ztunnel. What stock ztunnel would exit or disconnect on cannot be constructed: an Add without
+//! workload info, a number of descriptors other than one on an Add and zero elsewhere, and a Keep or SnapshotSent
+//! without an open [`Snapshot`].
 
 use inpod_proto::zds::{self, workload_request::Payload};
 use inpod_types::{PodUid, WorkloadInfo};
@@ -8,10 +8,9 @@ use prost::Message as _;
 
 use crate::descriptors::Descriptor;
 
-/// The largest packet that stock ztunnel reads whole.
-pub const LONGEST: usize = 1024;
+/// The largest packet that stock ztunnel reads completely.
+pub const MAX_PACKET_BYTES: usize = 1024;
 
-/// One packet for a ztunnel.
 #[derive(Clone, Debug)]
 pub struct Message(Body);
 
@@ -28,7 +27,7 @@ enum Body {
 }
 
 impl Message {
-    /// Serve this pod, whose netns is this one.
+    /// Creates the request to serve a pod in the network namespace of `descriptor`.
     pub fn add(uid: PodUid, info: WorkloadInfo, descriptor: Descriptor) -> Self {
         Self(Body::Add {
             uid,
@@ -37,12 +36,11 @@ impl Message {
         })
     }
 
-    /// Stop serving this pod.
     pub fn del(uid: PodUid) -> Self {
         Self(Body::Del(uid))
     }
 
-    /// The one descriptor that travels beside an Add.
+    /// The descriptor that is sent along with an Add.
     pub fn descriptor(&self) -> Option<&Descriptor> {
         match &self.0 {
             Body::Add { descriptor, .. } => Some(descriptor),
@@ -50,7 +48,7 @@ impl Message {
         }
     }
 
-    /// The pod that is meant; `None` for the end of the snapshot.
+    /// The pod; `None` for SnapshotSent.
     pub fn uid(&self) -> Option<&PodUid> {
         match &self.0 {
             Body::Add { uid, .. } | Body::Keep(uid) | Body::Del(uid) => Some(uid),
@@ -58,7 +56,6 @@ impl Message {
         }
     }
 
-    /// Who the pod is, on an Add.
     pub fn info(&self) -> Option<&WorkloadInfo> {
         match &self.0 {
             Body::Add { info, .. } => Some(info),
@@ -66,7 +63,7 @@ impl Message {
         }
     }
 
-    /// The verb, for people.
+    /// The name of the request, for logs and metrics.
     pub fn verb(&self) -> &'static str {
         match &self.0 {
             Body::Add { .. } => "add",
@@ -76,7 +73,7 @@ impl Message {
         }
     }
 
-    /// The bytes of the packet: never none, never more than [`LONGEST`].
+    /// Encodes the packet, which has between 1 and [`MAX_PACKET_BYTES`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let payload = match &self.0 {
             Body::Add { uid, info, .. } => Payload::Add(zds::AddWorkload {
@@ -106,22 +103,22 @@ fn wire(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// A snapshot that has not been ended: the right to Keep. Ending it spends it, so that it ends once.
+/// An open snapshot: only while it is open may a Keep be sent. [`Self::end`] consumes it, so that it ends once.
 #[derive(Debug)]
 pub struct Snapshot(());
 
 impl Snapshot {
-    /// A connection's one snapshot.
+    /// Opens the snapshot of a connection.
     pub(crate) fn open() -> Self {
         Self(())
     }
 
-    /// Go on serving this pod, if you do.
+    /// Creates the request to keep serving a pod if ztunnel already serves it.
     pub fn keep(&self, uid: PodUid) -> Message {
         Message(Body::Keep(uid))
     }
 
-    /// Everything has been named: stop the rest.
+    /// Ends the snapshot: ztunnel stops every pod that was not named.
     pub fn end(self) -> Message {
         Message(Body::SnapshotSent)
     }
@@ -132,7 +129,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    /// The bytes that stock ztunnel was seen to accept (shared/reference/ztunnel-zds.md, 3.1).
+    /// Bytes that stock ztunnel accepts (services/docs/facts/ztunnel.md, 3.1).
     #[test]
     fn messages_have_the_bytes_that_stock_ztunnel_accepts() {
         let info = fixture::info("client");
@@ -172,7 +169,11 @@ mod tests {
         let uid = fixture::uid(&"u".repeat(128));
         assert!("u".repeat(129).parse::<PodUid>().is_err());
         let add = Message::add(uid, info, fixture::descriptor(1));
-        assert!(add.encode().len() <= LONGEST, "{}", add.encode().len());
+        assert!(
+            add.encode().len() <= MAX_PACKET_BYTES,
+            "{}",
+            add.encode().len()
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the broker counts.
+//! Metrics of the broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,12 @@ use crate::{
     hub::Hub,
     nack::{Nack, NackKind},
     session::Stage,
-    view::Progress,
+    session_view::Progress,
 };
 
 type ByVerbAndResult = [(&'static str, &'static str); 2];
 type ByKind = [(&'static str, &'static str); 1];
 
-/// What ztunnels answered.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     answers: Family<ByVerbAndResult, Counter>,
@@ -39,12 +38,10 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A connection to ZDS was sent away.
     pub(crate) fn refused(&self) {
         self.refused.inc();
     }
 
-    /// A ztunnel has answered a message.
     pub(crate) fn answered(&self, verb: &'static str, nack: Option<&Nack>, wait: Duration) {
         let result = if nack.is_none() { "ack" } else { "nack" };
         let labels = [("verb", verb), ("result", result)];
@@ -66,26 +63,25 @@ fn kind(kind: NackKind) -> &'static str {
     }
 }
 
-/// Declares the broker's metrics.
 pub(crate) fn register(registry: &mut Registry, hub: &Arc<Hub>) {
     let metrics = hub.metrics().clone();
-    let help = "Connections to ZDS that were sent away";
+    let help = "Connections to the ZDS socket that were refused";
     registry.register("refused_ztunnels", help, metrics.refused);
     let help = "Messages that ztunnels answered, by verb and result";
     registry.register("answers", help, metrics.answers);
-    let help = "Refusals of ztunnels, by kind";
+    let help = "Negative acknowledgements from ztunnels, by kind";
     registry.register("refusals", help, metrics.refusals);
-    let help = "From a message to ztunnel to its answer";
+    let help = "Time from a message to ztunnel until its answer";
     registry.register_with_unit("answer_wait", help, Unit::Seconds, metrics.waits);
     watch_sessions(registry, hub);
     watch_workloads(registry, hub);
 }
 
 fn watch_sessions(registry: &mut Registry, hub: &Arc<Hub>) {
-    let help = "Connected ztunnels, by how far they are";
+    let help = "Connected ztunnels, by phase";
     let read = reading(hub, |hub| sessions(&hub.stages()));
     registry.register_collector(Watched::by("phase", "sessions", help, read));
-    let help = "Pods that ztunnels are still to be looked at for, over all sessions";
+    let help = "Pods that wait in the queues of all sessions";
     let read = reading(hub, |hub| number(hub.queued()));
     registry.register_collector(Watched::one("queue_depth", help, read));
 }
@@ -94,10 +90,10 @@ fn watch_workloads(registry: &mut Registry, hub: &Arc<Hub>) {
     let help = "Workloads that ztunnels are to serve";
     let read = reading(hub, |hub| number(hub.desired()));
     registry.register_collector(Watched::one("desired_workloads", help, read));
-    let help = "Whether pod-events has sent the desired set; ztunnels are told nothing before";
+    let help = "Whether pod-events has sent the desired set; nothing is sent to ztunnels before";
     let read = reading(hub, |hub| u64::from(hub.is_seeded()));
     registry.register_collector(Watched::one("seeded", help, read));
-    let help = "Workloads in connected ztunnels, by how far they are";
+    let help = "Workloads in connected ztunnels, by phase";
     let read = reading(hub, |hub| workloads(&hub.progress()));
     registry.register_collector(Watched::by("phase", "workloads", help, read));
     let help = "Descriptors of network namespaces that are open";
@@ -140,13 +136,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_phase_is_told_also_where_no_ztunnel_is_in_it() {
+    fn every_phase_is_counted_even_if_no_ztunnel_is_in_it() {
         let found = sessions(&[Stage::Live, Stage::Live, Stage::Connected]);
         assert_eq!(found, [("connected", 1), ("snapshot", 0), ("live", 2)]);
     }
 
     #[test]
-    fn every_phase_of_a_workload_is_told_also_where_none_is_in_it() {
+    fn every_phase_of_a_workload_is_counted_even_if_none_is_in_it() {
         let found = workloads(&[Progress::Added, Progress::Added, Progress::Quarantined]);
         let names = found.map(|(name, _)| name);
         assert_eq!(names.len(), 6);

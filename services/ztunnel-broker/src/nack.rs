@@ -1,32 +1,29 @@
-//! What a ztunnel answers when it did not do what it was told.
+//! Negative acknowledgements of ztunnel.
 
-/// The longest excerpt of a ztunnel's words that is kept.
-const LONGEST: usize = 512;
+/// The maximum length of an error message that is kept.
+const MAX_MESSAGE_BYTES: usize = 512;
 
-/// Which kind of trouble a ztunnel reports, by the prefix that stock ztunnel gives its words.
+/// The kind of an error, by the prefix that stock ztunnel gives its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NackKind {
     /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries.
     StartFailure,
-    /// The packet could not be read. Stock ztunnel hangs up and reconnects.
+    /// The packet could not be read. Stock ztunnel closes the connection and reconnects.
     ReadError,
     /// The message was not allowed. Stock ztunnel exits.
     ProtocolError,
-    /// Words of no known kind.
     Other,
 }
 
-/// A negative acknowledgement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nack {
-    /// What it is about.
     pub kind: NackKind,
-    /// ztunnel's words, cut to 512 bytes.
-    pub words: String,
+    /// ztunnel's error message, truncated to 512 bytes.
+    pub message: String,
 }
 
 impl NackKind {
-    /// Whether stock ztunnel hangs up or exits after it has said so.
+    /// Returns whether stock ztunnel closes the connection or exits afterwards.
     pub fn ends_session(self) -> bool {
         match self {
             Self::ReadError | Self::ProtocolError => true,
@@ -36,15 +33,15 @@ impl NackKind {
 }
 
 impl Nack {
-    /// Reads an acknowledgement's error; an empty one is no error.
+    /// Parses the error of an acknowledgement; an empty one means success.
     pub fn parse(error: &str) -> Result<(), Self> {
         if error.is_empty() {
             return Ok(());
         }
-        let words = error.get(..error.floor_char_boundary(LONGEST));
+        let message = error.get(..error.floor_char_boundary(MAX_MESSAGE_BYTES));
         Err(Self {
             kind: kind_of(error),
-            words: words.unwrap_or_default().to_owned(),
+            message: message.unwrap_or_default().to_owned(),
         })
     }
 }
@@ -69,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn stock_ztunnels_prefixes_tell_the_kind() {
+    fn stock_ztunnels_prefixes_determine_the_kind() {
         let table = [
             ("failure to start proxy : Bind(..)", NackKind::StartFailure),
             (
@@ -82,16 +79,16 @@ mod tests {
             ),
             ("out of cheese", NackKind::Other),
         ];
-        for (words, kind) in table {
-            assert_eq!(Nack::parse(words).unwrap_err().kind, kind, "{words}");
+        for (message, kind) in table {
+            assert_eq!(Nack::parse(message).unwrap_err().kind, kind, "{message}");
         }
     }
 
     #[test]
-    fn long_words_are_cut_between_characters() {
+    fn long_messages_are_cut_between_characters() {
         let nack = Nack::parse(&"ü".repeat(1000)).unwrap_err();
-        assert_eq!(nack.words, "ü".repeat(256));
+        assert_eq!(nack.message, "ü".repeat(256));
         let odd = Nack::parse(&format!("x{}", "ü".repeat(1000))).unwrap_err();
-        assert_eq!(odd.words.len(), 511);
+        assert_eq!(odd.message.len(), 511);
     }
 }

@@ -1,8 +1,8 @@
-//! Who may connect to ZDS.
+//! Authentication of the processes that connect to the ZDS socket.
 //!
-//! Whoever is admitted is given every pod's network, so a root process that sees the socket is not enough: its cgroup
-//! must name a pod that pod-events says is a ztunnel, and it may do exactly what a ztunnel may. What is looked at is
-//! the process that connected, through its pidfd.
+//! An admitted process receives every pod's network namespace, so it is not enough that a process of root can open the
+//! socket: its cgroup must name a pod that pod-events reports as a ztunnel, and its capabilities must be exactly those
+//! of a ztunnel. The connecting process is inspected through its pidfd.
 
 use std::{collections::BTreeSet, io};
 
@@ -14,37 +14,35 @@ use inpod_types::{
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio_seqpacket::UnixSeqpacket;
 
-use crate::capabilities::{Capabilities, Demand};
+use crate::capabilities::{Capabilities, RequiredCapabilities};
 
-/// A process that may be given descriptors.
+/// A process that may receive descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its pid as the broker sees it; 0 when it is not visible from here.
+    /// The PID as the broker sees it; 0 if it is not visible.
     pub pid: i32,
-    /// Its cgroup when it connected; `None` where that is not looked at.
+    /// The cgroup at the time of the connection; `None` if the policy does not check it.
     pub cgroup: Option<String>,
-    /// The pod that its cgroup names.
+    /// The pod that the cgroup names.
     pub pod_uid: Option<PodUid>,
 }
 
-/// Which ztunnel a process is: its pod's, or itself where no pod is seen.
+/// The identity of a ztunnel: its pod, or its process if the pod is not known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ztunnel {
-    /// The container may start anew in it.
+    /// Stays the same if the container restarts.
     Pod(PodUid),
-    /// By its pid.
     Process(i32),
 }
 
 impl Peer {
-    /// Which ztunnel it is.
     pub fn ztunnel(&self) -> Ztunnel {
         let process = Ztunnel::Process(self.pid);
         self.pod_uid.clone().map_or(process, Ztunnel::Pod)
     }
 
-    /// A process of which no more is known.
-    pub fn of_pid(pid: i32) -> Self {
+    /// Creates a peer of which only the PID is known.
+    pub fn from_pid(pid: i32) -> Self {
         Self {
             pid,
             cgroup: None,
@@ -53,102 +51,68 @@ impl Peer {
     }
 }
 
-/// Why a connection is not served.
 #[derive(Debug, thiserror::Error)]
-pub enum Impostor {
-    /// The kernel does not say who it is.
-    #[error("cannot see who connected")]
-    Unseen(#[source] io::Error),
-    /// Another user.
+pub enum AdmissionError {
+    #[error("cannot read the peer's credentials")]
+    Credentials(#[source] io::Error),
     #[error("process {pid} has uid {uid}, not ours")]
-    Uid {
-        /// Its pid.
-        pid: i32,
-        /// Its uid.
-        uid: u32,
-    },
-    /// It cannot be looked at. It may have ended, and what its pid shows be another process.
-    #[error("cannot look at process {pid}")]
-    Process {
-        /// The pid that it connected with.
-        pid: i32,
-        /// The cause.
-        source: Refused,
-    },
-    /// It is not where a ztunnel has to be.
+    Uid { pid: i32, uid: u32 },
+    /// The process may have ended, and its PID may have been reused.
+    #[error("cannot inspect process {pid}")]
+    Process { pid: i32, source: Refused },
     #[error("process {pid} in {cgroup} is not at {root} or below")]
-    Elsewhere {
-        /// Its pid.
+    WrongCgroup {
         pid: i32,
-        /// Its cgroup.
         cgroup: String,
-        /// Where it has to be.
+        /// The cgroup that the setting requires.
         root: String,
     },
-    /// It is in no pod, or it cannot be told in which.
+    /// The cgroup names no pod, or no single one.
     #[error("process {pid} in {cgroup} is in no pod's container")]
-    NoPod {
-        /// Its pid.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: String,
-    },
-    /// It may do more or less than a ztunnel.
-    #[error("process {pid} in {cgroup} has not the capabilities of a ztunnel: it {difference}")]
+    NoPod { pid: i32, cgroup: String },
+    /// The process has more or fewer capabilities than a ztunnel.
+    #[error(
+        "process {pid} in {cgroup} does not have the capabilities of a ztunnel: it {difference}"
+    )]
     Capabilities {
-        /// Its pid.
         pid: i32,
-        /// Its cgroup.
         cgroup: String,
-        /// What it has too many or too few.
         difference: String,
     },
-    /// Its pod is none of those that are ztunnels.
-    #[error("process {pid} in {cgroup} is in a pod that is no ztunnel of this node")]
-    OtherPod {
-        /// Its pid.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: String,
-    },
-    /// Nobody has said which pods are ztunnels.
-    #[error("process {pid} in {cgroup} may be a ztunnel: pod-events has not said which pods are")]
-    Unsaid {
-        /// Its pid.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: String,
-    },
-    /// There are as many as there may be.
+    #[error("process {pid} in {cgroup} is in a pod that is not a ztunnel of this node")]
+    NotZtunnel { pid: i32, cgroup: String },
+    #[error(
+        "process {pid} in {cgroup} may be a ztunnel: pod-events has not reported this node's ztunnel pods yet"
+    )]
+    ZtunnelsUnknown { pid: i32, cgroup: String },
     #[error("process {pid}{}: too many connections", .cgroup.as_ref().map(|it| format!(" in {it}")).unwrap_or_default())]
-    TooMany {
-        /// Its pid.
+    TooManyConnections {
         pid: i32,
-        /// Its cgroup, where that is looked at.
+        /// `None` if the policy does not check it.
         cgroup: Option<String>,
     },
 }
 
-impl Impostor {
-    /// Whether another word of pod-events would make it welcome.
-    pub fn may_be_welcome_later(&self) -> bool {
-        matches!(self, Self::OtherPod { .. } | Self::Unsaid { .. })
+impl AdmissionError {
+    /// Returns whether the peer would be admitted if pod-events reported its pod as a ztunnel.
+    pub fn may_be_admitted_later(&self) -> bool {
+        matches!(self, Self::NotZtunnel { .. } | Self::ZtunnelsUnknown { .. })
     }
 
-    /// Where it is, or what else tells it from others.
-    pub fn whence(&self) -> String {
+    /// The cgroup, or whatever else identifies the peer.
+    pub fn origin(&self) -> String {
         match self {
-            Self::Unseen(_) => String::new(),
+            Self::Credentials(_) => String::new(),
             Self::Uid { uid, .. } => format!("uid {uid}"),
-            Self::Process { pid, .. } | Self::TooMany { pid, cgroup: None } => {
+            Self::Process { pid, .. } | Self::TooManyConnections { pid, cgroup: None } => {
                 format!("process {pid}")
             }
-            Self::Elsewhere { cgroup, .. }
+            Self::WrongCgroup { cgroup, .. }
             | Self::NoPod { cgroup, .. }
             | Self::Capabilities { cgroup, .. }
-            | Self::OtherPod { cgroup, .. }
-            | Self::Unsaid { cgroup, .. }
-            | Self::TooMany {
+            | Self::NotZtunnel { cgroup, .. }
+            | Self::ZtunnelsUnknown { cgroup, .. }
+            | Self::TooManyConnections {
                 cgroup: Some(cgroup),
                 ..
             } => cgroup.clone(),
@@ -156,25 +120,25 @@ impl Impostor {
     }
 }
 
-/// What a process must be to be a ztunnel.
+/// The requirements for a ztunnel's process.
 #[derive(Clone, Debug)]
 pub struct Policy {
     uid: u32,
     setting: Setting,
-    capabilities: Demand,
+    capabilities: RequiredCapabilities,
 }
 
-/// One that has connected and has our user id.
+/// A process that has connected and has the user ID of the broker.
 #[derive(Debug)]
 pub struct Candidate {
     pid: i32,
-    /// `None` where the user id is enough.
+    /// `None` if the user ID is sufficient.
     process: Option<Process>,
 }
 
 impl Policy {
-    /// As configured. The user id is ours in any case.
-    pub fn new(setting: Setting, capabilities: Demand) -> Self {
+    /// Requires the broker's user ID in addition to the settings.
+    pub fn new(setting: Setting, capabilities: RequiredCapabilities) -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
             setting,
@@ -182,78 +146,81 @@ impl Policy {
         }
     }
 
-    /// Whoever has our user id: for demos, and for development.
+    /// Admits every process with the broker's user ID. For demos and development.
     pub fn same_uid() -> Self {
-        Self::new(Setting::Uid, Demand::Any)
+        Self::new(Setting::Uid, RequiredCapabilities::Any)
     }
 
-    /// Whether pids of peers must be seen.
-    pub fn looks_at_pids(&self) -> bool {
+    pub fn needs_host_pid(&self) -> bool {
         self.setting != Setting::Uid
     }
 
-    /// Finds out which process connected.
+    /// Identifies the process that connected.
     ///
     /// # Errors
     ///
-    /// When it has another uid or cannot be seen.
-    pub fn look(&self, socket: &UnixSeqpacket) -> Result<Candidate, Impostor> {
-        let unseen = |error: nix::Error| Impostor::Unseen(error.into());
-        let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unseen)?;
+    /// If it has another user ID, or cannot be inspected.
+    pub fn identify(&self, socket: &UnixSeqpacket) -> Result<Candidate, AdmissionError> {
+        let unreadable = |error: nix::Error| AdmissionError::Credentials(error.into());
+        let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unreadable)?;
         let (pid, uid) = (credentials.pid(), credentials.uid());
         if uid != self.uid {
-            return Err(Impostor::Uid { pid, uid });
+            return Err(AdmissionError::Uid { pid, uid });
         }
         let process = self
-            .looks_at_pids()
+            .needs_host_pid()
             .then(|| Process::behind(socket))
             .transpose()
-            .map_err(|source| Impostor::Process { pid, source })?;
+            .map_err(|source| AdmissionError::Process { pid, source })?;
         Ok(Candidate { pid, process })
     }
 
-    /// Whether it may be given descriptors, by what it is now and by what was said of ztunnels so far.
+    /// Decides whether the process may receive descriptors, by its current state and the known ztunnel pods.
     ///
     /// # Errors
     ///
-    /// When it may not; see [`Impostor::may_be_welcome_later`].
+    /// If it may not; see [`AdmissionError::may_be_admitted_later`].
     pub fn admit(
         &self,
         candidate: &Candidate,
         ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<Peer, Impostor> {
+    ) -> Result<Peer, AdmissionError> {
         let pid = candidate.pid;
         let Some(process) = &candidate.process else {
-            return Ok(Peer::of_pid(pid));
+            return Ok(Peer::from_pid(pid));
         };
-        let unseen = |source| Impostor::Process { pid, source };
-        let (pid, cgroup) = process.read("cgroup").map_err(unseen)?;
-        let (_, status) = process.read("status").map_err(unseen)?;
-        let seen = Seen {
+        let unreadable = |source| AdmissionError::Process { pid, source };
+        let (pid, cgroup) = process.read("cgroup").map_err(unreadable)?;
+        let (_, status) = process.read("status").map_err(unreadable)?;
+        let process = ProcessInfo {
             pid,
             cgroup,
             permitted: Capabilities::permitted(&status),
         };
-        self.judge(&seen, ztunnels)
+        self.check(&process, ztunnels)
     }
 
-    fn judge(&self, seen: &Seen, ztunnels: Option<&BTreeSet<PodUid>>) -> Result<Peer, Impostor> {
-        let (pid, place) = (seen.pid, Cgroup::parse(&seen.cgroup));
+    fn check(
+        &self,
+        process: &ProcessInfo,
+        ztunnels: Option<&BTreeSet<PodUid>>,
+    ) -> Result<Peer, AdmissionError> {
+        let (pid, place) = (process.pid, Cgroup::parse(&process.cgroup));
         let cgroup = place.to_string();
         match &self.setting {
-            Setting::Uid => Ok(Peer::of_pid(pid)),
+            Setting::Uid => Ok(Peer::from_pid(pid)),
             Setting::Cgroup(root) if place.is_below(root) => Ok(Peer {
                 pid,
                 cgroup: Some(cgroup),
                 pod_uid: None,
             }),
-            Setting::Cgroup(root) => Err(Impostor::Elsewhere {
+            Setting::Cgroup(root) => Err(AdmissionError::WrongCgroup {
                 pid,
                 cgroup,
                 root: root.clone(),
             }),
             Setting::Pod => {
-                let uid = self.ztunnel(seen, &cgroup, ztunnels)?;
+                let uid = self.ztunnel(process, &cgroup, ztunnels)?;
                 Ok(Peer {
                     pid,
                     cgroup: Some(cgroup),
@@ -263,45 +230,45 @@ impl Policy {
         }
     }
 
-    /// The pod, if it is a ztunnel's.
+    /// Returns the pod if it is one of the ztunnels.
     fn ztunnel(
         &self,
-        seen: &Seen,
+        process: &ProcessInfo,
         cgroup: &str,
         ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<PodUid, Impostor> {
-        let (pid, cgroup) = (seen.pid, cgroup.to_owned());
-        let Some(place) = place(&seen.cgroup) else {
-            return Err(Impostor::NoPod { pid, cgroup });
+    ) -> Result<PodUid, AdmissionError> {
+        let (pid, cgroup) = (process.pid, cgroup.to_owned());
+        let Some(place) = place(&process.cgroup) else {
+            return Err(AdmissionError::NoPod { pid, cgroup });
         };
-        if let Some(difference) = self.difference(seen) {
-            return Err(Impostor::Capabilities {
+        if let Some(difference) = self.difference(process) {
+            return Err(AdmissionError::Capabilities {
                 pid,
                 cgroup,
                 difference,
             });
         }
         let Some(ztunnels) = ztunnels else {
-            return Err(Impostor::Unsaid { pid, cgroup });
+            return Err(AdmissionError::ZtunnelsUnknown { pid, cgroup });
         };
         let is_there = |uid: &&PodUid| PodKey::of(uid.as_str()) == Some(place.pod);
         let uid = ztunnels.iter().find(is_there).cloned();
-        uid.ok_or(Impostor::OtherPod { pid, cgroup })
+        uid.ok_or(AdmissionError::NotZtunnel { pid, cgroup })
     }
 
-    fn difference(&self, seen: &Seen) -> Option<String> {
-        match (self.capabilities, seen.permitted) {
-            (Demand::Any, _) => None,
-            (Demand::Exactly(_), None) => Some("does not show them".to_owned()),
+    fn difference(&self, process: &ProcessInfo) -> Option<String> {
+        match (self.capabilities, process.permitted) {
+            (RequiredCapabilities::Any, _) => None,
+            (RequiredCapabilities::Exactly(_), None) => Some("does not report them".to_owned()),
             (demand, Some(found)) => demand.difference(found),
         }
     }
 }
 
-/// What procfs tells of a process.
-struct Seen {
+/// A process as procfs shows it.
+struct ProcessInfo {
     pid: i32,
-    /// The text of its `cgroup`.
+    /// The content of its `cgroup` file.
     cgroup: String,
     permitted: Option<Capabilities>,
 }

@@ -1,4 +1,4 @@
-//! The adds that wait for an acknowledgement, and what undoes each.
+//! Adds that wait for an acknowledgement, and how to undo each.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -7,25 +7,24 @@ use tokio::sync::watch;
 
 use crate::{
     desired::Entry,
-    verdict::{self, Awaited, Ground, Unserved, Verdict},
+    outcome::{self, Awaited, Evidence, Outcome, Unserved},
 };
 
-/// What makes an add that failed undone.
+/// The way to undo an add that failed.
 #[derive(Debug)]
 pub enum Undo {
-    /// Nothing: the workload was desired before, or somebody has been told that it is served.
+    /// The workload was desired before, or a caller was answered that it is served.
     Nothing,
-    /// What stood in its place before.
+    /// Restores the entry that was there before.
     Restore(Option<Box<Entry>>),
 }
 
-/// A place in the queue of those who wait for an add.
+/// A caller's place among those that wait for an add.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    /// What is waited for.
     pub awaited: Awaited,
-    /// What came of it, once that is known.
-    pub verdict: watch::Receiver<Option<Verdict>>,
+    /// The outcome, once it is decided.
+    pub outcome: watch::Receiver<Option<Outcome>>,
     serial: u64,
 }
 
@@ -35,19 +34,19 @@ struct Pending {
     serial: u64,
     waiters: usize,
     undo: Undo,
-    verdict: watch::Sender<Option<Verdict>>,
+    outcome: watch::Sender<Option<Outcome>>,
 }
 
-/// At most one add per sandbox is pending; several callers may wait for it.
+/// The pending adds: at most one per sandbox, for which several callers may wait.
 #[derive(Debug, Default)]
-pub struct Pendings {
+pub struct PendingAdds {
     by_sandbox: BTreeMap<SandboxRef, Pending>,
     serials: u64,
 }
 
-impl Pendings {
-    /// Waits for an add. A repetition joins the first call; a later word on the sandbox takes over, and what it would
-    /// restore is what was there before both.
+impl PendingAdds {
+    /// Waits for an add. A repeated call joins the first one. A newer revision of the sandbox supersedes it and takes
+    /// over its undo, which restores what was there before both.
     pub fn join(&mut self, awaited: Awaited, undo: Undo) -> Ticket {
         let earlier = self.by_sandbox.remove(&awaited.sandbox);
         let pending = match earlier {
@@ -60,7 +59,7 @@ impl Pendings {
         };
         let ticket = Ticket {
             awaited: pending.awaited.clone(),
-            verdict: pending.verdict.subscribe(),
+            outcome: pending.outcome.subscribe(),
             serial: pending.serial,
         };
         let pending = Pending {
@@ -79,11 +78,11 @@ impl Pendings {
             serial: self.serials,
             waiters: 0,
             undo,
-            verdict: watch::Sender::new(None),
+            outcome: watch::Sender::new(None),
         }
     }
 
-    /// One who waited has gone. Returns what is to be restored: when nobody is left who waits or was told of success.
+    /// Ends a wait. Returns what to restore if no caller waits any more and none was answered with success.
     pub fn leave(&mut self, ticket: &Ticket, served: bool) -> Undo {
         let sandbox = &ticket.awaited.sandbox;
         let Some(pending) = self.by_sandbox.get_mut(sandbox) else {
@@ -103,7 +102,7 @@ impl Pendings {
         gone.map_or(Undo::Nothing, |pending| pending.undo)
     }
 
-    /// The whole set names this sandbox: it stays, whatever becomes of the add.
+    /// Keeps the workload whatever the outcome of its add, because the whole set contains it.
     pub fn confirm(&mut self, sandbox: &SandboxRef, revision: Revision) {
         if let Some(pending) = self.by_sandbox.get_mut(sandbox)
             && pending.awaited.revision <= revision
@@ -112,18 +111,18 @@ impl Pendings {
         }
     }
 
-    /// Decides what can be decided.
-    pub fn judge(&self, ground: &Ground<'_>, now: Instant) {
+    /// Decides every add that can be decided.
+    pub fn decide(&self, evidence: &Evidence<'_>, now: Instant) {
         for pending in self.by_sandbox.values() {
-            if pending.verdict.borrow().is_none()
-                && let Some(verdict) = verdict::judge(ground, &pending.awaited, now)
+            if pending.outcome.borrow().is_none()
+                && let Some(outcome) = outcome::decide(evidence, &pending.awaited, now)
             {
-                pending.decide(verdict);
+                pending.decide(outcome);
             }
         }
     }
 
-    /// Ends all waits; what is desired stays.
+    /// Ends all waits; the desired set stays.
     pub fn stop(&mut self) {
         for pending in self.by_sandbox.values_mut() {
             pending.undo = Undo::Nothing;
@@ -133,11 +132,11 @@ impl Pendings {
 }
 
 impl Pending {
-    /// The first verdict stands.
-    fn decide(&self, verdict: Verdict) {
-        self.verdict.send_if_modified(|decided| {
+    /// Sets the outcome unless there is one already.
+    fn decide(&self, outcome: Outcome) {
+        self.outcome.send_if_modified(|decided| {
             let first = decided.is_none();
-            decided.get_or_insert(verdict);
+            decided.get_or_insert(outcome);
             first
         });
     }

@@ -1,50 +1,46 @@
-//! The pods that a session has to look at, each once, in two lanes.
+//! The queue of pods that a session has to examine.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use inpod_types::PodUid;
 
-/// A queue whose first lane goes first: somebody waits for those.
+/// A queue with two priorities. Callers wait for the urgent pods.
 #[derive(Debug, Default)]
 pub struct Queue {
-    now: Lane,
-    later: Lane,
+    urgent: UniqueFifo,
+    normal: UniqueFifo,
 }
 
 impl Queue {
-    /// Before everything that waits in the second lane.
+    pub fn push_urgent(&mut self, uid: &PodUid) {
+        self.urgent.push(uid);
+    }
+
     pub fn push(&mut self, uid: &PodUid) {
-        self.now.push(uid);
+        self.normal.push(uid);
     }
 
-    /// After everything else.
-    pub fn push_later(&mut self, uid: &PodUid) {
-        self.later.push(uid);
-    }
-
-    /// How many places are taken.
+    /// The number of entries; a pod may be in both parts.
     pub fn len(&self) -> usize {
-        self.now.order.len() + self.later.order.len()
+        self.urgent.order.len() + self.normal.order.len()
     }
 
-    /// Whether there is nothing to look at.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The next pod to look at.
     pub fn pop(&mut self) -> Option<PodUid> {
-        self.now.pop().or_else(|| self.later.pop())
+        self.urgent.pop().or_else(|| self.normal.pop())
     }
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct UniqueFifo {
     order: VecDeque<PodUid>,
     queued: BTreeSet<PodUid>,
 }
 
-impl Lane {
+impl UniqueFifo {
     fn push(&mut self, uid: &PodUid) {
         if self.queued.insert(uid.clone()) {
             self.order.push_back(uid.clone());
@@ -67,10 +63,10 @@ mod tests {
     fn the_first_lane_goes_first_and_each_pod_stands_once_in_a_lane() {
         let mut queue = Queue::default();
         for name in ["a", "b", "a"] {
-            queue.push_later(&uid(name));
+            queue.push(&uid(name));
         }
-        queue.push(&uid("b"));
-        queue.push(&uid("b"));
+        queue.push_urgent(&uid("b"));
+        queue.push_urgent(&uid("b"));
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [uid("b"), uid("a"), uid("b")]);
     }

@@ -1,4 +1,4 @@
-//! The calls: parse, ask the hub, answer.
+//! The RPCs: parse the request, call the hub, convert the result.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -24,12 +24,11 @@ use crate::{
         into_status,
     },
     hub::Hub,
+    session_view::SessionView,
     sessions::SessionId,
-    view::SessionView,
     watch,
 };
 
-/// The service.
 #[derive(Debug)]
 pub struct Handler {
     hub: Arc<Hub>,
@@ -39,7 +38,7 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// Serves that hub as the run `instance_id`. `undo_reserve` is what an add that fails leaves of its caller's time.
+    /// `instance_id` identifies this run. `undo_reserve` is how much of its caller's deadline a failed add leaves.
     pub fn new(
         hub: Arc<Hub>,
         instance_id: &str,
@@ -54,17 +53,17 @@ impl Handler {
         }
     }
 
-    fn check_instance(&self, meant: &str) -> Result<(), InstanceMismatch> {
-        if meant == self.instance_id {
+    fn check_instance(&self, expected: &str) -> Result<(), InstanceMismatch> {
+        if expected == self.instance_id {
             return Ok(());
         }
-        let here = self.instance_id.clone();
-        Err(InstanceMismatch { here })
+        let instance_id = self.instance_id.clone();
+        Err(InstanceMismatch { instance_id })
     }
 
     fn set(&self, request: SetWorkloadsRequest) -> Result<(), SetError> {
         self.check_instance(&request.instance_id)?;
-        must_be_given(request.revision)?;
+        require_revision(request.revision)?;
         let all: Result<Vec<_>, Invalid> = (0..).zip(request.workloads).map(parse).collect();
         let all = all?;
         tracing::info!(
@@ -77,7 +76,7 @@ impl Handler {
     }
 
     async fn add(&self, request: Request<AddWorkloadRequest>) -> Result<u64, AddError> {
-        let until = give_up_at(
+        let deadline = add_deadline(
             Instant::now(),
             inpod_service::deadline(&request),
             self.undo_reserve,
@@ -85,17 +84,17 @@ impl Handler {
         let request = request.into_inner();
         self.check_instance(&request.instance_id)?;
         let workload = required("workload", request.workload)?;
-        Ok(self.hub.add(workload, until).await?.0)
+        Ok(self.hub.add(workload, deadline).await?.0)
     }
 
     fn remove(&self, request: RemoveWorkloadRequest) -> Result<(), RemoveError> {
         self.check_instance(&request.instance_id)?;
         let sandbox = required("sandbox", request.sandbox)?;
-        must_be_given(request.revision)?;
+        require_revision(request.revision)?;
         Ok(self.hub.remove(&sandbox, Revision(request.revision))?)
     }
 
-    fn name_ztunnels(&self, request: SetZtunnelsRequest) -> Result<(), SetZtunnelsError> {
+    fn replace_ztunnels(&self, request: SetZtunnelsRequest) -> Result<(), SetZtunnelsError> {
         self.check_instance(&request.instance_id)?;
         let pods: Result<_, Invalid> = (0..).zip(request.pod_uids).map(parse_uid).collect();
         self.hub.set_ztunnels(pods?);
@@ -118,7 +117,7 @@ fn parse_uid((index, uid): (u32, String)) -> Result<PodUid, Invalid> {
         .map_err(|error: inpod_types::InvalidIdentifier| Invalid::new(&field, error.to_string()))
 }
 
-fn must_be_given(revision: u64) -> Result<(), Invalid> {
+fn require_revision(revision: u64) -> Result<(), Invalid> {
     if revision == 0 {
         return Err(Invalid::new("revision", "revision is required, from 1"));
     }
@@ -130,10 +129,11 @@ fn parse((index, workload): (u32, broker::Workload)) -> Result<Workload, Invalid
     workload.try_into().map_err(within)
 }
 
-/// When an add gives up: early enough to undo it in the caller's time. A caller with little time gets half of it.
-fn give_up_at(now: Instant, deadline: Instant, reserve: Duration) -> Instant {
-    let time = deadline.saturating_duration_since(now);
-    deadline - reserve.min(time / 2)
+/// Returns when an add gives up: early enough to undo it before the caller's deadline. A caller with little time
+/// gets half of it.
+fn add_deadline(now: Instant, caller_deadline: Instant, reserve: Duration) -> Instant {
+    let time = caller_deadline.saturating_duration_since(now);
+    caller_deadline - reserve.min(time / 2)
 }
 
 #[tonic::async_trait]
@@ -174,7 +174,7 @@ impl ZtunnelBrokerService for Handler {
         &self,
         request: Request<SetZtunnelsRequest>,
     ) -> Result<Response<SetZtunnelsResponse>, Status> {
-        self.name_ztunnels(request.into_inner())
+        self.replace_ztunnels(request.into_inner())
             .map_err(into_status)?;
         let instance_id = self.instance_id.clone();
         Ok(Response::new(SetZtunnelsResponse { instance_id }))

@@ -1,14 +1,15 @@
-//! One ztunnel's session, without its socket: what it was told, what it is told next, and what its answers mean.
+//! One ztunnel's session without its socket: what the ztunnel has acknowledged, the next message, and the
+//! meaning of its responses.
 //!
-//! It is level-triggered. The queue only says where to look; what is sent follows from what the ztunnel was told and
-//! what is desired at that moment, so that a change which came and went costs nothing.
+//! The session is level-triggered. The queue only holds which pods to examine; the message follows from what the
+//! ztunnel has acknowledged and what is desired at that moment, so a change that was reverted in time costs nothing.
 
+mod add_status;
 mod answer;
-mod clock;
+mod deadlines;
 mod deferred;
-mod standing;
 
-pub use standing::Standing;
+pub use add_status::AddStatus;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,49 +22,41 @@ use crate::{
     desired::{Desired, Entry},
     message::{Message, Snapshot},
     nack::Nack,
+    next_message::{self, Action, PodState, Target},
     peer::Ztunnel,
+    quarantine::Quarantine,
     queue::Queue,
-    step::{self, Step, Target, Told},
-    suspects::Suspects,
 };
 
-/// Why a session is over, as far as its messages go.
+/// The reason why a session ended, as far as its messages are concerned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
-    /// It never said who it is. It may be anything.
-    #[error("it said no hello within {} s", .0.as_secs())]
+    /// The peer may not be a ztunnel.
+    #[error("it sent no hello within {} s", .0.as_secs())]
     NoHello(Duration),
-    /// Acknowledgements have no number: after a missing one, every later one would be credited to the wrong pod.
+    /// Acknowledgements carry no ID: after a missing one, every later one would be credited to the wrong pod.
     #[error("it did not acknowledge a message within {} s", .0.as_secs())]
     Silent(Duration),
-    /// Somebody wants it told anew.
-    #[error("it was closed by RenewSession, to be told everything anew")]
+    #[error("it was closed by RenewSession to resend the whole set")]
     Renewed,
-    /// For the same reason nothing after an answer too many can be believed.
-    #[error("it answered without having been asked")]
-    Unasked,
-    /// It can be brought in step by a new session only.
-    #[error("it refused to {verb}: {}", .nack.words)]
-    Refused {
-        /// What it was to do.
-        verb: &'static str,
-        /// What it said.
-        nack: Nack,
-    },
+    /// For the same reason, nothing after a surplus response can be trusted.
+    #[error("it sent a response without a request")]
+    Unsolicited,
+    /// Only a new session can bring this ztunnel in sync.
+    #[error("it refused to {verb}: {}", .nack.message)]
+    Refused { verb: &'static str, nack: Nack },
 }
 
-/// How far a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// No hello yet.
+    /// Connected, but without a hello.
     Connected,
-    /// Being told the desired set, or waiting for one.
+    /// Receiving the desired set, or waiting until it is known.
     Snapshot,
-    /// Its snapshot is acknowledged.
     Live,
 }
 
-/// What an answer was about; `None` for the end of the snapshot.
+/// The workload that a response was about; `None` for SnapshotSent.
 pub type Answered = Option<(PodUid, SandboxRef)>;
 
 #[derive(Debug)]
@@ -74,18 +67,16 @@ enum Phase {
     Live,
 }
 
-/// What a ztunnel knows of a pod, since when, and by which sandbox.
+/// A pod as a ztunnel has acknowledged it.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// What it knows.
-    pub told: Told,
-    /// The sandbox that was meant.
+    pub state: PodState,
+    /// The sandbox that the message was about.
     pub sandbox: SandboxRef,
-    /// When it answered.
     pub answered: Instant,
 }
 
-/// The one message that waits for its answer.
+/// The message that waits for its response.
 #[derive(Debug)]
 struct InFlight {
     subject: Subject,
@@ -105,56 +96,50 @@ enum Subject {
     SnapshotSent,
 }
 
-/// What a session is measured against.
+/// The state with which a session compares its own.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
-    /// What ztunnels are to serve.
+pub struct SessionInputs<'a> {
     pub desired: &'a Desired,
-    /// Whom they are told of last, or not for now.
-    pub suspects: &'a Suspects,
+    /// The pods that are sent last, or not for now.
+    pub quarantine: &'a Quarantine,
 }
 
-/// What a ztunnel has said so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// How many messages it acknowledged.
     pub acknowledged: u64,
-    /// How many it refused.
     pub refused: u64,
 }
 
-/// A ztunnel's session.
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
     ztunnel: Ztunnel,
     since: Instant,
-    patience: Duration,
+    ack_timeout: Duration,
     records: BTreeMap<PodUid, Record>,
     queue: Queue,
-    /// What a Keep is the best that can be said of, told after everything else of the snapshot.
+    /// Pods for which only a Keep is possible, sent after everything else in the snapshot.
     keeps: BTreeSet<PodUid>,
     retries: BTreeSet<(Instant, PodUid)>,
-    /// Suspects that are to be added, when nothing else is left to be told.
+    /// Suspected pods to add once nothing else is left to send.
     deferred: BTreeSet<PodUid>,
     counts: Counts,
-    /// How many pods it serves by its own word.
+    /// The number of pods that it has acknowledged serving.
     serves: usize,
-    /// It has answered since it was last found to be owed nothing.
+    /// True if a response has arrived since the queue was last found empty.
     busy: bool,
     in_flight: Option<InFlight>,
-    /// Somebody asked for it to be closed.
     renewed: bool,
 }
 
 impl Session {
-    /// A ztunnel that has connected, and has `patience` to say hello and to acknowledge each message.
-    pub fn new(ztunnel: Ztunnel, patience: Duration, now: Instant) -> Self {
+    /// Starts a session that has `ack_timeout` for the hello and for each response.
+    pub fn new(ztunnel: Ztunnel, ack_timeout: Duration, now: Instant) -> Self {
         Self {
             ztunnel,
             phase: Phase::Connected,
             since: now,
-            patience,
+            ack_timeout,
             records: BTreeMap::new(),
             queue: Queue::default(),
             keeps: BTreeSet::new(),
@@ -168,15 +153,14 @@ impl Session {
         }
     }
 
-    /// It said hello: its snapshot begins. Live changes are taken from here on.
+    /// Starts the snapshot. Live changes are queued from here on.
     pub fn on_hello(&mut self, desired: &Desired) {
         if matches!(self.phase, Phase::Connected) {
             self.phase = Phase::Snapshot(Snapshot::open());
-            desired.uids().for_each(|uid| self.queue.push_later(uid));
+            desired.uids().for_each(|uid| self.queue.push(uid));
         }
     }
 
-    /// How far it is.
     pub fn stage(&self) -> Stage {
         match self.phase {
             Phase::Connected => Stage::Connected,
@@ -185,46 +169,46 @@ impl Session {
         }
     }
 
-    /// Have it closed by [`Self::on_time`].
+    /// Requests the session to be closed by [`Self::check_deadline`].
     pub fn renew(&mut self) {
         self.renewed = true;
     }
 
-    /// Somebody waits for this pod: look at it before the rest.
-    pub fn hasten(&mut self, uid: &PodUid) {
+    /// Queues a pod for which a caller waits.
+    pub fn queue_urgent(&mut self, uid: &PodUid) {
+        self.queue.push_urgent(uid);
+    }
+
+    /// Queues a pod without urgency.
+    pub fn queue(&mut self, uid: &PodUid) {
         self.queue.push(uid);
     }
 
-    /// Look at this pod when there is time.
-    pub fn consider(&mut self, uid: &PodUid) {
-        self.queue.push_later(uid);
-    }
-
-    /// Somebody asks for this pod anew: an earlier refusal is not held against it.
-    pub fn forgive(&mut self, uid: &PodUid, now: Instant) {
+    /// Queues a pod that a caller adds again, and ignores its earlier refusal.
+    pub fn retry_now(&mut self, uid: &PodUid, now: Instant) {
         if let Some(Record {
-            told: Told::Refused(refusal),
+            state: PodState::Refused(refusal),
             ..
         }) = self.records.get_mut(uid)
         {
             refusal.retry_at = now;
         }
-        self.queue.push(uid);
+        self.queue.push_urgent(uid);
     }
 
-    /// The next message, if one is due: none while another waits for its answer, before the hello, or before anybody
-    /// said what is desired.
-    pub fn next(&mut self, known: Known<'_>, now: Instant) -> Option<Message> {
+    /// Returns the next message if one is due. None is due while another is in flight, before the hello, or before the
+    /// desired set is known.
+    pub fn next(&mut self, inputs: SessionInputs<'_>, now: Instant) -> Option<Message> {
         let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
-        if !ready || !known.desired.is_seeded() {
+        if !ready || !inputs.desired.is_seeded() {
             return None;
         }
         self.queue_retries(now);
-        self.queue_cleared(known);
+        self.queue_cleared(inputs);
         let (subject, message) = self
-            .next_change(known, now)
-            .or_else(|| self.next_of_snapshot(known, now))
-            .or_else(|| self.next_deferred(known, now))?;
+            .next_change(inputs, now)
+            .or_else(|| self.next_of_snapshot(inputs, now))
+            .or_else(|| self.next_deferred(inputs, now))?;
         self.in_flight = Some(InFlight {
             subject,
             since: now,
@@ -238,13 +222,17 @@ impl Session {
                 self.retries.insert((at, uid));
                 return;
             }
-            self.queue.push_later(&uid);
+            self.queue.push(&uid);
         }
     }
 
-    fn next_change(&mut self, known: Known<'_>, now: Instant) -> Option<(Subject, Message)> {
+    fn next_change(
+        &mut self,
+        inputs: SessionInputs<'_>,
+        now: Instant,
+    ) -> Option<(Subject, Message)> {
         while let Some(uid) = self.queue.pop() {
-            let change = self.change(uid, known, now);
+            let change = self.change(uid, inputs, now);
             if change.is_some() {
                 return change;
             }
@@ -255,48 +243,53 @@ impl Session {
     fn change(
         &mut self,
         uid: PodUid,
-        known: Known<'_>,
+        inputs: SessionInputs<'_>,
         now: Instant,
     ) -> Option<(Subject, Message)> {
-        let wanted = known.desired.current(&uid);
-        match self.step(&uid, wanted, now) {
-            Step::Nothing => None,
-            Step::Forget => {
+        let wanted = inputs.desired.current(&uid);
+        match self.decide(&uid, wanted, now) {
+            Action::Nothing => None,
+            Action::Forget => {
                 self.records.remove(&uid);
                 None
             }
-            Step::Keep => {
+            Action::Keep => {
                 self.keeps.insert(uid);
                 None
             }
-            Step::Add if self.treatment(&uid, known).is_some() => {
+            Action::Add if self.deferral(&uid, inputs).is_some() => {
                 self.defer(uid);
                 None
             }
-            Step::Add => self.add(uid, wanted?),
-            Step::Del => {
+            Action::Add => self.add(uid, wanted?),
+            Action::Del => {
                 let record = self.records.get(&uid)?;
                 Some(del(uid, record))
             }
         }
     }
 
-    fn step(&self, uid: &PodUid, wanted: Option<&Entry>, now: Instant) -> Step {
-        let told = self.records.get(uid).map(|record| &record.told);
-        step::next(told, wanted, now)
+    fn decide(&self, uid: &PodUid, wanted: Option<&Entry>, now: Instant) -> Action {
+        let state = self.records.get(uid).map(|record| &record.state);
+        next_message::decide(state, wanted, now)
     }
 
-    /// Keeps come last, so that descriptors which arrive meanwhile still make Adds of them; then the end.
-    fn next_of_snapshot(&mut self, known: Known<'_>, now: Instant) -> Option<(Subject, Message)> {
+    /// Sends Keeps after all Adds, so that a descriptor that arrives in the meantime still allows an Add.
+    /// Ends the snapshot last.
+    fn next_of_snapshot(
+        &mut self,
+        inputs: SessionInputs<'_>,
+        now: Instant,
+    ) -> Option<(Subject, Message)> {
         let Phase::Snapshot(snapshot) = &self.phase else {
             self.keeps.clear();
             return None;
         };
-        if !known.desired.may_keep(now) {
+        if !inputs.desired.may_keep(now) {
             return None;
         }
         while let Some(uid) = self.keeps.pop_first() {
-            if let Some(entry) = self.keepable(&uid, known) {
+            if let Some(entry) = self.keepable(&uid, inputs) {
                 let sandbox = entry.workload().sandbox.clone();
                 return Some((Subject::Keep(uid.clone(), sandbox), snapshot.keep(uid)));
             }
@@ -304,12 +297,12 @@ impl Session {
         self.end_snapshot()
     }
 
-    /// A pod of which this ztunnel was told nothing yet, and to keep which is the best that can be said.
-    fn keepable<'a>(&self, uid: &PodUid, known: Known<'a>) -> Option<&'a Entry> {
-        let entry = known.desired.current(uid)?;
-        let treatment = self.treatment(uid, known);
-        let best = entry.descriptor().is_none() || treatment.is_some();
-        let harmless = treatment.is_none_or(|it| it.may_keep);
+    /// Returns the entry of a pod that was not sent yet and for which a Keep is the best possible message.
+    fn keepable<'a>(&self, uid: &PodUid, inputs: SessionInputs<'a>) -> Option<&'a Entry> {
+        let entry = inputs.desired.current(uid)?;
+        let deferral = self.deferral(uid, inputs);
+        let best = entry.descriptor().is_none() || deferral.is_some();
+        let harmless = deferral.is_none_or(|it| it.may_keep);
         (best && harmless && !self.records.contains_key(uid)).then_some(entry)
     }
 
@@ -326,8 +319,8 @@ impl Session {
     fn add(&self, uid: PodUid, entry: &Entry) -> Option<(Subject, Message)> {
         let descriptor = entry.descriptor()?.clone();
         let target = Target::of(entry)?;
-        let refused_before = match self.records.get(&uid).map(|record| &record.told) {
-            Some(Told::Refused(refusal)) if refusal.target == target => refusal.times,
+        let refused_before = match self.records.get(&uid).map(|record| &record.state) {
+            Some(PodState::Refused(refusal)) if refusal.target == target => refusal.times,
             Some(_) | None => 0,
         };
         let message = Message::add(uid.clone(), target.info.clone(), descriptor);

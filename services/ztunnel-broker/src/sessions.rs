@@ -1,4 +1,4 @@
-//! The connected ztunnels, and when the last one was lost.
+//! The connected ztunnels, and when and why the last one was lost.
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
@@ -7,7 +7,7 @@ use crate::{
     session::{Session, Stage},
 };
 
-/// A session's number: unique within one run of the broker, ascending.
+/// A session number, unique and ascending within one run of the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
@@ -17,23 +17,17 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// A connected ztunnel.
 #[derive(Debug)]
 pub struct Slot {
-    /// What it was told.
     pub session: Session,
-    /// Who it is.
     pub peer: Peer,
-    /// When it connected.
     pub since: Instant,
 }
 
-/// A ztunnel that was there and has gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// When.
     pub at: Instant,
-    /// Why, for people.
+    /// The cause, as text for operators.
     pub why: String,
 }
 
@@ -46,7 +40,6 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Takes in a ztunnel that has connected.
     pub fn open(&mut self, slot: Slot) -> SessionId {
         self.opened += 1;
         let id = SessionId(self.opened);
@@ -54,7 +47,7 @@ impl Sessions {
         id
     }
 
-    /// Lets one go. One that never said hello may not have been a ztunnel and is no loss.
+    /// Removes a session. One that never sent a hello may not have been a ztunnel and does not count as lost.
     pub fn close(&mut self, id: SessionId, why: &str, now: Instant) -> Option<Slot> {
         let slot = self.open.remove(&id)?;
         if slot.session.stage() != Stage::Connected {
@@ -64,33 +57,29 @@ impl Sessions {
         Some(slot)
     }
 
-    /// One of them.
     pub fn get(&self, id: SessionId) -> Option<&Slot> {
         self.open.get(&id)
     }
 
-    /// One of them, to drive.
     pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Slot> {
         self.open.get_mut(&id)
     }
 
-    /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (SessionId, &Slot)> {
         self.open.iter().map(|(id, slot)| (*id, slot))
     }
 
-    /// All of them, to drive.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.open.values_mut().map(|slot| &mut slot.session)
     }
 
-    /// Those that have said hello.
+    /// The sessions that have sent their hello.
     pub fn greeted(&self) -> impl Iterator<Item = (SessionId, &Session)> {
         let sessions = self.open.iter().map(|(id, slot)| (*id, &slot.session));
         sessions.filter(|(_, session)| session.stage() != Stage::Connected)
     }
 
-    /// The last one that was lost.
+    /// The ztunnel that disconnected last.
     pub fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
     }

@@ -1,4 +1,4 @@
-//! The sessions and workloads as the contract shows them, and the stream of their changes.
+//! Conversion of sessions and workloads to protobuf messages, and the stream of their changes.
 
 use std::{
     sync::Arc,
@@ -17,12 +17,13 @@ use tonic::Status;
 use crate::{
     hub::{self, Hub, Listed},
     nack::NackKind,
+    quarantine::Suspicion,
     session::Stage,
-    suspects::Suspicion,
-    view::{Event, Progress, SessionView, WorkloadView},
+    session_view::{Event, Progress, SessionView, WorkloadView},
 };
 
-/// The state at first, its end, then every change. A watcher that falls behind is cut off: it would miss changes.
+/// Streams the initial state, its end and then every change. A watcher that falls behind is disconnected, because
+/// it would miss changes.
 pub fn sessions(
     hub: &Hub,
     instance_id: &str,
@@ -30,7 +31,7 @@ pub fn sessions(
     let (status, changes) = hub.watch();
     let first = state(status, instance_id).into_iter().map(Ok);
     let changes = BroadcastStream::new(changes).scan(false, |cut, change| {
-        let next = (!*cut).then(|| change.map(shared).map_err(behind));
+        let next = (!*cut).then(|| change.map(shared).map_err(lagged));
         *cut = matches!(next, Some(Err(_)));
         std::future::ready(next)
     });
@@ -63,7 +64,7 @@ fn payload(event: Event) -> Payload {
     }
 }
 
-fn behind(BroadcastStreamRecvError::Lagged(missed): BroadcastStreamRecvError) -> Status {
+fn lagged(BroadcastStreamRecvError::Lagged(missed): BroadcastStreamRecvError) -> Status {
     let message = format!("the watcher fell behind by {missed} changes; read again");
     inpod_proto::into_status(&Failure::new(Reason::Overloaded, message))
 }
@@ -76,7 +77,7 @@ impl From<SessionView> for Session {
             Some(Stage::Live) => SessionPhase::Live,
             None => SessionPhase::Closed,
         };
-        // There is one version, and a session that says another is closed.
+        // Only version 1 exists; a session with another version is closed.
         let version = if view.greeted { "V1" } else { "" };
         Self {
             session_id: view.id.0,
@@ -120,7 +121,9 @@ impl From<WorkloadView> for WorkloadState {
             session_id: view.session.0,
             phase: phase.into(),
             acknowledged_at: view.answered.map(timestamp),
-            error: refused.map(|it| it.nack.words.clone()).unwrap_or_default(),
+            error: refused
+                .map(|it| it.nack.message.clone())
+                .unwrap_or_default(),
             refusal: refused
                 .map_or(wire::Refusal::Unspecified, |it| refusal(it.nack.kind))
                 .into(),
@@ -164,7 +167,7 @@ fn refusal(kind: NackKind) -> wire::Refusal {
     }
 }
 
-/// What the clock shows at a moment of this run, past or to come.
+/// Converts a past or future instant to wall-clock time.
 fn timestamp(at: Instant) -> prost_types::Timestamp {
     let (now, clock) = (Instant::now(), SystemTime::now());
     let shown = match at.checked_duration_since(now) {

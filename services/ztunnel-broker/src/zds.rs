@@ -1,5 +1,5 @@
-//! ZDS on its socket, and a session's packets. What they say is decided in [`crate::session`], who may connect in
-//! [`crate::peer`], how many and how fast in `door`.
+//! The ZDS socket and the packets of each session. [`crate::session`] decides what to send, [`crate::peer`] who may
+//! connect, and `admission` how many and how fast.
 
 use std::{
     convert::Infallible,
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
 
 use crate::{
-    door::{self, Door},
+    admission::{self, Admission},
     hub::Hub,
     message::Message,
     nack::Nack,
@@ -30,55 +30,39 @@ use crate::{
     sessions::SessionId,
 };
 
-/// Stock ztunnel's refusals carry a stack trace of up to 1.5 KB; nothing that it sends comes near this.
-const LONGEST_PACKET: usize = 64 * 1024;
+/// Bounds the responses that are read. Stock ztunnel's negative responses carry a backtrace of up to 1.5 KB.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-/// A packet is taken by the kernel at once, as there is never a second one under way.
-const SEND: Duration = Duration::from_secs(2);
+/// The kernel accepts a packet at once, because there is never a second one unread.
+const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why ztunnels cannot be listened for.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The way is not free.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The socket cannot be made.
     #[error("cannot listen on {}", .path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Listen { path: PathBuf, source: io::Error },
 }
 
-/// Why a session is over.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsError {
-    /// What it said or did not say.
     #[error(transparent)]
     Session(#[from] SessionEnd),
-    /// It has closed the connection, or sent an empty packet, which looks the same.
-    #[error("it hung up")]
-    HungUp,
-    /// Only a part of what it sent arrived.
-    #[error("it sent a packet of more than {LONGEST_PACKET} bytes, or one with descriptors")]
+    /// An empty packet looks the same as a closed connection.
+    #[error("it closed the connection")]
+    Disconnected,
+    #[error("it sent a packet of more than {MAX_RESPONSE_BYTES} bytes, or one with descriptors")]
     Truncated,
-    /// What it sent is no ZDS.
-    #[error("it sent what is no answer")]
-    NoAnswer,
-    /// It spoke before saying hello, or speaks another version.
-    #[error("it did not begin with a hello of version 1")]
-    NoHello,
-    /// The socket failed.
+    #[error("it sent an invalid response")]
+    InvalidResponse,
+    #[error("its first packet was not a ZdsHello of version 1")]
+    InvalidHello,
     #[error("cannot receive from it")]
     Receive(#[source] io::Error),
-    /// The socket failed.
     #[error("cannot send to it")]
     Send(#[source] io::Error),
-    /// It does not read.
-    #[error("it did not take a packet within {} s", SEND.as_secs())]
-    Clogged,
+    #[error("it did not read a packet within {} s", SEND_TIMEOUT.as_secs())]
+    SendTimeout,
 }
 
 /// The socket on which ztunnels connect.
@@ -90,22 +74,18 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a socket that only this user may open, in a directory that only this user may enter, for whoever
-    /// has this user id. A stale socket is replaced, a served one is not.
-    ///
-    /// # Errors
-    ///
-    /// See [`ListenError`].
+    /// Listens on a socket that only this user may open, in a directory that only this user may enter, and admits every
+    /// process of this user. Replaces a stale socket, but not one that is being served.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
-        let way = uds::prepare(path, SockType::SeqPacket)?;
-        enclose(path)?;
+        let lock = uds::prepare(path, SockType::SeqPacket)?;
+        restrict_directory(path)?;
         let listen = |source| ListenError::Listen {
             path: path.to_owned(),
             source,
         };
-        let listener = UnixSeqpacketListener::bind_with_backlog(path, door::BACKLOG);
+        let listener = UnixSeqpacketListener::bind_with_backlog(path, admission::LISTEN_BACKLOG);
         let listener = listener.map_err(listen)?;
-        drop(way);
+        drop(lock);
         uds::restrict(path)?;
         Ok(Self {
             listener,
@@ -114,27 +94,30 @@ impl Listener {
         })
     }
 
-    /// The same, for those that a policy admits.
+    /// Admits the peers that `policy` accepts instead.
     #[must_use]
     pub fn admitting(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Serves ztunnels for ever. When dropped, all connections close, and nothing is said on the way out: ztunnels go
-    /// on with what they have.
+    /// Serves ztunnels forever. Dropping the future closes all connections without sending anything, so ztunnels
+    /// keep serving their pods.
     pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
         tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
-        Door::new(hub, self.policy).serve(self.listener).await
+        Admission::new(hub, self.policy).serve(self.listener).await
     }
 }
 
-fn enclose(path: &Path) -> Result<(), BindError> {
+fn restrict_directory(path: &Path) -> Result<(), BindError> {
     let (mode, what) = match uds::enclose(path)? {
         Enclosed::Already => return Ok(()),
-        Enclosed::Now(mode) => (mode, "Closed the directory of ZDS's socket to others"),
+        Enclosed::Now(mode) => (
+            mode,
+            "Restricted the directory of the ZDS socket to its owner",
+        ),
         Enclosed::Shared(mode) => (
             mode,
-            "The directory of ZDS's socket is open to others and holds more than that; give it one of its own",
+            "The directory of the ZDS socket is accessible to others and holds other files; use a directory of its own",
         ),
     };
     let mode = format_args!("{mode:o}");
@@ -142,10 +125,10 @@ fn enclose(path: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
-/// A session of one who was admitted, to its end.
-pub(crate) async fn attend(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
+/// Runs the session of an admitted peer until it ends.
+pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
     let id = hub.connect(peer.clone());
-    let guard = Connection { hub, id };
+    let guard = SessionGuard { hub, id };
     let Peer {
         pid,
         cgroup,
@@ -153,51 +136,51 @@ pub(crate) async fn attend(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
     } = &peer;
     let (cgroup, pod) = (cgroup.as_deref(), pod_uid.as_ref().map(PodUid::as_str));
     tracing::info!(session = %id, peer.pid = pid, peer.cgroup = cgroup, peer.pod.uid = pod, "ztunnel connected");
-    let Err(error) = converse(&socket, hub, id, &peer).await;
-    let why = with_causes(&error);
-    tracing::warn!(session = %id, peer.pid = pid, error = why, "ztunnel's session ended");
-    hub.disconnect(id, &why);
+    let Err(error) = exchange_messages(&socket, hub, id, &peer).await;
+    let cause = with_causes(&error);
+    tracing::warn!(session = %id, peer.pid = pid, error = cause, "ztunnel session ended");
+    hub.disconnect(id, &cause);
     drop(guard);
 }
 
-/// Takes the session out of the hub when its task is ended from outside. A second time changes nothing.
-struct Connection<'a> {
+/// Removes the session from the hub if its task is dropped. A second removal changes nothing.
+struct SessionGuard<'a> {
     hub: &'a Hub,
     id: SessionId,
 }
 
-impl Drop for Connection<'_> {
+impl Drop for SessionGuard<'_> {
     fn drop(&mut self) {
         self.hub.disconnect(self.id, "its connection was closed");
     }
 }
 
-/// A session's packets: at most one goes out before its answer has come in.
-async fn converse(
+/// Exchanges packets: at most one request is in flight at any time.
+async fn exchange_messages(
     socket: &UnixSeqpacket,
     hub: &Hub,
     id: SessionId,
     peer: &Peer,
 ) -> Result<Infallible, ZdsError> {
     let mut changes = hub.changes();
-    let mut buffer = vec![0; LONGEST_PACKET];
+    let mut buffer = vec![0; MAX_RESPONSE_BYTES];
     let mut greeted = false;
     let mut asked = None;
     loop {
         if greeted && asked.is_none() {
-            check_quiet(socket, &mut buffer)?;
+            check_no_unsolicited(socket, &mut buffer)?;
         }
         if let Some(message) = hub.next(id) {
             asked = Some((Instant::now(), message.verb()));
             if let Err(error) = send(socket, &message).await {
-                hub.unsent(id);
+                hub.on_send_failed(id);
                 return Err(error);
             }
-            record(id, peer, &message);
+            log_message(id, peer, &message);
         }
         let wake_at = hub.wake_at(id);
         tokio::select! {
-            // An answer that is there goes before the time that has run out: the broker itself may have stood still.
+            // Prefer a response that has arrived over an expired deadline: the broker itself may have been stalled.
             biased;
             packet = receive(socket, &mut buffer) => {
                 let packet = packet?;
@@ -208,32 +191,32 @@ async fn converse(
                         hub.metrics().answered(verb, nack.as_ref(), at.elapsed());
                     }
                     let answered = hub.ack(id, answer)?;
-                    record_refusal(id, &answered, nack.as_ref());
+                    log_refusal(id, &answered, nack.as_ref());
                 } else {
                     parse_hello(packet)?;
                     hub.hello(id);
                     greeted = true;
                 }
             }
-            // The hub outlives its sessions.
+            // The hub outlives its sessions, so this never fails.
             _ = changes.changed() => {}
-            () = until(wake_at) => hub.on_time(id)?,
+            () = sleep_until(wake_at) => hub.check_deadline(id)?,
         }
     }
 }
 
-/// What came before the next message is sent cannot be an answer to it, and must not be taken for one.
-fn check_quiet(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
-    // Not by way of tokio, which asks the kernel only when it has been told that something is there.
+/// Fails if a packet has arrived although no request is in flight. It would be credited to the next request.
+fn check_no_unsolicited(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
+    // Asks the kernel directly: tokio does so only after it was notified that the socket is readable.
     match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
         Err(Errno::EAGAIN) => Ok(()),
         Err(error) => Err(ZdsError::Receive(error.into())),
-        Ok(0) => Err(ZdsError::HungUp),
-        Ok(_) => Err(SessionEnd::Unasked.into()),
+        Ok(0) => Err(ZdsError::Disconnected),
+        Ok(_) => Err(SessionEnd::Unsolicited.into()),
     }
 }
 
-async fn until(at: Option<Instant>) {
+async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
@@ -249,8 +232,8 @@ async fn send(socket: &UnixSeqpacket, message: &Message) -> Result<(), ZdsError>
         added.map_err(|error| ZdsError::Send(error.into()))?;
     }
     let sending = socket.send_with_ancillary(&bytes, &mut ancillary);
-    let sent = tokio::time::timeout(SEND, sending).await;
-    sent.map_err(|_| ZdsError::Clogged)?
+    let sent = tokio::time::timeout(SEND_TIMEOUT, sending).await;
+    sent.map_err(|_| ZdsError::SendTimeout)?
         .map(|_| ())
         .map_err(ZdsError::Send)
 }
@@ -261,7 +244,7 @@ async fn receive<'a>(socket: &UnixSeqpacket, buffer: &'a mut [u8]) -> Result<&'a
         return Err(ZdsError::Truncated);
     }
     match buffer.get(..info.bytes_read()) {
-        Some([]) | None => Err(ZdsError::HungUp),
+        Some([]) | None => Err(ZdsError::Disconnected),
         Some(packet) => Ok(packet),
     }
 }
@@ -269,19 +252,19 @@ async fn receive<'a>(socket: &UnixSeqpacket, buffer: &'a mut [u8]) -> Result<&'a
 fn parse_hello(packet: &[u8]) -> Result<(), ZdsError> {
     match ZdsHello::decode(packet) {
         Ok(hello) if hello.version() == Version::V1 => Ok(()),
-        Ok(_) | Err(_) => Err(ZdsError::NoHello),
+        Ok(_) | Err(_) => Err(ZdsError::InvalidHello),
     }
 }
 
 fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
     match WorkloadResponse::decode(packet).map(|response| response.payload) {
         Ok(Some(workload_response::Payload::Ack(ack))) => Ok(Nack::parse(&ack.error)),
-        Ok(None) | Err(_) => Err(ZdsError::NoAnswer),
+        Ok(None) | Err(_) => Err(ZdsError::InvalidResponse),
     }
 }
 
-/// Who was given which netns is recorded, always.
-fn record(session: SessionId, peer: &Peer, message: &Message) {
+/// Logs a message that was sent; for an Add, to the audit log, which process received which network namespace.
+fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     let pid = peer.pid;
     let Some(uid) = message.uid() else {
         tracing::info!(%session, peer.pid = pid, "Ended the snapshot");
@@ -294,14 +277,14 @@ fn record(session: SessionId, peer: &Peer, message: &Message) {
         let of = of.map(PodUid::as_str);
         tracing::info!(target: "audit", %session, peer.pid = pid, peer.cgroup = cgroup, peer.pod.uid = of, %pod, pod.uid = %uid, %netns, "Gave a netns to ztunnel");
     } else {
-        tracing::info!(%session, peer.pid = pid, pod.uid = %uid, verb = message.verb(), "Told ztunnel");
+        tracing::info!(%session, peer.pid = pid, pod.uid = %uid, verb = message.verb(), "Sent a message to ztunnel");
     }
 }
 
-/// A pod that ztunnel cannot start is somebody's to look at.
-fn record_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
+/// Logs a refusal at warning level, because an operator has to look at a pod that ztunnel cannot start.
+fn log_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
     if let (Some((uid, sandbox)), Some(nack)) = (answered, nack) {
-        let (kind, error) = (nack.kind, &nack.words);
+        let (kind, error) = (nack.kind, &nack.message);
         tracing::warn!(%session, pod.uid = %uid, %sandbox, ?kind, ?error, "ztunnel refused a workload");
     }
 }
@@ -313,10 +296,22 @@ mod tests {
     #[test]
     fn a_hello_is_no_answer_and_an_answer_no_hello() {
         assert!(parse_hello(b"\x08\x01").is_ok());
-        assert!(matches!(parse_hello(b"\x0a\x00"), Err(ZdsError::NoHello)));
-        assert!(matches!(parse_hello(b"\x08\x02"), Err(ZdsError::NoHello)));
+        assert!(matches!(
+            parse_hello(b"\x0a\x00"),
+            Err(ZdsError::InvalidHello)
+        ));
+        assert!(matches!(
+            parse_hello(b"\x08\x02"),
+            Err(ZdsError::InvalidHello)
+        ));
         assert_eq!(parse_answer(b"\x0a\x00").unwrap(), Ok(()));
-        assert!(matches!(parse_answer(b"\x08\x01"), Err(ZdsError::NoAnswer)));
-        assert!(matches!(parse_answer(b"\xff"), Err(ZdsError::NoAnswer)));
+        assert!(matches!(
+            parse_answer(b"\x08\x01"),
+            Err(ZdsError::InvalidResponse)
+        ));
+        assert!(matches!(
+            parse_answer(b"\xff"),
+            Err(ZdsError::InvalidResponse)
+        ));
     }
 }

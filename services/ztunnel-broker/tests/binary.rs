@@ -1,4 +1,4 @@
-//! The binary itself: its socket, its calls, its end. Time is real.
+//! Tests of the binary: its sockets, its RPCs and its shutdown. Time is real.
 
 #[cfg(test)]
 #[expect(dead_code, reason = "this binary uses a part of it")]
@@ -26,11 +26,11 @@ mod tests {
     use tokio::time::{Instant, sleep};
     use tonic::{Request, Response, Status, transport::Channel};
 
-    use crate::bench::{SOON, Ztunnel, netconfig_at, said, workload};
+    use crate::bench::{SOON, Ztunnel, describe, netconfig_at, workload};
 
     type Client = ZtunnelBrokerServiceClient<Channel>;
 
-    /// Ended with the test.
+    /// The broker's process, killed on drop.
     struct Broker(Child);
 
     impl Broker {
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// The instance id, once the broker answers.
+    /// Waits until the broker responds, and returns its instance ID.
     async fn instance_id(client: &mut Client) -> String {
         let deadline = Instant::now() + SOON;
         loop {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_broker_serves_its_callers_and_its_ztunnel_and_leaves_without_a_word() {
+    async fn the_broker_serves_its_callers_and_its_ztunnel_and_stops_without_a_message() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("netns")).unwrap();
         let on = Arc::new(AtomicBool::new(true));
@@ -141,13 +141,13 @@ mod tests {
 
         let ztunnel = Ztunnel::connect(&dir.path().join("ztunnel.sock")).await;
         ztunnel.send(b"\x08\x01").await;
-        assert_eq!(said(&ztunnel.ack_next().await), "snapshot sent");
+        assert_eq!(describe(&ztunnel.ack_next().await), "snapshot sent");
         let adding = tokio::spawn(add(client.clone(), id.clone(), 2, SOON));
-        assert_eq!(said(&ztunnel.ack_next().await), "add p2");
+        assert_eq!(describe(&ztunnel.ack_next().await), "add p2");
         assert_eq!(adding.await.unwrap().unwrap().into_inner().session_id, 1);
 
         let adding = tokio::spawn(add(client.clone(), id, 3, SOON));
-        assert_eq!(said(&ztunnel.next().await.0), "add p3");
+        assert_eq!(describe(&ztunnel.next().await.0), "add p3");
         broker.terminate();
         assert!(ztunnel.hung_up(SOON).await);
         assert!(adding.await.unwrap().is_err());

@@ -1,7 +1,7 @@
-//! Ztunnels that break the protocol, each in every way at every message. Time is virtual.
+//! Ztunnels that violate the protocol, in every way at every message. Time is virtual.
 //!
-//! Whatever one does: no answer is credited to another pod than the one it was about, the caller of an add is answered in
-//! its time, nothing is said that stock ztunnel exits over, and the next session puts everything right.
+//! In every case no response is credited to another pod than its own, the caller of an add is answered in time, stock
+//! ztunnel would survive every message, and the next session restores everything.
 
 #![cfg_attr(
     test,
@@ -22,14 +22,14 @@ use std::{collections::BTreeSet, time::Duration};
 use inpod_proto::zds::workload_request::Payload;
 use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
-use ztunnel_broker::view::Progress;
+use ztunnel_broker::session_view::Progress;
 
-use bench::{ACK_TIMEOUT, Bench, SOON, Ztunnel, said, workload};
+use bench::{ACK_TIMEOUT, Bench, SOON, Ztunnel, describe, workload};
 
-/// How long the caller of an add waits: for two ack timeouts and the reconnects.
+/// The deadline of an add's caller: two ack timeouts and the reconnects.
 const CALLER: Duration = Duration::from_secs(45);
 
-/// What a ztunnel does with one message instead of acknowledging it.
+/// The reaction of a ztunnel to one message instead of an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     AcksAfterTheTimeout,
@@ -59,11 +59,11 @@ const FAULTS: [Fault; 11] = [
     Fault::ForbidsIt,
 ];
 
-/// A ztunnel's own account of a session.
+/// A session as the ztunnel sees it.
 struct Session {
     ztunnel: Ztunnel,
     complete: bool,
-    /// The pods that it has properly acknowledged the Add of.
+    /// The pods of which it has acknowledged the Add.
     acknowledged: BTreeSet<String>,
 }
 
@@ -76,7 +76,7 @@ impl Session {
         }
     }
 
-    /// The next message, which must be one that stock ztunnel survives; `None` when none comes for a while.
+    /// Returns the next message, which stock ztunnel must survive; `None` if there is none for a while.
     async fn next(&self, time: Duration) -> Option<Payload> {
         let (payload, fds) = self.ztunnel.within(time).await?;
         let only_before = matches!(payload, Payload::Keep(_) | Payload::SnapshotSent(_));
@@ -103,10 +103,10 @@ impl Session {
         }
     }
 
-    /// Does this with the message that is next, and waits to be sent away. Returns whether that was so.
-    async fn suffer(&mut self, fault: Fault) -> bool {
+    /// Applies the fault to the next message. Returns whether the broker then closed the connection.
+    async fn apply(&mut self, fault: Fault) -> bool {
         if matches!(fault, Fault::AcksBeforeItIsTold) {
-            // Taken for an answer to what is on its way, it would be credited to that; so it comes when nothing is.
+            // While a message is in flight, the response would be credited to that; so it is sent when none is.
             self.follow().await;
             self.ztunnel.ack().await;
             return self.ztunnel.hung_up(SOON).await;
@@ -134,7 +134,7 @@ impl Session {
     }
 }
 
-/// Three pods of the set and one whose caller waits; the fault is at message `n` of the five.
+/// Three pods of the set and one added by a caller; the fault hits message `n` of the five.
 async fn check(fault: Fault, n: usize) {
     let bench = Bench::start();
     let pods = (1..=3).map(|n| workload(&format!("c{n}"), &format!("p{n}"), 0, n));
@@ -146,13 +146,13 @@ async fn check(fault: Fault, n: usize) {
         let payload = first.next(SOON).await.expect("a message was due");
         first.acknowledge(&payload).await;
     }
-    let told = first.acknowledged.clone();
+    let acknowledged = first.acknowledged.clone();
     assert!(
-        first.suffer(fault).await,
+        first.apply(fault).await,
         "{fault:?} at {n}: the session goes on"
     );
-    let told = told.union(&first.acknowledged).cloned().collect();
-    check_credit(&bench, &told, fault, n);
+    let acknowledged = acknowledged.union(&first.acknowledged).cloned().collect();
+    check_credit(&bench, &acknowledged, fault, n);
     drop(first);
 
     let mut second = Session::begin(&bench).await;
@@ -166,14 +166,17 @@ async fn check(fault: Fault, n: usize) {
     assert_eq!(bench.hub.descriptors(), 4, "{fault:?} at {n}");
 }
 
-/// The session is gone, and nobody is said to be served whom the ztunnel did not acknowledge.
-fn check_credit(bench: &Bench, told: &BTreeSet<String>, fault: Fault, n: usize) {
+/// Checks that no pod counts as served that the ztunnel did not acknowledge.
+fn check_credit(bench: &Bench, acknowledged: &BTreeSet<String>, fault: Fault, n: usize) {
     let (_, listed) = bench.hub.list();
     for it in listed {
         for state in it.states {
             let uid = state.uid.to_string();
             let added = state.progress == Progress::Added;
-            assert!(!added || told.contains(&uid), "{fault:?} at {n}: {uid}");
+            assert!(
+                !added || acknowledged.contains(&uid),
+                "{fault:?} at {n}: {uid}"
+            );
         }
     }
 }
@@ -188,63 +191,64 @@ async fn every_fault_at_every_message_ends_the_session_and_the_next_one_puts_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_acknowledgements_at_once_the_second_is_credited_to_nobody() {
+async fn of_two_acknowledgements_at_once_the_second_is_credited_to_no_pod() {
     let bench = Bench::start();
     let pods = (1..=2).map(|n| workload(&format!("c{n}"), &format!("p{n}"), 0, n));
     bench.set(2, pods.collect());
     let ztunnel = bench.ztunnel().await;
-    assert_eq!(said(&ztunnel.next().await.0), "add p1");
+    assert_eq!(describe(&ztunnel.next().await.0), "add p1");
     ztunnel.ack().await;
     ztunnel.ack().await;
-    assert!(ztunnel.hung_up(SOON).await, "p2 was told");
+    assert!(ztunnel.hung_up(SOON).await, "p2 was sent");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ztunnel_that_reads_nothing_holds_up_nobody() {
+async fn a_ztunnel_that_reads_nothing_delays_no_other() {
     let (bench, good) = Bench::live(vec![]).await;
-    let deaf = bench.ztunnel().await;
+    let stalled = bench.ztunnel().await;
     let start = Instant::now();
     for n in 1..=3 {
         let add = bench.add(workload(&format!("c{n}"), &format!("p{n}"), 0, n), CALLER);
-        assert_eq!(said(&good.ack_next().await), format!("add p{n}"));
+        assert_eq!(describe(&good.ack_next().await), format!("add p{n}"));
         add.await.unwrap().unwrap();
     }
     assert!(start.elapsed() < Duration::from_secs(1));
     // It has not even read the end of its snapshot.
     tokio::time::sleep(ACK_TIMEOUT + SOON).await;
     assert_eq!(bench.hub.list().0.sessions.len(), 1, "it was sent away");
-    drop(deaf);
+    drop(stalled);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_caller_of_a_pod_in_quarantine_is_told_why_and_for_how_long() {
+async fn the_caller_of_a_pod_in_quarantine_receives_the_cause_and_the_wait() {
     let (bench, ztunnel) = Bench::live(vec![]).await;
     let add = bench.add(workload("c1", "p1", 0, 1), CALLER);
-    assert_eq!(said(&ztunnel.next().await.0), "add p1");
+    assert_eq!(describe(&ztunnel.next().await.0), "add p1");
     drop(ztunnel);
     let ztunnel = bench.ztunnel().await;
-    assert_eq!(said(&ztunnel.ack_next().await), "keep p1");
-    assert_eq!(said(&ztunnel.ack_next().await), "snapshot sent");
-    assert_eq!(said(&ztunnel.next().await.0), "add p1");
+    assert_eq!(describe(&ztunnel.ack_next().await), "keep p1");
+    assert_eq!(describe(&ztunnel.ack_next().await), "snapshot sent");
+    assert_eq!(describe(&ztunnel.next().await.0), "add p1");
     drop(ztunnel);
     let ztunnel = bench.ztunnel().await;
     let failure = Failure::from(add.await.unwrap().unwrap_err());
     assert_eq!(failure.reason, Reason::ZtunnelQuarantined);
-    let expected = "ztunnel's connection ended 2 times in a row while it was told of the pod";
+    let expected =
+        "ztunnel's connection ended 2 times in a row while a message about the pod was unanswered";
     assert!(failure.message.contains(expected), "{}", failure.message);
     let wait = failure.retry_after.unwrap();
     assert!(wait > Duration::from_secs(58) && wait <= Duration::from_secs(60));
 
-    // The others are served, and so is the pod when its time is over.
+    // Other pods are served, and so is this one when its quarantine is over.
     loop {
-        let word = said(&ztunnel.ack_next().await);
-        assert_ne!(word, "add p1");
-        if word == "snapshot sent" {
+        let message = describe(&ztunnel.ack_next().await);
+        assert_ne!(message, "add p1");
+        if message == "snapshot sent" {
             break;
         }
     }
     let other = bench.add(workload("c2", "p2", 1, 2), CALLER);
-    assert_eq!(said(&ztunnel.ack_next().await), "add p2");
+    assert_eq!(describe(&ztunnel.ack_next().await), "add p2");
     other.await.unwrap().unwrap();
     let again = bench.add(workload("c1b", "p1", 2, 3), CALLER);
     let failure = Failure::from(again.await.unwrap().unwrap_err());
@@ -255,18 +259,18 @@ async fn the_caller_of_a_pod_in_quarantine_is_told_why_and_for_how_long() {
     );
     tokio::time::sleep(wait).await;
     let last = bench.add(workload("c1c", "p1", 2, 4), CALLER);
-    assert_eq!(said(&ztunnel.ack_next().await), "add p1");
+    assert_eq!(describe(&ztunnel.ack_next().await), "add p1");
     last.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewed_session_is_closed_and_its_ztunnel_is_told_everything_anew() {
+async fn a_renewed_session_is_closed_and_its_ztunnel_receives_everything_again() {
     let (bench, ztunnel) = Bench::live(vec![workload("c1", "p1", 0, 1)]).await;
     let session = bench.hub.list().0.sessions[0].id;
     assert!(bench.hub.renew(session).is_some());
     assert!(ztunnel.hung_up(SOON).await);
     assert!(bench.hub.renew(session).is_none(), "it is gone");
     let ztunnel = bench.ztunnel().await;
-    assert_eq!(said(&ztunnel.ack_next().await), "add p1");
-    assert_eq!(said(&ztunnel.ack_next().await), "snapshot sent");
+    assert_eq!(describe(&ztunnel.ack_next().await), "add p1");
+    assert_eq!(describe(&ztunnel.ack_next().await), "snapshot sent");
 }

@@ -1,4 +1,4 @@
-//! Descriptors are counted per process, hence a test binary of its own.
+//! A separate test binary, because descriptors are counted per process.
 
 #[cfg(test)]
 #[expect(dead_code, reason = "this binary uses a part of it")]
@@ -9,7 +9,7 @@ use std::{fs, time::Duration};
 
 use bench::{Bench, SOON, workload};
 
-/// How many descriptors of namespaces this process holds.
+/// The number of namespace descriptors that this process holds.
 fn held() -> usize {
     let links = fs::read_dir("/proc/self/fd").into_iter().flatten();
     let links = links.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -33,7 +33,7 @@ async fn held_descriptors_equal_held_workloads() {
         add.await.unwrap().unwrap();
         assert_eq!(held(), 2);
         bench.remove("c1", 3 * round + 3);
-        // Closed at once, not when ztunnel has been told.
+        // Closed at once, not only when ztunnel has acknowledged the Del.
         assert_eq!(held(), 1);
         drop(ztunnel.ack_next().await);
         let refused = bench.add(workload("c2", "p2", 2, 3 * round + 4), SOON);

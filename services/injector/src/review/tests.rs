@@ -24,7 +24,7 @@ fn pod() -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [{"name": "app", "image": "a"}]}})
 }
 
-fn asked(review: &Value) -> (Value, Outcome) {
+fn answer_to(review: &Value) -> (Value, Outcome) {
     let answer = answer(&injector(), &[], review.to_string().as_bytes());
     (serde_json::from_str(&answer.body).unwrap(), answer.outcome)
 }
@@ -42,7 +42,7 @@ fn patched(answer: &Value, pod: &Value) -> Value {
 #[test]
 fn both_versions_are_answered_in_their_own_with_the_uid_and_a_patch() {
     for version in ["v1", "v1beta1"] {
-        let (answer, outcome) = asked(&review(version, &pod()));
+        let (answer, outcome) = answer_to(&review(version, &pod()));
         assert_eq!(outcome, Outcome::Injected);
         assert_eq!(answer["apiVersion"], format!("admission.k8s.io/{version}"));
         assert_eq!(answer["kind"], "AdmissionReview");
@@ -59,21 +59,21 @@ fn both_versions_are_answered_in_their_own_with_the_uid_and_a_patch() {
 
 #[test]
 fn a_second_review_of_the_same_pod_changes_nothing() {
-    let (answer, _) = asked(&review("v1", &pod()));
-    let (again, outcome) = asked(&review("v1", &patched(&answer, &pod())));
+    let (answer, _) = answer_to(&review("v1", &pod()));
+    let (again, outcome) = answer_to(&review("v1", &patched(&answer, &pod())));
     assert_eq!(outcome, Outcome::Unchanged);
     assert_eq!(again["response"], json!({"uid": "u-1", "allowed": true}));
 }
 
 #[test]
-fn a_pod_that_asks_for_nothing_is_let_through_whatever_is_in_it() {
+fn a_pod_that_opts_out_is_allowed_whatever_is_in_it() {
     let mut odd = pod();
     odd["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});
     odd["metadata"]["annotations"] =
         json!({"sidecar.istio.io/proxyCPU": "nonsense", "sidecar.istio.io/interceptionMode": "x"});
     odd["spec"]["containers"] = json!("none");
-    let (answer, outcome) = asked(&review("v1", &odd));
-    assert_eq!(outcome, Outcome::Skipped(Why::OptedOut));
+    let (answer, outcome) = answer_to(&review("v1", &odd));
+    assert_eq!(outcome, Outcome::Skipped(SkipReason::OptedOut));
     assert_eq!(answer["response"], json!({"uid": "u-1", "allowed": true}));
 }
 
@@ -81,7 +81,7 @@ fn a_pod_that_asks_for_nothing_is_let_through_whatever_is_in_it() {
 fn a_pod_that_cannot_be_injected_is_refused_with_the_field() {
     let mut wrong = pod();
     wrong["metadata"]["annotations"] = json!({"sidecar.istio.io/proxyCPU": "nonsense"});
-    let (answer, outcome) = asked(&review("v1", &wrong));
+    let (answer, outcome) = answer_to(&review("v1", &wrong));
     assert_eq!(outcome, Outcome::Refused);
     let message = answer["response"]["status"]["message"].as_str().unwrap();
     assert!(
@@ -91,7 +91,7 @@ fn a_pod_that_cannot_be_injected_is_refused_with_the_field() {
 }
 
 #[test]
-fn what_is_no_new_pod_is_let_through_with_a_warning() {
+fn what_is_not_a_new_pod_is_allowed_with_a_warning() {
     let change = |pointer: &str, value: Value| {
         let mut review = review("v1", &pod());
         *review.pointer_mut(pointer).unwrap() = value;
@@ -105,7 +105,7 @@ fn what_is_no_new_pod_is_let_through_with_a_warning() {
         change("/request/resource/group", "apps".into()),
         part,
     ] {
-        let (answer, outcome) = asked(&other);
+        let (answer, outcome) = answer_to(&other);
         assert_eq!(outcome, Outcome::OtherKind);
         assert!(answer["response"]["allowed"] == true && answer["response"]["warnings"].is_array());
     }
@@ -126,15 +126,15 @@ fn what_is_no_review_is_answered_with_what_is_wrong() {
         wrong_version.to_string().into_bytes(),
         wrong_kind.to_string().into_bytes(),
         nothing.to_string().into_bytes(),
-        // Deeper than any pod.
+        // Nested deeper than any pod.
         format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)).into_bytes(),
     ];
     for body in bodies {
         let answer = answer(&injector(), &[], &body);
         assert_eq!(answer.outcome, Outcome::Undecodable);
-        let said: Value = serde_json::from_str(&answer.body).unwrap();
-        assert_eq!(said["response"]["allowed"], false);
-        let message = said["response"]["status"]["message"].as_str().unwrap();
+        let response: Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(response["response"]["allowed"], false);
+        let message = response["response"]["status"]["message"].as_str().unwrap();
         assert!(!message.is_empty() && message.len() < 500, "{message}");
     }
 }
@@ -148,7 +148,7 @@ fn a_pod_that_is_none_is_refused_and_no_panic() {
         json!({"spec": {"containers": [3]}}),
         json!({"metadata": [], "spec": {"containers": [{"name": "a"}]}}),
     ] {
-        let (answer, outcome) = asked(&review("v1", &odd));
+        let (answer, outcome) = answer_to(&review("v1", &odd));
         assert_eq!(
             (outcome, &answer["response"]["allowed"]),
             (Outcome::Refused, &json!(false)),
@@ -162,8 +162,8 @@ fn the_webhooks_path_names_cluster_and_network() {
     let body = review("v1", &pod()).to_string();
     let environment = crate::path::environment("/inject/cluster/far/net/n1").unwrap();
     let answer = answer(&injector(), &environment, body.as_bytes());
-    let said: Value = serde_json::from_str(&answer.body).unwrap();
-    let pod = patched(&said, &pod());
+    let response: Value = serde_json::from_str(&answer.body).unwrap();
+    let pod = patched(&response, &pod());
     assert_eq!(pod["metadata"]["labels"]["topology.istio.io/network"], "n1");
     let env = pod["spec"]["containers"][1]["env"].as_array().unwrap();
     assert!(env.contains(&json!({"name": "ISTIO_META_CLUSTER_ID", "value": "far"})));

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-pub(crate) use inpod_cni_config::OURS as PLUGIN;
+pub(crate) use inpod_cni_config::INPOD_CNI as PLUGIN;
 use inpod_cni_config::{NetworkFile, is_loaded};
 
 use crate::root::{Root, Seen};

@@ -6,16 +6,16 @@ use super::{
     testing::{config, directory},
     *,
 };
-use crate::steps::{self, Act, Cause};
+use crate::steps::{self, Action, Cause};
 
 const PRIMARY: &str = "{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e400 } ] }\n";
-const INCUMBENTS: &str =
+const WITH_ISTIO_CNI: &str =
     r#"{"name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni","x":1}]}"#;
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
 
-/// A directory in memory that plans are carried out in.
+/// A directory in memory to which plans are applied.
 struct World {
-    aim: Aim,
+    desired: DesiredChain,
     files: BTreeMap<String, String>,
     record: Record,
 }
@@ -26,7 +26,7 @@ impl World {
             .iter()
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         Self {
-            aim: Aim::of(&config(settings)),
+            desired: DesiredChain::new(&config(settings)),
             files: files.collect(),
             record: Record::default(),
         }
@@ -41,19 +41,19 @@ impl World {
 
     fn apply(&mut self, plan: &Plan) -> usize {
         let directory = self.directory();
-        let steps = steps::steps(plan, &directory, &self.record);
-        let mut record = plan.remembered(&self.aim, &directory, &self.record);
+        let steps = steps::diff(plan, &directory, &self.record);
+        let mut record = plan.updated_record(&self.desired, &directory, &self.record);
         for step in &steps {
-            match &step.act {
-                Act::Create { content, .. } | Act::Replace { content, .. } => {
+            match &step.action {
+                Action::Create { content, .. } | Action::Replace { content, .. } => {
                     self.files.insert(
                         step.name.clone(),
                         String::from_utf8(content.clone()).unwrap(),
                     );
                 }
-                Act::Remove => drop(self.files.remove(&step.name)),
+                Action::Remove => drop(self.files.remove(&step.name)),
             }
-            // At any moment the runtime has a network.
+            // The runtime must have a network at any time.
             assert!(self.directory().first().is_some(), "after {step:?}");
         }
         record.files.retain(|name, _| !plan.forget.contains(name));
@@ -61,14 +61,14 @@ impl World {
         steps.len()
     }
 
-    /// Until nothing is left to do. How many changes were made.
+    /// Applies plans until nothing changes, and returns the number of changes.
     fn settle(&mut self) -> usize {
         let mut made = 0;
         for _ in 0..5 {
-            let plan = self.aim.plan(&self.directory(), &self.record).unwrap();
+            let plan = self.desired.plan(&self.directory(), &self.record).unwrap();
             match self.apply(&plan) {
                 0 => {
-                    self.aim.served(&self.directory()).unwrap();
+                    self.desired.check_effective(&self.directory()).unwrap();
                     return made;
                 }
                 steps => made += steps,
@@ -77,15 +77,17 @@ impl World {
         panic!("never at rest: {:?}", self.files)
     }
 
-    fn leave(&mut self, back: Return) {
-        let plan = leave::plan(&self.directory(), &self.record, &self.aim, back);
+    fn leave(&mut self, restore: Restore) {
+        let plan = removal::plan(&self.directory(), &self.record, &self.desired, restore);
         self.apply(&plan);
         assert!(self.record.files.is_empty());
         assert_eq!(
             self.directory()
                 .files
                 .iter()
-                .filter(|file| file.list().is_some_and(|list| list.plugin(OURS).is_some()))
+                .filter(|file| file
+                    .list()
+                    .is_some_and(|list| list.plugin(INPOD_CNI).is_some()))
                 .count(),
             0
         );
@@ -119,7 +121,7 @@ fn in_every_mode_every_file_comes_back_byte_for_byte() {
             let mut world = World::new(&[("mode", mode)], files);
             world.settle();
             assert_eq!(world.settle(), 0);
-            world.leave(Return::Everything);
+            world.leave(Restore::Everything);
             expect(&world, files);
         }
     }
@@ -138,7 +140,7 @@ fn the_owned_copy_is_the_primary_and_us_and_follows_every_change() {
         world.files["02-inpod.conflist"].contains("1e401")
             && world.files["02-inpod.conflist"].contains("1.1.0")
     );
-    // Another CNI takes over.
+    // Another CNI becomes the primary.
     world.files.remove("10-a.conflist");
     world.files.insert(
         "05-cilium.conflist".to_owned(),
@@ -157,13 +159,13 @@ fn without_a_primary_nothing_is_changed_and_the_copy_stays() {
     world.settle();
     world.files.remove("10-a.conflist");
     assert_eq!(
-        world.aim.plan(&world.directory(), &world.record),
-        Err(Trouble::NoPrimary)
+        world.desired.plan(&world.directory(), &world.record),
+        Err(PlanError::NoPrimary)
     );
     let empty = World::new(&[("mode", "in-place")], &[("10-a.conflist", "{")]);
     assert_eq!(
-        empty.aim.plan(&empty.directory(), &empty.record),
-        Err(Trouble::NoPrimary)
+        empty.desired.plan(&empty.directory(), &empty.record),
+        Err(PlanError::NoPrimary)
     );
 }
 
@@ -171,7 +173,7 @@ fn without_a_primary_nothing_is_changed_and_the_copy_stays() {
 fn an_owned_file_that_would_not_be_taken_is_refused_with_the_setting() {
     let world = World::new(&[], &[("00-multus.conf", SINGLE)]);
     let error = world
-        .aim
+        .desired
         .plan(&world.directory(), &world.record)
         .unwrap_err();
     assert!(error.to_string().contains("set owned_file"), "{error}");
@@ -210,19 +212,19 @@ fn a_single_configuration_that_its_owner_writes_anew_is_what_comes_back() {
         world.files.insert(name.to_owned(), newer.clone());
         world.settle();
         assert!(world.files["10-a.conflist"].contains("1.0.0"));
-        world.leave(Return::Everything);
+        world.leave(Restore::Everything);
         expect(&world, &[(name, &newer)]);
     }
 }
 
 #[test]
-fn what_somebody_changed_since_stays_and_only_our_entry_goes() {
+fn what_others_changed_since_stays_and_only_our_entry_is_removed() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", PRIMARY)]);
     world.settle();
     let changed = world.files["10-a.conflist"].replace("1e400", "7");
     world.files.insert("10-a.conflist".to_owned(), changed);
     assert_eq!(world.settle(), 0, "our entry is there");
-    world.leave(Return::Everything);
+    world.leave(Restore::Everything);
     expect(&world, &[("10-a.conflist", &PRIMARY.replace("1e400", "7"))]);
 }
 
@@ -230,15 +232,18 @@ fn what_somebody_changed_since_stays_and_only_our_entry_goes() {
 fn an_entry_of_our_own_that_differs_is_rewritten() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", PRIMARY)]);
     world.settle();
-    world.aim = Aim::of(&config(&[
+    world.desired = DesiredChain::new(&config(&[
         ("mode", "in-place"),
         ("plugin_log_level", "debug"),
     ]));
-    let plan = world.aim.plan(&world.directory(), &world.record).unwrap();
-    let steps = steps::steps(&plan, &world.directory(), &world.record);
+    let plan = world
+        .desired
+        .plan(&world.directory(), &world.record)
+        .unwrap();
+    let steps = steps::diff(&plan, &world.directory(), &world.record);
     assert_eq!(steps[0].cause, Cause::Followed);
     assert_eq!(world.settle(), 1);
-    world.leave(Return::Everything);
+    world.leave(Restore::Everything);
     expect(&world, &[("10-a.conflist", PRIMARY)]);
 }
 
@@ -249,46 +254,49 @@ fn another_mode_takes_back_what_the_one_before_has_made() {
         for to in modes {
             let mut world = World::new(&[("mode", from)], &[("10-a.conf", SINGLE)]);
             world.settle();
-            world.aim = Aim::of(&config(&[("mode", to)]));
+            world.desired = DesiredChain::new(&config(&[("mode", to)]));
             world.settle();
             let mut fresh = World::new(&[("mode", to)], &[("10-a.conf", SINGLE)]);
             fresh.settle();
             assert_eq!(world.files, fresh.files, "{from} to {to}");
-            world.leave(Return::Everything);
+            world.leave(Restore::Everything);
             expect(&world, &[("10-a.conf", SINGLE)]);
         }
     }
 }
 
 #[test]
-fn the_incumbents_entry_makes_room_and_comes_back_on_handover() {
+fn istio_cnis_entry_is_removed_and_comes_back_on_handover() {
     for mode in ["owned", "in-place"] {
-        let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", INCUMBENTS)]);
+        let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", WITH_ISTIO_CNI)]);
         world.settle();
         let directory = world.directory();
         let (first, list) = directory.first().unwrap();
-        assert!(list.plugin(INCUMBENT).is_none(), "{}", first.name);
-        world.leave(Return::Incumbent);
-        expect(&world, &[("10-a.conflist", INCUMBENTS)]);
+        assert!(list.plugin(ISTIO_CNI).is_none(), "{}", first.name);
+        world.leave(Restore::WithIstioCni);
+        expect(&world, &[("10-a.conflist", WITH_ISTIO_CNI)]);
     }
 }
 
 #[test]
-fn the_incumbents_entry_comes_back_even_if_the_primary_was_written_anew() {
-    let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
+fn istio_cnis_entry_comes_back_even_if_the_primary_was_written_anew() {
+    let mut world = World::new(
+        &[("mode", "in-place")],
+        &[("10-a.conflist", WITH_ISTIO_CNI)],
+    );
     world.settle();
     world
         .files
         .insert("10-a.conflist".to_owned(), PRIMARY.to_owned());
     world.settle();
-    world.leave(Return::Incumbent);
+    world.leave(Restore::WithIstioCni);
     assert_eq!(world.types("10-a.conflist"), ["calico", "istio-cni"]);
 }
 
 #[test]
-fn the_incumbents_own_file_goes_and_comes_back_on_handover() {
+fn istio_cnis_own_file_is_removed_and_comes_back_on_handover() {
     let files = [
-        ("02-istio-cni.conflist", INCUMBENTS),
+        ("02-istio-cni.conflist", WITH_ISTIO_CNI),
         ("10-a.conflist", PRIMARY),
     ];
     for mode in ["owned", "in-place"] {
@@ -296,26 +304,29 @@ fn the_incumbents_own_file_goes_and_comes_back_on_handover() {
         world.settle();
         assert!(!world.files.contains_key("02-istio-cni.conflist"));
         assert_eq!(world.settle(), 0);
-        world.leave(Return::Incumbent);
+        world.leave(Restore::WithIstioCni);
         expect(&world, &files);
     }
 }
 
 #[test]
-fn an_incumbent_that_is_gone_is_not_given_back_on_uninstall() {
-    let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
+fn an_istio_cni_that_is_gone_is_not_restored_on_uninstall() {
+    let mut world = World::new(
+        &[("mode", "in-place")],
+        &[("10-a.conflist", WITH_ISTIO_CNI)],
+    );
     world.settle();
-    world.leave(Return::NoIncumbent);
+    world.leave(Restore::ExceptIstioCni);
     assert_eq!(world.types("10-a.conflist"), ["calico"]);
 }
 
 #[test]
-fn the_own_file_of_an_incumbent_that_is_gone_does_not_come_back() {
-    let own = ("02-istio-cni.conflist", INCUMBENTS);
+fn the_own_file_of_an_istio_cni_that_is_gone_does_not_come_back() {
+    let own = ("02-istio-cni.conflist", WITH_ISTIO_CNI);
     for mode in ["owned", "in-place", "standalone"] {
         let mut world = World::new(&[("mode", mode)], &[own, ("10-a.conflist", PRIMARY)]);
         world.settle();
-        world.leave(Return::NoIncumbent);
+        world.leave(Restore::ExceptIstioCni);
         expect(&world, &[("10-a.conflist", PRIMARY)]);
     }
 }
@@ -328,27 +339,27 @@ fn without_a_record_our_entry_is_found_and_taken_out() {
         world.record = Record::default();
         world.settle();
         world.record = Record::default();
-        world.leave(Return::Everything);
+        world.leave(Restore::Everything);
         expect(&world, &[("10-a.conflist", PRIMARY)]);
     }
 }
 
 #[test]
-fn standalone_touches_no_other_file_but_the_incumbents() {
-    let incumbent = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#;
+fn standalone_changes_no_other_file_but_istio_cnis() {
+    let istio_conf = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#;
     let mut world = World::new(
         &[("mode", "standalone")],
-        &[("istio-cni.conf", incumbent), ("10-a.conflist", PRIMARY)],
+        &[("istio-cni.conf", istio_conf), ("10-a.conflist", PRIMARY)],
     );
     world.settle();
     assert_eq!(
         world.files.keys().collect::<Vec<_>>(),
         ["10-a.conflist", "inpod.conflist"]
     );
-    world.leave(Return::Incumbent);
+    world.leave(Restore::WithIstioCni);
     expect(
         &world,
-        &[("istio-cni.conf", incumbent), ("10-a.conflist", PRIMARY)],
+        &[("istio-cni.conf", istio_conf), ("10-a.conflist", PRIMARY)],
     );
 }
 
@@ -358,10 +369,16 @@ fn a_primary_that_is_named_is_taken_whatever_comes_first_in_its_form() {
         &[("mode", "in-place"), ("primary_file", "20-b.conf")],
         &[("10-a.conflist", PRIMARY), ("20-b.conflist", PRIMARY)],
     );
-    let plan = world.aim.plan(&world.directory(), &world.record).unwrap();
+    let plan = world
+        .desired
+        .plan(&world.directory(), &world.record)
+        .unwrap();
     world.apply(&plan);
     assert_eq!(world.types("20-b.conflist"), ["calico", "inpod-cni"]);
-    let error = world.aim.served(&world.directory()).unwrap_err();
-    assert_eq!(error, Trouble::NotServed("10-a.conflist".to_owned()));
+    let error = world
+        .desired
+        .check_effective(&world.directory())
+        .unwrap_err();
+    assert_eq!(error, PlanError::NotEffective("10-a.conflist".to_owned()));
     assert_eq!(directory(&[]).files.len(), 0);
 }

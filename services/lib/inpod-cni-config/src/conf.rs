@@ -1,12 +1,12 @@
-//! A single plugin's configuration in a file of its own (`.conf`, `.json`), which runtimes make a list of one of.
+//! A single plugin's configuration (`.conf`, `.json`), which runtimes convert to a list of one plugin.
 
 use crate::{
     Conflist, Entry, Malformed,
-    conflist::{kind, last, object, wrong},
+    conflist::{kind, last, object, wrong_type},
     json,
 };
 
-/// A plugin's configuration as it stands in a file.
+/// A parsed configuration of a single plugin.
 #[derive(Clone, Debug)]
 pub struct Conf {
     text: Vec<u8>,
@@ -16,48 +16,50 @@ pub struct Conf {
 }
 
 impl Conf {
-    /// Reads it as libcni does (`NetworkPluginConfFromBytes`).
+    /// Parses a configuration as libcni does (`NetworkPluginConfFromBytes`).
     ///
     /// # Errors
     ///
-    /// When a runtime would refuse it, or it has no `name`, without which no runtime can call its plugin.
+    /// If a runtime would reject it, or if it has no `name`, without which no runtime can call its plugin.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let kind = kind(text, &members).ok_or(Malformed::ListInConf)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
         let version = last(&members, "cniVersion");
         let version = version
-            .map(|value| json::string(text, value).ok_or_else(|| wrong("cniVersion", "a text")))
+            .map(|value| {
+                json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a string"))
+            })
             .transpose()?;
         Ok(Self {
-            name: json::string(text, name).ok_or_else(|| wrong("name", "a text"))?,
+            name: json::string(text, name).ok_or_else(|| wrong_type("name", "a string"))?,
             kind,
             version,
             text: text.to_owned(),
         })
     }
 
-    /// The file's content.
+    /// Returns the content of the file.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// Its `type`.
+    /// Returns the plugin's `type`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// The network's name.
+    /// Returns the name of the network.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The list that a runtime makes of it (libcni, `ConfListFromConf`): `name` and `cniVersion` go up, and the plugin is
-    /// the text itself, byte for byte, with both still in it. White space around the text is left out.
+    /// Converts it to a list as runtimes do (libcni, `ConfListFromConf`): `name` and `cniVersion` are copied to the
+    /// list, and the plugin is the trimmed text, byte for byte.
     ///
     /// # Errors
     ///
-    /// None that [`Self::parse`] has not found.
+    /// None beyond those of [`Self::parse`].
     pub fn to_list(&self) -> Result<Conflist, Malformed> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let mut list = b"{".to_vec();
@@ -70,7 +72,7 @@ impl Conf {
         Conflist::parse(&list)
     }
 
-    /// The plugin alone.
+    /// Returns the plugin without the list.
     pub fn to_entry(&self) -> Entry {
         Entry {
             kind: self.kind.clone(),

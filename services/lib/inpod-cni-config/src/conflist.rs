@@ -1,4 +1,4 @@
-//! A list of plugins as it stands in a file.
+//! A plugin list as text with the position of each plugin.
 
 pub(crate) mod edit;
 
@@ -7,7 +7,7 @@ use crate::{
     json::{self, Member, Span},
 };
 
-/// A network configuration list (CNI spec, "Configuration format") with the place of each plugin in its text.
+/// A network configuration list (CNI spec, "Configuration format") with the position of each plugin in its text.
 #[derive(Clone, Debug)]
 pub struct Conflist {
     text: Vec<u8>,
@@ -15,52 +15,51 @@ pub struct Conflist {
     versions: Vec<String>,
     disable_check: bool,
     only_inlined: bool,
-    /// The array `plugins`, brackets included.
+    /// Array `plugins`, brackets included.
     plugins: Span,
-    entries: Vec<Place>,
+    entries: Vec<PluginSpan>,
 }
 
 /// A plugin of the list, as it stands in the text.
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin<'a> {
-    /// Its `type`: the name of the executable.
+    /// `type`: the name of the executable.
     pub kind: &'a str,
-    /// Its object, byte for byte.
+    /// The plugin's object, byte for byte.
     pub text: &'a [u8],
 }
 
-/// A plugin's object that is to stand in a list.
+/// A plugin's object to insert into a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its `type`.
     pub kind: String,
-    /// The whole object.
+    /// The whole object as JSON.
     pub text: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct PluginSpan {
     span: Span,
     kind: String,
 }
 
 impl Conflist {
-    /// Reads a list as libcni does (`NetworkConfFromBytes` of 1.3), which of two equal keys takes the later one.
+    /// Parses a list as libcni does (`NetworkConfFromBytes` of 1.3): the later of two equal keys wins.
     ///
     /// # Errors
     ///
-    /// When a runtime would refuse it. A list without a plugin of its own, which libcni 1.3 completes from a directory
-    /// of the network's name, is refused, too: nothing can be put behind those.
+    /// If a runtime would reject it. A list without plugins is rejected, too: libcni 1.3 loads them from a directory of
+    /// the network's name, and no entry can be appended to those.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
-        let name = json::string(text, name).ok_or_else(|| wrong("name", "a text"))?;
-        let disable_check = truth(text, &members, "disableCheck")?;
-        let only_inlined = truth(text, &members, "loadOnlyInlinedPlugins")?;
+        let name = json::string(text, name).ok_or_else(|| wrong_type("name", "a string"))?;
+        let disable_check = boolean_member(text, &members, "disableCheck")?;
+        let only_inlined = boolean_member(text, &members, "loadOnlyInlinedPlugins")?;
         let plugins = last(&members, "plugins").ok_or(Malformed::Missing("plugins"))?;
-        let spans = json::elements(text, plugins).ok_or_else(|| wrong("plugins", "a list"))?;
+        let spans = json::elements(text, plugins).ok_or_else(|| wrong_type("plugins", "a list"))?;
         if spans.is_empty() {
-            return Err(wrong("plugins", "a list of at least one plugin"));
+            return Err(wrong_type("plugins", "a list of at least one plugin"));
         }
         Ok(Self {
             name,
@@ -68,52 +67,52 @@ impl Conflist {
             disable_check,
             only_inlined,
             plugins: plugins.clone(),
-            entries: places(text, spans)?,
+            entries: plugin_spans(text, spans)?,
             text: text.to_owned(),
         })
     }
 
-    /// The file's content.
+    /// Returns the content of the file.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// The network's name.
+    /// Returns the name of the network.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `cniVersion` and `cniVersions`, as they stand there. A runtime takes the latest that it knows.
+    /// Returns `cniVersion` and `cniVersions` in their order. A runtime uses the latest that it supports.
     pub fn versions(&self) -> &[String] {
         &self.versions
     }
 
-    /// `disableCheck`: runtimes do not call CHECK.
+    /// Returns `disableCheck`: whether runtimes skip CHECK.
     pub fn disables_check(&self) -> bool {
         self.disable_check
     }
 
-    /// `loadOnlyInlinedPlugins`: no plugins are added from a directory of the network's name.
+    /// Returns `loadOnlyInlinedPlugins`: whether plugins in a directory of the network's name are ignored.
     pub fn loads_only_inlined(&self) -> bool {
         self.only_inlined
     }
 
-    /// The plugins in the order of their calls.
+    /// Returns the plugins in the order of their calls.
     pub fn plugins(&self) -> impl Iterator<Item = Plugin<'_>> {
-        self.entries.iter().map(|place| Plugin {
-            kind: &place.kind,
-            text: self.text.get(place.span.clone()).unwrap_or_default(),
+        self.entries.iter().map(|plugin| Plugin {
+            kind: &plugin.kind,
+            text: self.text.get(plugin.span.clone()).unwrap_or_default(),
         })
     }
 
-    /// The first plugin of a type.
+    /// Returns the first plugin of a type.
     pub fn plugin(&self, kind: &str) -> Option<Plugin<'_>> {
         self.plugins().find(|plugin| plugin.kind == kind)
     }
 }
 
 impl Plugin<'_> {
-    /// The plugin with a text of its own.
+    /// Copies the plugin's text.
     pub fn to_entry(self) -> Entry {
         Entry {
             kind: self.kind.to_owned(),
@@ -123,41 +122,42 @@ impl Plugin<'_> {
 }
 
 pub(crate) fn object(text: &[u8]) -> Result<Vec<Member>, Malformed> {
-    let value = json::whole(text)?;
+    let value = json::parse_value(text)?;
     json::members(text, &value).ok_or(Malformed::NoObject)
 }
 
-/// Of equal keys the last one counts.
+/// Returns the last of equal keys, which is the one that counts.
 pub(crate) fn last<'a>(members: &'a [Member], key: &str) -> Option<&'a Span> {
     let found = members.iter().rev().find(|member| member.key == key);
     found.map(|member| &member.value)
 }
 
-pub(crate) fn wrong(key: &'static str, expected: &'static str) -> Malformed {
+pub(crate) fn wrong_type(key: &'static str, expected: &'static str) -> Malformed {
     Malformed::Wrong { key, expected }
 }
 
-/// The `type` of a plugin's object. Go matches the keys of structs in any case.
+/// Returns the `type` of a plugin. Go matches keys of structs in any case.
 pub(crate) fn kind(text: &[u8], members: &[Member]) -> Option<String> {
     let named = |member: &&Member| member.key.eq_ignore_ascii_case("type");
     let value = &members.iter().rev().find(named)?.value;
     json::string(text, value).filter(|kind| !kind.is_empty())
 }
 
-fn truth(text: &[u8], members: &[Member], key: &'static str) -> Result<bool, Malformed> {
+fn boolean_member(text: &[u8], members: &[Member], key: &'static str) -> Result<bool, Malformed> {
     let value = last(members, key);
     value.map_or(Ok(false), |value| {
-        json::truth(text, value).ok_or_else(|| wrong(key, "true or false"))
+        json::boolean(text, value).ok_or_else(|| wrong_type(key, "true or false"))
     })
 }
 
 fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
     let mut versions = Vec::new();
     if let Some(value) = last(members, "cniVersion") {
-        versions.push(json::string(text, value).ok_or_else(|| wrong("cniVersion", "a text"))?);
+        versions
+            .push(json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a string"))?);
     }
     if let Some(value) = last(members, "cniVersions") {
-        let expected = wrong("cniVersions", "a list of texts");
+        let expected = wrong_type("cniVersions", "a list of strings");
         let items = json::elements(text, value).ok_or_else(|| expected.clone())?;
         for item in items {
             versions.push(json::string(text, &item).ok_or_else(|| expected.clone())?);
@@ -166,14 +166,14 @@ fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
     Ok(versions)
 }
 
-fn places(text: &[u8], spans: Vec<Span>) -> Result<Vec<Place>, Malformed> {
-    let place = |(index, span): (usize, Span)| {
+fn plugin_spans(text: &[u8], spans: Vec<Span>) -> Result<Vec<PluginSpan>, Malformed> {
+    let plugin = |(index, span): (usize, Span)| {
         let malformed = |problem| Malformed::Plugin { index, problem };
-        let members = json::members(text, &span).ok_or_else(|| malformed("is no object"))?;
+        let members = json::members(text, &span).ok_or_else(|| malformed("is not an object"))?;
         let kind = kind(text, &members).ok_or_else(|| malformed("has no `type`"))?;
-        Ok(Place { span, kind })
+        Ok(PluginSpan { span, kind })
     };
-    spans.into_iter().enumerate().map(place).collect()
+    spans.into_iter().enumerate().map(plugin).collect()
 }
 
 #[cfg(test)]

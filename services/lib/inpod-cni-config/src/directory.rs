@@ -1,4 +1,4 @@
-//! A configuration directory as runtimes read it.
+//! Reads a CNI configuration directory as runtimes do.
 
 use std::{
     fs, io,
@@ -7,38 +7,35 @@ use std::{
 
 use crate::{Conf, Conflist, Malformed, ReadError};
 
-/// The most bytes that a runtime reads (containerd/go-cni, `MaxFileSize`).
+/// Maximum size of a file (containerd/go-cni, `MaxFileSize`).
 const MAX_BYTES: u64 = 2 << 20;
 
-/// The files of a directory that runtimes look at, in the order in which they look.
+/// The files of a directory that runtimes load, in the order of loading.
 #[derive(Clone, Debug, Default)]
 pub struct Directory {
-    /// In the order of their names, byte by byte.
+    /// Sorted by name, byte by byte.
     pub files: Vec<NetworkFile>,
 }
 
-/// A file that runtimes look at.
+/// A file that runtimes load.
 #[derive(Clone, Debug)]
 pub struct NetworkFile {
-    /// Its name in the directory.
+    /// File name without the directory.
     pub name: String,
-    /// Its content.
     pub content: Vec<u8>,
-    /// What a runtime makes of it.
     pub loaded: Result<Loaded, Malformed>,
 }
 
-/// What a runtime makes of a file.
+/// A file's content as runtimes parse it.
 #[derive(Clone, Debug)]
 pub enum Loaded {
-    /// A `.conflist`.
     List(Conflist),
-    /// A `.conf` or `.json`, and the list that a runtime makes of it.
+    /// A `.conf` or `.json`, and the list that runtimes convert it to.
     Single(Conf, Conflist),
 }
 
 impl Loaded {
-    /// The list that a runtime goes by.
+    /// Returns the list that runtimes use.
     pub fn list(&self) -> &Conflist {
         match self {
             Self::List(list) | Self::Single(_, list) => list,
@@ -47,9 +44,9 @@ impl Loaded {
 }
 
 impl NetworkFile {
-    /// Reads a content as runtimes do by the name of its file.
+    /// Parses a content by the extension of its file, as runtimes do.
     pub fn new(name: String, content: Vec<u8>) -> Self {
-        let loaded = load(&name, &content);
+        let loaded = parse_file(&name, &content);
         Self {
             name,
             content,
@@ -57,18 +54,18 @@ impl NetworkFile {
         }
     }
 
-    /// The list that a runtime makes of it, if it is one.
+    /// Returns the list that runtimes use, or `None` if the file is invalid.
     pub fn list(&self) -> Option<&Conflist> {
         self.loaded.as_ref().ok().map(Loaded::list)
     }
 }
 
 impl Directory {
-    /// Reads a directory. One that is not there has no files; a file that vanishes meanwhile was never there.
+    /// Reads a directory. A missing directory has no files; a file that vanishes meanwhile is skipped.
     ///
     /// # Errors
     ///
-    /// When the directory or a file cannot be read.
+    /// If the directory or a file cannot be read.
     pub fn read(dir: &Path) -> Result<Self, ReadError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
@@ -78,52 +75,53 @@ impl Directory {
         let mut files = Vec::new();
         for entry in entries {
             let entry = entry.map_err(ReadError::of(dir))?;
-            // Names that are no text are none that we could write; runtimes would still load them.
+            // Runtimes load names that are not UTF-8, too, but inpod never writes one.
             let name = entry.file_name().to_string_lossy().into_owned();
             if is_loaded(&name) {
-                files
-                    .extend(content(&entry.path())?.map(|content| NetworkFile::new(name, content)));
+                files.extend(
+                    read_content(&entry.path())?.map(|content| NetworkFile::new(name, content)),
+                );
             }
         }
         Ok(Self::of(files))
     }
 
-    /// A directory of these files.
+    /// Builds a directory of these files.
     pub fn of(mut files: Vec<NetworkFile>) -> Self {
         files.sort_by(|one, other| one.name.cmp(&other.name));
         Self { files }
     }
 
-    /// The file that decides, and its list: the first valid one. CRI-O and the old kubelet pass over invalid ones;
-    /// containerd loads nothing at all while one stands before it: see [`Self::in_the_way`].
+    /// Returns the first valid file and its list, which decides. CRI-O and old kubelets skip invalid files; containerd
+    /// loads nothing while one sorts before it: see [`Self::blocking_files`].
     pub fn first(&self) -> Option<(&NetworkFile, &Conflist)> {
         let mut lists = self.files.iter().map(|file| Some((file, file.list()?)));
         lists.find_map(|found| found)
     }
 
-    /// The files that are passed over before [`Self::first`], and why: while there is one, containerd takes no network
-    /// at all (containerd/go-cni, `loadFromConfDir`).
-    pub fn in_the_way(&self) -> impl Iterator<Item = (&str, &Malformed)> {
+    /// Returns the invalid files before [`Self::first`] with their errors. containerd loads no network while there
+    /// is one (containerd/go-cni, `loadFromConfDir`).
+    pub fn blocking_files(&self) -> impl Iterator<Item = (&str, &Malformed)> {
         self.files.iter().map_while(|file| match &file.loaded {
             Ok(_) => None,
             Err(why) => Some((file.name.as_str(), why)),
         })
     }
 
-    /// The file of a name.
+    /// Returns the file of a name.
     pub fn file(&self, name: &str) -> Option<&NetworkFile> {
         self.files.iter().find(|file| file.name == name)
     }
 }
 
-/// Whether runtimes look at a file of this name: `.conf`, `.conflist` and `.json` (containerd/go-cni `loadFromConfDir`,
-/// cri-o/ocicni `loadNetworks`).
+/// Returns whether runtimes load a file of this name: `.conf`, `.conflist` and `.json`
+/// (containerd/go-cni `loadFromConfDir`, cri-o/ocicni `loadNetworks`).
 pub fn is_loaded(name: &str) -> bool {
     let extension = name.rsplit_once('.').map(|(_, extension)| extension);
     matches!(extension, Some("conf" | "conflist" | "json"))
 }
 
-fn load(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
+fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
     let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
     if size > MAX_BYTES {
         return Err(Malformed::TooLarge(size));
@@ -136,8 +134,8 @@ fn load(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
     Ok(Loaded::Single(conf, list))
 }
 
-/// `None` for what is no file, or not there any more.
-fn content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
+/// Returns `None` if the path is not a file, or no longer exists.
+fn read_content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
     let owned = PathBuf::from(path);
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Ok(None),
@@ -171,7 +169,7 @@ mod tests {
             file("00-empty.json", b""),
         ]);
         assert_eq!(directory.first().unwrap().0.name, "10-a.conflist");
-        let names: Vec<_> = directory.in_the_way().map(|(name, _)| name).collect();
+        let names: Vec<_> = directory.blocking_files().map(|(name, _)| name).collect();
         assert_eq!(names, ["00-empty.json", "05-broken.conf"]);
     }
 

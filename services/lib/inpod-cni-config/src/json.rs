@@ -1,6 +1,6 @@
-//! Where the parts of a JSON text are. It takes what Go's encoding/json takes, which is what runtimes parse with:
-//! strings need not be UTF-8, numbers may be of any size, nesting goes to 10,000. `serde_json`'s raw values do not
-//! suffice: they refuse the former and keep no places.
+//! Finds the positions of values in a JSON text. Accepts what Go's encoding/json accepts, with which runtimes parse:
+//! strings that are not UTF-8, numbers of any size, nesting up to 10,000 levels. `serde_json`'s raw values reject the
+//! first and have no positions.
 
 use std::ops::Range;
 
@@ -8,87 +8,88 @@ use crate::Malformed;
 
 pub(crate) type Span = Range<usize>;
 
-/// As deep as Go's parser goes.
-const DEPTH: usize = 10_000;
+/// Limit of Go's parser.
+const MAX_DEPTH: usize = 10_000;
 
-/// A member of an object.
+/// A key of an object with the position of its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) key: String,
     pub(crate) value: Span,
 }
 
-/// The value that a text holds, with nothing but white space around it.
-pub(crate) fn whole(text: &[u8]) -> Result<Span, Malformed> {
+/// Returns the position of the only value in a text; only white space may surround it.
+pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     let mut reader = Reader { text, at: 0 };
     if text.starts_with(b"\xef\xbb\xbf") {
         return Err(Malformed::ByteOrderMark);
     }
-    reader.blank();
+    reader.skip_whitespace();
     let value = reader.value()?;
-    reader.blank();
+    reader.skip_whitespace();
     match reader.peek() {
         None => Ok(value),
-        Some(_) => Err(reader.error("something follows the value")),
+        Some(_) => Err(reader.error("unexpected data after the value")),
     }
 }
 
-/// The members of an object in order, duplicates included; `None` if the value is another one.
+/// Returns the members of an object in order, duplicates included; `None` if the value is not an object.
 pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     let mut reader = Reader::inside(text, value, b'{')?;
     let mut members = Vec::new();
     loop {
-        reader.blank();
+        reader.skip_whitespace();
         if reader.peek() != Some(b'"') {
             return Some(members);
         }
         let key = reader.string().ok()?;
         let key = string(text, &key)?;
-        reader.blank();
+        reader.skip_whitespace();
         reader.at += 1;
-        reader.blank();
+        reader.skip_whitespace();
         let value = reader.value().ok()?;
         members.push(Member { key, value });
-        reader.blank();
+        reader.skip_whitespace();
         if reader.peek() == Some(b',') {
             reader.at += 1;
         }
     }
 }
 
-/// The elements of an array; `None` if the value is another one.
+/// Returns the elements of an array; `None` if the value is not an array.
 pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     let mut reader = Reader::inside(text, value, b'[')?;
     let mut elements = Vec::new();
     loop {
-        reader.blank();
+        reader.skip_whitespace();
         if matches!(reader.peek(), Some(b']') | None) {
             return Some(elements);
         }
         elements.push(reader.value().ok()?);
-        reader.blank();
+        reader.skip_whitespace();
         if reader.peek() == Some(b',') {
             reader.at += 1;
         }
     }
 }
 
-/// What a string says; `None` if the value is another one. Bytes that are no text are replaced, as Go does.
+/// Decodes a string; `None` if the value is not one. Invalid UTF-8 is replaced, as in Go.
 pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
     let quoted = text.get(value.clone())?;
     if quoted.first() != Some(&b'"') {
         return None;
     }
     let quoted = String::from_utf8_lossy(quoted);
-    // A surrogate without its other half is no text to Rust; whatever it stands in is no name that we know.
+    // Rust cannot represent a lone surrogate; no name with one is known here, so its raw text is returned.
     Some(serde_json::from_str(&quoted).unwrap_or_else(|_| quoted.into_owned()))
 }
 
-/// A yes or no, also as a text, as libcni takes it; `None` if the value is another one.
-pub(crate) fn truth(text: &[u8], value: &Span) -> Option<bool> {
+/// Decodes a boolean, which libcni also accepts as a string; `None` for other values.
+pub(crate) fn boolean(text: &[u8], value: &Span) -> Option<bool> {
     let raw = text.get(value.clone())?;
-    let said = string(text, value).unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned());
-    match said.to_ascii_lowercase().as_str() {
+    let text_value =
+        string(text, value).unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned());
+    match text_value.to_ascii_lowercase().as_str() {
         "true" => Some(true),
         "false" => Some(false),
         _ => None,
@@ -122,49 +123,49 @@ impl<'a> Reader<'a> {
         Malformed::Json { line, problem }
     }
 
-    fn blank(&mut self) {
+    fn skip_whitespace(&mut self) {
         while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
             self.at += 1;
         }
     }
 
-    /// Reads one value without recursion: what is nested is closed in the order of `open`.
+    /// Reads one value without recursion; `open` is the stack of closing brackets.
     fn value(&mut self) -> Result<Span, Malformed> {
         let start = self.at;
         let mut open = Vec::new();
         loop {
-            self.blank();
-            if open.len() >= DEPTH && matches!(self.peek(), Some(b'{' | b'[')) {
-                return Err(self.error("it is nested too deeply"));
+            self.skip_whitespace();
+            if open.len() >= MAX_DEPTH && matches!(self.peek(), Some(b'{' | b'[')) {
+                return Err(self.error("nested too deeply"));
             }
-            if let Some(close) = self.begin()? {
+            if let Some(close) = self.enter_value()? {
                 open.push(close);
                 continue;
             }
-            if !self.end(&mut open)? {
+            if !self.finish_value(&mut open)? {
                 return Ok(start..self.at);
             }
         }
     }
 
-    /// Reads a value that holds no other, or enters one that does: then what will close it.
-    fn begin(&mut self) -> Result<Option<u8>, Malformed> {
+    /// Reads a scalar, or enters an object or array and returns its closing bracket.
+    fn enter_value(&mut self) -> Result<Option<u8>, Malformed> {
         match self.peek() {
-            Some(b'{') => self.enter(b'}'),
-            Some(b'[') => self.enter(b']'),
+            Some(b'{') => self.enter_container(b'}'),
+            Some(b'[') => self.enter_container(b']'),
             Some(b'"') => self.string().map(|_| None),
             Some(b'-' | b'0'..=b'9') => self.number().map(|()| None),
-            Some(b't') => self.word(b"true").map(|()| None),
-            Some(b'f') => self.word(b"false").map(|()| None),
-            Some(b'n') => self.word(b"null").map(|()| None),
-            Some(_) => Err(self.error("a value was expected")),
-            None => Err(self.error("it ends where a value was expected")),
+            Some(b't') => self.literal(b"true").map(|()| None),
+            Some(b'f') => self.literal(b"false").map(|()| None),
+            Some(b'n') => self.literal(b"null").map(|()| None),
+            Some(_) => Err(self.error("expected a value")),
+            None => Err(self.error("unexpected end, expected a value")),
         }
     }
 
-    fn enter(&mut self, close: u8) -> Result<Option<u8>, Malformed> {
+    fn enter_container(&mut self, close: u8) -> Result<Option<u8>, Malformed> {
         self.at += 1;
-        self.blank();
+        self.skip_whitespace();
         if self.peek() == Some(close) {
             self.at += 1;
             return Ok(None);
@@ -175,14 +176,14 @@ impl<'a> Reader<'a> {
         Ok(Some(close))
     }
 
-    /// After a value: closes what ends with it. Whether a further value follows.
-    fn end(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
+    /// After a value: pops the containers that end with it. Returns whether another value follows.
+    fn finish_value(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
         while let Some(close) = open.last().copied() {
-            self.blank();
+            self.skip_whitespace();
             match self.peek() {
                 Some(b',') => {
                     self.at += 1;
-                    self.blank();
+                    self.skip_whitespace();
                     if close == b'}' {
                         self.key()?;
                     }
@@ -192,8 +193,8 @@ impl<'a> Reader<'a> {
                     self.at += 1;
                     open.pop();
                 }
-                Some(_) => return Err(self.error("a comma or a closing bracket was expected")),
-                None => return Err(self.error("it ends before it is closed")),
+                Some(_) => return Err(self.error("expected a comma or a closing bracket")),
+                None => return Err(self.error("unexpected end, expected a closing bracket")),
             }
         }
         Ok(false)
@@ -201,12 +202,12 @@ impl<'a> Reader<'a> {
 
     fn key(&mut self) -> Result<(), Malformed> {
         if self.peek() != Some(b'"') {
-            return Err(self.error("a key was expected"));
+            return Err(self.error("expected a key"));
         }
         self.string()?;
-        self.blank();
+        self.skip_whitespace();
         if self.peek() != Some(b':') {
-            return Err(self.error("a colon was expected"));
+            return Err(self.error("expected a colon"));
         }
         self.at += 1;
         Ok(())
@@ -223,8 +224,8 @@ impl<'a> Reader<'a> {
                 }
                 Some(b'\\') => self.escape()?,
                 Some(0x20..) => self.at += 1,
-                Some(_) => return Err(self.error("a control character is in a string")),
-                None => return Err(self.error("a string does not end")),
+                Some(_) => return Err(self.error("control character in a string")),
+                None => return Err(self.error("unterminated string")),
             }
         }
     }
@@ -236,11 +237,11 @@ impl<'a> Reader<'a> {
             Some(b'u') => {
                 let digits = self.text.get(self.at + 1..self.at + 5).unwrap_or_default();
                 if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
-                    return Err(self.error("an escape is malformed"));
+                    return Err(self.error("malformed escape"));
                 }
                 5
             }
-            Some(_) | None => return Err(self.error("an escape is malformed")),
+            Some(_) | None => return Err(self.error("malformed escape")),
         };
         self.at += length;
         Ok(())
@@ -275,17 +276,17 @@ impl<'a> Reader<'a> {
             self.at += 1;
         }
         if self.at == start {
-            return Err(self.error("a number is malformed"));
+            return Err(self.error("malformed number"));
         }
         Ok(())
     }
 
-    fn word(&mut self, word: &[u8]) -> Result<(), Malformed> {
+    fn literal(&mut self, literal: &[u8]) -> Result<(), Malformed> {
         let rest = self.text.get(self.at..).unwrap_or_default();
-        if !rest.starts_with(word) {
-            return Err(self.error("a value was expected"));
+        if !rest.starts_with(literal) {
+            return Err(self.error("expected a value"));
         }
-        self.at += word.len();
+        self.at += literal.len();
         Ok(())
     }
 }
@@ -327,30 +328,30 @@ mod tests {
             "+1",
         ] {
             let raw: Result<&serde_json::value::RawValue, _> = serde_json::from_str(text);
-            assert_eq!(whole(text.as_bytes()).is_ok(), raw.is_ok(), "{text}");
+            assert_eq!(parse_value(text.as_bytes()).is_ok(), raw.is_ok(), "{text}");
         }
     }
 
     #[test]
     fn a_string_that_is_no_utf8_is_taken_as_runtimes_do() {
         let text = b"{\"a\xff\": \"\xc3\"}";
-        let value = whole(text).unwrap();
+        let value = parse_value(text).unwrap();
         assert_eq!(members(text, &value).unwrap()[0].key, "a\u{fffd}");
     }
 
     #[test]
     fn deep_nesting_is_refused_as_runtimes_do_and_needs_no_stack() {
         let nested = |depth| [b"[".repeat(depth), b"]".repeat(depth)].concat();
-        assert!(whole(&nested(DEPTH)).is_ok());
-        assert!(whole(&nested(DEPTH + 1)).is_err());
+        assert!(parse_value(&nested(MAX_DEPTH)).is_ok());
+        assert!(parse_value(&nested(MAX_DEPTH + 1)).is_err());
     }
 
     #[test]
     fn an_error_names_its_line() {
-        let error = whole(b"{\n \"a\": 1\n \"b\": 2 }").unwrap_err();
+        let error = parse_value(b"{\n \"a\": 1\n \"b\": 2 }").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "it is no JSON: line 3: a comma or a closing bracket was expected"
+            "invalid JSON: line 3: expected a comma or a closing bracket"
         );
     }
 }

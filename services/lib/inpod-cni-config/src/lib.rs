@@ -1,28 +1,28 @@
-//! The CNI chain on disk: where a node keeps it, which file a runtime takes, and edits of it that lose no byte.
+//! The CNI configuration of a node: its directories, the file that the runtime uses, and edits that lose no byte.
 //!
-//! [`Conflist`] and [`Conf`] are texts with known places: an edit cuts and inserts, and whatever it does not mean stays
-//! byte for byte. [`Directory`] reads a configuration directory as a runtime does, [`find`] tells which directories a
-//! runtime uses. Nothing here writes.
+//! [`Conflist`] and [`Conf`] are texts with known positions: an edit replaces parts of the text and keeps all other
+//! bytes. [`Directory`] reads a configuration directory as runtimes do, and [`find_dirs`] finds the directories that a
+//! runtime uses. The crate never writes files.
 
+mod cni_dirs;
 mod conf;
 mod conflist;
 mod directory;
 mod error;
 mod json;
-mod places;
 mod platforms;
 mod runtimes;
 
+pub use cni_dirs::{CniDirs, Origin, find_dirs};
 pub use conf::Conf;
-pub use conflist::{Conflist, Entry, Plugin, edit::same};
+pub use conflist::{Conflist, Entry, Plugin, edit::json_eq};
 pub use directory::{Directory, Loaded, NetworkFile, is_loaded};
 pub use error::{Malformed, ReadError};
-pub use places::{Origin, Places, find};
 pub use platforms::{PLATFORMS, Platform};
-pub use runtimes::{RuntimeSays, containerd, crio};
+pub use runtimes::{RuntimeConfig, containerd, crio};
 
-/// The name of the plugin's executable, which is its `type` in a conflist.
-pub const OURS: &str = "inpod-cni";
+/// Name of inpod's plugin executable, which is its `type` in a conflist.
+pub const INPOD_CNI: &str = "inpod-cni";
 
-/// The `type` of Istio's plugin, which inpod takes the place of.
-pub const INCUMBENT: &str = "istio-cni";
+/// `type` of Istio's plugin, which inpod replaces.
+pub const ISTIO_CNI: &str = "istio-cni";

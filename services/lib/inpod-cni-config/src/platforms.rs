@@ -1,20 +1,17 @@
-//! Where platforms keep their CNI directories, for those that no runtime configuration tells.
+//! CNI directories of known platforms, for nodes whose runtime configuration does not set them.
 
-/// A platform's directories. Sources: the platform files of Istio's chart `istio-cni` 1.32 where they are named; the
-/// platforms' own documentation otherwise.
+/// CNI directories of a platform. Source: the platform files of Istio's chart `istio-cni` 1.32 where named,
+/// else the platform's documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Platform {
-    /// As in the chart's `platform`.
+    /// Value of the chart's `platform`.
     pub name: &'static str,
-    /// Network configurations.
     pub conf_dir: &'static str,
-    /// Plugins.
     pub bin_dir: &'static str,
-    /// Where that is written.
     pub source: &'static str,
 }
 
-/// The platforms whose directories are known. Where a platform is not here, the defaults hold (EKS, AKS, kind, Talos).
+/// Known platforms. Others use the defaults (EKS, AKS, kind, Talos).
 pub const PLATFORMS: &[Platform] = &[
     Platform {
         name: "default",
@@ -61,7 +58,7 @@ pub const PLATFORMS: &[Platform] = &[
 ];
 
 impl Platform {
-    /// The platform of a name.
+    /// Returns the platform of a name.
     pub fn named(name: &str) -> Option<&'static Self> {
         PLATFORMS.iter().find(|platform| platform.name == name)
     }

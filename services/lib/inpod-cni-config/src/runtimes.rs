@@ -1,24 +1,24 @@
-//! What the configuration of a runtime says of its CNI directories.
+//! Reads the CNI directories from the configuration of container runtimes.
 
 use toml::{Table, Value};
 
-/// What a runtime's configuration says, as far as it says it.
+/// CNI settings of a runtime; unset ones are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeSays {
-    /// Where network configurations are.
+pub struct RuntimeConfig {
+    /// Directory of network configurations.
     pub conf_dir: Option<String>,
-    /// Where plugins are, the first one first.
+    /// Plugin directories in the order of the search.
     pub bin_dirs: Vec<String>,
-    /// containerd's `max_conf_num`: how many networks each pod is attached to; 0 for all that are there.
+    /// containerd's `max_conf_num`: number of networks per pod; 0 for all.
     pub max_networks: Option<i64>,
-    /// containerd's `imports`: further files, which may hold `*`.
+    /// containerd's `imports`: further files, which may contain `*`.
     pub imports: Vec<String>,
 }
 
-impl RuntimeSays {
-    /// Takes over what a later file says.
+impl RuntimeConfig {
+    /// Overrides settings with those that a later file sets.
     #[must_use]
-    pub fn and_then(mut self, later: Self) -> Self {
+    pub fn overridden_by(mut self, later: Self) -> Self {
         self.conf_dir = later.conf_dir.or(self.conf_dir);
         if !later.bin_dirs.is_empty() {
             self.bin_dirs = later.bin_dirs;
@@ -29,66 +29,66 @@ impl RuntimeSays {
     }
 }
 
-/// The plugins of containerd that hold the table `cni`: of configuration version 3, 2 and 1
-/// (containerd, docs/cri/config.md).
+/// containerd plugins that have a table `cni`: of configuration versions 3, 2 and 1 (containerd's page on the
+/// configuration of its CRI plugin).
 const CRI: [&str; 3] = [
     "io.containerd.cri.v1.runtime",
     "io.containerd.grpc.v1.cri",
     "cri",
 ];
 
-/// Reads a configuration file of containerd, of any version.
+/// Parses a configuration file of containerd, of any version.
 ///
 /// # Errors
 ///
-/// When it is no TOML.
-pub fn containerd(text: &str) -> Result<RuntimeSays, toml::de::Error> {
+/// If it is not valid TOML.
+pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let plugins = file.get("plugins").and_then(Value::as_table);
     let cni = plugins.and_then(|plugins| {
         let mut known = CRI.iter().filter_map(|name| plugins.get(*name)?.get("cni"));
         known.next()
     });
-    let said = |key| cni.and_then(|cni| cni.get(key));
-    let mut bin_dirs = texts(said("bin_dirs"));
+    let setting = |key| cni.and_then(|cni| cni.get(key));
+    let mut bin_dirs = strings_of(setting("bin_dirs"));
     if bin_dirs.is_empty() {
-        bin_dirs.extend(text_of(said("bin_dir")));
+        bin_dirs.extend(string_of(setting("bin_dir")));
     }
-    Ok(RuntimeSays {
-        conf_dir: text_of(said("conf_dir")),
+    Ok(RuntimeConfig {
+        conf_dir: string_of(setting("conf_dir")),
         bin_dirs,
-        max_networks: said("max_conf_num").and_then(Value::as_integer),
-        imports: texts(file.get("imports")),
+        max_networks: setting("max_conf_num").and_then(Value::as_integer),
+        imports: strings_of(file.get("imports")),
     })
 }
 
-/// Reads a configuration file of CRI-O (crio.conf(5), table `crio.network`).
+/// Parses a configuration file of CRI-O (crio.conf(5), table `crio.network`).
 ///
 /// # Errors
 ///
-/// When it is no TOML.
-pub fn crio(text: &str) -> Result<RuntimeSays, toml::de::Error> {
+/// If it is not valid TOML.
+pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let network = file.get("crio").and_then(|crio| crio.get("network"));
-    let said = |key| network.and_then(|network| network.get(key));
-    let mut bin_dirs = texts(said("plugin_dirs"));
-    bin_dirs.extend(text_of(said("plugin_dir")));
-    Ok(RuntimeSays {
-        conf_dir: text_of(said("network_dir")),
+    let setting = |key| network.and_then(|network| network.get(key));
+    let mut bin_dirs = strings_of(setting("plugin_dirs"));
+    bin_dirs.extend(string_of(setting("plugin_dir")));
+    Ok(RuntimeConfig {
+        conf_dir: string_of(setting("network_dir")),
         bin_dirs,
-        ..RuntimeSays::default()
+        ..RuntimeConfig::default()
     })
 }
 
-/// An empty text is as good as none.
-fn text_of(value: Option<&Value>) -> Option<String> {
+/// An empty string counts as unset.
+fn string_of(value: Option<&Value>) -> Option<String> {
     let text = value?.as_str()?.trim_end_matches('/');
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn texts(value: Option<&Value>) -> Vec<String> {
+fn strings_of(value: Option<&Value>) -> Vec<String> {
     let items = value.and_then(Value::as_array).into_iter().flatten();
-    items.filter_map(|item| text_of(Some(item))).collect()
+    items.filter_map(|item| string_of(Some(item))).collect()
 }
 
 #[cfg(test)]
@@ -111,9 +111,9 @@ mod tests {
                 &["/b", "/b2"],
             ),
         ] {
-            let said = containerd(text).unwrap();
+            let setting = containerd(text).unwrap();
             assert_eq!(
-                (said.conf_dir.as_deref(), &said.bin_dirs[..]),
+                (setting.conf_dir.as_deref(), &setting.bin_dirs[..]),
                 (
                     Some("/c"),
                     &bins.iter().map(|b| (*b).to_owned()).collect::<Vec<_>>()[..]
@@ -121,22 +121,22 @@ mod tests {
                 "{text}"
             );
         }
-        let said =
+        let setting =
             containerd("imports = [\"/x/*.toml\"]\n[plugins.cri.cni]\nmax_conf_num = 0").unwrap();
         assert_eq!(
-            (said.imports, said.max_networks, said.conf_dir),
+            (setting.imports, setting.max_networks, setting.conf_dir),
             (vec!["/x/*.toml".to_owned()], Some(0), None)
         );
     }
 
     #[test]
-    fn a_later_file_of_crio_overrides_what_it_says_and_nothing_else() {
+    fn a_later_file_of_crio_overrides_what_it_sets_and_nothing_else() {
         let first =
             crio("[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/a\", \"/b\"]").unwrap();
         let second = crio("[crio.network]\nnetwork_dir = \"/d\"").unwrap();
-        let said = first.and_then(second);
+        let setting = first.overridden_by(second);
         assert_eq!(
-            (said.conf_dir.as_deref(), said.bin_dirs),
+            (setting.conf_dir.as_deref(), setting.bin_dirs),
             (Some("/d"), vec!["/a".to_owned(), "/b".to_owned()])
         );
     }

@@ -1,18 +1,18 @@
-//! The annotations of a pod that is to be injected, checked before anything is made of them (services/docs/facts/istio-sidecar.md,
-//! 6.5). The lists are read by the same code as on the node.
+//! Validates the annotations of a pod before injection (services/docs/facts/istio-sidecar.md, 6.5). Lists are parsed by
+//! the same code as on the node.
 
 use inpod_types::{keys, lists};
 use serde_json::Value;
 
 use crate::{
     bootstrap,
-    error::{InjectError, told, yaml},
-    prometheus, tree,
+    error::{InjectError, excerpt, yaml_error},
+    json, prometheus,
 };
 
 type Check = fn(&str) -> Result<(), String>;
 
-/// What is checked, in its order: the first that is malformed is told.
+/// Checks in their order; the first invalid annotation is reported.
 const CHECKS: &[(&str, Check)] = &[
     (keys::INTERCEPTION_MODE, mode),
     (keys::STATUS_PORT, port),
@@ -28,10 +28,10 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::SIDECAR_EXCLUDE_INTERFACES, interfaces),
     (keys::SIDECAR_KUBEVIRT_INTERFACES, interfaces),
     (keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
-    (keys::MERGE_METRICS, truth),
+    (keys::MERGE_METRICS, boolean),
     (keys::DEFAULT_ENDPOINTS, endpoints),
     (keys::SCRAPE_TARGETS, targets),
-    (keys::REWRITE_PROBES, truth),
+    (keys::REWRITE_PROBES, boolean),
     (keys::NATIVE_SIDECAR, yes_or_no),
     (keys::PROXY_CONFIG, proxy_config),
     (keys::PROXY_CPU, quantity),
@@ -39,20 +39,20 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::PROXY_MEMORY, quantity),
     (keys::PROXY_MEMORY_LIMIT, quantity),
     (keys::PROXY_IMAGE, image),
-    (keys::PROXY_IMAGE_TYPE, word),
-    (keys::LOG_LEVEL, word),
+    (keys::PROXY_IMAGE_TYPE, identifier),
+    (keys::LOG_LEVEL, identifier),
     (keys::COMPONENT_LOG_LEVEL, levels),
     (keys::AGENT_LOG_LEVEL, levels),
 ];
 
-/// Checks every annotation that injection reads.
+/// Validates every annotation that injection reads.
 ///
 /// # Errors
 ///
-/// When one does not say what it should.
+/// Names the first invalid annotation.
 pub fn check(pod: &Value) -> Result<(), InjectError> {
     for (name, check) in CHECKS {
-        if let Some(text) = tree::annotation(pod, name) {
+        if let Some(text) = json::annotation(pod, name) {
             check(text).map_err(|why| InjectError::annotation(name, &why))?;
         }
     }
@@ -63,8 +63,8 @@ fn mode(text: &str) -> Result<(), String> {
     match text {
         "REDIRECT" | "TPROXY" | "NONE" => Ok(()),
         other => Err(format!(
-            "{} is no mode; give REDIRECT, TPROXY or NONE",
-            told(other)
+            "{} is not a mode; use REDIRECT, TPROXY or NONE",
+            excerpt(other)
         )),
     }
 }
@@ -76,7 +76,7 @@ fn port(text: &str) -> Result<(), String> {
 
 fn number(text: &str) -> Result<(), String> {
     let is_number = is_digits(text) && text.parse::<u32>().is_ok();
-    require(is_number, text, "number", "digits alone")
+    require(is_number, text, "number", "digits only")
 }
 
 fn is_digits(text: &str) -> bool {
@@ -84,7 +84,7 @@ fn is_digits(text: &str) -> bool {
 }
 
 fn require(is_so: bool, text: &str, what: &str, advice: &str) -> Result<(), String> {
-    let why = || format!("{} is no {what}; give {advice}", told(text));
+    let why = || format!("{} is not a valid {what}; use {advice}", excerpt(text));
     is_so.then_some(()).ok_or_else(why)
 }
 
@@ -119,27 +119,28 @@ fn targets(text: &str) -> Result<(), String> {
     prometheus::targets(text).map(drop)
 }
 
-fn truth(text: &str) -> Result<(), String> {
-    let is_truth = tree::truth(text).is_some();
-    require(is_truth, text, "truth value", "true or false")
+fn boolean(text: &str) -> Result<(), String> {
+    let is_boolean = json::parse_bool(text).is_some();
+    require(is_boolean, text, "boolean", "true or false")
 }
 
 fn yes_or_no(text: &str) -> Result<(), String> {
     let is_one = matches!(text, "true" | "false");
-    require(is_one, text, "truth value", "true or false")
+    require(is_one, text, "boolean", "true or false")
 }
 
-/// An object of YAML. What it says of Istio is Istio's to check.
+/// Requires a YAML map. Its fields are validated by Istio.
 fn proxy_config(text: &str) -> Result<(), String> {
     let found: Result<Value, _> = serde_saphyr::from_str(text);
-    let found = found.map_err(|error| format!("it is no YAML: {}", yaml(&error)))?;
+    let found = found.map_err(|error| format!("it is not valid YAML: {}", yaml_error(&error)))?;
     if found.is_object() || found.is_null() {
         return Ok(());
     }
-    Err("it is no map of YAML, like {holdApplicationUntilProxyStarts: true}".to_owned())
+    Err("it is not a YAML map such as {holdApplicationUntilProxyStarts: true}".to_owned())
 }
 
-/// A Kubernetes quantity (apimachinery, resource.Quantity), not negative: `1`, `0.5`, `100m`, `1Gi`, `1e3`.
+/// Requires a Kubernetes quantity (apimachinery, resource.Quantity) that is not negative: `1`,
+/// `0.5`, `100m`, `1Gi`, `1e3`.
 fn quantity(text: &str) -> Result<(), String> {
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))
@@ -164,16 +165,16 @@ fn quantity(text: &str) -> Result<(), String> {
     )
 }
 
-/// Neither blank nor control character, which no name of an image has.
+/// Rejects white space and control characters, which no image name has.
 fn image(text: &str) -> Result<(), String> {
     let is_image = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     require(is_image, text, "image", "one like registry/name:tag")
 }
 
-fn word(text: &str) -> Result<(), String> {
+fn identifier(text: &str) -> Result<(), String> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let is_word = !text.is_empty() && text.bytes().all(is_word);
-    require(is_word, text, "word", "letters, digits and _.- alone")
+    require(is_word, text, "name", "letters, digits and _.- only")
 }
 
 fn levels(text: &str) -> Result<(), String> {
@@ -183,7 +184,7 @@ fn levels(text: &str) -> Result<(), String> {
         is_list,
         text,
         "list of levels",
-        "NAME:LEVEL with commas between them",
+        "NAME:LEVEL, separated by commas",
     )
 }
 

@@ -1,11 +1,12 @@
-//! The bootstrap of an Envoy that has no control plane: it is told here once what istiod tells Istio's proxy for inbound
-//! forwarding (services/docs/facts/istio-sidecar.md, 7), and nothing else. What the client dialled is dialled on, from 127.0.0.6 or
-//! ::6, which the node's rules let pass; outbound connections go where they were going.
+//! Bootstrap of an Envoy without a control plane: the static equivalent of istiod's configuration for inbound
+//! forwarding (services/docs/facts/istio-sidecar.md, 7). Inbound connections are forwarded to their original
+//! destination from 127.0.0.6 or ::6, which the node's rules do not redirect again; outbound connections go
+//! to their original destination.
 //!
-//! Names of fields are those of Envoy's API v3 (envoy/config/bootstrap/v3/bootstrap.proto and what it imports), those of
-//! listeners and clusters Istio's. It is handed over as JSON in one argument: a pod needs no file and no ConfigMap for it.
+//! Field names are those of Envoy's API v3 (`envoy.config.bootstrap.v3` and its imports); listeners and clusters are
+//! named as by Istio. The bootstrap is JSON in one argument, so that a pod needs no file and no ConfigMap for it.
 
-mod drained;
+mod drain;
 mod endpoints;
 
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -17,105 +18,105 @@ pub(crate) use endpoints::parse;
 
 use crate::{
     error::InjectError,
+    json,
     proxy::{Interception, ProxySettings},
-    tree,
 };
 use endpoints::Endpoint;
 
-/// What a template names it by, and what it is.
-pub(crate) const FACT: (&str, &str) = (
+/// Name and description of the template variable.
+pub(crate) const VARIABLE: (&str, &str) = (
     "proxy.bootstrap",
-    "JSON: the bootstrap of an Envoy without a control plane and without an agent; INSTANCE_IP has to be in its environment",
+    "JSON: bootstrap of an Envoy without control plane and agent; needs INSTANCE_IP in its environment",
 );
 
-/// Where outbound connections are led, and inbound ones (services/docs/facts/istio-sidecar.md, 4.1).
+/// Ports to which outbound and inbound connections are redirected (services/docs/facts/istio-sidecar.md, 4.1).
 const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 
-/// Envoy's administration: at localhost alone. Two paths of it are answered at the ports that follow.
+/// Envoy's admin interface listens on localhost only; the next two ports expose one path of it each.
 const ADMIN: u16 = 15000;
 const HEALTH: u16 = 15021;
 const PROMETHEUS: u16 = 15090;
 
-/// Sources by which the node's rules know what the proxy has had already (7.2).
-const MARK4: &str = "127.0.0.6";
-const MARK6: &str = "::6";
+/// Source addresses that exempt the proxy's connections from redirection (7.2).
+const SOURCE_IPV4: &str = "127.0.0.6";
+const SOURCE_IPV6: &str = "::6";
 
-/// The packet mark of connections that keep the client's address; with it they come back to the proxy (4.4.2).
+/// Packet mark of connections that keep the client's address; it routes their replies back to the proxy (4.4.2).
 const TPROXY_MARK: u32 = 1337;
 
 const PASSTHROUGH: &str = "PassthroughCluster";
 const BLACK_HOLE: &str = "BlackHoleCluster";
-const INBOUND4: &str = "InboundPassthroughClusterIpv4";
-const INBOUND6: &str = "InboundPassthroughClusterIpv6";
+const INBOUND_IPV4: &str = "InboundPassthroughClusterIpv4";
+const INBOUND_IPV6: &str = "InboundPassthroughClusterIpv6";
 const ADMIN_CLUSTER: &str = "admin";
 
-/// What the kubelet writes the pod's address for (Kubernetes, "Define Dependent Environment Variables").
+/// Expanded by the kubelet to the pod's address (Kubernetes, "Define Dependent Environment Variables").
 const POD_ADDRESS: &str = "$(INSTANCE_IP)";
 
-/// What it is made for.
-struct Plan {
+/// Inputs of the bootstrap.
+struct Bootstrap {
     endpoints: BTreeMap<u16, Endpoint>,
     is_tproxy: bool,
     has_ipv6: bool,
     drain: u64,
 }
 
-/// The bootstrap for a pod.
+/// Renders the bootstrap for a pod.
 ///
 /// # Errors
 ///
-/// When the annotation of endpoints is malformed, or the interception mode does not let the proxy keep to it.
-pub(crate) fn of(
+/// If the annotation of endpoints is invalid or conflicts with the interception mode.
+pub(crate) fn render(
     pod: &Value,
     proxy: &ProxySettings,
     has_ipv6: bool,
 ) -> Result<String, InjectError> {
-    let said = tree::annotation(pod, keys::DEFAULT_ENDPOINTS).unwrap_or_default();
+    let text = json::annotation(pod, keys::DEFAULT_ENDPOINTS).unwrap_or_default();
     let wrong = |why: String| InjectError::annotation(keys::DEFAULT_ENDPOINTS, &why);
-    let endpoints = parse(said).map_err(wrong)?;
+    let endpoints = parse(text).map_err(wrong)?;
     let is_tproxy = proxy.interception == Interception::Tproxy;
     if is_tproxy && !endpoints.is_empty() {
-        let why = "with interceptionMode TPROXY connections keep the client's address and go where they were going; give REDIRECT, or leave it out";
+        let why = "interceptionMode TPROXY keeps the client's address and the original destination; use REDIRECT, or remove the annotation";
         return Err(wrong(why.to_owned()));
     }
-    let plan = Plan {
+    let bootstrap = Bootstrap {
         endpoints,
         is_tproxy,
         has_ipv6,
         drain: proxy.drain,
     };
-    Ok(plan.document().to_string())
+    Ok(bootstrap.document().to_string())
 }
 
-/// Refuses the annotation where no template makes anything of it.
+/// Rejects the annotation of endpoints if no template uses the bootstrap.
 ///
 /// # Errors
 ///
-/// When the pod names an endpoint.
-pub(crate) fn not_wanted(pod: &Value) -> Result<(), InjectError> {
-    let said = tree::annotation(pod, keys::DEFAULT_ENDPOINTS);
-    if said.is_none_or(|said| said.trim().is_empty()) {
+/// If the pod names an endpoint.
+pub(crate) fn reject_endpoints(pod: &Value) -> Result<(), InjectError> {
+    let text = json::annotation(pod, keys::DEFAULT_ENDPOINTS);
+    if text.is_none_or(|text| text.trim().is_empty()) {
         return Ok(());
     }
-    let why = "no template of this pod has proxy.bootstrap, and Istio's proxy takes endpoints from a Sidecar resource; choose the template standalone, or leave it out";
+    let why = "no template of this pod uses proxy.bootstrap, and Istio's proxy takes endpoints from a Sidecar resource; use the template standalone, or remove the annotation";
     Err(InjectError::annotation(
         keys::DEFAULT_ENDPOINTS,
         &why.to_owned(),
     ))
 }
 
-impl Plan {
+impl Bootstrap {
     fn document(&self) -> Value {
         let metrics = "/stats/prometheus";
         let listeners = [
             self.inbound(),
             self.outbound(),
             self.health(),
-            self.answering(
+            self.http_listener(
                 "prometheus",
                 PROMETHEUS,
-                manager("prometheus", &[asked(metrics, metrics)]),
+                connection_manager("prometheus", &[route(metrics, metrics)]),
             ),
         ];
         json!({
@@ -124,15 +125,15 @@ impl Plan {
         })
     }
 
-    /// A listener at a port of every address. A second one for IPv6 keeps IPv4's sockets apart: of those alone the kernel
-    /// tells where a connection was going.
+    /// Listens on a port of all addresses. IPv6 has a socket of its own, since the kernel returns the original
+    /// destination of IPv4 connections only for IPv4 sockets.
     fn listener(&self, name: &str, port: u16, rest: Value) -> Value {
         let mut listener = json!({"name": name, "address": tcp("0.0.0.0", port)});
         let more = self
             .has_ipv6
             .then(|| json!({"additional_addresses": [{"address": tcp("::", port)}]}));
         for part in [Some(rest), more].into_iter().flatten() {
-            lay_over(&mut listener, part);
+            extend_object(&mut listener, part);
         }
         listener
     }
@@ -140,12 +141,12 @@ impl Plan {
     fn inbound(&self) -> Value {
         let mut chains = vec![black_hole("virtualInbound-blackhole", INBOUND)];
         chains.extend(self.endpoints.keys().map(|port| {
-            let cluster = name_of(*port);
-            let wanted = json!({"destination_port": port});
-            chain(&cluster, Some(wanted), &cluster)
+            let cluster = cluster_name(*port);
+            let matcher = json!({"destination_port": port});
+            chain(&cluster, Some(matcher), &cluster)
         }));
-        chains.push(of_family("0.0.0.0", INBOUND4));
-        chains.extend(self.has_ipv6.then(|| of_family("::", INBOUND6)));
+        chains.push(family_chain("0.0.0.0", INBOUND_IPV4));
+        chains.extend(self.has_ipv6.then(|| family_chain("::", INBOUND_IPV6)));
         let mut filters = vec![original_dst()];
         filters.extend(self.is_tproxy.then(original_src));
         let mut rest = json!({
@@ -154,7 +155,7 @@ impl Plan {
             "filter_chains": chains,
         });
         if self.is_tproxy {
-            lay_over(&mut rest, json!({"transparent": true}));
+            extend_object(&mut rest, json!({"transparent": true}));
         }
         self.listener("virtualInbound", INBOUND, rest)
     }
@@ -169,21 +170,21 @@ impl Plan {
         self.listener("virtualOutbound", OUTBOUND, rest)
     }
 
-    /// Whether it is ready, and, for the hook that holds its end up, when it has drained.
+    /// Serves readiness and, for the `preStop` hook, the end of draining.
     fn health(&self) -> Value {
-        let ready = asked("/healthz/ready", "/ready");
+        let ready = route("/healthz/ready", "/ready");
         let manager = if self.drain == 0 {
-            manager("health", &[ready])
+            connection_manager("health", &[ready])
         } else {
-            drained::manager(
-                manager("health", &[ready, drained::route(self.drain)]),
+            drain::connection_manager(
+                connection_manager("health", &[ready, drain::route(self.drain)]),
                 self.drain,
             )
         };
-        self.answering("health", HEALTH, manager)
+        self.http_listener("health", HEALTH, manager)
     }
 
-    fn answering(&self, name: &str, port: u16, manager: Value) -> Value {
+    fn http_listener(&self, name: &str, port: u16, manager: Value) -> Value {
         let kind =
             "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
         let manager = extension(
@@ -200,23 +201,25 @@ impl Plan {
 
     fn clusters(&self) -> Vec<Value> {
         let mut clusters = vec![
-            json!({"name": BLACK_HOLE, "type": "STATIC", "connect_timeout": CONNECT}),
-            fixed(ADMIN_CLUSTER, &tcp("127.0.0.1", ADMIN), json!({})),
-            passthrough(PASSTHROUGH, json!({})),
-            passthrough(INBOUND4, from(MARK4, None)),
+            json!({"name": BLACK_HOLE, "type": "STATIC", "connect_timeout": CONNECT_TIMEOUT}),
+            static_cluster(ADMIN_CLUSTER, &tcp("127.0.0.1", ADMIN), json!({})),
+            original_dst_cluster(PASSTHROUGH, json!({})),
+            original_dst_cluster(INBOUND_IPV4, source_bind(SOURCE_IPV4, None)),
         ];
         clusters.extend(
             self.has_ipv6
-                .then(|| passthrough(INBOUND6, from(MARK6, None))),
+                .then(|| original_dst_cluster(INBOUND_IPV6, source_bind(SOURCE_IPV6, None))),
         );
         clusters.extend(self.endpoints.iter().map(|(port, endpoint)| {
-            let name = name_of(*port);
+            let name = cluster_name(*port);
             match endpoint {
-                Endpoint::Localhost(to) => fixed(&name, &socket(*to), json!({})),
-                Endpoint::Unix(path) => fixed(&name, &json!({"pipe": {"path": path}}), json!({})),
+                Endpoint::Localhost(to) => static_cluster(&name, &socket(*to), json!({})),
+                Endpoint::Unix(path) => {
+                    static_cluster(&name, &json!({"pipe": {"path": path}}), json!({}))
+                }
                 Endpoint::Pod(port) => {
-                    let marks = from(MARK4, self.has_ipv6.then_some(MARK6));
-                    fixed(&name, &tcp(POD_ADDRESS, *port), marks)
+                    let bind = source_bind(SOURCE_IPV4, self.has_ipv6.then_some(SOURCE_IPV6));
+                    static_cluster(&name, &tcp(POD_ADDRESS, *port), bind)
                 }
             }
         }));
@@ -224,15 +227,15 @@ impl Plan {
     }
 }
 
-/// How long connecting may take: Istio's default (`MeshConfig.connectTimeout`).
-const CONNECT: &str = "10s";
+/// Istio's default (`MeshConfig.connectTimeout`).
+const CONNECT_TIMEOUT: &str = "10s";
 
-/// What a port's cluster is called: as by Istio.
-fn name_of(port: u16) -> String {
+/// Names a port's cluster as Istio does.
+fn cluster_name(port: u16) -> String {
     format!("inbound|{port}||")
 }
 
-fn lay_over(base: &mut Value, over: Value) {
+fn extend_object(base: &mut Value, over: Value) {
     if let (Value::Object(base), Value::Object(over)) = (base, over) {
         base.extend(over);
     }
@@ -252,7 +255,7 @@ fn extension(name: &str, kind: &str, config: Value) -> Value {
 
 fn typed(kind: &str, mut config: Value) -> Value {
     let kind = json!({"@type": format!("type.googleapis.com/{kind}")});
-    lay_over(&mut config, kind);
+    extend_object(&mut config, kind);
     config
 }
 
@@ -261,15 +264,15 @@ fn original_dst() -> Value {
     extension("envoy.filters.listener.original_dst", kind, json!({}))
 }
 
-/// Has the proxy connect from the client's address, and be met by its answers.
+/// Connects from the client's address, with a mark that routes the replies back.
 fn original_src() -> Value {
     let kind = "envoy.extensions.filters.listener.original_src.v3.OriginalSrc";
     let mark = json!({"mark": TPROXY_MARK});
     extension("envoy.filters.listener.original_src", kind, mark)
 }
 
-/// What answers requests, by these routes alone.
-fn manager(name: &str, routes: &[Value]) -> Value {
+/// An HTTP connection manager with only these routes.
+fn connection_manager(name: &str, routes: &[Value]) -> Value {
     let host = json!({"name": name, "domains": ["*"], "routes": routes});
     let kind = "envoy.extensions.filters.http.router.v3.Router";
     json!({
@@ -279,34 +282,34 @@ fn manager(name: &str, routes: &[Value]) -> Value {
     })
 }
 
-/// One path, answered by one of the administration's.
-fn asked(path: &str, by: &str) -> Value {
+/// Forwards one path to a path of the admin interface.
+fn route(path: &str, by: &str) -> Value {
     json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}})
 }
 
-/// Bytes as they are, to one cluster. An idle connection is the application's to end: Envoy would end it after an hour.
-fn chain(name: &str, wanted: Option<Value>, cluster: &str) -> Value {
+/// Forwards TCP to one cluster. Without an idle timeout: Envoy's default would close connections after an hour.
+fn chain(name: &str, matcher: Option<Value>, cluster: &str) -> Value {
     let proxy = json!({"stat_prefix": cluster, "cluster": cluster, "idle_timeout": "0s"});
     let kind = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
     let proxy = extension("envoy.filters.network.tcp_proxy", kind, proxy);
     let mut chain = json!({"name": name, "filters": [proxy]});
-    if let Some(wanted) = wanted {
-        lay_over(&mut chain, json!({"filter_chain_match": wanted}));
+    if let Some(matcher) = matcher {
+        extend_object(&mut chain, json!({"filter_chain_match": matcher}));
     }
     chain
 }
 
-/// A connection that was going to the listener itself would come back to it for ever.
+/// A connection to the listener's own port would loop forever.
 fn black_hole(name: &str, port: u16) -> Value {
     chain(name, Some(json!({"destination_port": port})), BLACK_HOLE)
 }
 
-fn of_family(any: &str, cluster: &str) -> Value {
-    let wanted = json!({"prefix_ranges": [{"address_prefix": any, "prefix_len": 0}]});
-    chain(cluster, Some(wanted), cluster)
+fn family_chain(any: &str, cluster: &str) -> Value {
+    let matcher = json!({"prefix_ranges": [{"address_prefix": any, "prefix_len": 0}]});
+    chain(cluster, Some(matcher), cluster)
 }
 
-/// Envoy's own limits (1024 of each) would turn away what an application alone takes.
+/// Envoy's default limits (1024 each) would reject connections that the application alone would accept.
 fn unlimited() -> Value {
     let thresholds = json!({
         "max_connections": u32::MAX,
@@ -316,40 +319,40 @@ fn unlimited() -> Value {
     json!({"thresholds": [thresholds]})
 }
 
-/// To where a connection was going.
-fn passthrough(name: &str, bind: Value) -> Value {
+/// Forwards connections to their original destination.
+fn original_dst_cluster(name: &str, bind: Value) -> Value {
     let mut cluster = json!({
         "name": name,
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
-        "connect_timeout": CONNECT,
+        "connect_timeout": CONNECT_TIMEOUT,
         "circuit_breakers": unlimited(),
     });
-    lay_over(&mut cluster, bind);
+    extend_object(&mut cluster, bind);
     cluster
 }
 
-/// To one address.
-fn fixed(name: &str, address: &Value, bind: Value) -> Value {
+/// Forwards connections to one address.
+fn static_cluster(name: &str, address: &Value, bind: Value) -> Value {
     let endpoint = json!({"endpoint": {"address": address}});
     let mut cluster = json!({
         "name": name,
         "type": "STATIC",
-        "connect_timeout": CONNECT,
+        "connect_timeout": CONNECT_TIMEOUT,
         "circuit_breakers": unlimited(),
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
     });
-    lay_over(&mut cluster, bind);
+    extend_object(&mut cluster, bind);
     cluster
 }
 
-/// From an address, any port of it; of two, Envoy takes the one of the family that it connects to.
-fn from(source: &str, other: Option<&str>) -> Value {
+/// Binds to a source address; of two, Envoy uses the one of the destination's family.
+fn source_bind(source: &str, other: Option<&str>) -> Value {
     let any = |address: &str| json!({"address": address, "port_value": 0});
     let mut bind = json!({"source_address": any(source)});
     if let Some(other) = other {
         let more = json!({"extra_source_addresses": [{"address": any(other)}]});
-        lay_over(&mut bind, more);
+        extend_object(&mut bind, more);
     }
     json!({"upstream_bind_config": bind})
 }

@@ -1,4 +1,4 @@
-//! What an operator says of injection: one YAML file, the same for the webhook and for `inpod inject`.
+//! Configuration of the injection: one YAML file, which the webhook and `inpod inject` share.
 
 use std::collections::BTreeMap;
 
@@ -7,51 +7,43 @@ use serde_json::{Map, Value, json};
 
 use crate::{decide::Policy, selector::Selector};
 
-/// Why a configuration is not used. Told to the operator.
+/// Reason why a configuration is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidConfig {
-    /// It is no YAML, or has a field that there is not.
+    /// It is not valid YAML, or has an unknown field.
     #[error("the configuration cannot be read: {0}")]
     Yaml(String),
-    /// A field says what it should not.
     #[error("{field}: {why}")]
     Field {
-        /// Its name.
         field: String,
-        /// What is wrong with it, and what to give.
+        /// The problem and the expected value.
         why: String,
     },
-    /// A template cannot be used.
     #[error("template {name:?}, line {line}: {why}")]
     Template {
-        /// Its name.
         name: String,
-        /// Counted from 1.
         line: usize,
-        /// What is wrong.
         why: String,
     },
 }
 
-/// Whether the proxy is an init container that goes on running.
+/// Whether the proxy is a native sidecar: an init container that keeps running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NativeSidecars {
-    /// Where every kubelet of the cluster is sure to know them: `kubernetesVersion` is 1.33 or later.
+    /// If every kubelet of the cluster supports native sidecars: `kubernetesVersion` is 1.33 or later.
     #[default]
     Auto,
-    /// Always.
     True,
-    /// Never.
     False,
 }
 
 impl<'de> Deserialize<'de> for NativeSidecars {
-    /// `true` and `false` are no texts in YAML, and both are taken.
+    /// Accepts YAML booleans besides strings.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let said = Value::deserialize(deserializer)?;
-        match said
+        let value = Value::deserialize(deserializer)?;
+        match value
             .as_str()
-            .map_or_else(|| said.to_string(), str::to_owned)
+            .map_or_else(|| value.to_string(), str::to_owned)
             .as_str()
         {
             "auto" => Ok(Self::Auto),
@@ -64,90 +56,82 @@ impl<'de> Deserialize<'de> for NativeSidecars {
     }
 }
 
-/// What is configured; every field has a default.
+/// The configuration; every field has a default.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
-    /// What becomes of pods that say nothing.
+    /// Applies to pods without a label or annotation.
     pub policy: Policy,
-    /// Pods that are not injected unless they ask for it; any selector is enough.
+    /// Pods that are not injected unless they opt in; one matching selector suffices.
     pub never_inject_selector: Vec<Selector>,
-    /// Pods that are injected whatever the policy says; any selector is enough.
+    /// Pods that are injected whatever the policy is; one matching selector suffices.
     pub always_inject_selector: Vec<Selector>,
     /// Templates of pods that name none.
     pub default_templates: Vec<String>,
-    /// Names that stand for lists of templates.
+    /// Names for lists of templates.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// Templates by name, besides the built-in `sidecar` and `standalone`, which one of such a name replaces.
+    /// Templates by name. They override the built-in `sidecar` and `standalone`.
     pub templates: BTreeMap<String, String>,
-    /// Whether the node redirects traffic; false: a container of each pod does.
+    /// Whether the node redirects traffic; if false, a container in each pod does.
     pub cni: bool,
-    /// Whether the proxy is an init container that goes on running.
     pub native_sidecars: NativeSidecars,
-    /// The API server's version, like `1.33`, by which `nativeSidecars: auto` is decided.
+    /// Version of the API server such as `1.33`, for `nativeSidecars: auto`.
     pub kubernetes_version: String,
-    /// Whether probes of applications are led through the proxy's agent.
+    /// Whether application probes are redirected to the proxy's agent.
     #[serde(rename = "rewriteAppHTTPProbe")]
     pub rewrite_app_http_probe: bool,
-    /// Whether metrics of applications are asked for through the proxy's agent.
+    /// Whether the proxy's agent merges the application's metrics.
     pub enable_prometheus_merge: bool,
-    /// The network of Multus that is the node's plugin, like `default/istio-cni`; empty: it is in a chain.
+    /// Multus network of the node's plugin such as `default/istio-cni`; empty if the plugin is in the CNI chain.
     pub multus_network: String,
-    /// Which injector this is.
+    /// Name of this injector's revision.
     pub revision: String,
-    /// The cluster's DNS domain.
     pub cluster_domain: String,
-    /// The cluster's name in the mesh.
+    /// Name of the cluster in the mesh.
     pub cluster_id: String,
-    /// The network's name in the mesh; empty: none.
+    /// Name of the network in the mesh; may be empty.
     pub network: String,
-    /// The mesh's name; empty: the trust domain.
+    /// Name of the mesh; if empty, the trust domain.
     pub mesh_id: String,
-    /// The trust domain of identities.
     pub trust_domain: String,
-    /// Where certificates are had, host and port.
+    /// Host and port of the CA.
     pub ca_address: String,
-    /// Istio's `MeshConfig.defaultConfig`: goes to the proxy as it is, below what the pod says.
+    /// Istio's `MeshConfig.defaultConfig`, which a pod's annotation overrides.
     pub proxy_config: Map<String, Value>,
-    /// Annotations of every pod that is injected.
+    /// Annotations for every injected pod.
     pub injected_annotations: BTreeMap<String, String>,
-    /// Names of secrets for the registry of the images below.
+    /// Names of pull secrets for the images below.
     pub image_pull_secrets: Vec<String>,
-    /// The proxy.
     pub proxy: Proxy,
 }
 
-/// What is configured of the injected containers.
+/// Settings of the injected containers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Proxy {
-    /// The proxy's image.
     pub image: String,
-    /// The image of `istio-init`, which redirects where `cni` is false.
+    /// Image of `istio-init`, which redirects traffic if `cni` is false.
     pub init_image: String,
-    /// The image of `istio-validation`.
+    /// Image of `istio-validation`.
     pub validation_image: String,
-    /// Always, IfNotPresent or Never; empty: as Kubernetes has it.
+    /// Always, IfNotPresent or Never; empty for the default of Kubernetes.
     pub image_pull_policy: String,
-    /// The user that the proxy runs as.
+    /// User ID of the proxy.
     pub uid: u32,
-    /// The group that the proxy runs as.
+    /// Group ID of the proxy.
     pub gid: u32,
-    /// The proxy's log level.
     pub log_level: String,
-    /// The log levels of the proxy's parts.
     pub component_log_level: String,
-    /// The log levels of the proxy's agent.
     pub agent_log_level: String,
-    /// Where the proxy's agent answers probes, where neither the pod nor `proxyConfig` says it.
+    /// Port of the agent's health checks, unless the pod or `proxyConfig` sets it.
     pub status_port: u16,
-    /// Whether the built-in bootstrap listens on IPv6 too; false where the nodes' kernels have none.
+    /// Whether the built-in bootstrap also listens on IPv6; set it to false if the nodes' kernels have no IPv6.
     pub ipv6: bool,
-    /// The proxy's resources, as Kubernetes has them, where no annotation says any.
+    /// Kubernetes resources of the proxy, unless an annotation sets any.
     pub resources: Map<String, Value>,
 }
 
-/// The first release whose kubelets cannot switch native sidecars off (Kubernetes, KEP-753: stable in 1.33).
+/// First release whose kubelets cannot disable native sidecars (Kubernetes, KEP-753: stable in 1.33).
 const NATIVE_SINCE: (u32, u32) = (1, 33);
 
 impl Default for Config {
@@ -187,7 +171,7 @@ impl Default for Proxy {
         let text = str::to_owned;
         let resources = json!({
             "requests": {"cpu": "100m", "memory": "128Mi"},
-            // As the API server writes quantities: a second injection finds nothing to change.
+            // Quantities in the API server's canonical form, so that a second injection changes nothing.
             "limits": {"cpu": "2", "memory": "1Gi"},
         });
         Self {
@@ -208,11 +192,11 @@ impl Default for Proxy {
 }
 
 impl Config {
-    /// Reads a configuration; an empty text is the default.
+    /// Parses a configuration; an empty text is the default.
     ///
     /// # Errors
     ///
-    /// When it is no YAML, or names what there is not.
+    /// If it is not valid YAML, or has an unknown field or value.
     pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
         let document: Value =
             serde_saphyr::from_str(text).map_err(|error| InvalidConfig::Yaml(error.to_string()))?;
@@ -222,7 +206,7 @@ impl Config {
         serde_json::from_value(document).map_err(|error| InvalidConfig::Yaml(error.to_string()))
     }
 
-    /// Whether the cluster has native sidecars. A pod may say otherwise.
+    /// Returns whether pods get native sidecars, unless an annotation overrides it.
     pub fn has_native_sidecars(&self) -> bool {
         match self.native_sidecars {
             NativeSidecars::True => true,
@@ -251,18 +235,18 @@ impl Config {
         if !versions.is_empty() && version(versions).is_none() {
             return Err(field(
                 "kubernetesVersion",
-                format!("{versions:?} is no version like 1.33"),
+                format!("{versions:?} is not a version such as 1.33"),
             ));
         }
         if self.proxy.uid == 0 {
-            let why = "0 is root, whose traffic nothing tells from the node's; give another";
+            let why = "0 is root, whose traffic rules cannot tell from the node's; use another";
             return Err(field("proxy.uid", why.to_owned()));
         }
         Ok(())
     }
 }
 
-/// Major and minor, of `v1.33.2-gke.1` and the like.
+/// Parses major and minor of versions such as `v1.33.2-gke.1`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim_start_matches('v').split('.');
     let mut number = || {
@@ -281,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_said_is_the_default_and_an_unknown_name_is_told() {
+    fn an_empty_text_is_the_default_and_an_unknown_field_is_rejected() {
         assert_eq!(Config::parse("").unwrap(), Config::default());
         let wrong = Config::parse("proxy: {imag: x}").unwrap_err().to_string();
         assert!(wrong.contains("imag"), "{wrong}");
@@ -323,8 +307,8 @@ mod tests {
             ),
         ] {
             let config = Config::parse(text).unwrap();
-            let told = config.check().unwrap_err().to_string();
-            assert!(told.contains(words), "{told}");
+            let message = config.check().unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Whether a pod is injected: Istio's selection policy, in its order (services/docs/facts/istio-sidecar.md, 6.3). Labels of namespaces
-//! are asked by the API server's selectors, before the webhook is.
+//! Decides whether a pod is injected, by the rules of Istio's webhook in their order
+//! (services/docs/facts/istio-sidecar.md, 6.3). Namespace labels are matched earlier, by the selectors
+//! of the webhook's registration.
 
 use inpod_types::keys;
 use serde::Deserialize;
@@ -7,10 +8,9 @@ use serde_json::Value;
 
 use crate::{
     config::Config,
-    tree::{annotation, label},
+    json::{annotation, label},
 };
 
-/// Namespaces whose pods are never injected.
 pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "kube-system",
     "kube-public",
@@ -18,44 +18,38 @@ pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "local-path-storage",
 ];
 
-/// What becomes of pods that say nothing.
+/// Default for pods without a label or annotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// They are injected.
     #[default]
     Enabled,
-    /// They are not.
     Disabled,
 }
 
-/// Whether a pod is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is.
     Inject,
-    /// It is not.
-    Skip(Why),
+    Skip(SkipReason),
 }
 
-/// Why a pod is not injected.
+/// Reason why a pod is not injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// It shares the node's network.
+pub enum SkipReason {
     HostNetwork,
-    /// Its namespace is one of [`SYSTEM_NAMESPACES`].
+    /// Its namespace is in [`SYSTEM_NAMESPACES`].
     SystemNamespace,
-    /// Its label or annotation says so.
+    /// Its label or annotation opts out.
     OptedOut,
-    /// `neverInjectSelector` selects it.
+    /// `neverInjectSelector` matches it.
     NeverSelected,
-    /// It says nothing, and the policy is `disabled`.
+    /// It has neither label nor annotation, and the policy is `disabled`.
     Policy,
 }
 
-impl Why {
-    /// In a word, as metrics have it.
-    pub fn word(self) -> &'static str {
+impl SkipReason {
+    /// Returns the value of the metric's label.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::HostNetwork => "host-network",
             Self::SystemNamespace => "system-namespace",
@@ -65,33 +59,34 @@ impl Why {
         }
     }
 
-    /// In words.
-    pub fn words(self) -> &'static str {
+    /// Describes the reason for people.
+    pub fn describe(self) -> &'static str {
         match self {
-            Self::HostNetwork => "it shares the node's network",
-            Self::SystemNamespace => "its namespace is one of the system's",
-            Self::OptedOut => "its label or annotation sidecar.istio.io/inject says so",
-            Self::NeverSelected => "neverInjectSelector selects it",
-            Self::Policy => "it asks for nothing, and the policy is disabled",
+            Self::HostNetwork => "it uses the host network",
+            Self::SystemNamespace => "its namespace is a system namespace",
+            Self::OptedOut => "its label or annotation sidecar.istio.io/inject opts out",
+            Self::NeverSelected => "neverInjectSelector matches it",
+            Self::Policy => "it does not opt in, and the policy is disabled",
         }
     }
 }
 
-/// Decides, by what stands in the pod alone. A pod that is no object asks for nothing.
+/// Decides by the pod alone. A pod that is not an object is not injected.
 pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
-        return Decision::Skip(Why::HostNetwork);
+        return Decision::Skip(SkipReason::HostNetwork);
     }
     let own = pod.pointer("/metadata/namespace").and_then(Value::as_str);
     let namespace = own.filter(|own| !own.is_empty()).unwrap_or(namespace);
     if SYSTEM_NAMESPACES.contains(&namespace) {
-        return Decision::Skip(Why::SystemNamespace);
+        return Decision::Skip(SkipReason::SystemNamespace);
     }
-    let said = label(pod, keys::SIDECAR_INJECT).or_else(|| annotation(pod, keys::SIDECAR_INJECT));
-    match said {
+    let requested =
+        label(pod, keys::SIDECAR_INJECT).or_else(|| annotation(pod, keys::SIDECAR_INJECT));
+    match requested {
         Some("true") => return Decision::Inject,
-        Some("false") => return Decision::Skip(Why::OptedOut),
-        // Anything else says nothing, as with Istio: a typing error turns nothing on or off.
+        Some("false") => return Decision::Skip(SkipReason::OptedOut),
+        // Other values count as absent, as with Istio: a typo neither enables nor disables injection.
         Some(_) | None => {}
     }
     by_default(config, pod)
@@ -103,12 +98,12 @@ fn by_default(config: &Config, pod: &Value) -> Decision {
         real.any(|selector| selector.selects(pod))
     };
     if any(&config.never_inject_selector) {
-        return Decision::Skip(Why::NeverSelected);
+        return Decision::Skip(SkipReason::NeverSelected);
     }
     if any(&config.always_inject_selector) || config.policy == Policy::Enabled {
         return Decision::Inject;
     }
-    Decision::Skip(Why::Policy)
+    Decision::Skip(SkipReason::Policy)
 }
 
 #[cfg(test)]

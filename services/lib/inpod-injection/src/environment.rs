@@ -1,16 +1,15 @@
-//! Environment of the injected containers that no template says.
+//! Environment variables of the injected containers that are not in a template.
 
 use inpod_types::keys;
 use serde_json::Value;
 
 use crate::{
     config::Config,
-    is_proxy,
+    is_proxy, json,
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
-    tree,
 };
 
-/// Gives the injected containers the environment of `proxyMetadata`, and the proxy that of the webhook's path.
+/// Adds `proxyMetadata` to the injected containers, and the webhook path's variables to the proxy.
 pub(crate) fn set(
     pod: &mut Value,
     config: &Config,
@@ -32,12 +31,12 @@ pub(crate) fn set(
         .map_or(config.network.as_str(), |(_, value)| value)
         .to_owned();
     if !network.is_empty() {
-        tree::set_label(pod, keys::NETWORK, &network);
+        json::set_label(pod, keys::NETWORK, &network);
     }
-    tree::each_container(pod, |_, container| {
+    json::each_container(pod, |_, container| {
         let is_injected = |it: &Value| {
             matches!(
-                tree::name(it),
+                json::name(it),
                 Some(ISTIO_PROXY | ISTIO_INIT | ISTIO_VALIDATION)
             )
         };
@@ -45,11 +44,11 @@ pub(crate) fn set(
             return;
         }
         for (name, value) in &metadata {
-            tree::set_variable(container, name, value);
+            json::set_variable(container, name, value);
         }
         let path = if is_proxy(container) { path } else { &[] };
         for (name, value) in path {
-            tree::set_variable(container, name, value);
+            json::set_variable(container, name, value);
         }
     });
 }

@@ -1,32 +1,25 @@
-//! Why a pod that is to be injected is not.
+//! Reasons why a pod cannot be injected.
 
-/// Told to whoever makes the pod: each says what to correct.
+/// Shown to the author of the pod: each message names what to correct.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
-    /// An annotation of the pod.
     #[error("annotation {annotation}: {why}")]
     Annotation {
-        /// Its name.
         annotation: &'static str,
-        /// What is wrong with it, and what to give.
+        /// The problem and the expected value.
         why: String,
     },
-    /// What is no pod.
+    /// The object is not a valid pod.
     #[error("not a pod that can be injected: {0}")]
-    NoPod(String),
-    /// A template that is not configured.
+    InvalidPod(String),
+    /// The pod names a template that is not configured.
     #[error(
         "template {0:?} is not configured; annotation inject.istio.io/templates or defaultTemplates names it"
     )]
     UnknownTemplate(String),
-    /// A template that comes to something else than a part of a pod.
+    /// A template renders to something that is not part of a pod.
     #[error("template {template:?} does not fit this pod: {why}")]
-    Template {
-        /// Its name.
-        template: String,
-        /// What is wrong.
-        why: String,
-    },
+    Template { template: String, why: String },
 }
 
 impl InjectError {
@@ -38,10 +31,10 @@ impl InjectError {
     }
 }
 
-/// What YAML has to say of a text, without the part of the text that it shows.
-pub(crate) fn yaml(error: &serde_saphyr::Error) -> String {
-    let told = error.to_string();
-    told.lines()
+/// Returns the message of a YAML error without the excerpt of the text.
+pub(crate) fn yaml_error(error: &serde_saphyr::Error) -> String {
+    let text = error.to_string();
+    text.lines()
         .next()
         .unwrap_or_default()
         .chars()
@@ -49,8 +42,8 @@ pub(crate) fn yaml(error: &serde_saphyr::Error) -> String {
         .collect()
 }
 
-/// As much of a text as is worth telling.
-pub(crate) fn told(text: &str) -> String {
+/// Returns the quoted start of a text for an error message.
+pub(crate) fn excerpt(text: &str) -> String {
     let start: String = text.chars().take(64).collect();
     format!("{start:?}")
 }

@@ -1,11 +1,11 @@
-//! Manifests: where in an object the pod is, and of what it is.
+//! Injects into manifests: finds the pod template in an object, and its owner.
 
 use serde_json::Value;
 
-use crate::{InjectError, Injector, Outcome, Owner, Request, decide::Why, patch, tree};
+use crate::{InjectError, Injector, Outcome, Owner, Request, decide::SkipReason, json, patch};
 
-/// Where the template of a pod is in an object of a kind; a Pod is its own.
-const PODS: &[(&str, &str)] = &[
+/// JSON pointer to the pod template by kind; a Pod is its own.
+const TEMPLATE_POINTERS: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),
     ("StatefulSet", "/spec/template"),
@@ -18,60 +18,57 @@ const PODS: &[(&str, &str)] = &[
     ("Rollout", "/spec/template"),
 ];
 
-/// What came of one object of a file.
+/// Result for one object of a manifest.
 #[derive(Debug)]
 pub struct Injected {
-    /// Kind and name, for people.
+    /// Kind and name of the object.
     pub object: String,
-    /// Whether it was injected, and if not, why.
-    pub result: Result<(), Left>,
-    /// What leads from the object to what it is now.
+    pub result: Result<(), NotInjected>,
+    /// Patch from the original object.
     pub patch: json_patch::Patch,
 }
 
-/// Why an object is as it was.
+/// Reason why an object is unchanged.
 #[derive(Debug)]
-pub enum Left {
-    /// It makes no pods.
+pub enum NotInjected {
+    /// It has no pod template.
     NoPods,
-    /// Its pods are not injected.
-    Skipped(Why),
-    /// Its pods cannot be injected.
+    Skipped(SkipReason),
     Refused(InjectError),
 }
 
-/// Injects into the pods of an object of any kind, those of a List each for itself.
+/// Injects into the pods of an object of any kind; for a List, into each item.
 pub fn inject(injector: &Injector, object: &mut Value) -> Vec<Injected> {
-    let kind = tree::text(object, "/kind").unwrap_or_default().to_owned();
+    let kind = json::text(object, "/kind").unwrap_or_default().to_owned();
     if kind.ends_with("List") {
         let items = object.get_mut("items").and_then(Value::as_array_mut);
         let items = items.into_iter().flatten();
         return items.flat_map(|item| inject(injector, item)).collect();
     }
-    vec![one(injector, &kind, object)]
+    vec![inject_object(injector, &kind, object)]
 }
 
-fn one(injector: &Injector, kind: &str, object: &mut Value) -> Injected {
+fn inject_object(injector: &Injector, kind: &str, object: &mut Value) -> Injected {
     let before = object.clone();
     let result = injected(injector, kind, object);
     Injected {
         object: format!(
             "{kind} {}",
-            tree::text(&before, "/metadata/name").unwrap_or("without a name")
+            json::text(&before, "/metadata/name").unwrap_or("without a name")
         ),
         patch: patch::create(&before, object),
         result,
     }
 }
 
-fn injected(injector: &Injector, kind: &str, object: &mut Value) -> Result<(), Left> {
-    let place = PODS.iter().find(|(known, _)| *known == kind);
-    let (_, pointer) = place.ok_or(Left::NoPods)?;
-    let namespace = tree::text(object, "/metadata/namespace")
+fn injected(injector: &Injector, kind: &str, object: &mut Value) -> Result<(), NotInjected> {
+    let found = TEMPLATE_POINTERS.iter().find(|(known, _)| *known == kind);
+    let (_, pointer) = found.ok_or(NotInjected::NoPods)?;
+    let namespace = json::text(object, "/metadata/namespace")
         .unwrap_or("default")
         .to_owned();
     let owner = owner(kind, object);
-    let template = object.pointer_mut(pointer).ok_or(Left::NoPods)?;
+    let template = object.pointer_mut(pointer).ok_or(NotInjected::NoPods)?;
     let request = Request {
         pod: template,
         namespace: &namespace,
@@ -83,17 +80,18 @@ fn injected(injector: &Injector, kind: &str, object: &mut Value) -> Result<(), L
             *template = pod;
             Ok(())
         }
-        Ok(Outcome::Skipped(why)) => Err(Left::Skipped(why)),
-        Err(error) => Err(Left::Refused(error)),
+        Ok(Outcome::Skipped(why)) => Err(NotInjected::Skipped(why)),
+        Err(error) => Err(NotInjected::Refused(error)),
     }
 }
 
-/// What a person wrote. A Job and what else a controller made keep their own name: nothing tells whose they are.
+/// Returns the owner of the pods. Jobs and other objects that a controller may have created count as the owner: the
+/// manifest does not name theirs.
 fn owner(kind: &str, object: &Value) -> Option<Owner> {
     if kind == "Pod" {
         return None;
     }
-    let field = |pointer| tree::text(object, pointer).unwrap_or_default().to_owned();
+    let field = |pointer| json::text(object, pointer).unwrap_or_default().to_owned();
     Some(Owner {
         api_version: field("/apiVersion"),
         kind: kind.to_owned(),
@@ -101,14 +99,14 @@ fn owner(kind: &str, object: &Value) -> Option<Owner> {
     })
 }
 
-/// Objects as the documents of one manifest.
+/// Formats objects as the documents of one manifest.
 ///
 /// # Errors
 ///
-/// When YAML has no words for one, which no manifest holds.
+/// If an object cannot be represented as YAML, which none from a manifest does.
 pub fn to_yaml(objects: &[Value]) -> Result<String, InjectError> {
     let texts = objects.iter().map(serde_saphyr::to_string);
     let texts = texts.collect::<Result<Vec<_>, _>>();
-    let failed = |error: serde_saphyr::SerializeError| InjectError::NoPod(error.to_string());
+    let failed = |error: serde_saphyr::SerializeError| InjectError::InvalidPod(error.to_string());
     Ok(texts.map_err(failed)?.join("---\n"))
 }

@@ -1,12 +1,12 @@
-//! A part of a pod laid over a pod: Kubernetes' strategic merge, for the fields that templates have to do with.
+//! Strategic merge of a partial pod into a pod, for the fields that templates use.
 //!
-//! Maps are merged key by key, lists of the table below item by item, everything else is replaced. `null` removes a key;
-//! `$patch: delete` removes an item or a map, `$patch: replace` replaces it whole.
+//! Maps are merged by key, the lists below by item; everything else is replaced. `null` removes a key, `$patch: delete`
+//! removes an item or map, and `$patch: replace` replaces it.
 
 use serde_json::{Map, Value};
 
-/// By which fields the items of a list are told apart (k8s.io/api/core/v1, `patchMergeKey`). Ports have two: one port may
-/// be there for TCP and for UDP.
+/// Merge keys of lists (k8s.io/api/core/v1, `patchMergeKey`). Ports have two, since a port may be declared for
+/// TCP and for UDP.
 const KEYED: &[(&str, &[&str])] = &[
     ("containers", &["name"]),
     ("initContainers", &["name"]),
@@ -25,24 +25,24 @@ const KEYED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Items that have one of several forms: the later one is the whole of it, for two forms at once are none.
+/// Lists of union types: the later item replaces the earlier one, since two members of a union are invalid.
 const WHOLE: &[&str] = &["env", "volumes"];
 
-/// What a probe or a hook does: one of these.
+/// Handlers of a probe or hook, of which exactly one is allowed.
 const HANDLERS: [&str; 5] = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"];
 
 const DIRECTIVE: &str = "$patch";
 
-/// By which fields a list's items are told apart; `None` where they are not.
+/// Returns the merge keys of a list; `None` if it is not merged by item.
 pub(crate) fn key_of(list: &str) -> Option<&'static [&'static str]> {
     let found = KEYED.iter().find(|(name, _)| *name == list);
     found.map(|(_, fields)| *fields)
 }
 
-/// Whether two items of a list are the same one.
+/// Returns whether two items have the same merge keys.
 pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
     let field = |item: &Value, name: &str| match item.get(name) {
-        // What a port without a protocol has (core/v1, ContainerPort).
+        // Default of `protocol` (core/v1, ContainerPort).
         None | Some(Value::Null) if name == "protocol" => Value::from("TCP"),
         found => found.cloned().unwrap_or_default(),
     };
@@ -51,11 +51,11 @@ pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
         .all(|name| field(left, name) == field(right, name))
 }
 
-/// Lays `over` over `base`.
+/// Merges `over` into `base`.
 pub fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => merge_map(base, over),
-        (base, over) => *base = bare(over),
+        (base, over) => *base = without_directives(over),
     }
 }
 
@@ -84,9 +84,9 @@ fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
             }
             (Some(known @ Value::Object(_)), _) => merge(known, value),
             (Some(known), _) if covers(known, value) => {}
-            (Some(known), _) => *known = bare(value),
+            (Some(known), _) => *known = without_directives(value),
             (None, _) => {
-                base.insert(key.clone(), bare(value));
+                base.insert(key.clone(), without_directives(value));
             }
         }
     }
@@ -94,25 +94,25 @@ fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
 
 fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole: bool) {
     for item in over {
-        let place = items.iter().position(|known| is_same(fields, known, item));
+        let position = items.iter().position(|known| is_same(fields, known, item));
         let is_deleted = directive(item) == Some("delete");
-        match place.and_then(|at| items.get_mut(at)) {
-            Some(_) if is_deleted => drop(place.map(|at| items.remove(at))),
+        match position.and_then(|at| items.get_mut(at)) {
+            Some(_) if is_deleted => drop(position.map(|at| items.remove(at))),
             Some(known) if is_whole && covers(known, item) => {}
-            Some(known) if is_whole => *known = bare(item),
+            Some(known) if is_whole => *known = without_directives(item),
             Some(known) => merge(known, item),
             None if is_deleted => {}
-            None => items.push(bare(item)),
+            None => items.push(without_directives(item)),
         }
     }
 }
 
-/// Whether a value says all that another says. What it says beyond is what the API server has filled in since.
+/// Returns whether `known` contains all values of `over`. Additional values are defaults of the API server.
 fn covers(known: &Value, over: &Value) -> bool {
     match (known, over) {
         (Value::Object(known), Value::Object(over)) => over.iter().all(|(key, value)| {
-            let said = known.get(key);
-            said.is_some_and(|said| covers(said, value))
+            let existing = known.get(key);
+            existing.is_some_and(|existing| covers(existing, value))
         }),
         (Value::Array(known), Value::Array(over)) => {
             known.len() == over.len()
@@ -129,21 +129,21 @@ fn directive(value: &Value) -> Option<&str> {
     value.get(DIRECTIVE)?.as_str()
 }
 
-/// A value that is taken as it is, without what is said only to the merge.
-fn bare(value: &Value) -> Value {
+/// Returns a value without merge directives.
+fn without_directives(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.iter().filter(|(key, value)| {
                 *key != DIRECTIVE && !value.is_null() && directive(value) != Some("delete")
             });
-            kept.map(|(key, value)| (key.clone(), bare(value)))
+            kept.map(|(key, value)| (key.clone(), without_directives(value)))
                 .collect()
         }
         Value::Array(items) => {
             let kept = items
                 .iter()
                 .filter(|item| directive(item) != Some("delete"));
-            kept.map(bare).collect()
+            kept.map(without_directives).collect()
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     }

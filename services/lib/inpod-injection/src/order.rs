@@ -1,32 +1,31 @@
-//! The order of containers (services/docs/facts/istio-sidecar.md, 6.4): by it the kubelet starts them.
+//! Order of containers (services/docs/facts/istio-sidecar.md, 6.4), in which the kubelet starts them.
 
 use serde_json::Value;
 
 use crate::{
-    is_proxy,
+    is_proxy, json,
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
-    tree,
 };
 
-/// The container that lets the proxy write core dumps, of some templates.
+/// Container of some templates that enables core dumps of the proxy.
 const CORE_DUMP: &str = "enable-core-dump";
 
-/// Puts what was injected where it has to be; the pod's own containers keep their order.
+/// Moves injected containers to their position; the pod's own containers keep their order.
 pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
     let first_or_last = |container: &Value| match (is_proxy(container), proxy.holds_application) {
         (true, true) => -1,
         (true, false) => 1,
         (false, _) => 0,
     };
-    let native = |container: &Value| match tree::name(container) {
+    let native = |container: &Value| match json::name(container) {
         Some(ISTIO_INIT | ISTIO_VALIDATION) => -3,
         Some(ISTIO_PROXY) => -2,
         Some(CORE_DUMP) => -1,
         _ => 0,
     };
-    // Validation fails before anything of the pod runs; what redirects comes last: nothing serves the pod's own init
-    // containers yet.
-    let ordinary = |container: &Value| match tree::name(container) {
+    // Validation comes first, so that it fails before any container runs. `istio-init` comes last: while the pod's own
+    // init containers run, no proxy serves redirected traffic.
+    let ordinary = |container: &Value| match json::name(container) {
         Some(ISTIO_VALIDATION) => -1,
         Some(ISTIO_INIT) => 1,
         Some(CORE_DUMP) => 2,
@@ -40,10 +39,10 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
     }
 }
 
-fn sort(pod: &mut Value, list: &str, place: impl Fn(&Value) -> i8) {
+fn sort(pod: &mut Value, list: &str, rank: impl Fn(&Value) -> i8) {
     let items = pod.pointer_mut(&format!("/spec/{list}"));
     if let Some(items) = items.and_then(Value::as_array_mut) {
-        // Stable: equals stay as they are.
-        items.sort_by_key(|item| place(item));
+        // The sort is stable.
+        items.sort_by_key(|item| rank(item));
     }
 }

@@ -1,25 +1,27 @@
-//! A container that a template has and the pod declares too: what the pod says wins (services/docs/facts/istio-sidecar.md, 6.4 step 8).
+//! Containers that both a template and the pod declare: the pod's fields win
+//! (services/docs/facts/istio-sidecar.md, 6.4 step 8).
 
 use inpod_types::keys;
 use serde_json::{Value, json};
 
 use crate::{
-    is_proxy, merge,
+    is_proxy,
+    json::{self, CONTAINER_LISTS},
+    merge,
     proxy::ProxySettings,
-    tree::{self, CONTAINER_LISTS},
 };
 
-/// The image that stands for the template's.
+/// Stands for the image of the template.
 const AUTO: &str = "auto";
 
-/// The containers that the pod declares and the template has, by their lists, as they were written.
+/// Containers of the pod that a template also has, as written, with their list.
 #[derive(Debug)]
 pub(crate) struct Declared(Vec<(&'static str, Value)>);
 
-/// A volume that the pod has under a name of the template's stays the pod's: its own containers mount it.
+/// Removes volumes whose names the pod uses itself: its own containers mount them.
 pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Value {
-    let own = tree::containers(original, "volumes");
-    let is_own = |volume: &Value| own.iter().any(|it| tree::name(it) == tree::name(volume));
+    let own = json::containers(original, "volumes");
+    let is_own = |volume: &Value| own.iter().any(|it| json::name(it) == json::name(volume));
     let volumes = rendered
         .pointer_mut("/spec/volumes")
         .and_then(Value::as_array_mut);
@@ -29,29 +31,29 @@ pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Valu
     rendered
 }
 
-/// Takes out of the pod what it declares of the template's containers, so that the template's come first. A native proxy
-/// that was declared among the containers is an init container from now on.
-pub(crate) fn take(
+/// Extracts the pod's declarations of template containers. A native proxy that was declared among
+/// `containers` moves to `initContainers`.
+pub(crate) fn extract(
     pod: &mut Value,
     original: &Value,
     rendered: &Value,
     proxy: &ProxySettings,
 ) -> Declared {
-    let names: Vec<_> = tree::all_containers(rendered)
-        .filter_map(|(_, it)| tree::name(it))
+    let names: Vec<_> = json::all_containers(rendered)
+        .filter_map(|(_, it)| json::name(it))
         .collect();
-    let declared = tree::all_containers(original)
-        .filter(|(_, it)| tree::name(it).is_some_and(|name| names.contains(&name)))
+    let declared = json::all_containers(original)
+        .filter(|(_, it)| json::name(it).is_some_and(|name| names.contains(&name)))
         .map(|(list, it)| (list, it.clone()))
         .collect();
     let declared = Declared(declared);
     if proxy.is_native {
-        move_first(pod);
+        move_declared_proxy(pod);
     }
     declared
 }
 
-fn move_first(pod: &mut Value) {
+fn move_declared_proxy(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec") else {
         return;
     };
@@ -64,31 +66,31 @@ fn move_first(pod: &mut Value) {
     if native.is_empty() {
         return;
     }
-    if let Some(init) = tree::list_mut(spec, "initContainers") {
+    if let Some(init) = json::list_mut(spec, "initContainers") {
         init.append(&mut native);
     }
 }
 
 impl Declared {
-    /// Lays what the pod declared over what the templates say of the same containers.
-    pub(crate) fn over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
+    /// Merges the pod's declarations over the template's containers.
+    pub(crate) fn merged_over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
         for (list, container) in &self.0 {
             let is_moved = proxy.is_native && is_proxy(container);
             let list = if is_moved { "initContainers" } else { list };
-            let mut said = container.clone();
-            if let Some(fields) = said.as_object_mut()
+            let mut declared = container.clone();
+            if let Some(fields) = declared.as_object_mut()
                 && fields
                     .get("image")
                     .is_some_and(|image| image == AUTO || image == "")
             {
                 fields.remove("image");
             }
-            merge::merge(&mut rendered, &json!({"spec": {list: [said]}}));
+            merge::merge(&mut rendered, &json!({"spec": {list: [declared]}}));
         }
         rendered
     }
 
-    /// Writes it down for the next time.
+    /// Stores the declarations in the annotation for the next injection.
     pub(crate) fn write(&self, pod: &mut Value) {
         let of = |wanted: &str| {
             let of_list = self.0.iter().filter(|(list, _)| *list == wanted);
@@ -102,7 +104,7 @@ impl Declared {
             }
         }
         if !kept.is_empty() {
-            tree::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
+            json::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
         }
     }
 }

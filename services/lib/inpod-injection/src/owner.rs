@@ -1,29 +1,27 @@
-//! What makes a pod, as telemetry names it: by the controller that owns it, looked through to the object that a person
-//! wrote (services/docs/facts/istio-sidecar.md, 6.4 step 2).
+//! Workload of a pod, as telemetry names it: resolves the owning controller to the object that a person wrote
+//! (services/docs/facts/istio-sidecar.md, 6.4 step 2).
 
 use serde_json::Value;
 
-use crate::tree;
+use crate::json;
 
-/// The object that a pod is of.
+/// The object that owns a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its API version, like `apps/v1`.
+    /// API version such as `apps/v1`.
     pub api_version: String,
-    /// Its kind.
     pub kind: String,
-    /// Its name.
     pub name: String,
 }
 
-/// The label that a Deployment's ReplicaSets give their pods.
+/// Label on the pods of a Deployment's ReplicaSet.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The label that Argo's Rollouts give their pods.
+/// Label on the pods of an Argo Rollout's ReplicaSet.
 const ROLLOUT_HASH: &str = "rollouts-pod-template-hash";
 
 impl Owner {
-    /// What owns a pod; the pod itself where nothing does.
+    /// Returns the owner of a pod; the pod itself if it has none.
     pub fn of(pod: &Value) -> Self {
         let references = pod.pointer("/metadata/ownerReferences");
         let references = references.and_then(Value::as_array).into_iter().flatten();
@@ -35,9 +33,9 @@ impl Owner {
     }
 
     fn itself(pod: &Value) -> Self {
-        let name = tree::text(pod, "/metadata/name").filter(|name| !name.is_empty());
+        let name = json::text(pod, "/metadata/name").filter(|name| !name.is_empty());
         let generated = || {
-            let prefix = tree::text(pod, "/metadata/generateName").unwrap_or_default();
+            let prefix = json::text(pod, "/metadata/generateName").unwrap_or_default();
             prefix.trim_end_matches('-')
         };
         Self::new("v1", "Pod", name.unwrap_or_else(generated))
@@ -52,10 +50,10 @@ impl Owner {
     }
 
     fn behind(pod: &Value, controller: &Value) -> Self {
-        let field = |key| tree::text(controller, key).unwrap_or_default();
+        let field = |key| json::text(controller, key).unwrap_or_default();
         let (kind, name) = (field("/kind"), field("/name"));
         let cut = |label| {
-            let hash = tree::label(pod, label).filter(|hash| !hash.is_empty())?;
+            let hash = json::label(pod, label).filter(|hash| !hash.is_empty())?;
             name.strip_suffix(hash)?.strip_suffix('-')
         };
         match kind {
@@ -68,7 +66,7 @@ impl Owner {
                 }
             }
             "ReplicationController" => {
-                if let Some(name) = tree::label(pod, "deploymentconfig") {
+                if let Some(name) = json::label(pod, "deploymentconfig") {
                     return Self::new("apps.openshift.io/v1", "DeploymentConfig", name);
                 }
             }
@@ -83,7 +81,7 @@ impl Owner {
     }
 }
 
-/// A CronJob names its Jobs by the minute of their time: a number of eight digits or more.
+/// Returns the CronJob of a Job name, which ends in the scheduled minute: a number of eight digits or more.
 fn of_cron_job(name: &str) -> Option<&str> {
     let (name, time) = name.rsplit_once('-')?;
     let is_time = (8..=10).contains(&time.len()) && time.bytes().all(|byte| byte.is_ascii_digit());
@@ -98,7 +96,7 @@ mod tests {
 
     #[expect(
         clippy::needless_pass_by_value,
-        reason = "a test hands over what it made"
+        reason = "tests pass values that they build in place"
     )]
     fn owned(kind: &str, name: &str, labels: Value) -> Owner {
         Owner::of(&json!({"metadata": {
@@ -133,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_nobody_is_of_itself() {
+    fn a_pod_without_an_owner_is_its_own_workload() {
         let pod = json!({"metadata": {"generateName": "one-off-"}});
         assert_eq!(Owner::of(&pod).name, "one-off");
         assert_eq!(Owner::of(&json!({})).kind, "Pod");

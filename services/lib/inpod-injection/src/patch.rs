@@ -1,8 +1,7 @@
-//! What leads from one pod to another, as RFC 6902 operations: as few as there are differences, in an order that depends
-//! on the two pods alone.
+//! Computes the difference of two pods as RFC 6902 operations, minimal and deterministic.
 //!
-//! Items of a list that have a name are followed by it: one that is inserted before them is one `add`, one that is to stand
-//! elsewhere one `move`, and none of the others is touched.
+//! Items of lists with merge keys are matched by them: an inserted item is one `add`, a moved one is one `move`, and
+//! other items are not touched.
 
 use json_patch::{
     AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
@@ -12,11 +11,11 @@ use serde_json::{Map, Value};
 
 use crate::merge::{is_same, key_of};
 
-/// The operations that make `after` of `before`. None where they are equal.
+/// Returns the operations that turn `before` into `after`; none if they are equal.
 pub fn create(before: &Value, after: &Value) -> Patch {
     let mut operations = Vec::new();
     let mut path = Vec::new();
-    differ(before, after, &mut path, "", &mut operations);
+    diff(before, after, &mut path, "", &mut operations);
     Patch(operations)
 }
 
@@ -24,7 +23,7 @@ fn pointer(path: &[String]) -> PointerBuf {
     PointerBuf::from_tokens(path)
 }
 
-fn differ(
+fn diff(
     before: &Value,
     after: &Value,
     path: &mut Vec<String>,
@@ -35,12 +34,14 @@ fn differ(
         return;
     }
     match (before, after) {
-        (Value::Object(before), Value::Object(after)) => maps(before, after, path, operations),
+        (Value::Object(before), Value::Object(after)) => {
+            diff_objects(before, after, path, operations);
+        }
         (Value::Array(before), Value::Array(after)) => {
             if let Some(fields) = key_of(list)
-                && followed(before, after, fields)
+                && has_unique_keys(before, after, fields)
             {
-                return lists(before, after, fields, path, operations);
+                return diff_lists(before, after, fields, path, operations);
             }
             replace(after.clone().into(), path, operations);
         }
@@ -53,7 +54,7 @@ fn replace(value: Value, path: &[String], operations: &mut Vec<PatchOperation>) 
     operations.push(PatchOperation::Replace(ReplaceOperation { path, value }));
 }
 
-fn maps(
+fn diff_objects(
     before: &Map<String, Value>,
     after: &Map<String, Value>,
     path: &mut Vec<String>,
@@ -69,7 +70,7 @@ fn maps(
     for (key, value) in after {
         path.push(key.clone());
         match before.get(key) {
-            Some(known) => differ(known, value, path, key, operations),
+            Some(known) => diff(known, value, path, key, operations),
             None => add(value, path, operations),
         }
         path.pop();
@@ -81,29 +82,29 @@ fn add(value: &Value, path: &[String], operations: &mut Vec<PatchOperation>) {
     operations.push(PatchOperation::Add(AddOperation { path, value }));
 }
 
-/// Whether the items of both lists have keys, each its own.
-fn followed(before: &[Value], after: &[Value], fields: &[&str]) -> bool {
-    let alone = |items: &[Value]| {
+/// Returns whether every item of both lists has a unique merge key.
+fn has_unique_keys(before: &[Value], after: &[Value], fields: &[&str]) -> bool {
+    let unique = |items: &[Value]| {
         let mut all = items.iter().enumerate();
         all.all(|(at, item)| {
             let mut earlier = items.iter().take(at);
             item.is_object() && !earlier.any(|other| is_same(fields, other, item))
         })
     };
-    alone(before) && alone(after)
+    unique(before) && unique(after)
 }
 
-fn lists(
+fn diff_lists(
     before: &[Value],
     after: &[Value],
     fields: &[&str],
     path: &mut Vec<String>,
     operations: &mut Vec<PatchOperation>,
 ) {
-    let place = |item: &Value| after.iter().position(|it| is_same(fields, it, item));
-    // From behind, so that places before them do not move.
+    let position = |item: &Value| after.iter().position(|it| is_same(fields, it, item));
+    // From the end, so that earlier indices remain valid.
     for (at, item) in before.iter().enumerate().rev() {
-        if place(item).is_none() {
+        if position(item).is_none() {
             path.push(at.to_string());
             operations.push(PatchOperation::Remove(RemoveOperation {
                 path: pointer(path),
@@ -111,47 +112,47 @@ fn lists(
             path.pop();
         }
     }
-    // What is there by now; up to `at` it is as it is to be.
-    let mut there: Vec<(usize, &Value)> = before
+    // Current state of the list; up to `at` it is final.
+    let mut current: Vec<(usize, &Value)> = before
         .iter()
-        .filter_map(|item| Some((place(item)?, item)))
+        .filter_map(|item| Some((position(item)?, item)))
         .collect();
     for (at, item) in after.iter().enumerate() {
-        let known = there.iter().position(|(place, _)| *place == at);
+        let known = current.iter().position(|(position, _)| *position == at);
         if let Some(from) = known {
-            moved(&mut there, from, at, path, operations);
+            move_item(&mut current, from, at, path, operations);
         }
         path.push(at.to_string());
-        match there.get(at).filter(|_| known.is_some()) {
-            Some((_, known)) => differ(known, item, path, "", operations),
+        match current.get(at).filter(|_| known.is_some()) {
+            Some((_, known)) => diff(known, item, path, "", operations),
             None => {
                 add(item, path, operations);
-                there.insert(at, (at, item));
+                current.insert(at, (at, item));
             }
         }
         path.pop();
     }
 }
 
-/// Brings an item forward to its place; where only the one before it is in its way, that one goes back to its own.
-fn moved(
-    there: &mut Vec<(usize, &Value)>,
+/// Moves an item forward to its index; if only its predecessor is in the way, moves that one back instead.
+fn move_item(
+    current: &mut Vec<(usize, &Value)>,
     from: usize,
     at: usize,
     path: &[String],
     operations: &mut Vec<PatchOperation>,
 ) {
-    let (from, to) = match there.get(at) {
+    let (from, to) = match current.get(at) {
         _ if from == at => return,
-        Some((own, _)) if from == at + 1 => (at, there.iter().filter(|(it, _)| it < own).count()),
+        Some((own, _)) if from == at + 1 => (at, current.iter().filter(|(it, _)| it < own).count()),
         _ => (from, at),
     };
-    let item = there.remove(from);
-    there.insert(to, item);
-    let place = |at: usize| pointer(&[path, &[at.to_string()]].concat());
+    let item = current.remove(from);
+    current.insert(to, item);
+    let position = |at: usize| pointer(&[path, &[at.to_string()]].concat());
     operations.push(PatchOperation::Move(MoveOperation {
-        from: place(from),
-        path: place(to),
+        from: position(from),
+        path: position(to),
     }));
 }
 

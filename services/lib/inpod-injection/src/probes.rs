@@ -1,9 +1,9 @@
-//! Probes of the application, led through the proxy's agent, which asks the application at the pod's own address
+//! Redirects application probes to the proxy's agent, which probes the application at the pod's own address
 //! (services/docs/facts/istio-sidecar.md, 6.9): the kubelet has no certificate of the mesh.
 //!
-//! HTTP, TCP and gRPC probes and the HTTP and TCP hooks of a lifecycle become HTTP at the agent's port; what they were is
-//! told to the agent in [`PROBERS`]. A probe whose port has a name that its container does not declare is left alone:
-//! the agent could only answer with an error.
+//! HTTP, TCP and gRPC probes and HTTP and TCP lifecycle hooks become HTTP requests to the agent's port; [`PROBERS`]
+//! passes the originals to the agent. A probe of a port name that its container does not declare is left alone: the
+//! agent could only answer with an error.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,17 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::InjectError,
-    is_proxy,
+    is_proxy, json,
     proxy::{ISTIO_PROXY, ProxySettings},
-    proxy_of,
+    proxy_container,
     status::Status,
-    tree,
 };
 
-/// The variable by which the agent knows what it is to ask: JSON, by path.
+/// Environment variable with the agent's probes: JSON, by path.
 pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 
-/// Where a probe or hook stands in a container, the path that the agent answers it on, and the handlers that it may have.
-const PLACES: [(&[&str], &str, &str, &[&str]); 5] = [
+/// Fields of probes and hooks in a container, the path that the agent serves for each, and the supported handlers.
+const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
     (&["readinessProbe"], "app-health", "readyz", &PROBES),
     (&["livenessProbe"], "app-health", "livez", &PROBES),
     (&["startupProbe"], "app-health", "startupz", &PROBES),
@@ -43,52 +42,52 @@ const PLACES: [(&[&str], &str, &str, &[&str]); 5] = [
 const PROBES: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 
-/// Has the agent asked instead of the application. What was rewritten before stays, its entry as well.
+/// Redirects probes to the agent. Probes that were redirected before stay, with their entries.
 ///
 /// # Errors
 ///
-/// When what an earlier injection told the agent cannot be read.
+/// If the probes of an earlier injection cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
-    let Some(known) = proxy_of(pod) else {
+    let Some(probers_before) = proxy_container(pod) else {
         return Ok(());
     };
-    let known = tree::variable(known, PROBERS).map(str::to_owned);
+    let probers_before = json::env_value(probers_before, PROBERS).map(str::to_owned);
     if !proxy.rewrites_probes || proxy.status_port == 0 {
         return Ok(());
     }
-    let mut probers = probers(known.as_deref())?;
+    let mut probers = probers(probers_before.as_deref())?;
     let mut names = BTreeMap::new();
-    tree::each_container(pod, |_, container| {
+    json::each_container(pod, |_, container| {
         if !is_proxy(container) {
             rewrite_container(container, proxy.status_port, &mut probers, &mut names);
         }
     });
     if !probers.is_empty() {
         let text = Value::from(probers).to_string();
-        tree::each_container(pod, |_, container| {
+        json::each_container(pod, |_, container| {
             if is_proxy(container) {
-                tree::set_variable(container, PROBERS, &text);
+                json::set_variable(container, PROBERS, &text);
             }
         });
     }
-    remember(pod, names);
+    save_port_names(pod, names);
     Ok(())
 }
 
-fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
-    let Some(text) = known else {
+fn probers(probers_before: Option<&str>) -> Result<Map<String, Value>, InjectError> {
+    let Some(text) = probers_before else {
         return Ok(Map::new());
     };
     let wrong = |error| {
-        InjectError::NoPod(format!(
-            "variable {PROBERS} of {ISTIO_PROXY} is no JSON of probes: {error}"
+        InjectError::InvalidPod(format!(
+            "variable {PROBERS} of {ISTIO_PROXY} is not valid JSON of probes: {error}"
         ))
     };
     serde_json::from_str(text).map_err(wrong)
 }
 
-/// Names of ports are written down in the status, which comes after.
-fn remember(pod: &mut Value, names: BTreeMap<String, String>) {
+/// Saves port names in the status, which is written later.
+fn save_port_names(pod: &mut Value, names: BTreeMap<String, String>) {
     if names.is_empty() {
         return;
     }
@@ -97,7 +96,7 @@ fn remember(pod: &mut Value, names: BTreeMap<String, String>) {
     status.write(pod);
 }
 
-fn place<'a>(container: &'a mut Value, keys: &[&str]) -> Option<&'a mut Map<String, Value>> {
+fn probe_mut<'a>(container: &'a mut Value, keys: &[&str]) -> Option<&'a mut Map<String, Value>> {
     let mut found = container;
     for key in keys {
         found = found.get_mut(*key)?;
@@ -111,12 +110,12 @@ fn rewrite_container(
     probers: &mut Map<String, Value>,
     names: &mut BTreeMap<String, String>,
 ) {
-    let Some(name) = tree::name(container).map(str::to_owned) else {
+    let Some(name) = json::name(container).map(str::to_owned) else {
         return;
     };
-    let ports = tree::list(container, "ports").to_vec();
-    for (keys, kind, end, handlers) in PLACES {
-        let Some(probe) = place(container, keys) else {
+    let ports = json::list(container, "ports").to_vec();
+    for (keys, kind, end, handlers) in PROBE_FIELDS {
+        let Some(probe) = probe_mut(container, keys) else {
             continue;
         };
         let Some(handler) = handlers
@@ -128,81 +127,87 @@ fn rewrite_container(
         let Some(number) = port(probe.get(*handler), &ports) else {
             continue;
         };
-        // The agent's own, or one that was led there before.
+        // The agent's own port, or a probe that was redirected before.
         if number == u64::from(status_port) {
             continue;
         }
         let path = format!("/{kind}/{name}/{end}");
-        let entry = entry(probe, handler, number);
-        if let Some(said) = probe.get(*handler).and_then(|it| it.get("port")?.as_str()) {
-            names.insert(path.clone(), said.to_owned());
+        let entry = prober_entry(probe, handler, number);
+        if let Some(value) = probe.get(*handler).and_then(|it| it.get("port")?.as_str()) {
+            names.insert(path.clone(), value.to_owned());
         }
-        let asked = asked(probe.remove(*handler), handler, &path, status_port);
-        probe.insert("httpGet".to_owned(), asked);
+        let handler_value = agent_http_get(probe.remove(*handler), handler, &path, status_port);
+        probe.insert("httpGet".to_owned(), handler_value);
         probers.entry(path).or_insert(entry);
     }
 }
 
-/// The number of a handler's port; `None` where it has a name that is not declared.
+/// Returns the number of a handler's port; `None` if its name is not declared.
 fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
-    let said = handler?.get("port")?;
-    if let Some(name) = said.as_str() {
-        let mut named = ports.iter().filter(|port| tree::name(port) == Some(name));
+    let value = handler?.get("port")?;
+    if let Some(name) = value.as_str() {
+        let mut named = ports.iter().filter(|port| json::name(port) == Some(name));
         return named.next()?.get("containerPort")?.as_u64();
     }
-    said.as_u64()
+    value.as_u64()
 }
 
-/// What the agent is told: the handler with a port that is a number, and how long it may take.
-fn entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
-    let mut asked = probe.get(handler).cloned().unwrap_or_default();
-    if let Some(fields) = asked.as_object_mut() {
+/// Returns the agent's entry: the handler with a numeric port, and its timeout.
+fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
+    let mut handler_value = probe.get(handler).cloned().unwrap_or_default();
+    if let Some(fields) = handler_value.as_object_mut() {
         fields.insert("port".to_owned(), number.into());
     }
-    let mut entry = Map::from_iter([(handler.to_owned(), asked)]);
+    let mut entry = Map::from_iter([(handler.to_owned(), handler_value)]);
     if let Some(timeout) = probe.get("timeoutSeconds") {
         entry.insert("timeoutSeconds".to_owned(), timeout.clone());
     }
     entry.into()
 }
 
-/// What the kubelet asks now. Host and headers of an HTTP probe stay; the agent speaks no TLS to the kubelet.
-fn asked(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
-    let mut asked = json!({});
+/// Returns the kubelet's request to the agent. Host and headers of an HTTP probe stay; the agent does not serve TLS.
+fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
+    let mut handler_value = json!({});
     if handler == "httpGet" {
-        asked = before.unwrap_or(asked);
-        if asked.get("scheme").is_some_and(|scheme| scheme == "HTTPS")
-            && let Some(fields) = asked.as_object_mut()
+        handler_value = before.unwrap_or(handler_value);
+        if handler_value
+            .get("scheme")
+            .is_some_and(|scheme| scheme == "HTTPS")
+            && let Some(fields) = handler_value.as_object_mut()
         {
             fields.insert("scheme".to_owned(), "HTTP".into());
         }
     }
-    if let Some(fields) = asked.as_object_mut() {
+    if let Some(fields) = handler_value.as_object_mut() {
         fields.insert("path".to_owned(), path.into());
         fields.insert("port".to_owned(), status_port.into());
     }
-    asked
+    handler_value
 }
 
-/// Probes as they were before an injection.
+/// Restores the probes from before an injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
-    let known = proxy_of(pod).and_then(|it| tree::variable(it, PROBERS));
-    let known: Option<Map<String, Value>> = known.and_then(|text| serde_json::from_str(text).ok());
-    let Some(known) = known else { return };
-    tree::each_container(pod, |_, container| {
+    let probers_before = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
+    let probers_before: Option<Map<String, Value>> =
+        probers_before.and_then(|text| serde_json::from_str(text).ok());
+    let Some(probers_before) = probers_before else {
+        return;
+    };
+    json::each_container(pod, |_, container| {
         if !is_proxy(container) {
-            restore_container(container, &known, status);
+            restore_container(container, &probers_before, status);
         }
     });
 }
 
-fn restore_container(container: &mut Value, known: &Map<String, Value>, status: &Status) {
-    let Some(name) = tree::name(container).map(str::to_owned) else {
+fn restore_container(container: &mut Value, probers_before: &Map<String, Value>, status: &Status) {
+    let Some(name) = json::name(container).map(str::to_owned) else {
         return;
     };
-    for (keys, kind, end, handlers) in PLACES {
+    for (keys, kind, end, handlers) in PROBE_FIELDS {
         let path = format!("/{kind}/{name}/{end}");
-        let (Some(probe), Some(entry)) = (place(container, keys), known.get(&path)) else {
+        let (Some(probe), Some(entry)) = (probe_mut(container, keys), probers_before.get(&path))
+        else {
             continue;
         };
         let is_ours = probe.get("httpGet").and_then(|it| it.get("path")?.as_str()) == Some(&path);

@@ -1,92 +1,98 @@
-//! Metrics of application, proxy and agent at one address, the agent's (services/docs/facts/istio-sidecar.md, 6.8): Prometheus has no
-//! certificate of the mesh. Where the application's are is told to the agent in [`SCRAPED`].
+//! Serves the metrics of application, proxy and agent at the agent's port (services/docs/facts/istio-sidecar.md, 6.8),
+//! since Prometheus has no certificate of the mesh. [`SCRAPED`] passes the application's address to the agent.
 
 use inpod_types::{keys, lists};
 use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    error::{InjectError, told},
+    error::{InjectError, excerpt},
+    json,
     proxy::ProxySettings,
-    proxy_of, tree,
+    proxy_container,
 };
 
-/// The variable by which the agent knows where the application's metrics are: JSON.
+/// Environment variable with the application's scrape annotations: JSON for the agent.
 pub const SCRAPED: &str = "ISTIO_PROMETHEUS_ANNOTATIONS";
 
-/// The variable by which the proxy serves the same metrics with mutual TLS: a port.
+/// Environment variable with the port at which the proxy serves merged metrics with mutual TLS.
 const SECURE: &str = "ENVOY_SECURE_MERGED_METRICS_PORT";
 
-/// Where the agent answers.
+/// Path of the agent's metrics.
 const PATH: &str = "/stats/prometheus";
 
-/// Ports of proxy and agent, where no application's metrics are: of those that are never captured, and Envoy's
-/// administration, capture, tunnel and name resolution (6.8).
+/// Ports of proxy and agent that cannot be scrape targets: Envoy's admin interface, redirection, tunnel and DNS (6.8).
 const RESERVED: [u16; 6] = [15000, 15001, 15004, 15006, 15008, 15053];
 
-/// What the pod's author says of the application's metrics.
+/// Scrape settings in the annotations of the pod's author.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ScrapeAnnotations {
     scrape: String,
     path: String,
     port: String,
     targets: Vec<Target>,
 }
 
-/// Where the agent asks.
+/// Scrape target of the agent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     port: u16,
     path: String,
 }
 
-/// Leads Prometheus to the agent, which asks the application.
+/// Redirects Prometheus to the agent, which scrapes the application.
 ///
 /// # Errors
 ///
-/// When a target is the proxy's or the agent's own port.
+/// If a target is a port of the proxy or the agent.
 pub(crate) fn merge(
     pod: &mut Value,
     original: &Value,
     config: &Config,
     proxy: &ProxySettings,
 ) -> Result<(), InjectError> {
-    let secure = proxy_of(pod).and_then(|it| tree::variable(it, SECURE));
+    let secure = proxy_container(pod).and_then(|it| json::env_value(it, SECURE));
     if let Some(port) = secure.map(str::to_owned) {
-        tree::annotate(pod, keys::SECURE_PORT, &port);
+        json::annotate(pod, keys::SECURE_PORT, &port);
     }
-    let wanted = tree::annotation(original, keys::MERGE_METRICS).and_then(tree::truth);
+    let wanted = json::annotation(original, keys::MERGE_METRICS).and_then(json::parse_bool);
     let is_wanted = wanted.unwrap_or(config.enable_prometheus_merge);
-    if !is_wanted || proxy.status_port == 0 || proxy_of(pod).is_none() {
+    if !is_wanted || proxy.status_port == 0 || proxy_container(pod).is_none() {
         return Ok(());
     }
-    let said = Said::read(original, proxy)?;
+    let scrape_annotations = ScrapeAnnotations::read(original, proxy)?;
     let port = proxy.status_port.to_string();
-    // Not to be scraped, or led to the agent by its author.
-    if tree::truth(&said.scrape) == Some(false) || said.port == port {
+    // The author has disabled scraping, or has set the agent's port already.
+    if json::parse_bool(&scrape_annotations.scrape) == Some(false)
+        || scrape_annotations.port == port
+    {
         return Ok(());
     }
-    let spelled = spellings(pod);
-    tree::forget(pod, "annotations", spelled.iter().map(String::as_str));
-    tree::annotate(pod, keys::SCRAPE, "true");
-    tree::annotate(pod, keys::SCRAPE_PATH, PATH);
-    tree::annotate(pod, keys::SCRAPE_PORT, &port);
-    if said != Said::default() {
-        let text = said.to_json();
-        tree::each_container(pod, |_, container| {
+    let keys_found = matching_keys(pod);
+    json::remove_metadata(pod, "annotations", keys_found.iter().map(String::as_str));
+    json::annotate(pod, keys::SCRAPE, "true");
+    json::annotate(pod, keys::SCRAPE_PATH, PATH);
+    json::annotate(pod, keys::SCRAPE_PORT, &port);
+    if scrape_annotations != ScrapeAnnotations::default() {
+        let text = scrape_annotations.to_json();
+        json::each_container(pod, |_, container| {
             if crate::is_proxy(container) {
-                tree::set_variable(container, SCRAPED, &text);
+                json::set_variable(container, SCRAPED, &text);
             }
         });
     }
     Ok(())
 }
 
-impl Said {
+impl ScrapeAnnotations {
     fn read(original: &Value, proxy: &ProxySettings) -> Result<Self, InjectError> {
-        let text = |key| spelled(original, key).unwrap_or_default().to_owned();
+        let text = |key| {
+            find_annotation(original, key)
+                .unwrap_or_default()
+                .to_owned()
+        };
         let wrong = |why: String| InjectError::annotation(keys::SCRAPE_TARGETS, &why);
-        let list = tree::annotation(original, keys::SCRAPE_TARGETS).unwrap_or_default();
+        let list = json::annotation(original, keys::SCRAPE_TARGETS).unwrap_or_default();
         let targets = targets(list).map_err(wrong)?;
         if targets.iter().any(|it| it.port == proxy.status_port) {
             let why = format!("port {} is the agent's own", proxy.status_port);
@@ -100,7 +106,7 @@ impl Said {
         })
     }
 
-    /// As the agent reads it (pilot-agent, PrometheusScrapeConfiguration).
+    /// Formats the settings for the agent (pilot-agent, PrometheusScrapeConfiguration).
     fn to_json(&self) -> String {
         let Self {
             scrape,
@@ -120,8 +126,8 @@ impl Said {
     }
 }
 
-/// Prometheus takes any mark for any other in the name of an annotation.
-fn plain(key: &str) -> String {
+/// Prometheus replaces every character of an annotation's name that is not alphanumeric by an underscore.
+fn sanitize(key: &str) -> String {
     let mark = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     key.chars().map(mark).collect()
 }
@@ -131,24 +137,24 @@ fn annotations(pod: &Value) -> impl Iterator<Item = (&String, &Value)> {
     all.and_then(Value::as_object).into_iter().flatten()
 }
 
-/// What an annotation says in whatever spelling, the usual one first.
-fn spelled<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+/// Returns an annotation in any equivalent spelling, preferably the usual one.
+fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     let other = || {
         let mut all = annotations(pod);
-        let found = all.find(|(known, _)| plain(known) == plain(key))?;
+        let found = all.find(|(known, _)| sanitize(known) == sanitize(key))?;
         found.1.as_str()
     };
-    tree::annotation(pod, key).or_else(other)
+    json::annotation(pod, key).or_else(other)
 }
 
-/// Every spelling that stands in a pod, of all three.
-fn spellings(pod: &Value) -> Vec<String> {
-    let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(plain);
-    let all = annotations(pod).filter(|(key, _)| ours.contains(&plain(key)));
+/// Returns all spellings of the three annotations in a pod.
+fn matching_keys(pod: &Value) -> Vec<String> {
+    let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(sanitize);
+    let all = annotations(pod).filter(|(key, _)| ours.contains(&sanitize(key)));
     all.map(|(key, _)| key.clone()).collect()
 }
 
-/// `PORT:PATH`, with commas between them; `/metrics` where there is no path.
+/// Parses `PORT:PATH`, separated by commas; the path defaults to `/metrics`.
 pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
     let entries = text.split(',').map(str::trim);
     entries
@@ -160,8 +166,8 @@ pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
 fn target(entry: &str) -> Result<Target, String> {
     let (port, path) = entry.split_once(':').unwrap_or((entry, ""));
     let wrong = |what: &str| {
-        let entry = told(entry);
-        format!("{entry} {what}; give PORT:PATH like 9100:/metrics, with commas between them")
+        let entry = excerpt(entry);
+        format!("{entry} {what}; use PORT:PATH such as 9100:/metrics, separated by commas")
     };
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     let port: Option<u16> = digits.then(|| port.parse().ok()).flatten();

@@ -1,41 +1,40 @@
-//! What a pod's proxy is to be: what is configured, with what the pod's annotations say over it.
+//! Settings of a pod's proxy: the configuration, overridden by the pod's annotations.
 
 use inpod_types::keys;
 use serde_json::{Map, Value, json};
 
 use crate::{
     config::Config,
-    error::{InjectError, yaml},
-    is_proxy, proxy_of,
-    tree::{self, annotation},
+    error::{InjectError, yaml_error},
+    is_proxy,
+    json::{self, annotation},
+    proxy_container,
 };
 
-/// The container of the proxy.
 pub const ISTIO_PROXY: &str = "istio-proxy";
 
-/// The container that redirects by itself.
+/// The init container that redirects traffic without CNI.
 pub const ISTIO_INIT: &str = "istio-init";
 
-/// The container that waits for the node's redirection.
+/// The init container that waits for the node's redirection.
 pub const ISTIO_VALIDATION: &str = "istio-validation";
 
-/// Istio's own user and group, which TPROXY runs with (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
-const ISTIO_ID: u32 = 1337;
+/// Istio's user and group ID, required by TPROXY (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
+const ISTIO_UID: u32 = 1337;
 
-/// How inbound TCP is led to the proxy.
+/// Interception of inbound TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interception {
     /// By destination NAT.
     Redirect,
-    /// With the client's address kept.
+    /// Keeps the client's address.
     Tproxy,
-    /// Not at all.
     None,
 }
 
 impl Interception {
-    /// As annotations have it.
-    pub fn word(self) -> &'static str {
+    /// Returns the value used in annotations.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Redirect => "REDIRECT",
             Self::Tproxy => "TPROXY",
@@ -44,47 +43,43 @@ impl Interception {
     }
 }
 
-/// What a pod's proxy is to be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProxySettings {
-    /// How inbound TCP is led to it.
     pub interception: Interception,
-    /// Where its agent answers; 0: nowhere.
+    /// Port of the agent's health checks; 0 if there is none.
     pub status_port: u16,
-    /// Whether it is an init container that goes on running.
+    /// Whether it is a native sidecar: an init container that keeps running.
     pub is_native: bool,
-    /// Whether the application waits for it.
+    /// Whether the application starts only after the proxy is ready.
     pub holds_application: bool,
-    /// How many seconds it goes on serving when its pod is to end, where that is not the agent's affair. 0 of a native
-    /// sidecar: it ends after the application.
+    /// Seconds that a proxy without an agent serves after its pod's deletion; 0 for a native sidecar, which
+    /// ends after the application.
     pub drain: u64,
-    /// Whether probes are led through its agent.
+    /// Whether probes are redirected to its agent.
     pub rewrites_probes: bool,
-    /// Its user, where traffic is told apart by it.
+    /// User ID that exempts the proxy's traffic from redirection.
     pub uid: u32,
-    /// Its group; with TPROXY Istio's own, by which traffic is told apart then (6.7).
+    /// Group ID; with TPROXY that of Istio, which exempts its traffic then (6.7).
     pub gid: u32,
-    /// Its image.
     pub image: String,
-    /// Its resources.
     pub resources: Map<String, Value>,
-    /// Istio's ProxyConfig for it.
+    /// Istio's ProxyConfig for this pod.
     pub config: Map<String, Value>,
 }
 
 impl ProxySettings {
-    /// What is configured and what the pod says.
+    /// Computes the settings from configuration and annotations.
     ///
     /// # Errors
     ///
-    /// When the pod's ProxyConfig says what it should not.
+    /// If the pod's ProxyConfig is invalid.
     pub fn of(config: &Config, pod: &Value) -> Result<Self, InjectError> {
         let proxy_config = proxy_config(config, pod)?;
         let native = match annotation(pod, keys::NATIVE_SIDECAR) {
-            Some(said) => said == "true",
+            Some(requested) => requested == "true",
             None => config.has_native_sidecars(),
         };
-        let rewrites = annotation(pod, keys::REWRITE_PROBES).and_then(tree::truth);
+        let rewrites = annotation(pod, keys::REWRITE_PROBES).and_then(json::parse_bool);
         let holds = proxy_config.get("holdApplicationUntilProxyStarts");
         let interception = interception(pod, &proxy_config)?;
         Ok(Self {
@@ -96,7 +91,7 @@ impl ProxySettings {
             rewrites_probes: rewrites.unwrap_or(config.rewrite_app_http_probe),
             uid: config.proxy.uid,
             gid: match interception {
-                Interception::Tproxy => ISTIO_ID,
+                Interception::Tproxy => ISTIO_UID,
                 Interception::Redirect | Interception::None => config.proxy.gid,
             },
             image: image(config, pod),
@@ -105,24 +100,25 @@ impl ProxySettings {
         })
     }
 
-    /// The user that rules and the validating container take for the proxy's.
+    /// Returns the user ID that the rules and `istio-validation` treat as the proxy's.
     pub fn captured_uid(&self) -> u32 {
         match self.interception {
-            Interception::Tproxy => ISTIO_ID,
+            Interception::Tproxy => ISTIO_UID,
             Interception::Redirect | Interception::None => self.uid,
         }
     }
 }
 
-/// The mesh's ProxyConfig with the pod's over it; of maps in it, each key for itself.
+/// Merges the pod's ProxyConfig into that of the mesh; nested maps are merged by key.
 fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, InjectError> {
     let mut merged = config.proxy_config.clone();
     let Some(text) = annotation(pod, keys::PROXY_CONFIG) else {
         return Ok(merged);
     };
     let wrong = |why: String| InjectError::annotation(keys::PROXY_CONFIG, &why);
-    let said: Value = serde_saphyr::from_str(text).map_err(|error| wrong(yaml(&error)))?;
-    for (key, value) in said.as_object().into_iter().flatten() {
+    let requested: Value =
+        serde_saphyr::from_str(text).map_err(|error| wrong(yaml_error(&error)))?;
+    for (key, value) in requested.as_object().into_iter().flatten() {
         match (merged.get_mut(key), value) {
             (Some(Value::Object(known)), Value::Object(more)) => {
                 known.extend(more.clone());
@@ -134,15 +130,15 @@ fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, Inje
 }
 
 fn interception(pod: &Value, config: &Map<String, Value>) -> Result<Interception, InjectError> {
-    let said = annotation(pod, keys::INTERCEPTION_MODE);
-    let said = said.or_else(|| config.get("interceptionMode")?.as_str());
-    match said {
+    let requested = annotation(pod, keys::INTERCEPTION_MODE);
+    let requested = requested.or_else(|| config.get("interceptionMode")?.as_str());
+    match requested {
         None | Some("REDIRECT") => Ok(Interception::Redirect),
         Some("TPROXY") => Ok(Interception::Tproxy),
         Some("NONE") => Ok(Interception::None),
         Some(other) => {
             let why =
-                format!("interceptionMode {other:?} is no mode; give REDIRECT, TPROXY or NONE");
+                format!("interceptionMode {other:?} is not a mode; use REDIRECT, TPROXY or NONE");
             Err(InjectError::annotation(keys::PROXY_CONFIG, &why))
         }
     }
@@ -153,34 +149,39 @@ fn status_port(
     pod: &Value,
     proxy_config: &Map<String, Value>,
 ) -> Result<u16, InjectError> {
-    if let Some(said) = annotation(pod, keys::STATUS_PORT) {
-        return Ok(said.parse().unwrap_or(config.proxy.status_port));
+    if let Some(requested) = annotation(pod, keys::STATUS_PORT) {
+        return Ok(requested.parse().unwrap_or(config.proxy.status_port));
     }
-    let Some(said) = proxy_config.get("statusPort") else {
+    let Some(requested) = proxy_config.get("statusPort") else {
         return Ok(config.proxy.status_port);
     };
-    let port = said.as_u64().and_then(|port| u16::try_from(port).ok());
-    let wrong =
-        || InjectError::annotation(keys::PROXY_CONFIG, &format!("statusPort {said} is no port"));
+    let port = requested.as_u64().and_then(|port| u16::try_from(port).ok());
+    let wrong = || {
+        InjectError::annotation(
+            keys::PROXY_CONFIG,
+            &format!("statusPort {requested} is not a port"),
+        )
+    };
     port.ok_or_else(wrong)
 }
 
 /// Istio's default (`terminationDrainDuration` of ProxyConfig).
-const DRAIN: u64 = 5;
+const DEFAULT_DRAIN_SECONDS: u64 = 5;
 
-/// A part of a second is a whole one.
+/// Rounds fractions of a second up.
 fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
-    let Some(said) = config.get("terminationDrainDuration") else {
-        return Ok(DRAIN);
+    let Some(requested) = config.get("terminationDrainDuration") else {
+        return Ok(DEFAULT_DRAIN_SECONDS);
     };
     let wrong = || {
-        let why = format!("terminationDrainDuration {said} is no duration; give seconds: 5s");
+        let why =
+            format!("terminationDrainDuration {requested} is not a duration in seconds such as 5s");
         InjectError::annotation(keys::PROXY_CONFIG, &why)
     };
-    said.as_str().and_then(seconds).ok_or_else(wrong)
+    requested.as_str().and_then(seconds).ok_or_else(wrong)
 }
 
-/// As protobuf writes durations in JSON, rounded up.
+/// Parses a duration in protobuf's JSON form.
 fn seconds(text: &str) -> Option<u64> {
     let number = text.strip_suffix('s')?;
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
@@ -192,16 +193,16 @@ fn seconds(text: &str) -> Option<u64> {
     Some(seconds + u64::from(part.bytes().any(|digit| digit != b'0')))
 }
 
-/// Where any annotation says something of resources, annotations alone say it (6.6).
+/// If any annotation sets a resource, the annotations replace all configured resources (6.6).
 fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
-    let said = [
+    let requested = [
         ("requests", "cpu", keys::PROXY_CPU),
         ("requests", "memory", keys::PROXY_MEMORY),
         ("limits", "cpu", keys::PROXY_CPU_LIMIT),
         ("limits", "memory", keys::PROXY_MEMORY_LIMIT),
     ];
     let mut resources = Map::new();
-    for (kind, resource, key) in said {
+    for (kind, resource, key) in requested {
         let Some(quantity) = annotation(pod, key) else {
             continue;
         };
@@ -216,34 +217,34 @@ fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     resources
 }
 
-/// An annotation with a slash is an image in full, one without a name in the configured place; a type is an ending of the
-/// tag (6.6).
+/// Computes the image. An annotation with a slash is a full reference, one without replaces the name; a type is a
+/// suffix of the tag (6.6).
 fn image(config: &Config, pod: &Value) -> String {
     let configured = &config.proxy.image;
     let image = match annotation(pod, keys::PROXY_IMAGE) {
         Some(image) if image.contains('/') => return image.to_owned(),
-        Some(name) => renamed(configured, name),
+        Some(name) => with_name(configured, name),
         None => configured.clone(),
     };
     match annotation(pod, keys::PROXY_IMAGE_TYPE) {
-        Some(kind) => of_type(&image, kind),
+        Some(kind) => with_type(&image, kind),
         None => image,
     }
 }
 
-fn renamed(image: &str, name: &str) -> String {
-    let (place, last) = image.rsplit_once('/').unwrap_or(("", image));
+fn with_name(image: &str, name: &str) -> String {
+    let (position, last) = image.rsplit_once('/').unwrap_or(("", image));
     let tag = last
         .find([':', '@'])
         .map_or("", |at| last.get(at..).unwrap_or_default());
-    let slash = if place.is_empty() { "" } else { "/" };
+    let slash = if position.is_empty() { "" } else { "/" };
     let tag = if name.contains(':') { "" } else { tag };
-    format!("{place}{slash}{name}{tag}")
+    format!("{position}{slash}{name}{tag}")
 }
 
-fn of_type(image: &str, kind: &str) -> String {
+fn with_type(image: &str, kind: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
-    // What a digest names is one image: there is no other build of it.
+    // A digest identifies one image; there is no variant of it.
     if image.contains('@') || !last.contains(':') {
         return image.to_owned();
     }
@@ -256,15 +257,15 @@ fn of_type(image: &str, kind: &str) -> String {
     format!("{bare}-{kind}")
 }
 
-/// A native proxy is an init container that goes on running; templates name it among the containers.
-pub(crate) fn placed(mut rendered: Value, proxy: &ProxySettings) -> Value {
+/// Moves a native proxy, which templates declare among `containers`, to `initContainers`.
+pub(crate) fn move_native(mut rendered: Value, proxy: &ProxySettings) -> Value {
     if !proxy.is_native {
         return rendered;
     }
     let Some(spec) = rendered.get_mut("spec") else {
         return rendered;
     };
-    let Some(containers) = tree::list_mut(spec, "containers") else {
+    let Some(containers) = json::list_mut(spec, "containers") else {
         return rendered;
     };
     let (mut native, others): (Vec<_>, Vec<_>) =
@@ -275,7 +276,7 @@ pub(crate) fn placed(mut rendered: Value, proxy: &ProxySettings) -> Value {
             fields.insert("restartPolicy".to_owned(), "Always".into());
         }
     }
-    if let Some(init) = tree::list_mut(spec, "initContainers") {
+    if let Some(init) = json::list_mut(spec, "initContainers") {
         init.append(&mut native);
     }
     rendered
@@ -285,23 +286,23 @@ fn id(value: Option<&Value>) -> Option<u64> {
     value.and_then(Value::as_u64).filter(|id| *id != 0)
 }
 
-/// The proxy, the rules and the validating container have to mean the same user: one that the pod gives its own
-/// `istio-proxy` is told to the others. With TPROXY the proxy is root, whatever the pod says (6.4 step 8).
-pub(crate) fn agree_on_user(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
-    let declared = proxy_of(original);
+/// Gives proxy, rules and validation the same user: the one that the pod sets on its own `istio-proxy`. With TPROXY the
+/// proxy runs as root, whatever the pod sets (6.4 step 8).
+pub(crate) fn align_users(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
+    let declared = proxy_container(original);
     let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
     let (user, group) = (context("runAsUser"), context("runAsGroup"));
     let is_tproxy = proxy.interception == Interception::Tproxy;
-    tree::each_container(pod, |_, container| match tree::name(container) {
+    json::each_container(pod, |_, container| match json::name(container) {
         Some(ISTIO_PROXY) if is_tproxy => run_as(container, Some(0), None),
         Some(ISTIO_VALIDATION) if !is_tproxy => run_as(container, user, group),
-        Some(ISTIO_INIT) if !is_tproxy => tell_user(container, user),
+        Some(ISTIO_INIT) if !is_tproxy => set_init_user(container, user),
         _ => {}
     });
 }
 
 fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
-    let Some(context) = tree::object_mut(container, "securityContext") else {
+    let Some(context) = json::object_mut(container, "securityContext") else {
         return;
     };
     let Some(context) = context.as_object_mut() else {
@@ -317,14 +318,14 @@ fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
     }
 }
 
-/// `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
-fn tell_user(container: &mut Value, user: Option<u64>) {
+/// Sets `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
+fn set_init_user(container: &mut Value, user: Option<u64>) {
     let arguments = container.get_mut("args").and_then(Value::as_array_mut);
     let (Some(arguments), Some(user)) = (arguments, user) else {
         return;
     };
-    let place = arguments.iter().position(|it| it == "-u");
-    if let Some(value) = place.and_then(|at| arguments.get_mut(at + 1)) {
+    let position = arguments.iter().position(|it| it == "-u");
+    if let Some(value) = position.and_then(|at| arguments.get_mut(at + 1)) {
         *value = user.to_string().into();
     }
 }
@@ -335,7 +336,7 @@ mod tests {
 
     #[expect(
         clippy::needless_pass_by_value,
-        reason = "a test hands over what it made"
+        reason = "tests pass values that they build in place"
     )]
     fn settings(annotations: Value) -> ProxySettings {
         let pod = json!({"metadata": {"annotations": annotations}});
@@ -346,12 +347,12 @@ mod tests {
     fn an_image_is_named_whole_in_part_or_by_its_type() {
         let image = |annotations| settings(annotations).image;
         let usual = Config::default().proxy.image;
-        let said = |image: &str| json!({(keys::PROXY_IMAGE): image});
+        let requested = |image: &str| json!({(keys::PROXY_IMAGE): image});
         assert_eq!(image(json!({})), usual);
-        assert_eq!(image(said("a.b/c:d")), "a.b/c:d");
-        assert_eq!(image(said("other")), usual.replace("proxyv2", "other"));
-        assert_eq!(image(said("other:9")), "docker.io/istio/other:9");
-        let typed = |image: &str, kind| of_type(image, kind);
+        assert_eq!(image(requested("a.b/c:d")), "a.b/c:d");
+        assert_eq!(image(requested("other")), usual.replace("proxyv2", "other"));
+        assert_eq!(image(requested("other:9")), "docker.io/istio/other:9");
+        let typed = |image: &str, kind| with_type(image, kind);
         assert_eq!(typed("h/p:1", "distroless"), "h/p:1-distroless");
         assert_eq!(typed("h/p:1-debug", "distroless"), "h/p:1-distroless");
         assert_eq!(typed("h/p:1-debug", "default"), "h/p:1");
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_says_of_its_proxy_is_laid_over_the_mesh() {
+    fn the_pods_proxy_config_overrides_that_of_the_mesh() {
         let mesh =
             Config::parse("proxyConfig: {statusPort: 16000, proxyMetadata: {A: '1', B: '1'}}")
                 .unwrap();
@@ -405,7 +406,7 @@ mod tests {
             let pod = json!({"metadata": {"annotations": annotations}});
             ProxySettings::of(config, &pod).unwrap().drain
         };
-        let said =
+        let requested =
             |text: &str| json!({(keys::PROXY_CONFIG): format!("terminationDrainDuration: {text}")});
         assert_eq!(of(&Config::default(), json!({})), 5);
         assert_eq!(of(&mesh, json!({})), 30);
@@ -416,7 +417,7 @@ mod tests {
             ("0.5s", 1),
             ("90.001s", 91),
         ] {
-            assert_eq!(of(&mesh, said(text)), seconds, "{text}");
+            assert_eq!(of(&mesh, requested(text)), seconds, "{text}");
         }
         assert_eq!(of(&mesh, json!({(keys::NATIVE_SIDECAR): "true"})), 0);
     }

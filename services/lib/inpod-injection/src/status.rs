@@ -1,6 +1,6 @@
-//! What was injected, written down in the pod: for the node's plugin and repair, which look for the annotation, and for
-//! the next injection, which goes by it (services/docs/facts/istio-sidecar.md, 6.6). Beyond Istio's fields it holds what the pod said
-//! before, so that an injection can be taken back.
+//! Status annotation of an injected pod, which the node's plugin, repair and the next injection read
+//! (services/docs/facts/istio-sidecar.md, 6.6). Beyond Istio's fields it stores previous values, so that an
+//! injection can be reverted.
 
 use std::collections::BTreeMap;
 
@@ -10,76 +10,72 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::Config,
-    laid::{self, Marks},
-    tree,
+    json,
+    last_applied::{self, FieldHashes},
 };
 
-/// What an annotation or label said before; `None`: it was not there.
-pub type Before = BTreeMap<String, Option<String>>;
+/// Previous values of labels or annotations; `None` if absent.
+pub type PreviousValues = BTreeMap<String, Option<String>>;
 
-/// The annotation's content. Fields of others are passed over.
+/// Content of the annotation; unknown fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
-    /// Injected init containers.
-    #[serde(deserialize_with = "or_none")]
+    #[serde(deserialize_with = "null_as_empty")]
     pub init_containers: Vec<String>,
-    /// Injected containers.
-    #[serde(deserialize_with = "or_none")]
+    #[serde(deserialize_with = "null_as_empty")]
     pub containers: Vec<String>,
-    /// Injected volumes.
-    #[serde(deserialize_with = "or_none")]
+    #[serde(deserialize_with = "null_as_empty")]
     pub volumes: Vec<String>,
-    /// Injected secrets.
-    #[serde(deserialize_with = "or_none")]
+    #[serde(deserialize_with = "null_as_empty")]
     pub image_pull_secrets: Vec<String>,
-    /// Which injector it was.
+    /// Revision of the injector.
     pub revision: String,
-    /// Labels that were set, with what they said before.
+    /// Labels set by the injection, with their previous values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: Before,
-    /// Annotations that were set, with what they said before.
+    pub labels: PreviousValues,
+    /// Annotations set by the injection, with their previous values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: Before,
-    /// The names of ports of rewritten probes, by the path that they have now.
+    pub annotations: PreviousValues,
+    /// Port names of redirected probes, by the path of the probe.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ports: BTreeMap<String, String>,
-    /// Marks of what was laid over the pod.
-    #[serde(skip_serializing_if = "Marks::is_empty")]
-    pub laid: Marks,
+    /// Hashes of the applied values.
+    #[serde(rename = "laid", skip_serializing_if = "FieldHashes::is_empty")]
+    pub last_applied: FieldHashes,
 }
 
-/// Istio writes `null` where there is none.
-fn or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+/// Istio writes `null` for an empty list.
+fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 impl Status {
-    /// What stands in a pod; `None` where it was not injected, or by somebody whose word cannot be read.
+    /// Reads the status of a pod; `None` if it was not injected, or if the annotation cannot be parsed.
     pub fn read(pod: &Value) -> Option<Self> {
-        serde_json::from_str(tree::annotation(pod, keys::SIDECAR_STATUS)?).ok()
+        serde_json::from_str(json::annotation(pod, keys::SIDECAR_STATUS)?).ok()
     }
 
-    /// What was made of a pod by what was laid over it.
+    /// Computes the status from what was merged into the pod.
     pub(crate) fn of(over: &Value, original: &Value, pod: &Value, config: &Config) -> Self {
-        let spec = tree::spec(over);
+        let spec = json::spec(over);
         let known = |list: &str, name: &str| {
-            let mut items = tree::list(tree::spec(original), list).iter();
-            items.any(|it| tree::name(it) == Some(name))
+            let mut items = json::list(json::spec(original), list).iter();
+            items.any(|it| json::name(it) == Some(name))
         };
-        let names = |list: &'static str| tree::list(spec, list).iter().filter_map(tree::name);
+        let names = |list: &'static str| json::list(spec, list).iter().filter_map(json::name);
         let all = |list| names(list).map(str::to_owned).collect();
         let new = |list| {
             let new = names(list).filter(|name| !known(list, name));
             new.map(str::to_owned).collect()
         };
         let (labels, annotations) = (
-            changed(original, pod, "labels"),
-            changed(original, pod, "annotations"),
+            changed_values(original, pod, "labels"),
+            changed_values(original, pod, "annotations"),
         );
-        let mut laid = laid::of_containers(over);
-        laid.extend(marks(pod, "labels", &labels));
-        laid.extend(marks(pod, "annotations", &annotations));
+        let mut applied = last_applied::container_hashes(over);
+        applied.extend(metadata_hashes(pod, "labels", &labels));
+        applied.extend(metadata_hashes(pod, "annotations", &annotations));
         Self {
             init_containers: all("initContainers"),
             containers: all("containers"),
@@ -89,21 +85,20 @@ impl Status {
             labels,
             annotations,
             ports: Self::read(pod).unwrap_or_default().ports,
-            laid,
+            last_applied: applied,
         }
     }
 
-    /// Writes it into a pod.
     pub(crate) fn write(&self, pod: &mut Value) {
-        // A struct of texts is always written.
+        // Serializing a struct of strings cannot fail.
         let text = serde_json::to_string(self).unwrap_or_default();
-        tree::annotate(pod, keys::SIDECAR_STATUS, &text);
+        json::annotate(pod, keys::SIDECAR_STATUS, &text);
     }
 }
 
-/// What of a map of the metadata is not as it was, what is gone included. The status itself is not told: it is there or
-/// not.
-fn changed(original: &Value, pod: &Value, map: &str) -> Before {
+/// Returns the labels or annotations that were changed or removed, with their previous values. The status
+/// itself is left out.
+fn changed_values(original: &Value, pod: &Value, map: &str) -> PreviousValues {
     let of = |pod: &Value| {
         let found = pod.get("metadata").and_then(|metadata| metadata.get(map));
         found
@@ -119,9 +114,9 @@ fn changed(original: &Value, pod: &Value, map: &str) -> Before {
     all.map(|key| (key.clone(), was(key))).collect()
 }
 
-/// The marks of what these keys of a map of the metadata say now.
-fn marks(pod: &Value, map: &str, keys: &Before) -> Marks {
+/// Hashes the current values of labels or annotations.
+fn metadata_hashes(pod: &Value, map: &str, keys: &PreviousValues) -> FieldHashes {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
-    let mark = |key: &String| laid::mark(map, key, now(key).unwrap_or(&Value::Null));
-    keys.keys().map(mark).collect()
+    let hash = |key: &String| last_applied::field_hash(map, key, now(key).unwrap_or(&Value::Null));
+    keys.keys().map(hash).collect()
 }

@@ -1,7 +1,7 @@
-//! Templates: a part of a pod as YAML, in which `${NAME}` stands for a fact and `$when` says when something is there.
+//! Templates: partial pods as YAML, in which `${NAME}` is a variable and `$when` a condition.
 //!
-//! This is no language: a substitution is made in the values of the tree that the YAML was read into, so that nothing a
-//! pod's author says can become structure. Go templates are refused, with the line where one begins.
+//! Variables are replaced in the values of the parsed YAML, so that nothing in a pod can add structure. Go templates
+//! are rejected with the line of the first one.
 
 mod render;
 
@@ -13,53 +13,46 @@ use crate::{
     bootstrap,
     config::{Config, InvalidConfig},
     error::InjectError,
-    facts::{self, Facts},
     proxy::{Interception, ProxySettings},
+    variables::{self, Variables},
 };
-use render::{Left, Rendering};
+use render::{Rendered, Rendering};
 
-/// The templates that are there without being configured: Istio's proxy, and an Envoy that asks nobody.
+/// Built-in templates: Istio's proxy, and an Envoy without a control plane.
 pub const BUILT_IN: [(&str, &str); 2] = [
     ("sidecar", include_str!("templates/sidecar.yaml")),
     ("standalone", include_str!("templates/standalone.yaml")),
 ];
 
-/// What says when a map of a template is there: a condition, or a list of which all have to hold; `!` before one turns
-/// it.
+/// Key with the condition of a map, or a list of conditions of which all must hold; `!` negates one.
 pub const WHEN: &str = "$when";
 
-/// What stands for a map that has nothing else but [`WHEN`].
+/// Key of the value of a map that otherwise has only [`WHEN`].
 pub const VALUE: &str = "$value";
 
-/// The conditions of [`WHEN`], and when each holds.
+/// Conditions for [`WHEN`] with their descriptions.
 pub const CONDITIONS: &[(&str, &str)] = &[
     ("cni", "the node redirects traffic"),
-    (
-        "native",
-        "the proxy is an init container that goes on running",
-    ),
+    ("native", "the proxy is a native sidecar"),
     ("intercepted", "the interception mode is not NONE"),
     ("tproxy", "the interception mode is TPROXY"),
-    ("hold", "the application waits for the proxy"),
+    ("hold", "the application starts after the proxy is ready"),
     (
         "drain",
-        "the proxy serves on when its pod is to end (`terminationDrainDuration`); of a native sidecar never",
+        "the proxy drains when its pod ends (`terminationDrainDuration`); never for a native sidecar",
     ),
-    (
-        "agent",
-        "the proxy's agent answers at a port: that is not 0",
-    ),
+    ("agent", "the agent's status port is not 0"),
     ("network", "the cluster's network has a name"),
 ];
 
-/// The other keys of a template that begin with `$`: the directive of the merge.
+/// Merge directive, the only other key that may begin with `$`.
 const PATCH: &str = "$patch";
 
-/// A template that was read and found to name nothing unknown.
+/// A parsed template with only known variables and conditions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template(Value);
 
-/// Which of [`CONDITIONS`] hold for a pod.
+/// Values of [`CONDITIONS`] for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conditions(BTreeMap<&'static str, bool>);
 
@@ -78,18 +71,18 @@ impl Conditions {
         Self(BTreeMap::from(holds))
     }
 
-    fn hold(&self, said: &str) -> bool {
-        let name = said.trim_start_matches('!');
+    fn hold(&self, condition: &str) -> bool {
+        let name = condition.trim_start_matches('!');
         let holds = self.0.get(name).copied().unwrap_or(false);
-        holds != said.starts_with('!')
+        holds != condition.starts_with('!')
     }
 }
 
-/// The built-in templates and the configured ones.
+/// Parses the built-in and the configured templates.
 ///
 /// # Errors
 ///
-/// When one cannot be used, or one is named that there is not.
+/// If a template is invalid, or a name refers to none.
 pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
     let mut texts = BTreeMap::from(BUILT_IN);
     let configured = config.templates.iter();
@@ -113,7 +106,7 @@ pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidCon
     texts.into_iter().map(parse).collect()
 }
 
-/// What is wrong with a template, and some of its text, by which the line is found.
+/// Error in a template, with a part of the text that locates its line.
 struct Fault {
     part: String,
     why: String,
@@ -127,11 +120,11 @@ fn fault(part: &str, why: impl Into<String>) -> Fault {
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
     ///
-    /// When it is no part of a pod, a Go template, or names what there is not; the line is told.
+    /// Names the line of a Go template, of an unknown name, or of anything that is not part of a pod.
     pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConfig> {
         let invalid = |line: usize, why: String| InvalidConfig::Template {
             name: name.to_owned(),
@@ -139,40 +132,40 @@ impl Template {
             why,
         };
         if let Some(line) = line_of(text, "{{") {
-            let why = "it is a Go template, and those are not taken: give a part of a pod as YAML with ${NAME} and $when";
+            let why = "Go templates are not supported: write a partial pod as YAML with ${NAME} and $when";
             return Err(invalid(line, why.to_owned()));
         }
         let document: Value = serde_saphyr::from_str(text).map_err(|error| {
             let line = error
                 .location()
                 .and_then(|it| usize::try_from(it.line()).ok());
-            invalid(line.unwrap_or(1), format!("it is no YAML: {error}"))
+            invalid(line.unwrap_or(1), format!("it is not valid YAML: {error}"))
         })?;
         let document = if document.is_null() {
             Value::Object(serde_json::Map::new())
         } else {
             document
         };
-        let checked = outline(&document).and_then(|()| check(&document));
+        let checked = check_outline(&document).and_then(|()| check(&document));
         checked.map_err(|Fault { part, why }| invalid(line_of(text, &part).unwrap_or(1), why))?;
         Ok(Self(document))
     }
 
-    /// Whether it names a fact.
-    pub(crate) fn has(&self, fact: &str) -> bool {
-        let is_it = |part| matches!(part, render::Part::Fact { name, .. } if name == fact);
+    /// Returns whether the template uses a variable.
+    pub(crate) fn has(&self, variable: &str) -> bool {
+        let is_it = |part| matches!(part, render::Part::Variable { name, .. } if name == variable);
         texts(&self.0).any(|text| render::parts(text).into_iter().any(is_it))
     }
 
-    /// What it comes to for a pod.
+    /// Renders the template for a pod.
     ///
     /// # Errors
     ///
-    /// When a fact that is a list or a map stands within a text.
+    /// If a variable that is a list or a map is part of a longer text.
     pub fn render(
         &self,
         name: &str,
-        facts: &Facts,
+        variables: &Variables,
         conditions: &Conditions,
         bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
@@ -181,18 +174,18 @@ impl Template {
             why,
         };
         let rendering = Rendering {
-            facts,
+            variables,
             holds: conditions,
             bootstrap,
         };
         match rendering.value(&self.0, false).map_err(failed)? {
-            Left::In(value) => Ok(value),
-            Left::Out => Ok(Value::Object(serde_json::Map::new())),
+            Rendered::Present(value) => Ok(value),
+            Rendered::Omitted => Ok(Value::Object(serde_json::Map::new())),
         }
     }
 }
 
-/// Every text below a value.
+/// Returns all strings in a value.
 fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
         Value::String(text) => Box::new(std::iter::once(text.as_str())),
@@ -202,22 +195,24 @@ fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-/// The line, from 1, on which a part of a text first stands, comments left out.
+/// Returns the line, from 1, of the first occurrence of a text outside comments.
 fn line_of(text: &str, part: &str) -> Option<usize> {
     let mut lines = text.lines().zip(1..);
     let found = lines.find(|(line, _)| !line.trim_start().starts_with('#') && line.contains(part));
     found.map(|(_, number)| number)
 }
 
-/// A part of a pod has metadata and a spec; of the metadata, labels and annotations alone are a template's.
-fn outline(document: &Value) -> Result<(), Fault> {
+/// Allows only metadata (labels and annotations) and spec.
+fn check_outline(document: &Value) -> Result<(), Fault> {
     let of = |value: &Value, known: &[&str]| {
-        let fields = value.as_object().ok_or_else(|| fault("", "it is no map"))?;
+        let fields = value
+            .as_object()
+            .ok_or_else(|| fault("", "it is not a map"))?;
         let unknown = fields
             .keys()
             .find(|key| !known.contains(&key.as_str()) && *key != WHEN);
-        let told = |key: &String| fault(key, format!("{key:?} is not {}", known.join(" or ")));
-        unknown.map(told).map_or(Ok(()), Err)
+        let reject = |key: &String| fault(key, format!("{key:?} is not {}", known.join(" or ")));
+        unknown.map(reject).map_or(Ok(()), Err)
     };
     of(document, &["metadata", "spec"])?;
     if let Some(metadata) = document.get("metadata") {
@@ -225,7 +220,7 @@ fn outline(document: &Value) -> Result<(), Fault> {
     }
     let spec = document.get("spec");
     if spec.is_some_and(|spec| !spec.is_object()) {
-        return Err(fault("spec", "spec is no map"));
+        return Err(fault("spec", "spec is not a map"));
     }
     Ok(())
 }
@@ -243,7 +238,7 @@ fn check(value: &Value) -> Result<(), Fault> {
                     _ => Err(fault(PATCH, "$patch is not delete, replace or merge")),
                 },
                 VALUE if fields.keys().any(|key| key != VALUE && key != WHEN) => {
-                    Err(fault(VALUE, "beside $value stands $when alone"))
+                    Err(fault(VALUE, "$value may be combined with $when only"))
                 }
                 VALUE => check(value),
                 key if key.starts_with('$') => Err(fault(
@@ -257,18 +252,24 @@ fn check(value: &Value) -> Result<(), Fault> {
 }
 
 fn check_when(value: &Value) -> Result<(), Fault> {
-    let known = |said: &str| {
-        let name = said.strip_prefix('!').unwrap_or(said);
+    let known = |condition: &str| {
+        let name = condition.strip_prefix('!').unwrap_or(condition);
         CONDITIONS.iter().any(|(known, _)| *known == name)
     };
-    for said in render::conditions(value) {
-        let Some(said) = said else {
-            return Err(fault(WHEN, "$when is no condition and no list of them"));
+    for condition in render::conditions(value) {
+        let Some(condition) = condition else {
+            return Err(fault(
+                WHEN,
+                "$when is not a condition or a list of conditions",
+            ));
         };
-        if !known(said) {
+        if !known(condition) {
             let names: Vec<_> = CONDITIONS.iter().map(|(name, _)| *name).collect();
-            let why = format!("{said:?} is no condition; there are {}", names.join(", "));
-            return Err(fault(said, why));
+            let why = format!(
+                "unknown condition {condition:?}; known are {}",
+                names.join(", ")
+            );
+            return Err(fault(condition, why));
         }
     }
     Ok(())
@@ -278,12 +279,12 @@ fn check_text(text: &str) -> Result<(), Fault> {
     for part in render::parts(text) {
         match part {
             render::Part::Text(_) => {}
-            render::Part::Open(rest) => return Err(fault(rest, "${ has no }")),
-            render::Part::Fact { name, .. }
-                if facts::is_known(name) || name == bootstrap::FACT.0 => {}
-            render::Part::Fact { name, .. } => {
+            render::Part::Open(rest) => return Err(fault(rest, "${ has no closing }")),
+            render::Part::Variable { name, .. }
+                if variables::is_known(name) || name == bootstrap::VARIABLE.0 => {}
+            render::Part::Variable { name, .. } => {
                 let why = format!(
-                    "there is no {name:?}; services/lib/inpod-injection/README.md lists what there is"
+                    "unknown variable {name:?}; services/lib/inpod-injection/README.md lists all"
                 );
                 return Err(fault(name, why));
             }

@@ -1,5 +1,5 @@
-//! Twins of the injection goldens of Istio's tests that the template language covers (services/docs/facts/istio-sidecar.md, 10.2);
-//! README.md lists what it does not cover. `UPDATE_GOLDEN=1` writes them.
+//! Equivalents of the goldens of Istio's injection tests (services/docs/facts/istio-sidecar.md, 10.2); README.md lists
+//! what is not covered. `UPDATE_GOLDEN=1` rewrites them.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
-use inpod_injection::{Config, Injector, files, previous};
+use inpod_injection::{Config, Injector, files, revert};
 use serde_json::Value;
 
 fn directory() -> PathBuf {
@@ -17,7 +17,7 @@ fn directory() -> PathBuf {
         .collect()
 }
 
-/// The goldens' inputs by name.
+/// Returns the inputs of the goldens by name.
 fn inputs() -> BTreeSet<String> {
     let names = fs::read_dir(directory())
         .unwrap()
@@ -26,7 +26,7 @@ fn inputs() -> BTreeSet<String> {
     names.filter(|name| !name.ends_with(".injected")).collect()
 }
 
-/// An input and what it is injected with: a comment on its first lines may say it.
+/// Returns an input and its configuration, which a comment on the first lines may set.
 fn read(name: &str) -> (Injector, Vec<Value>) {
     let text = fs::read_to_string(directory().join(format!("{name}.yaml"))).unwrap();
     let config = text
@@ -41,7 +41,7 @@ fn injected(injector: &Injector, documents: &[Value]) -> Vec<Value> {
     let mut documents = documents.to_vec();
     for document in &mut documents {
         for injected in files::inject(injector, document) {
-            if let Err(files::Left::Refused(error)) = injected.result {
+            if let Err(files::NotInjected::Refused(error)) = injected.result {
                 panic!("{}: {error}", injected.object);
             }
         }
@@ -107,14 +107,14 @@ fn pods(value: &Value) -> Vec<Value> {
 #[test]
 fn what_a_golden_was_given_is_taken_away_again() {
     for name in inputs() {
-        // A template of one's own may set what nothing tells from the pod's own.
+        // Reverting keeps what a custom template adds elsewhere in the spec.
         if name == "custom-template" {
             continue;
         }
         let (injector, documents) = read(&name);
         for (before, after) in documents.iter().zip(injected(&injector, &documents)) {
             for (before, after) in pods(before).iter().zip(pods(&after)) {
-                let mut stripped = previous::strip(&after);
+                let mut stripped = revert::original_pod(&after);
                 if before.get("metadata").is_none()
                     && let Some(fields) = stripped.as_object_mut()
                 {

@@ -1,5 +1,5 @@
-//! Random pods: injecting twice is injecting once, what was injected can be taken away again, and the patch leads to what
-//! is promised.
+//! Properties for random pods: a second injection changes nothing, an injection can be reverted, and the patch leads
+//! to the promised pod.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -9,7 +9,7 @@
 
 use std::sync::LazyLock;
 
-use inpod_injection::{Config, Injector, Outcome, Request, previous};
+use inpod_injection::{Config, Injector, Outcome, Request, revert};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -43,7 +43,7 @@ fn hook() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A container with what of these is there.
+/// A container with any of these fields.
 fn container() -> impl Strategy<Value = Value> {
     let probe = || proptest::option::of(handler());
     (name(), probe(), probe(), probe(), proptest::option::of(hook()), any::<bool>(), any::<bool>()).prop_map(
@@ -66,7 +66,7 @@ fn container() -> impl Strategy<Value = Value> {
     )
 }
 
-/// A sidecar that the pod's author declares, by its list.
+/// A sidecar that the pod's author declares, with its list.
 fn declared() -> impl Strategy<Value = Option<Value>> {
     proptest::option::of(prop_oneof![
         Just(json!({"name": "istio-proxy", "image": "auto"})),
@@ -145,7 +145,7 @@ prop_compose! {
         }
         if !init.is_empty() {
             let mut init = apart(init);
-            // Names are apart in the whole pod.
+            // Names are unique in the whole pod.
             for it in &mut init {
                 it["name"] = format!("init-{}", it["name"].as_str().unwrap()).into();
             }
@@ -169,7 +169,7 @@ const CONFIGS: [&str; 5] = [
     "defaultTemplates: [standalone]\nnativeSidecars: true",
 ];
 
-/// Each configuration is read once.
+/// Each configuration is parsed once.
 fn injector(config: &str) -> &'static Injector {
     static ALL: LazyLock<Vec<Injector>> = LazyLock::new(|| {
         let made = CONFIGS
@@ -206,7 +206,7 @@ fn inject(
     }
 }
 
-/// A declared proxy goes to the end when it is taken away: its author put it anywhere.
+/// Reverting moves a declared proxy to the end, wherever its author put it.
 fn without_order(mut pod: Value) -> Value {
     let containers = pod["spec"]["containers"].as_array_mut().unwrap();
     containers.sort_by_key(|it| it["name"].to_string());
@@ -230,7 +230,7 @@ proptest! {
         let injector = injector(config);
         let (injected, _) = inject(injector, &pod, &environment);
         prop_assert_ne!(&injected, &pod);
-        prop_assert_eq!(without_order(previous::strip(&injected)), without_order(pod));
+        prop_assert_eq!(without_order(revert::original_pod(&injected)), without_order(pod));
     }
 
     #[test]
@@ -263,11 +263,11 @@ proptest! {
     }
 
     #[test]
-    fn any_tree_is_answered(pod in tree(), name in "\\PC{0,20}") {
+    fn any_tree_is_answered(pod in json(), name in "\\PC{0,20}") {
         let injector = injector("");
         let request = Request { pod: &pod, namespace: &name, owner: None, environment: &[] };
         drop(injector.inject(&request));
-        drop(previous::strip(&pod));
+        drop(revert::original_pod(&pod));
     }
 
     #[test]
@@ -284,8 +284,8 @@ proptest! {
     }
 }
 
-/// Trees that have the names of a pod's fields, and anything else in them.
-fn tree() -> impl Strategy<Value = Value> {
+/// Random JSON with the names of a pod's fields among others.
+fn json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),

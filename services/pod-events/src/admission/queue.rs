@@ -1,34 +1,33 @@
-//! Who works and who waits. Knows no clock: whoever asks says what time it took.
+//! The ADDs that work and those that wait. Keeps no clock: callers report how long work took.
 
 use std::{collections::BTreeSet, num::NonZeroUsize, time::Duration};
 
 use tokio::time::Instant;
 
-/// How much the last turn counts in the pace: one part of as many. Before as many turns are over nothing is said of it:
-/// the first ones of a burst take longest.
-const MEMORY: u32 = 8;
+/// The weight of the newest duration in the mean is 1/WINDOW. There is no estimate before as many durations are
+/// recorded, because the first ADDs of a burst take longest.
+const WINDOW: u32 = 8;
 
-/// The place of one that wants to work: the earlier deadline is before the later, and of two with the same deadline the
-/// one that came first. An ADD is only overtaken by more urgent ones, of which there are ever fewer as its own deadline
-/// comes near: none waits for ever.
+/// An ADD's position in the queue, ordered by deadline and then by arrival. Only ADDs with an earlier deadline can
+/// overtake, and those become fewer as its own deadline approaches: no ADD starves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
+pub(super) struct Ticket {
     pub(super) deadline: Instant,
-    number: u64,
+    sequence: u64,
 }
 
-/// Those who work, a bounded number, and those who wait.
+/// A bounded number of working ADDs, and the waiting ones.
 ///
-/// An ordered set instead of a binary heap: one whose caller goes away leaves from the middle.
+/// Ordered set instead of a binary heap: an ADD whose caller goes away leaves from the middle.
 #[derive(Debug)]
 pub(super) struct Queue {
     max: NonZeroUsize,
     working: usize,
-    waiting: BTreeSet<Place>,
+    waiting: BTreeSet<Ticket>,
     next: u64,
-    pace: Duration,
-    /// How many turns are over, as far as that matters.
-    over: u32,
+    mean_duration: Duration,
+    /// The number of recorded durations, up to `WINDOW`.
+    samples: u32,
 }
 
 impl Queue {
@@ -38,8 +37,8 @@ impl Queue {
             working: 0,
             waiting: BTreeSet::new(),
             next: 0,
-            pace: Duration::ZERO,
-            over: 0,
+            mean_duration: Duration::ZERO,
+            samples: 0,
         }
     }
 
@@ -51,60 +50,58 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// A place for one more, which is not in the queue yet.
-    pub(super) fn place(&mut self, deadline: Instant) -> Place {
+    /// Issues a ticket that is not queued yet.
+    pub(super) fn issue_ticket(&mut self, deadline: Instant) -> Ticket {
         self.next += 1;
-        Place {
+        Ticket {
             deadline,
-            number: self.next,
+            sequence: self.next,
         }
     }
 
-    /// Begins to work, if not as many do as may; otherwise waits. Tells which.
-    pub(super) fn enter(&mut self, place: Place) -> bool {
-        let may = self.working < self.max.get();
-        if may {
+    /// Starts working if a slot is free, otherwise queues. Returns whether it started.
+    pub(super) fn start_or_enqueue(&mut self, ticket: Ticket) -> bool {
+        let is_free = self.working < self.max.get();
+        if is_free {
             self.working += 1;
         } else {
-            self.waiting.insert(place);
+            self.waiting.insert(ticket);
         }
-        may
+        is_free
     }
 
-    /// No longer waits. Tells whether it did.
-    pub(super) fn leave(&mut self, place: Place) -> bool {
-        self.waiting.remove(&place)
+    /// Removes a waiting ticket. Returns whether it was waiting.
+    pub(super) fn remove(&mut self, ticket: Ticket) -> bool {
+        self.waiting.remove(&ticket)
     }
 
-    /// One that worked stops; the first that waits works from now on.
-    pub(super) fn stop(&mut self) -> Option<Place> {
+    pub(super) fn finish(&mut self) -> Option<Ticket> {
         self.working = self.working.saturating_sub(1);
         let next = self.waiting.pop_first()?;
         self.working += 1;
         Some(next)
     }
 
-    /// How much work a whole turn was.
-    pub(super) fn took(&mut self, worked: Duration) {
-        self.over = MEMORY.min(self.over + 1);
-        self.pace = (self.pace * (self.over - 1) + worked) / self.over;
+    pub(super) fn record_duration(&mut self, worked: Duration) {
+        self.samples = WINDOW.min(self.samples + 1);
+        self.mean_duration = (self.mean_duration * (self.samples - 1) + worked) / self.samples;
     }
 
-    /// How many have to be worked on before a place.
-    pub(super) fn ahead(&self, place: Place) -> usize {
-        self.working + self.waiting.range(..place).count()
+    /// Returns the number of ADDs that go before a ticket.
+    pub(super) fn ahead(&self, ticket: Ticket) -> usize {
+        self.working + self.waiting.range(..ticket).count()
     }
 
-    /// How long a place has to wait, by what turns took lately.
-    pub(super) fn wait(&self, place: Place) -> Duration {
-        if self.working < self.max.get() || self.over < MEMORY {
+    /// Estimates how long a ticket has to wait, from the mean duration of recent ADDs.
+    pub(super) fn estimated_wait(&self, ticket: Ticket) -> Duration {
+        if self.working < self.max.get() || self.samples < WINDOW {
             return Duration::ZERO;
         }
-        // Of those ahead, all but as many as still work beside it have to stop first.
-        let turns = self.ahead(place) + 1 - self.max.get();
-        let turns = u32::try_from(turns).unwrap_or(u32::MAX);
+        // It starts when all but `max - 1` of those ahead have finished.
+        let to_finish = self.ahead(ticket) + 1 - self.max.get();
+        let to_finish = u32::try_from(to_finish).unwrap_or(u32::MAX);
         let max = u32::try_from(self.max.get()).unwrap_or(u32::MAX);
-        self.pace.saturating_mul(turns) / max
+        self.mean_duration.saturating_mul(to_finish) / max
     }
 }
 
@@ -114,65 +111,64 @@ mod tests {
 
     use super::*;
 
-    /// What happens to a queue.
     #[derive(Clone, Debug)]
     enum Event {
-        /// One enters who has as many milliseconds.
-        Enter(u64),
-        /// Of those that wait, this one (modulo their number) leaves.
-        Leave(usize),
-        /// One that works stops.
-        Stop,
+        /// An ADD arrives with a deadline in this many milliseconds.
+        Enqueue(u64),
+        /// The waiting ADD with this index (modulo their number) leaves.
+        Remove(usize),
+        /// A working ADD finishes.
+        Finish,
     }
 
     fn event() -> impl Strategy<Value = Event> {
         prop_oneof![
-            3 => (0..50_u64).prop_map(Event::Enter),
-            1 => any::<usize>().prop_map(Event::Leave),
-            2 => Just(Event::Stop),
+            3 => (0..50_u64).prop_map(Event::Enqueue),
+            1 => any::<usize>().prop_map(Event::Remove),
+            2 => Just(Event::Finish),
         ]
     }
 
     proptest! {
-        /// The model is a list that is searched for its least. The number is the order of coming.
+        /// The model is a list that is searched for its minimum; the second field is the order of arrival.
         #[test]
-        fn the_earliest_deadline_works_next_none_is_lost_and_never_more_than_may(
+        fn the_earliest_deadline_works_next_none_is_lost_and_never_more_than_the_maximum_work(
             max in 1..5_usize,
             events in prop::collection::vec(event(), 0..200),
         ) {
             let start = Instant::now();
             let mut queue = Queue::new(NonZeroUsize::new(max).unwrap());
-            let mut waiting: Vec<(u64, usize, Place)> = Vec::new();
+            let mut waiting: Vec<(u64, usize, Ticket)> = Vec::new();
             let (mut entered, mut worked, mut left) = (0_usize, 0_usize, 0_usize);
             let mut working = 0_usize;
             for event in events {
                 match event {
-                    Event::Enter(millis) => {
+                    Event::Enqueue(millis) => {
                         entered += 1;
-                        let place = queue.place(start + Duration::from_millis(millis));
+                        let ticket = queue.issue_ticket(start + Duration::from_millis(millis));
                         let ahead = waiting.iter().filter(|it| it.0 <= millis).count() + working;
-                        prop_assert_eq!(queue.ahead(place), ahead);
-                        if queue.enter(place) {
+                        prop_assert_eq!(queue.ahead(ticket), ahead);
+                        if queue.start_or_enqueue(ticket) {
                             prop_assert!(waiting.is_empty(), "one overtook those that wait");
                             worked += 1;
                             working += 1;
                         } else {
                             prop_assert_eq!(working, max, "one waits without need");
-                            waiting.push((millis, entered, place));
+                            waiting.push((millis, entered, ticket));
                         }
                     }
-                    Event::Leave(which) => {
+                    Event::Remove(which) => {
                         if !waiting.is_empty() {
-                            let (_, _, place) = waiting.remove(which % waiting.len());
-                            prop_assert!(queue.leave(place) && !queue.leave(place));
+                            let (_, _, ticket) = waiting.remove(which % waiting.len());
+                            prop_assert!(queue.remove(ticket) && !queue.remove(ticket));
                             left += 1;
                         }
                     }
-                    Event::Stop => {
+                    Event::Finish => {
                         if working > 0 {
                             waiting.sort_by_key(|it| (it.0, it.1));
                             let first = (!waiting.is_empty()).then(|| waiting.remove(0).2);
-                            prop_assert_eq!(queue.stop(), first);
+                            prop_assert_eq!(queue.finish(), first);
                             working = working - 1 + usize::from(first.is_some());
                             worked += usize::from(first.is_some());
                         }
@@ -186,23 +182,27 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_is_what_is_ahead_at_the_pace_of_late() {
+    fn the_estimated_wait_is_the_work_ahead_at_the_recent_mean_duration() {
         let mut queue = Queue::new(NonZeroUsize::new(2).unwrap());
         let now = Instant::now();
         let entered = |queue: &mut Queue| {
-            let place = queue.place(now);
-            let wait = queue.wait(place);
-            queue.enter(place);
+            let ticket = queue.issue_ticket(now);
+            let wait = queue.estimated_wait(ticket);
+            queue.start_or_enqueue(ticket);
             wait.as_millis()
         };
-        for _ in 1..MEMORY {
-            queue.took(Duration::from_millis(100));
+        for _ in 1..WINDOW {
+            queue.record_duration(Duration::from_millis(100));
         }
-        queue.took(Duration::from_millis(100));
+        queue.record_duration(Duration::from_millis(100));
         let waits: Vec<_> = (0..5).map(|_| entered(&mut queue)).collect();
         assert_eq!(waits, [0, 0, 50, 100, 150]);
-        queue.took(Duration::from_millis(900));
-        let place = queue.place(now);
-        assert_eq!(queue.wait(place).as_millis(), 400, "one in eight counts");
+        queue.record_duration(Duration::from_millis(900));
+        let ticket = queue.issue_ticket(now);
+        assert_eq!(
+            queue.estimated_wait(ticket).as_millis(),
+            400,
+            "one in eight counts"
+        );
     }
 }

@@ -6,9 +6,9 @@ use super::*;
 
 const HTTP: Port = (Protocol::Tcp, 8080);
 
-fn place(ztunnel: Ztunnel) -> Place {
+fn network(ztunnel: Ztunnel) -> PodNetwork {
     let addresses = ["10.0.0.2", "fd00::2"].map(|it| it.parse().unwrap());
-    Place {
+    PodNetwork {
         addresses: addresses.into(),
         ztunnel,
     }
@@ -42,15 +42,15 @@ fn on_interface(address: &str, interface: u32) -> Socket {
     }
 }
 
-/// Of a port that a container declares.
-fn judged(sockets: Vec<Socket>) -> PortBinds {
-    let mut spoken = Spoken::default();
-    spoken.declare(&DeclaredPort {
+/// Classifies the sockets of a port that a container declares.
+fn classified(sockets: Vec<Socket>) -> PortBinds {
+    let mut ports = PortIndex::default();
+    ports.add_container_port(&DeclaredPort {
         protocol: HTTP.0,
         port: HTTP.1,
         name: Some("http".to_owned()),
     });
-    let mut ports = spoken.seen(sockets, &place(Ztunnel::Needs));
+    let mut ports = ports.with_sockets(sockets, &network(Ztunnel::Needs));
     assert_eq!(ports.len(), 1, "{ports:?}");
     ports.remove(0)
 }
@@ -94,7 +94,7 @@ fn each_bind_is_of_its_kind_and_warned_of_where_forwarding_to_localhost_differs(
         ),
         (vec![], BindKind::NotFound, &[]),
     ] {
-        let port = judged(sockets.clone());
+        let port = classified(sockets.clone());
         assert_eq!(port.kind(), kind, "{sockets:?}");
         assert_eq!(port.warnings().collect::<Vec<_>>(), warnings, "{sockets:?}");
         assert_eq!(port.changes().count(), 0, "{sockets:?}");
@@ -103,9 +103,9 @@ fn each_bind_is_of_its_kind_and_warned_of_where_forwarding_to_localhost_differs(
 }
 
 #[test]
-fn only_a_socket_that_takes_both_families_is_said_to() {
+fn only_a_socket_that_accepts_both_families_has_both() {
     let families = |sockets| {
-        let binds = judged(sockets).binds;
+        let binds = classified(sockets).binds;
         binds
             .iter()
             .map(|it| (it.ipv4, it.ipv6))
@@ -119,26 +119,26 @@ fn only_a_socket_that_takes_both_families_is_said_to() {
 
 #[test]
 fn what_is_bound_to_an_interface_is_reached_differently_in_the_mesh() {
-    let changes = |sockets| judged(sockets).changes().collect::<Vec<_>>();
+    let changes = |sockets| classified(sockets).changes().collect::<Vec<_>>();
     assert_eq!(changes(vec![on_interface("0.0.0.0", 2)]), [Lost]);
     assert_eq!(changes(vec![on_interface("10.0.0.2", 2)]), [Lost]);
-    // Of the same family another socket takes it.
+    // Another socket of the same family accepts it.
     let both = vec![on_interface("0.0.0.0", 2), at("0.0.0.0")];
     assert_eq!(changes(both), []);
     let no_help = vec![on_interface("0.0.0.0", 2), on_interface("0.0.0.0", 1)];
     assert_eq!(changes(no_help), [Lost]);
     let other_family = vec![on_interface("0.0.0.0", 2), only_v6()];
     assert_eq!(changes(other_family), [Lost]);
-    // Nobody but the pod itself gets there either way.
+    // Only the pod itself can reach it in either case.
     for address in ["127.0.0.1", "0.0.0.0", "10.0.0.2"] {
-        let port = judged(vec![on_interface(address, 1)]);
+        let port = classified(vec![on_interface(address, 1)]);
         assert_eq!(port.kind(), BindKind::Localhost);
         assert_eq!(port.changes().count(), 0);
     }
 }
 
 #[test]
-fn ports_that_ztunnel_needs_are_taken_from_it_and_its_own_are_no_applications() {
+fn ports_that_ztunnel_needs_conflict_and_its_own_are_not_listed() {
     let sockets = || {
         let taken = [15001, 15006, 15008, 15053].map(|port| (Protocol::Tcp, port));
         let taken = taken
@@ -146,9 +146,9 @@ fn ports_that_ztunnel_needs_are_taken_from_it_and_its_own_are_no_applications() 
             .chain([(Protocol::Udp, 15053), (Protocol::Udp, 15008)]);
         taken.map(|port| socket(port, "::")).collect::<Vec<_>>()
     };
-    let seen = |ztunnel| {
-        let ports = Spoken::default()
-            .seen(sockets(), &place(ztunnel))
+    let classify = |ztunnel| {
+        let ports = PortIndex::default()
+            .with_sockets(sockets(), &network(ztunnel))
             .into_iter();
         ports
             .map(|port| (port.port, port.changes().collect::<Vec<_>>()))
@@ -156,53 +156,55 @@ fn ports_that_ztunnel_needs_are_taken_from_it_and_its_own_are_no_applications() 
     };
     let needed = [15001, 15006, 15008].map(|port| (port, vec![PortTaken]));
     let others = [15053, 15008, 15053].map(|port| (port, vec![]));
-    assert_eq!(seen(Ztunnel::Needs), [needed, others].concat());
-    assert_eq!(seen(Ztunnel::Has), [(15008, vec![])]);
+    assert_eq!(classify(Ztunnel::Needs), [needed, others].concat());
+    assert_eq!(classify(Ztunnel::Has), [(15008, vec![])]);
     let all = [15001, 15006, 15008, 15053, 15008, 15053].map(|port| (port, vec![]));
-    assert_eq!(seen(Ztunnel::Never), all);
+    assert_eq!(classify(Ztunnel::Never), all);
 }
 
 #[test]
-fn who_speaks_of_a_port_is_told_and_a_port_of_nobody_is_not_warned_of() {
-    let mut spoken = Spoken::default();
+fn references_to_a_port_are_listed_and_a_port_without_any_has_no_warnings() {
+    let mut index = PortIndex::default();
     for (port, name) in [(80, "http"), (80, "web")] {
-        spoken.declare(&DeclaredPort {
+        index.add_container_port(&DeclaredPort {
             protocol: Protocol::Tcp,
             port,
             name: Some(name.to_owned()),
         });
     }
-    spoken.lead((Protocol::Tcp, 81), "shop");
-    spoken.lead((Protocol::Udp, 53), "names");
+    index.add_service((Protocol::Tcp, 81), "shop");
+    index.add_service((Protocol::Udp, 53), "names");
     let sockets = vec![
         socket((Protocol::Tcp, 9), "127.0.0.1"),
         socket((Protocol::Tcp, 81), "127.0.0.1"),
         socket((Protocol::Udp, 53), "127.0.0.1"),
     ];
-    let ports = spoken.clone().seen(sockets, &place(Ztunnel::Needs));
-    let told: Vec<_> = ports
+    let ports = index
+        .clone()
+        .with_sockets(sockets, &network(Ztunnel::Needs));
+    let binds: Vec<_> = ports
         .iter()
         .map(|it| (it.port, it.declared, it.warnings.len()))
         .collect();
     assert_eq!(
-        told,
+        binds,
         [(9, false, 0), (80, true, 0), (81, false, 1), (53, false, 0)]
     );
     let named = |port: &PortBinds| [port.names.clone(), port.services.clone()].concat();
     let named: Vec<_> = ports.iter().map(named).collect();
     assert_eq!(named, [&[][..], &["http", "web"], &["shop"], &["names"]]);
-    // Nothing is claimed of what was not seen.
-    let unseen = spoken.unseen();
-    assert_eq!(unseen.len(), 3);
+    // Nothing is claimed of sockets that were not seen.
+    let without_sockets = index.without_sockets();
+    assert_eq!(without_sockets.len(), 3);
     assert!(
-        unseen
+        without_sockets
             .iter()
             .all(|port| port.kind() == BindKind::Unspecified)
     );
 }
 
 #[test]
-fn what_netconfig_says_is_checked() {
+fn listeners_from_netconfig_are_validated() {
     let listener = netconfig::Listener {
         protocol: netconfig::Protocol::Tcp.into(),
         address: "::".to_owned(),
@@ -212,7 +214,7 @@ fn what_netconfig_says_is_checked() {
         interface_index: 0,
     };
     assert_eq!(Socket::try_from(listener.clone()), Ok(at("::")));
-    let odd = [
+    let invalid = [
         netconfig::Listener {
             protocol: 0,
             ..listener.clone()
@@ -226,5 +228,5 @@ fn what_netconfig_says_is_checked() {
             ..listener
         },
     ];
-    assert!(odd.into_iter().all(|it| Socket::try_from(it).is_err()));
+    assert!(invalid.into_iter().all(|it| Socket::try_from(it).is_err()));
 }

@@ -1,5 +1,5 @@
-//! The form of a checkpoint file: schema 1, and 2 where the redirection is to a sidecar. A release that knows schema 1
-//! alone would take such a pod out of the mesh, and sets the file aside instead.
+//! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows schema
+//! 1 would withdraw such a pod; this way it sets the file aside instead.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -8,22 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{Intent, Record};
 use crate::{
-    moment::Moment,
-    redirection::{Redirection, Sidecar, Wishes},
+    boottime::BootInstant,
+    redirection::{Redirection, RequestedSettings, Sidecar},
 };
 
-/// The newest.
 const SCHEMA: u32 = 2;
 
-/// The one of pods without a sidecar.
+/// The schema of pods without a sidecar.
 const AMBIENT: u32 = 1;
 
-/// Why a file is not a record.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ParseError {
-    #[error("it is no checkpoint")]
+    #[error("not a checkpoint file")]
     Json(#[from] serde_json::Error),
-    #[error("its schema is {0}, this release reads up to {SCHEMA}")]
+    #[error("schema {0} is not supported; this release reads up to {SCHEMA}")]
     Schema(u32),
     #[error(transparent)]
     Identifier(#[from] InvalidIdentifier),
@@ -58,7 +56,8 @@ struct File {
     #[serde(default)]
     let_through: bool,
     #[serde(default)]
-    wishes: Wishes,
+    #[serde(rename = "wishes")]
+    settings: RequestedSettings,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sidecar: Option<Box<Sidecar>>,
 }
@@ -83,7 +82,7 @@ enum FileIntent {
     Deleting { since_ms: u64 },
 }
 
-/// The record of a file; `None` where it is of another boot.
+/// Parses a file. Returns `None` if it is from another boot.
 pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, ParseError> {
     let Schema { schema } = serde_json::from_slice(bytes)?;
     if !(AMBIENT..=SCHEMA).contains(&schema) {
@@ -126,19 +125,20 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
         revision: Revision(file.revision),
         intent: file.intent.into(),
         runtime_uid: file.runtime_uid.map(|uid| uid.parse()).transpose()?,
-        let_through: file.let_through,
+        admitted_unenrolled: file.let_through,
         redirection: match file.sidecar {
             Some(sidecar) => Redirection::Sidecar(sidecar),
-            None => Redirection::Ambient(file.wishes),
+            None => Redirection::Ambient(file.settings),
         },
     }))
 }
 
-/// The file of a record.
 pub(super) fn render(record: &Record, boot_id: &str) -> String {
-    let (schema, wishes, sidecar) = match &record.redirection {
-        Redirection::Ambient(wishes) => (AMBIENT, wishes.clone(), None),
-        Redirection::Sidecar(sidecar) => (SCHEMA, Wishes::default(), Some(sidecar.clone())),
+    let (schema, settings, sidecar) = match &record.redirection {
+        Redirection::Ambient(settings) => (AMBIENT, settings.clone(), None),
+        Redirection::Sidecar(sidecar) => {
+            (SCHEMA, RequestedSettings::default(), Some(sidecar.clone()))
+        }
     };
     let file = File {
         schema,
@@ -169,21 +169,21 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         revision: record.revision.0,
         intent: (&record.intent).into(),
         runtime_uid: record.runtime_uid.as_ref().map(ToString::to_string),
-        let_through: record.let_through,
-        wishes,
+        let_through: record.admitted_unenrolled,
+        settings,
         sidecar,
     };
-    // Only a map with keys that are no text cannot be written, and there is none.
+    // Only a map whose keys are not strings cannot be serialized, and there is none.
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }
 
 impl From<FileIntent> for Intent {
     fn from(intent: FileIntent) -> Self {
-        let at = |ms| Moment::after_boot(Duration::from_millis(ms));
+        let at = |ms| BootInstant::after_boot(Duration::from_millis(ms));
         match intent {
             FileIntent::Out => Self::Out,
             FileIntent::Enrolling => Self::Enrolling,
-            FileIntent::Inherited => Self::Inherited,
+            FileIntent::Inherited => Self::Adopted,
             FileIntent::Enrolled { fingerprint } => Self::Enrolled { fingerprint },
             FileIntent::Announcing => Self::Announcing,
             FileIntent::Leaving { since_ms } => Self::Leaving {
@@ -201,11 +201,12 @@ impl From<FileIntent> for Intent {
 
 impl From<&Intent> for FileIntent {
     fn from(intent: &Intent) -> Self {
-        let ms = |since: &Moment| u64::try_from(since.since_boot().as_millis()).unwrap_or(u64::MAX);
+        let ms =
+            |since: &BootInstant| u64::try_from(since.since_boot().as_millis()).unwrap_or(u64::MAX);
         match intent {
             Intent::Out => Self::Out,
             Intent::Enrolling => Self::Enrolling,
-            Intent::Inherited => Self::Inherited,
+            Intent::Adopted => Self::Inherited,
             Intent::Enrolled { fingerprint } => Self::Enrolled {
                 fingerprint: fingerprint.clone(),
             },

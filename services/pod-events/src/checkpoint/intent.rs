@@ -1,48 +1,40 @@
-use crate::moment::Moment;
+use crate::boottime::BootInstant;
 
-/// How far a sandbox has come. Written before the effects that it announces.
+/// The progress of a sandbox. Written before the effects that it announces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// Outside the mesh: nothing is in place.
     Out,
-    /// Steps of enrolling may be in place.
+    /// Parts of an enrollment may be in place.
     Enrolling,
-    /// In the mesh by another agent's doing, as far as is known: its rules and ztunnel's listeners may be in place, and
-    /// are to stay until they are replaced or taken away in order.
-    Inherited,
-    /// Everything is in place.
+    /// Enrolled by another agent, as far as known. Its rules and ztunnel's listeners may be in place, and stay until
+    /// they are replaced or withdrawn in order.
+    Adopted,
     Enrolled {
-        /// The fingerprint of the rules.
         fingerprint: String,
     },
-    /// Peers are to be told that the pod leaves: what says that it is redirected is being taken back. Everything is in
-    /// place.
+    /// The pod's annotation is being withdrawn, which announces to peers that it leaves. Everything is still in place.
     Announcing,
-    /// Peers were told that the pod leaves, and learn it; everything is still in place.
+    /// Peers are learning that the pod leaves. Everything is still in place.
     Leaving {
-        /// Since when.
-        since: Moment,
+        since: BootInstant,
     },
-    /// New connections go direct, captured ones live on.
+    /// New connections bypass the mesh; captured connections continue.
     Draining {
-        /// Since when.
-        since: Moment,
+        since: BootInstant,
     },
-    /// The sandbox ends.
     Deleting {
-        /// Since when that is known.
-        since: Moment,
+        since: BootInstant,
     },
 }
 
 impl Intent {
-    /// The fingerprint of the rules of what is enrolled.
     pub fn fingerprint(&self) -> Option<&str> {
         match self {
             Self::Enrolled { fingerprint } => Some(fingerprint),
             Self::Out
             | Self::Enrolling
-            | Self::Inherited
+            | Self::Adopted
             | Self::Announcing
             | Self::Leaving { .. }
             | Self::Draining { .. }
@@ -50,7 +42,7 @@ impl Intent {
         }
     }
 
-    /// Whether the broker knows the sandbox, or needs to know nothing of it.
+    /// Returns whether the broker has the sandbox, or does not need it.
     pub fn is_settled(&self) -> bool {
         matches!(
             self,
@@ -58,21 +50,21 @@ impl Intent {
         )
     }
 
-    /// Whether it is where it would stay if nothing changed.
-    pub fn rests(&self) -> bool {
-        matches!(self, Self::Out | Self::Enrolled { .. } | Self::Inherited)
+    /// Returns whether it stays so without further changes.
+    pub fn is_stable(&self) -> bool {
+        matches!(self, Self::Out | Self::Enrolled { .. } | Self::Adopted)
     }
 
-    /// Whether anything may be in place.
-    pub fn is_held(&self) -> bool {
+    /// Returns whether anything may be in place.
+    pub fn has_effects(&self) -> bool {
         !matches!(self, Self::Out)
     }
 
-    /// Whether the pod was in the mesh, and may have connections that must not be cut by a failure.
-    pub fn has_stood(&self) -> bool {
+    /// Returns whether the pod was in the mesh: it may have connections that a failure must not cut.
+    pub fn was_in_mesh(&self) -> bool {
         matches!(
             self,
-            Self::Inherited
+            Self::Adopted
                 | Self::Enrolled { .. }
                 | Self::Announcing
                 | Self::Leaving { .. }

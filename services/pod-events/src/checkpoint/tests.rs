@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
-    moment::Moment,
-    redirection::{Exclusions, Inbound, Proxy, Selection, Sidecar, Wishes},
+    boottime::BootInstant,
+    redirection::{Exclusions, Inbound, Proxy, RequestedSettings, Selection, Sidecar},
     testing::{pod, record},
 };
 
@@ -14,11 +14,11 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
 #[test]
 fn what_was_written_is_read_back() {
     let (_dir, checkpoint) = checkpoint();
-    let since = Moment::after_boot(std::time::Duration::from_millis(1_234_567));
+    let since = BootInstant::after_boot(std::time::Duration::from_millis(1_234_567));
     let intents = [
         Intent::Out,
         Intent::Enrolling,
-        Intent::Inherited,
+        Intent::Adopted,
         Intent::Enrolled {
             fingerprint: "f".into(),
         },
@@ -44,7 +44,7 @@ fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_st
     let (dir, checkpoint) = checkpoint();
     let [known, refused] = ["c1", "c2"].map(record);
     checkpoint.write(&known).unwrap();
-    // In the way of the rename, which comes last.
+    // Blocks the rename, which is the last step of a write.
     fs::create_dir(checkpoint.path(&refused.sandbox)).unwrap();
     checkpoint.write(&refused).unwrap_err();
     let files = fs::read_dir(dir.path().join("pods")).unwrap();
@@ -55,12 +55,12 @@ fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_st
 }
 
 #[test]
-fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_back() {
+fn an_unenrolled_admission_the_runtimes_uid_and_the_requested_settings_are_read_back() {
     let (_dir, checkpoint) = checkpoint();
     let record = Record {
-        let_through: true,
+        admitted_unenrolled: true,
         runtime_uid: Some("h1".parse().unwrap()),
-        redirection: Redirection::Ambient(Wishes {
+        redirection: Redirection::Ambient(RequestedSettings {
             dns_capture: Some(false),
             bypass_inbound_capture: true,
             virtual_interfaces: vec!["vm0".into()],
@@ -116,7 +116,7 @@ fn the_redirection_to_a_sidecar_is_read_back_and_no_earlier_release_takes_it_for
 }
 
 #[test]
-fn a_sidecars_redirection_is_let_alone_where_it_stands_without_a_claim() {
+fn a_sidecars_redirection_is_detached_where_it_is_applied_without_a_claim() {
     let of = |redirection: Redirection, intent| Record {
         redirection,
         intent,
@@ -126,9 +126,9 @@ fn a_sidecars_redirection_is_let_alone_where_it_stands_without_a_claim() {
         fingerprint: "f".into(),
     };
     let to_sidecar = || Redirection::Sidecar(Box::new(sidecar()));
-    assert!(of(to_sidecar(), enrolled()).is_let_alone());
-    assert!(!of(to_sidecar(), Intent::Inherited).is_let_alone());
-    assert!(!of(Redirection::default(), enrolled()).is_let_alone());
+    assert!(of(to_sidecar(), enrolled()).is_detached());
+    assert!(!of(to_sidecar(), Intent::Adopted).is_detached());
+    assert!(!of(Redirection::default(), enrolled()).is_detached());
     let claimed = Record {
         netns_id: Some(NetnsId {
             device: 4,
@@ -137,7 +137,7 @@ fn a_sidecars_redirection_is_let_alone_where_it_stands_without_a_claim() {
         }),
         ..of(to_sidecar(), enrolled())
     };
-    assert!(claimed.is_looked_after() && !claimed.is_let_alone());
+    assert!(claimed.is_managed() && !claimed.is_detached());
 }
 
 #[test]
@@ -149,20 +149,20 @@ fn a_record_is_of_the_pod_of_its_uid_its_hash_or_where_there_was_none_its_name()
         pod
     };
     let plain = record("c1");
-    assert!(plain.is_of(&of("uid-of-web", None)) && !plain.is_of(&of("another", None)));
+    assert!(plain.belongs_to(&of("uid-of-web", None)) && !plain.belongs_to(&of("another", None)));
     let static_pod = Record {
         runtime_uid: Some("h1".parse().unwrap()),
         ..record("c1")
     };
-    assert!(static_pod.is_of(&of("made-anew", Some("h1"))));
-    assert!(!static_pod.is_of(&of("made-anew", Some("h2"))));
+    assert!(static_pod.belongs_to(&of("made-anew", Some("h1"))));
+    assert!(!static_pod.belongs_to(&of("made-anew", Some("h2"))));
     let mut unnamed = Record {
-        let_through: true,
+        admitted_unenrolled: true,
         ..record("c1")
     };
-    assert!(!unnamed.is_of(&of("another", None)));
+    assert!(!unnamed.belongs_to(&of("another", None)));
     unnamed.pod.uid = "c1".parse().unwrap();
-    assert!(unnamed.is_of(&of("another", None)));
+    assert!(unnamed.belongs_to(&of("another", None)));
 }
 
 #[test]

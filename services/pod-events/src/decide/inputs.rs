@@ -1,15 +1,15 @@
-//! What a decision was made from, for people.
+//! Lists what a decision was based on, for operators.
 
 use inpod_types::keys;
 
 use super::{Policy, Selected};
 use crate::{
     pod::{Namespace, Pod},
-    redirection::Asked,
+    redirection::PrivilegedRequest,
 };
 
-/// Everything that was looked at, as name and value. A label that is not there has none.
-pub(super) fn of(
+/// Collects everything that was considered, as name and value. The value of a missing label is empty.
+pub(super) fn collect(
     pod: &Pod,
     namespace: &Namespace,
     is_known: bool,
@@ -27,8 +27,8 @@ pub(super) fn of(
         inputs.push((setting, policy.sidecars.to_string()));
         inputs.extend(injection.inputs());
     }
-    if policy.is_left {
-        inputs.push(("node is left".to_owned(), "true".to_owned()));
+    if policy.is_uninstalling {
+        inputs.push(("inpod is being uninstalled".to_owned(), "true".to_owned()));
     }
     inputs.extend(permissions(pod, namespace, is_known, policy));
     inputs
@@ -40,7 +40,7 @@ fn labels(
     is_known: bool,
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
-    let told = |owner: &str, key: &str, value: Option<&str>| {
+    let input = |owner: &str, key: &str, value: Option<&str>| {
         let value = match value {
             Some("") => "\"\"",
             value => value.unwrap_or_default(),
@@ -48,12 +48,12 @@ fn labels(
         (format!("{owner} label {key}"), value.to_owned())
     };
     let of_pod = policy.selectors.pod_keys().iter();
-    let of_pod = of_pod.map(|key| told("pod", key, pod.labels.get(key).map(String::as_str)));
+    let of_pod = of_pod.map(|key| input("pod", key, pod.labels.get(key).map(String::as_str)));
     let of_namespace = policy.selectors.namespace_keys().iter();
     let of_namespace = of_namespace.map(|key| {
         let value = namespace.label(key);
         let unknown = || (!is_known).then_some("not known");
-        told("namespace", key, value.or_else(unknown))
+        input("namespace", key, value.or_else(unknown))
     });
     of_pod.chain(of_namespace).collect()
 }
@@ -62,7 +62,7 @@ fn matched(selected: Selected, entries: usize) -> String {
     match selected {
         Selected::By { entry, .. } => format!("entry {entry} of {entries}"),
         Selected::Not { .. } => format!("none of {entries}"),
-        Selected::Depends => "depends on the namespace's labels".to_owned(),
+        Selected::Unknown => "depends on the namespace's labels".to_owned(),
     }
 }
 
@@ -85,7 +85,7 @@ fn facts(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> [(String, Str
     ]
 }
 
-/// What the pod asks for beyond what it may choose by itself, and who permits what. Nothing where it asks for nothing.
+/// Lists the pod's privileged requests and who permits what. Empty if it has none.
 fn permissions(
     pod: &Pod,
     namespace: &Namespace,
@@ -93,11 +93,11 @@ fn permissions(
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
     let permitted = namespace.allows.or(policy.pods_may);
-    let told = |asked: Asked| {
-        let Asked {
+    let input = |request: PrivilegedRequest| {
+        let PrivilegedRequest {
             annotation, text, ..
-        } = asked;
-        let value = if permitted.include(asked.needs) {
+        } = request;
+        let value = if permitted.include(request.needs) {
             text
         } else if is_known {
             format!("{text} (not permitted)")
@@ -106,13 +106,13 @@ fn permissions(
         };
         (format!("pod annotation {annotation}"), value)
     };
-    let mut inputs: Vec<_> = pod.asks.asked().map(told).collect();
+    let mut inputs: Vec<_> = pod.requested.privileged().map(input).collect();
     if !inputs.is_empty() {
         inputs.push((
             format!("namespace annotation {}", keys::ALLOW),
-            namespace.allows.words(),
+            namespace.allows.names(),
         ));
-        inputs.push(("setting pods_may".to_owned(), policy.pods_may.words()));
+        inputs.push(("setting pods_may".to_owned(), policy.pods_may.names()));
     }
     inputs
 }
@@ -122,11 +122,11 @@ mod tests {
     use super::*;
     use crate::{
         decide::{Selectors, decide},
-        redirection::{Asks, Permissions},
+        redirection::{Permissions, Requested},
         testing::{namespace, pod},
     };
 
-    fn told(
+    fn input(
         selectors: &str,
         is_known: bool,
         change: impl FnOnce(&mut Pod, &mut Namespace),
@@ -137,9 +137,9 @@ mod tests {
         let policy = Policy {
             selectors: &selectors,
             excluded: &[],
-            pods_may: Permissions::of("keep-existing"),
+            pods_may: Permissions::parse("keep-existing"),
             sidecars: true,
-            is_left: false,
+            is_uninstalling: false,
         };
         decide(&pod, &namespace, is_known, &policy).inputs
     }
@@ -150,9 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn the_labels_that_are_read_are_told_with_their_values_and_no_other() {
+    fn the_labels_that_are_read_are_listed_with_their_values_and_no_other() {
         let selectors = "[{podSelector: {matchLabels: {a: b}}}, {namespaceSelector: {matchExpressions: [{key: c, operator: Exists}]}}]";
-        let inputs = told(selectors, true, |pod, namespace| {
+        let inputs = input(selectors, true, |pod, namespace| {
             pod.labels = [("a", "x"), ("z", "z")]
                 .map(|(k, v)| (k.to_owned(), v.to_owned()))
                 .into();
@@ -163,34 +163,34 @@ mod tests {
         assert_eq!(value(&inputs, "enablement selector"), Some("entry 2 of 2"));
         assert_eq!(value(&inputs, "pod label z"), None);
         assert_eq!(value(&inputs, "setting pods_may"), None);
-        let inputs = told(selectors, false, |_, _| ());
+        let inputs = input(selectors, false, |_, _| ());
         assert_eq!(value(&inputs, "namespace label c"), Some("not known"));
         let selector = value(&inputs, "enablement selector");
         assert_eq!(selector, Some("depends on the namespace's labels"));
     }
 
     #[test]
-    fn what_is_asked_for_is_told_with_whether_it_is_permitted_and_by_whom() {
+    fn what_is_requested_is_listed_with_whether_it_is_permitted_and_by_whom() {
         let ask = |pod: &mut Pod| {
             let all = [
                 (keys::EXCLUDE_OUTBOUND_PORTS, "5432"),
                 (keys::KEEP_EXISTING_CONNECTIONS, "true"),
             ];
             let all = all.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-            pod.asks = Asks::of(Some(&all));
+            pod.requested = Requested::from_annotations(Some(&all));
         };
         let excluded = format!("pod annotation {}", keys::EXCLUDE_OUTBOUND_PORTS);
         let kept = format!("pod annotation {}", keys::KEEP_EXISTING_CONNECTIONS);
-        let inputs = told("[]", true, |pod, _| ask(pod));
+        let inputs = input("[]", true, |pod, _| ask(pod));
         assert_eq!(value(&inputs, &excluded), Some("5432 (not permitted)"));
         assert_eq!(value(&inputs, &kept), Some("true"));
         assert_eq!(value(&inputs, "setting pods_may"), Some("keep-existing"));
-        let inputs = told("[]", false, |pod, _| ask(pod));
+        let inputs = input("[]", false, |pod, _| ask(pod));
         let unknown = Some("5432 (not known whether permitted)");
         assert_eq!(value(&inputs, &excluded), unknown);
-        let inputs = told("[]", true, |pod, namespace| {
+        let inputs = input("[]", true, |pod, namespace| {
             ask(pod);
-            namespace.allows = Permissions::of("exclude");
+            namespace.allows = Permissions::parse("exclude");
         });
         assert_eq!(value(&inputs, &excluded), Some("5432"));
         let allow = format!("namespace annotation {}", keys::ALLOW);

@@ -1,7 +1,7 @@
-//! Who joins the mesh by labels: the setting `enablement_selectors`, as Istio's `AMBIENT_ENABLEMENT_SELECTOR`.
+//! Selects pods by labels: the setting `enablement_selectors`, like Istio's `AMBIENT_ENABLEMENT_SELECTOR`.
 //!
-//! An entry selects a pod when both of its selectors do; a pod joins when any entry selects it. A selector that says
-//! nothing selects everything (services/docs/facts/istio-ambient.md, 1.5).
+//! An entry selects a pod if both of its selectors match; a pod joins if any entry selects it. An empty selector
+//! matches everything (services/docs/facts/istio-ambient.md, 1.5).
 
 mod parse;
 
@@ -13,10 +13,9 @@ use crate::pod::Namespace;
 
 pub use parse::InvalidSelectors;
 
-/// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// Who joins: any entry is enough.
+/// The entries of the setting, any of which is enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selectors {
     entries: Vec<Entry>,
@@ -24,55 +23,48 @@ pub struct Selectors {
     namespace_keys: BTreeSet<String>,
 }
 
-/// Pods of namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Entry {
     pods: Selector,
     namespaces: Selector,
 }
 
-/// A Kubernetes LabelSelector: every requirement has to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Selector(Vec<Requirement>);
 
-/// What a label has to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     key: String,
-    test: Test,
+    operator: Operator,
 }
 
-/// A LabelSelectorRequirement's operator, with its values.
+/// The operator of a LabelSelectorRequirement, with its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Test {
+enum Operator {
     In(BTreeSet<String>),
     NotIn(BTreeSet<String>),
     Exists,
     DoesNotExist,
 }
 
-/// What the selectors say of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selected {
-    /// An entry selects it.
     By {
-        /// The first that does, counted from 1.
+        /// The first entry that does, counted from 1.
         entry: usize,
-        /// Whether it says something of namespaces.
+        /// Set if that entry has a namespace selector.
         by_namespace: bool,
     },
-    /// None selects it.
     Not {
-        /// Whether an entry would that selects the namespace, and says no to this pod alone.
-        but_for_the_pod: bool,
+        /// Set if an entry's namespace selector matches and only its pod selector does not.
+        namespace_matches: bool,
     },
-    /// The labels of the namespace, which are not known, decide.
-    Depends,
+    /// It depends on labels of the namespace that are not known.
+    Unknown,
 }
 
-impl Test {
-    /// Whether a label holds: its value, or `None` where there is none. As Kubernetes does, a label that is not there is
-    /// in no list.
+impl Operator {
+    /// Evaluates a label's value, `None` if it is missing. As in Kubernetes, a missing label is in no list.
     fn holds(&self, value: Option<&str>) -> bool {
         match self {
             Self::In(values) => value.is_some_and(|value| values.contains(value)),
@@ -97,16 +89,15 @@ impl Selector {
     }
 
     fn selects<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let holds = |one: &Requirement| one.test.holds(label(&one.key));
+        let holds = |one: &Requirement| one.operator.holds(label(&one.key));
         self.0.iter().all(holds)
     }
 
-    /// Whether a namespace is selected of which no label is known but the one that says its name; `None` where the others
-    /// decide.
+    /// Matches a namespace of which only the name label is known. Returns `None` if other labels decide.
     fn selects_unknown(&self, namespace: &Namespace) -> Option<bool> {
         let is_of_name = |one: &&Requirement| one.key == keys::NAMESPACE_NAME;
         let (of_name, rest): (Vec<_>, Vec<_>) = self.0.iter().partition(is_of_name);
-        let holds = |one: &&Requirement| one.test.holds(Some(namespace.name.as_str()));
+        let holds = |one: &&Requirement| one.operator.holds(Some(namespace.name.as_str()));
         if !of_name.iter().all(holds) || !rest.iter().all(|one| self.can_hold(&one.key)) {
             Some(false)
         } else if rest.is_empty() {
@@ -116,15 +107,15 @@ impl Selector {
         }
     }
 
-    /// Whether a label can hold all that is required of it: is not there, has one of the values that are named, or
-    /// another.
+    /// Returns whether any value of a label can meet all its requirements: none, one of the values that they list,
+    /// or a different one.
     fn can_hold(&self, key: &str) -> bool {
-        // No label has such a value.
+        // No label has this value.
         const ANOTHER: &str = "\0";
         let required = || self.0.iter().filter(|one| one.key == key);
-        let named = required().flat_map(|one| one.test.values());
+        let named = required().flat_map(|one| one.operator.values());
         let mut values = [None, Some(ANOTHER)].into_iter().chain(named.map(Some));
-        values.any(|value| required().all(|one| one.test.holds(value)))
+        values.any(|value| required().all(|one| one.operator.holds(value)))
     }
 
     fn keys(&self) -> impl Iterator<Item = &str> {
@@ -133,7 +124,7 @@ impl Selector {
 }
 
 impl Entry {
-    /// `None` where it depends on labels of the namespace that are not known.
+    /// Returns `None` if it depends on labels of the namespace that are not known.
     fn selects_namespace(&self, namespace: &Namespace, is_known: bool) -> Option<bool> {
         if is_known {
             Some(self.namespaces.selects(|key| namespace.label(key)))
@@ -156,10 +147,10 @@ impl From<Vec<Entry>> for Selectors {
 }
 
 impl Selectors {
-    /// What is said of a pod. Where its namespace is not known, `namespace` is one with its name and without labels.
+    /// Applies the selectors to a pod. If its namespace is not known, `namespace` has a name but no labels.
     pub fn select(&self, pod: &Labels, namespace: &Namespace, is_known: bool) -> Selected {
         let mut selected = Selected::Not {
-            but_for_the_pod: false,
+            namespace_matches: false,
         };
         for (at, entry) in self.entries.iter().enumerate() {
             let selects_pod = entry.pods.selects(|key| pod.get(key).map(String::as_str));
@@ -170,10 +161,10 @@ impl Selectors {
                         by_namespace: !entry.namespaces.is_empty(),
                     };
                 }
-                (true, None) => selected = Selected::Depends,
-                (false, Some(true)) if selected != Selected::Depends => {
+                (true, None) => selected = Selected::Unknown,
+                (false, Some(true)) if selected != Selected::Unknown => {
                     selected = Selected::Not {
-                        but_for_the_pod: true,
+                        namespace_matches: true,
                     };
                 }
                 _ => {}
@@ -182,32 +173,29 @@ impl Selectors {
         selected
     }
 
-    /// Whether an entry selects a namespace by what it says of namespaces.
+    /// Returns whether the namespace selector of an entry matches. Entries without one do not count.
     pub fn selects_namespace(&self, namespace: &Namespace) -> bool {
-        let says = self
+        let with_namespaces = self
             .entries
             .iter()
             .filter(|entry| !entry.namespaces.is_empty());
-        says.into_iter()
+        with_namespaces
+            .into_iter()
             .any(|entry| entry.namespaces.selects(|key| namespace.label(key)))
     }
 
-    /// The labels of pods that are read.
     pub fn pod_keys(&self) -> &BTreeSet<String> {
         &self.pod_keys
     }
 
-    /// The labels of namespaces that are read.
     pub fn namespace_keys(&self) -> &BTreeSet<String> {
         &self.namespace_keys
     }
 
-    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether nobody joins.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -13,7 +13,7 @@ fn decided(pod: &Pod, namespace: &Namespace, selectors: &Selectors) -> Decision 
         excluded: &["kube-system".parse().unwrap()],
         pods_may: Permissions::default(),
         sidecars: true,
-        is_left: false,
+        is_uninstalling: false,
     };
     decide(pod, namespace, true, &policy)
 }
@@ -58,21 +58,24 @@ fn none_on_the_pod_beats_ambient_on_the_namespace() {
 }
 
 #[test]
-fn nobody_joins_a_node_that_is_left_and_who_would_not_have_joined_keeps_the_reason() {
+fn no_pod_joins_during_an_uninstall_and_one_that_would_not_have_joined_keeps_its_reason() {
     let left = |pod: &Pod, is_known| {
         let policy = Policy {
             selectors: &istio(),
             excluded: &[],
             pods_may: Permissions::default(),
             sidecars: true,
-            is_left: true,
+            is_uninstalling: true,
         };
         let decision = decide(pod, &namespace("shop"), is_known, &policy);
         (decision.enrollment, decision.reason)
     };
-    let mut asks = pod("shop", "web");
-    set(&mut asks.labels, "ambient");
-    assert_eq!(left(&asks, true), (Enrollment::None, Reason::NodeLeaves));
+    let mut labelled = pod("shop", "web");
+    set(&mut labelled.labels, "ambient");
+    assert_eq!(
+        left(&labelled, true),
+        (Enrollment::None, Reason::NodeLeaves)
+    );
     let plain = pod("shop", "web");
     assert_eq!(left(&plain, true), (Enrollment::None, Reason::NotSelected));
     assert_eq!(left(&plain, false), (Enrollment::None, Reason::NodeLeaves));
@@ -94,15 +97,15 @@ fn a_pod_with_a_sidecar_is_redirected_to_it_and_never_ambient() {
     let ambient = |shown: &mut serde_json::Value| {
         shown["metadata"]["labels"] = serde_json::json!({ keys::DATAPLANE_MODE: "ambient" });
     };
-    let of = |pod: &Pod, sidecars, is_left| {
+    let of = |pod: &Pod, sidecars, is_uninstalling| {
         let policy = Policy {
             selectors: &istio(),
             excluded: &["kube-system".parse().unwrap()],
             pods_may: Permissions::default(),
             sidecars,
-            is_left,
+            is_uninstalling,
         };
-        // Its namespace need not be known.
+        // The namespace need not be known.
         let decision = decide(pod, &namespace("shop"), false, &policy);
         (decision.enrollment, decision.reason)
     };
@@ -179,32 +182,32 @@ fn none_is_an_opt_out_only_where_the_namespace_is_selected_and_the_pod_is_not() 
 #[test]
 fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says_so() {
     use OnUnknown::{Closed, Open};
-    for (said, is_listed, expected) in [
+    for (value, is_listed, expected) in [
         (None, Some(true), Closed),
         (None, Some(false), Open),
-        // Nobody has ever known anything here.
+        // No list was ever written here.
         (None, None, Closed),
         (Some("open"), Some(true), Open),
         (Some("open"), None, Open),
         (Some("closed"), Some(false), Closed),
-        // What cannot be understood says nothing.
+        // A value that is not understood counts as absent.
         (Some("Open"), Some(true), Closed),
         (Some("no"), Some(false), Open),
     ] {
         let mut namespace = namespace("shop");
-        namespace.on_unknown = said.map(str::to_owned);
+        namespace.on_unknown = value.map(str::to_owned);
         let decided = on_unknown(Some(&namespace), is_listed);
-        assert_eq!(decided, expected, "{said:?} {is_listed:?}");
-        if said.is_none() {
+        assert_eq!(decided, expected, "{value:?} {is_listed:?}");
+        if value.is_none() {
             assert_eq!(on_unknown(None, is_listed), expected, "{is_listed:?}");
         }
     }
 }
 
 #[test]
-fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would_decide() {
+fn the_labels_of_an_unknown_namespace_are_unknown_only_where_they_would_decide() {
     let silent = Inventory {
-        namespaces_exist: true,
+        namespaces_required: true,
         ..Inventory::default()
     };
     let decided = |inventory: &Inventory, pod: &Pod, excluded: &[NamespaceName]| {
@@ -213,21 +216,21 @@ fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would
             excluded,
             pods_may: Permissions::default(),
             sidecars: true,
-            is_left: false,
+            is_uninstalling: false,
         };
         decide_from(inventory, pod, &policy).enrollment
     };
     let plain = pod("shop", "web");
     assert_eq!(decided(&silent, &plain, &[]), Enrollment::Unknown);
-    let mut asks = plain.clone();
-    set(&mut asks.labels, "ambient");
-    assert_eq!(decided(&silent, &asks, &[]), Enrollment::Ambient);
+    let mut labelled = plain.clone();
+    set(&mut labelled.labels, "ambient");
+    assert_eq!(decided(&silent, &labelled, &[]), Enrollment::Ambient);
     let mut opts_out = plain.clone();
     set(&mut opts_out.labels, "none");
     assert_eq!(decided(&silent, &opts_out, &[]), Enrollment::None);
     let excluded = ["shop".parse().unwrap()];
     assert_eq!(decided(&silent, &plain, &excluded), Enrollment::None);
-    // A whole directory without a manifest of the namespace says that it has no labels.
+    // In a complete directory, a namespace without a manifest has no labels.
     let whole = Inventory::default();
     assert_eq!(decided(&whole, &plain, &[]), Enrollment::None);
 }

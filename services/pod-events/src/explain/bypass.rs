@@ -1,21 +1,21 @@
-//! What of a pod's traffic goes past ztunnel or its sidecar, or why none of it goes there although it should.
+//! Lists the traffic of a pod that bypasses ztunnel or its sidecar.
 
 use inpod_proto::podevents::v1::RulesReport;
 use inpod_types::{Enrollment, keys};
 
-use super::Known;
+use super::PodInfo;
 use crate::{
     checkpoint::{Intent, Record},
     redirection::{Redirection, Sidecar},
 };
 
-/// A sentence each. What keeps a pod out by decision is its reason, and no bypass.
-pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<String> {
+/// Returns one sentence per bypass. A pod that is not selected for the mesh has a reason instead, and no bypass.
+pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<String> {
     let Some(record) = known.current() else {
-        return missing(known).into_iter().collect();
+        return without_sandbox(known).into_iter().collect();
     };
-    if record.let_through {
-        let why = "It was let through without a decision: none of its traffic is captured.";
+    if record.admitted_unenrolled {
+        let why = "It was admitted unenrolled: none of its traffic is captured.";
         return vec![why.to_owned()];
     }
     let in_place = matches!(
@@ -24,79 +24,81 @@ pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<Strin
     );
     let flows = rules.map_or(0, |rules| rules.direct_flows);
     let differ = rules.is_some_and(|rules| !rules.differences.is_empty());
-    let mut all = granted(record);
-    let seen = [
-        standing(known, record),
-        (in_place && differ).then(|| "Its rules are not the ones that belong there.".to_owned()),
-        // netconfig counts what goes past ztunnel.
-        (record.intent.is_held() && !record.is_sidecars() && flows > 0).then(|| direct(flows)),
+    let mut all = exclusions(record);
+    let observed = [
+        intent_sentence(known, record),
+        (in_place && differ).then(|| "Its rules are not in sync.".to_owned()),
+        // netconfig counts the flows that bypass ztunnel.
+        (record.intent.has_effects() && !record.uses_sidecar() && flows > 0)
+            .then(|| direct_flows(flows)),
     ];
-    all.extend(seen.into_iter().flatten());
+    all.extend(observed.into_iter().flatten());
     all
 }
 
-/// What the pod asked for and was given.
-fn granted(record: &Record) -> Vec<String> {
-    if !record.intent.is_held() {
+/// Returns the exclusions that the pod asked for and that were permitted.
+fn exclusions(record: &Record) -> Vec<String> {
+    if !record.intent.has_effects() {
         return Vec::new();
     }
-    let wishes = match &record.redirection {
-        Redirection::Ambient(wishes) => wishes,
-        Redirection::Sidecar(sidecar) => return kept_from(sidecar),
+    let settings = match &record.redirection {
+        Redirection::Ambient(settings) => settings,
+        Redirection::Sidecar(sidecar) => return sidecar_exclusions(sidecar),
     };
-    let excluded = wishes.exclusions.texts();
+    let excluded = settings.exclusions.texts();
     let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
-    let kept = "Connections from before its enrollment go on past ztunnel.";
-    let kept = wishes.keep_existing_connections.then(|| kept.to_owned());
-    let inbound = wishes.bypass_inbound_capture.then(inbound);
+    let kept = "Connections that it had before its enrollment bypass ztunnel.";
+    let kept = settings.keep_existing_connections.then(|| kept.to_owned());
+    let inbound = settings.bypass_inbound_capture.then(inbound);
     inbound.into_iter().chain(excluded).chain(kept).collect()
 }
 
-/// What the pod's annotations keep from its sidecar.
-fn kept_from(sidecar: &Sidecar) -> Vec<String> {
+/// Returns the exclusions by the pod's sidecar annotations.
+fn sidecar_exclusions(sidecar: &Sidecar) -> Vec<String> {
     let excluded = sidecar.exclusions();
     let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
     let limited = sidecar.limits();
-    let limited = limited.map(|(name, list)| format!("Only what {name} says is captured: {list}."));
+    let limited = limited.map(|(name, list)| format!("Capture limited by {name} to: {list}."));
     excluded.chain(limited).collect()
 }
 
-fn is_wanted(known: &Known) -> bool {
+fn is_wanted(known: &PodInfo) -> bool {
     let enrollment = known.decision.enrollment;
     matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar)
 }
 
-/// A pod that should be in the mesh and of which no sandbox is known.
-fn missing(known: &Known) -> Option<String> {
+/// Covers a pod that should be in the mesh but has no known sandbox.
+fn without_sandbox(known: &PodInfo) -> Option<String> {
     let wanted = is_wanted(known);
     let why =
-        "It should be in the mesh, and no sandbox of it is known: none of its traffic is captured.";
+        "It should be in the mesh, but has no known sandbox: none of its traffic is captured.";
     wanted.then(|| why.to_owned())
 }
 
-fn standing(known: &Known, record: &Record) -> Option<String> {
+fn intent_sentence(known: &PodInfo, record: &Record) -> Option<String> {
     let wanted = is_wanted(known);
-    // What another agent has put in place for a sidecar is not known.
-    let is_found = matches!(record.intent, Intent::Inherited) && record.redirection.is_sidecar();
+    // The rules that another agent applied for a sidecar are unknown.
+    let is_foreign_sidecar =
+        matches!(record.intent, Intent::Adopted) && record.redirection.is_sidecar();
     let sentence = match record.intent {
-        Intent::Enrolled { .. } if record.is_let_alone() => {
-            "It stays redirected to its sidecar, and nobody looks after that."
+        Intent::Enrolled { .. } if record.is_detached() => {
+            "It stays redirected to its sidecar, but inpod no longer maintains the rules."
         }
-        Intent::Inherited if is_found && wanted => {
-            "It should be in the mesh and is not yet: its traffic may not be captured."
+        Intent::Adopted if is_foreign_sidecar && wanted => {
+            "It should be in the mesh but is not yet: its traffic may not be captured."
         }
         Intent::Out | Intent::Enrolling if wanted => {
-            "It should be in the mesh and is not yet: its traffic may not be captured."
+            "It should be in the mesh but is not yet: its traffic may not be captured."
         }
         Intent::Leaving { .. } => {
-            "It leaves the mesh: its peers are told to send to it without HBONE."
+            "It is leaving the mesh: peers are switching to connections without HBONE."
         }
         Intent::Draining { .. } => {
-            "It leaves the mesh: new connections go direct, captured ones live on."
+            "It is leaving the mesh: new connections go direct, captured ones continue."
         }
         Intent::Out
         | Intent::Enrolling
-        | Intent::Inherited
+        | Intent::Adopted
         | Intent::Enrolled { .. }
         | Intent::Announcing
         | Intent::Deleting { .. } => return None,
@@ -106,16 +108,16 @@ fn standing(known: &Known, record: &Record) -> Option<String> {
 
 fn inbound() -> String {
     let key = keys::BYPASS_INBOUND_CAPTURE;
-    format!("Its annotation {key} leaves inbound connections alone.")
+    format!("Its annotation {key} exempts inbound connections.")
 }
 
-fn direct(flows: u32) -> String {
+fn direct_flows(flows: u32) -> String {
     let are = if flows == 1 {
-        "connection goes"
+        "connection bypasses"
     } else {
-        "connections go"
+        "connections bypass"
     };
-    format!("{flows} established {are} past ztunnel.")
+    format!("{flows} established {are} ztunnel.")
 }
 
 #[cfg(test)]
@@ -126,9 +128,9 @@ mod tests {
 
     use super::*;
     use crate::{
+        boottime::BootInstant,
         decide::Decision,
-        moment::Moment,
-        redirection::Wishes,
+        redirection::RequestedSettings,
         source::Inventory,
         task::View,
         testing::{pod, record, sidecar_of},
@@ -136,7 +138,7 @@ mod tests {
 
     fn of(enrollment: Enrollment, records: Vec<Record>, flows: u32) -> Vec<String> {
         let pod = pod("shop", "web").pod;
-        let known = Known {
+        let known = PodInfo {
             key: (pod.namespace.clone(), pod.name.clone()),
             pod,
             decision: Decision {
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_where_it_belongs_bypasses_nothing() {
+    fn a_pod_that_is_in_sync_bypasses_nothing() {
         let none: Vec<String> = Vec::new();
         assert_eq!(of(Enrollment::Ambient, with(enrolled()), 0), none);
         assert_eq!(of(Enrollment::None, with(Intent::Out), 7), none);
@@ -179,14 +181,14 @@ mod tests {
 
     #[test]
     fn what_goes_direct_of_a_captured_pod_is_counted() {
-        let told = of(Enrollment::Ambient, with(enrolled()), 1);
-        assert_eq!(told, ["1 established connection goes past ztunnel."]);
-        let told = of(Enrollment::Ambient, with(enrolled()), 2);
-        assert_eq!(told, ["2 established connections go past ztunnel."]);
+        let sentences = of(Enrollment::Ambient, with(enrolled()), 1);
+        assert_eq!(sentences, ["1 established connection bypasses ztunnel."]);
+        let sentences = of(Enrollment::Ambient, with(enrolled()), 2);
+        assert_eq!(sentences, ["2 established connections bypass ztunnel."]);
     }
 
     #[test]
-    fn what_annotations_keep_from_a_sidecar_is_told_and_what_is_always_kept_is_not() {
+    fn exclusions_by_sidecar_annotations_are_listed_and_the_built_in_ones_are_not() {
         let of = |annotations: &[(&'static str, &str)]| {
             let records = vec![Record {
                 intent: enrolled(),
@@ -203,33 +205,37 @@ mod tests {
         assert_eq!(of(&[]), [""; 0]);
         let ports = (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, "8080,15020");
         let networks = (keys::SIDECAR_INCLUDE_NETWORKS, "");
-        let told = of(&[ports, networks]);
+        let sentences = of(&[ports, networks]);
         assert_eq!(
-            told,
+            sentences,
             [
                 format!("Excluded by {}: 8080.", ports.0),
-                format!("Only what {} says is captured: none.", networks.0)
+                format!("Capture limited by {} to: none.", networks.0)
             ]
         );
     }
 
     #[test]
     fn each_way_around_ztunnel_has_its_sentence() {
-        let since = Moment::BOOT;
-        let let_through = vec![Record {
-            let_through: true,
+        let since = BootInstant::BOOT;
+        let admitted_unenrolled = vec![Record {
+            admitted_unenrolled: true,
             ..record("c1")
         }];
         let ingress = vec![Record {
             intent: enrolled(),
-            redirection: Redirection::Ambient(Wishes {
+            redirection: Redirection::Ambient(RequestedSettings {
                 bypass_inbound_capture: true,
-                ..Wishes::default()
+                ..RequestedSettings::default()
             }),
             ..record("c1")
         }];
-        for (enrollment, records, said) in [
-            (Enrollment::Unknown, let_through, "let through"),
+        for (enrollment, records, expected) in [
+            (
+                Enrollment::Unknown,
+                admitted_unenrolled,
+                "admitted unenrolled",
+            ),
             (Enrollment::Ambient, ingress, keys::BYPASS_INBOUND_CAPTURE),
             (
                 Enrollment::None,
@@ -242,12 +248,12 @@ mod tests {
                 "new connections go direct",
             ),
             (Enrollment::Ambient, with(Intent::Enrolling), "not yet"),
-            (Enrollment::Ambient, Vec::new(), "no sandbox of it is known"),
+            (Enrollment::Ambient, Vec::new(), "has no known sandbox"),
         ] {
-            let told = of(enrollment, records, 0);
+            let sentences = of(enrollment, records, 0);
             assert!(
-                told.len() == 1 && told[0].contains(said),
-                "{said}: {told:?}"
+                sentences.len() == 1 && sentences[0].contains(expected),
+                "{expected}: {sentences:?}"
             );
         }
     }

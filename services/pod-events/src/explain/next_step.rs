@@ -1,4 +1,4 @@
-//! What is attempted next, in a few words.
+//! Describes the next attempt for a pod.
 
 use crate::{
     checkpoint::{Intent, Record},
@@ -6,50 +6,50 @@ use crate::{
     task::View,
 };
 
-/// What is attempted at the next attempt; empty where none is due.
-pub(super) fn words(view: &View) -> &'static str {
+/// Returns what the next attempt does, or an empty text if none is due.
+pub(super) fn describe(view: &View) -> &'static str {
     match (view.next_attempt, view.records.last()) {
         (Some(_), Some(current)) => step(current, view.next),
         (Some(_), None) | (None, _) => "",
     }
 }
 
-/// An action that has to be repeated, or the one that follows a wait.
+/// Describes the action to repeat, or the one that follows a wait.
 fn step(current: &Record, action: Option<Action>) -> &'static str {
     match action {
-        None => "claim its netns again, and mend what is in it",
-        Some(Action::Enroll | Action::StartLeaving | Action::LetGo { .. })
-            if current.is_unfound() =>
+        None => "claim its netns again and repair it",
+        Some(Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. })
+            if current.has_unknown_netns() =>
         {
-            "look for its netns among the node's processes"
+            "search the node's processes for its netns"
         }
-        Some(Action::Rest) => "forget an earlier sandbox of the pod",
+        Some(Action::Idle) => "forget an earlier sandbox of the pod",
         Some(Action::WaitUntil(_)) => match current.intent {
             Intent::Leaving { .. } => "let its new connections go direct",
             Intent::Out
             | Intent::Enrolling
-            | Intent::Inherited
+            | Intent::Adopted
             | Intent::Enrolled { .. }
             | Intent::Announcing
             | Intent::Draining { .. }
-            | Intent::Deleting { .. } => "see whether the pod is gone for good",
+            | Intent::Deleting { .. } => "check whether the pod is deleted for good",
         },
         Some(Action::Enroll) => "enroll it",
-        Some(Action::LetAlone) => "let its netns go; its sidecar's redirection stays",
-        Some(Action::Abandon) => "take back what an unfinished enrollment left",
-        Some(Action::Renew) => "apply what changed of its annotations or addresses",
-        Some(Action::StartLeaving) => "tell its peers that it leaves the mesh",
+        Some(Action::Detach) => "release its netns; its sidecar's redirection stays",
+        Some(Action::Undo) => "undo an unfinished enrollment",
+        Some(Action::Update) => "apply changed annotations or addresses",
+        Some(Action::StartWithdrawal) => "announce to its peers that it leaves the mesh",
         Some(Action::AwaitAnnouncement | Action::AwaitPropagation) => {
-            "see whether its peers were told that it leaves"
+            "check whether its withdrawal has been announced to its peers"
         }
         Some(Action::Drain) => "let its new connections go direct",
         Some(Action::Finish { .. }) => {
-            "take its rules away, once no captured connection is left or the grace is over"
+            "remove its rules once no captured connection is left or the grace period is over"
         }
         Some(Action::Delete { .. }) => {
-            "forget its sandbox, once only the sandbox's own process is in it or 60 s are over"
+            "forget its sandbox once only the sandbox's own process runs in it, or after 60 s"
         }
-        Some(Action::LetGo { .. }) => "forget its sandbox, once no process is in it",
+        Some(Action::GarbageCollect { .. }) => "forget its sandbox once no process runs in it",
     }
 }
 
@@ -58,10 +58,10 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::{moment::Moment, testing::record};
+    use crate::{boottime::BootInstant, testing::record};
 
-    fn said(intent: Intent, next: Option<Action>, due: bool) -> &'static str {
-        words(&View {
+    fn described(intent: Intent, next: Option<Action>, due: bool) -> &'static str {
+        describe(&View {
             records: vec![Record {
                 intent,
                 netns_id: None,
@@ -74,35 +74,46 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_where_nothing_is_due() {
-        assert_eq!(said(Intent::Enrolling, Some(Action::Enroll), false), "");
-        assert_eq!(words(&View::default()), "");
+    fn the_text_is_empty_if_nothing_is_due() {
+        assert_eq!(
+            described(Intent::Enrolling, Some(Action::Enroll), false),
+            ""
+        );
+        assert_eq!(describe(&View::default()), "");
     }
 
     #[test]
     fn what_failed_is_attempted_again_and_a_wait_is_followed_by_what_it_is_for() {
-        let since = Moment::BOOT;
+        let since = BootInstant::BOOT;
         let wait = Some(Action::WaitUntil(since));
         for (intent, action, expected) in [
             (Intent::Enrolling, Some(Action::Enroll), "enroll it"),
             (
                 Intent::Enrolling,
                 None,
-                "claim its netns again, and mend what is in it",
+                "claim its netns again and repair it",
             ),
             (
-                Intent::Inherited,
+                Intent::Adopted,
                 Some(Action::Enroll),
-                "look for its netns among the node's processes",
+                "search the node's processes for its netns",
             ),
             (
                 Intent::Leaving { since },
                 wait,
                 "let its new connections go direct",
             ),
-            (Intent::Out, wait, "see whether the pod is gone for good"),
+            (
+                Intent::Out,
+                wait,
+                "check whether the pod is deleted for good",
+            ),
         ] {
-            assert_eq!(said(intent.clone(), action, true), expected, "{intent:?}");
+            assert_eq!(
+                described(intent.clone(), action, true),
+                expected,
+                "{intent:?}"
+            );
         }
     }
 }

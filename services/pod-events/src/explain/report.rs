@@ -1,4 +1,4 @@
-//! What the other services see of a pod.
+//! The reports of the other services on a pod.
 
 use inpod_proto::{
     netconfig::v1::{Finding, InspectNetnsResponse, PlanRulesResponse},
@@ -10,19 +10,19 @@ use inpod_types::Failure;
 
 use crate::checkpoint::Record;
 
-/// What they answered; `None` where there was nothing to ask.
+/// Their answers; `None` for questions that were not asked.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// netconfig, of the rules.
+pub(crate) struct ServiceReports {
+    /// netconfig's plan of the rules.
     pub(crate) plan: Option<Result<PlanRulesResponse, Failure>>,
-    /// netconfig, of what is in the netns.
+    /// netconfig's view of the netns.
     pub(crate) netns: Option<Result<InspectNetnsResponse, Failure>>,
-    /// The broker.
+    /// The broker's view of ztunnel.
     pub(crate) workloads: Option<Result<ListWorkloadsResponse, Failure>>,
 }
 
-impl Seen {
-    /// What was not told, and why.
+impl ServiceReports {
+    /// Returns the missing answers, with the reason of each.
     pub(super) fn unavailable(&self) -> Vec<String> {
         fn failure<T>(answer: &Option<Result<T, Failure>>) -> Option<&Failure> {
             answer.as_ref()?.as_ref().err()
@@ -30,7 +30,11 @@ impl Seen {
         let sentence = |who, what, why: Option<&Failure>| Some(format!("{who}: {what}: {}", why?));
         [
             sentence("netconfig", "the rules", failure(&self.plan)),
-            sentence("netconfig", "what is in the netns", failure(&self.netns)),
+            sentence(
+                "netconfig",
+                "the contents of the netns",
+                failure(&self.netns),
+            ),
             sentence("ztunnel-broker", "the ztunnels", failure(&self.workloads)),
         ]
         .into_iter()
@@ -38,7 +42,6 @@ impl Seen {
         .collect()
     }
 
-    /// What each ztunnel said.
     pub(super) fn ztunnels(&self, record: Option<&Record>) -> Vec<wire::ZtunnelReport> {
         match (&self.workloads, record) {
             (Some(Ok(all)), Some(record)) => ztunnels(all, record),
@@ -46,7 +49,7 @@ impl Seen {
         }
     }
 
-    /// The rules and what uses them, as far as either was told.
+    /// Merges the answers on rules and traffic, as far as there are any.
     pub(super) fn rules(self) -> Option<wire::RulesReport> {
         let plan = self.plan.and_then(Result::ok);
         let netns = self.netns.and_then(Result::ok);
@@ -70,7 +73,7 @@ fn finding(finding: &Finding) -> String {
     format!("{}: {}", finding.subject, finding.sentence)
 }
 
-/// What each ztunnel said of a sandbox.
+/// Returns the state of a sandbox in each ztunnel session.
 pub(crate) fn ztunnels(all: &ListWorkloadsResponse, record: &Record) -> Vec<wire::ZtunnelReport> {
     let sandbox = types::SandboxRef::from(&record.sandbox);
     let states = all.workloads.iter().flat_map(|workload| &workload.states);
@@ -103,45 +106,45 @@ mod tests {
 
     use super::*;
 
-    fn away<T>() -> Option<Result<T, Failure>> {
+    fn unavailable<T>() -> Option<Result<T, Failure>> {
         let failure = Failure::new(Reason::DependencyUnavailable, "cannot reach it");
         Some(Err(failure))
     }
 
     #[test]
-    fn what_was_not_asked_is_not_said_to_be_missing() {
-        assert!(Seen::default().unavailable().is_empty());
-        assert_eq!(Seen::default().rules(), None);
+    fn questions_that_were_not_asked_are_not_reported_as_missing() {
+        assert!(ServiceReports::default().unavailable().is_empty());
+        assert_eq!(ServiceReports::default().rules(), None);
     }
 
     #[test]
     fn an_answer_that_fails_hides_no_other() {
-        let seen = Seen {
-            plan: away(),
+        let reports = ServiceReports {
+            plan: unavailable(),
             netns: Some(Ok(InspectNetnsResponse {
                 direct_flows: 2,
                 ..InspectNetnsResponse::default()
             })),
-            workloads: away(),
+            workloads: unavailable(),
         };
-        let told = seen.unavailable();
+        let sentences = reports.unavailable();
         assert_eq!(
-            told.iter().map(String::as_str).collect::<Vec<_>>(),
+            sentences.iter().map(String::as_str).collect::<Vec<_>>(),
             [
                 "netconfig: the rules: cannot reach it [DEPENDENCY_UNAVAILABLE]",
                 "ztunnel-broker: the ztunnels: cannot reach it [DEPENDENCY_UNAVAILABLE]",
             ]
         );
-        assert_eq!(seen.rules().unwrap().direct_flows, 2);
-        let seen = Seen {
+        assert_eq!(reports.rules().unwrap().direct_flows, 2);
+        let reports = ServiceReports {
             plan: Some(Ok(PlanRulesResponse {
                 fingerprint: "f".into(),
                 ..PlanRulesResponse::default()
             })),
-            netns: away(),
+            netns: unavailable(),
             workloads: None,
         };
-        assert_eq!(seen.unavailable().len(), 1);
-        assert_eq!(seen.rules().unwrap().fingerprint, "f");
+        assert_eq!(reports.unavailable().len(), 1);
+        assert_eq!(reports.rules().unwrap().fingerprint, "f");
     }
 }

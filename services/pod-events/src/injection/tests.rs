@@ -2,7 +2,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A pod as an injector leaves it, with a change.
 fn injection(change: impl FnOnce(&mut Value)) -> Option<Injection> {
     let mut pod = json!({
         "metadata": {
@@ -25,7 +24,7 @@ fn injection(change: impl FnOnce(&mut Value)) -> Option<Injection> {
     change(&mut pod);
     let pod: k8s::Pod = serde_json::from_value(pod).unwrap();
     let (meta, spec) = (pod.metadata, pod.spec.unwrap());
-    Injection::of(meta.labels.as_ref(), meta.annotations.as_ref(), &spec)
+    Injection::detect(meta.labels.as_ref(), meta.annotations.as_ref(), &spec)
 }
 
 fn skip(change: impl FnOnce(&mut Value)) -> Option<Skip> {
@@ -109,19 +108,19 @@ fn each_condition_leaves_the_pod_alone() {
 }
 
 #[test]
-fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_the_annotation() {
+fn a_pod_opts_out_by_the_one_value_that_the_injector_takes_and_the_label_beats_the_annotation() {
     for (label, annotation, skipped) in [
         (Some("false"), None, true),
         (None, Some("false"), true),
         (Some("true"), Some("false"), false),
         (Some("false"), Some("true"), true),
         (Some(""), Some("false"), false),
-        // The injector takes these for nothing, and has injected.
+        // The injector ignores these values, and has injected.
         (Some("False"), None, false),
         (Some("0"), None, false),
         (None, Some("f"), false),
     ] {
-        let said = skip(|pod| {
+        let value = skip(|pod| {
             if let Some(label) = label {
                 pod["metadata"]["labels"][keys::SIDECAR_INJECT] = label.into();
             }
@@ -130,7 +129,7 @@ fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_th
             }
         });
         assert_eq!(
-            said,
+            value,
             skipped.then_some(Skip::OptedOut),
             "{label:?} {annotation:?}"
         );
@@ -138,7 +137,7 @@ fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_th
 }
 
 #[test]
-fn conditions_are_looked_at_in_their_order_and_each_is_told() {
+fn conditions_are_checked_in_order_and_each_is_reported() {
     type Change = fn(&mut Value);
     let conditions: [(Change, Skip); 6] = [
         (
@@ -172,10 +171,12 @@ fn conditions_are_looked_at_in_their_order_and_each_is_told() {
         let (found, expected) = (found.unwrap(), conditions[first].1);
         assert_eq!(found.skip(), Some(expected));
         let inputs = found.inputs();
-        let why = inputs.iter().find(|(name, _)| name.starts_with("why"));
-        assert_eq!(why.unwrap().1, expected.words());
+        let why = inputs
+            .iter()
+            .find(|(name, _)| name.starts_with("reason for"));
+        assert_eq!(why.unwrap().1, expected.description());
     }
-    // The third has to be without a proxy.
+    // The third condition needs a pod without a proxy.
     let none = skip(|pod| {
         proxy(pod)["name"] = "other".into();
         pod["metadata"]["labels"][keys::SIDECAR_INJECT] = "false".into();
@@ -184,7 +185,7 @@ fn conditions_are_looked_at_in_their_order_and_each_is_told() {
 }
 
 #[test]
-fn root_and_nobody_in_particular_run_as_1337() {
+fn root_and_an_unspecified_user_run_as_1337() {
     for (context, uid, gid) in [
         (json!({"runAsUser": 2000, "runAsGroup": 3000}), 2000, 3000),
         (json!({"runAsUser": 0, "runAsGroup": 1338}), 1337, 1338),
@@ -199,7 +200,7 @@ fn root_and_nobody_in_particular_run_as_1337() {
     ] {
         let found = injection(|pod| {
             proxy(pod)["securityContext"] = context.clone();
-            // The pod's own does not count.
+            // The pod's own security context does not count.
             pod["spec"]["securityContext"] = json!({"runAsUser": 9, "runAsGroup": 9});
         });
         let proxy = found.unwrap().sidecar().unwrap().proxy;
@@ -236,9 +237,9 @@ fn truth_values_of_the_proxy_are_gos_and_the_last_of_a_name_counts() {
 }
 
 #[test]
-fn what_is_malformed_is_told_where_it_would_be_redirected() {
+fn what_is_malformed_is_reported_where_it_would_be_redirected() {
     let ports = keys::SIDECAR_EXCLUDE_INBOUND_PORTS;
-    let told = |mode| {
+    let malformed = |mode| {
         let found = injection(|pod| {
             annotate(pod, ports, "http");
             annotate(pod, keys::INTERCEPTION_MODE, mode);
@@ -246,10 +247,10 @@ fn what_is_malformed_is_told_where_it_would_be_redirected() {
         let inputs = found.unwrap().inputs();
         inputs.into_iter().find(|(name, _)| name.ends_with(ports))
     };
-    let (_, why) = told("REDIRECT").unwrap();
+    let (_, why) = malformed("REDIRECT").unwrap();
     assert!(
         why.starts_with("malformed") && why.contains("http"),
         "{why}"
     );
-    assert_eq!(told("NONE"), None);
+    assert_eq!(malformed("NONE"), None);
 }

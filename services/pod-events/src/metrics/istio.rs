@@ -1,4 +1,4 @@
-//! What Istio's node agent counts, under its names, as far as the same thing happens here.
+//! Metrics under the names of Istio's node agent, as far as inpod has the same events.
 
 use std::{hash::Hash, sync::Arc};
 
@@ -12,42 +12,41 @@ use tokio::sync::watch;
 use super::Metric;
 use crate::source::{Inventory, SharedMap};
 
-/// Requests of the plugin. Istio's plugin asks its agent only for pods of the mesh (services/docs/facts/istio-ambient.md section 3).
+/// Requests of the plugin. Istio's plugin calls its agent only for pods in
+/// the mesh (services/docs/facts/istio-ambient.md, 3).
 pub(super) const REQUESTS: Metric = Metric {
     name: "istio_cni_plugin_requests",
     labels: "response_code",
-    help: "ADDs of pods of the mesh, and every ADD that failed: 200 where they succeeded, 400 where the request could not be read, else 500",
+    help: "ADDs of pods in the mesh and all failed ADDs, by response code: 200 for success, 400 for an invalid request, 500 for any other failure",
 };
 
-/// Events of pods and namespaces (services/docs/facts/istio-ambient.md section 4.1).
+/// Events of pods and namespaces (services/docs/facts/istio-ambient.md, 4.1).
 pub(super) const EVENTS: Metric = Metric {
     name: "nodeagent_reconcile_events",
     labels: "type",
-    help: "Pods and namespaces that were added, updated or deleted in the view of this node; changes that came at once count once",
+    help: "Pods and namespaces added, updated or deleted in this node's view; simultaneous changes of one object count once",
 };
 
 type ByCode = [(&'static str, &'static str); 1];
 
-/// The incumbent's counters. Cheap to clone.
+/// The counters of Istio's node agent. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Istio {
+pub struct IstioMetrics {
     requests: Family<ByCode, Counter>,
     events: Family<ByCode, Counter>,
 }
 
-impl Istio {
-    /// Declares them.
+impl IstioMetrics {
     pub fn register(registry: &mut Registry) -> Self {
-        let istio = Self {
+        let metrics = Self {
             requests: Family::default(),
             events: Family::default(),
         };
-        registry.register(REQUESTS.name, REQUESTS.help, istio.requests.clone());
-        registry.register(EVENTS.name, EVENTS.help, istio.events.clone());
-        istio
+        registry.register(REQUESTS.name, REQUESTS.help, metrics.requests.clone());
+        registry.register(EVENTS.name, EVENTS.help, metrics.events.clone());
+        metrics
     }
 
-    /// An ADD was answered.
     pub(crate) fn added(&self, added: Result<Enrollment, Reason>) {
         if let Some(code) = response_code(added) {
             let labels = [("response_code", code)];
@@ -55,12 +54,12 @@ impl Istio {
         }
     }
 
-    /// Counts what changes, for ever. What is there at the start was added.
-    pub(crate) async fn follow(self, mut changes: watch::Receiver<Arc<Inventory>>) {
+    /// Counts changes of the inventory. What exists at the start counts as added.
+    pub(crate) async fn count_changes(self, mut changes: watch::Receiver<Arc<Inventory>>) {
         let mut before = Arc::default();
         loop {
             let now = Arc::clone(&changes.borrow_and_update());
-            self.changed(&before, &now);
+            self.count(&before, &now);
             before = now;
             if changes.changed().await.is_err() {
                 return;
@@ -68,9 +67,9 @@ impl Istio {
         }
     }
 
-    fn changed(&self, before: &Inventory, now: &Inventory) {
-        let pods = difference(&before.pods, &now.pods);
-        let namespaces = difference(&before.namespaces, &now.namespaces);
+    fn count(&self, before: &Inventory, now: &Inventory) {
+        let pods = count_differences(&before.pods, &now.pods);
+        let namespaces = count_differences(&before.namespaces, &now.namespaces);
         for (kind, counts) in [("pods", pods), ("namespaces", namespaces)] {
             tracing::trace!(kind, ?counts, "The view changed");
             for (what, count) in ["add", "update", "delete"].into_iter().zip(counts) {
@@ -89,8 +88,8 @@ fn response_code(added: Result<Enrollment, Reason>) -> Option<&'static str> {
     }
 }
 
-/// How many were added, updated and deleted.
-fn difference<K, V>(before: &SharedMap<K, V>, now: &SharedMap<K, V>) -> [u64; 3]
+/// Counts the keys that were added, updated and deleted.
+fn count_differences<K, V>(before: &SharedMap<K, V>, now: &SharedMap<K, V>) -> [u64; 3]
 where
     K: Hash + Ord + Clone,
     V: Clone + PartialEq,
@@ -134,6 +133,6 @@ mod tests {
         };
         let before = map(&[("a", 1), ("b", 1), ("c", 1)]);
         let now = map(&[("b", 2), ("c", 1), ("d", 1), ("e", 1)]);
-        assert_eq!(difference(&before, &now), [2, 1, 1]);
+        assert_eq!(count_differences(&before, &now), [2, 1, 1]);
     }
 }

@@ -1,4 +1,4 @@
-//! What the time of an ADD goes into.
+//! Measures how long an ADD spends in each phase.
 
 use std::{
     collections::BTreeMap,
@@ -10,25 +10,25 @@ use inpod_service::Trace;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-/// A part of an ADD.
+/// A phase of an ADD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It waits for its pod's task, or for its turn.
+    /// Waiting for the pod's task, or for a concurrency slot.
     Queue,
-    /// Which pod is meant and what it should be, a question to the source of pods included.
+    /// Identifying the pod and deciding its enrollment, including requests to the source of pods.
     Decide,
-    /// netconfig proves the netns.
+    /// netconfig verifies and claims the netns.
     Claim,
-    /// ztunnel-broker hands it over, the wait for a ztunnel included.
+    /// The broker hands the netns over, including the wait for ztunnel.
     HandOver,
     /// netconfig applies the rules and reads them back.
     Rules,
-    /// Everything else: the checkpoint, undoing, waiting for a service that is restarted.
+    /// Everything else: the checkpoint, rollback, waiting for a service to restart.
     Other,
 }
 
 impl Phase {
-    /// Its name in the metrics.
+    /// Returns the value of the metric's label.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -41,7 +41,7 @@ impl Phase {
     }
 }
 
-/// A clock that is always in exactly one phase, so that what it counts of all of them is the whole.
+/// A clock that is always in exactly one phase, so that the phases add up to the total.
 #[derive(Clone, Debug, Default)]
 pub struct Phases(Arc<Mutex<Clock>>);
 
@@ -51,7 +51,7 @@ struct Clock {
     since: Instant,
     spent: BTreeMap<Phase, Duration>,
     trace: Trace,
-    /// The phase as a part of the trace, where that is exported.
+    /// The span of the phase, if traces are exported.
     part: Span,
 }
 
@@ -87,8 +87,8 @@ impl Clock {
 }
 
 impl Phases {
-    /// A clock whose phases are parts of a trace.
-    pub fn of(trace: &Trace) -> Self {
+    /// Creates a clock that records its phases as spans of a trace.
+    pub fn with_trace(trace: &Trace) -> Self {
         let trace = trace.clone();
         Self(Arc::new(Mutex::new(Clock {
             trace,
@@ -100,25 +100,24 @@ impl Phases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts for another phase from now on.
     pub fn set(&self, phase: Phase) {
         self.lock().set(phase);
     }
 
-    /// Counts for another phase until the value is dropped.
-    pub fn enter(&self, phase: Phase) -> Entered {
+    /// Enters a phase until the returned guard is dropped.
+    pub fn enter(&self, phase: Phase) -> PhaseGuard {
         self.set(phase);
-        Entered(self.clone())
+        PhaseGuard(self.clone())
     }
 
-    /// Does something as a phase. Whoever is asked for it learns of the phase as that of which its answer is a part.
+    /// Runs a future within a phase. Calls to other services have the phase's span as their parent.
     pub async fn during<F: Future>(&self, phase: Phase, work: F) -> F::Output {
         let _lasts = self.enter(phase);
         let part = self.lock().part.clone();
         work.instrument(part).await
     }
 
-    /// What was spent in the phases that there were.
+    /// Returns the time spent in each phase so far.
     pub(super) fn spent(&self) -> BTreeMap<Phase, Duration> {
         let mut clock = self.lock();
         clock.count();
@@ -126,11 +125,11 @@ impl Phases {
     }
 }
 
-/// A phase that lasts.
+/// A guard that leaves the phase when it is dropped.
 #[derive(Debug)]
-pub struct Entered(Phases);
+pub struct PhaseGuard(Phases);
 
-impl Drop for Entered {
+impl Drop for PhaseGuard {
     fn drop(&mut self) {
         self.0.set(Phase::Other);
     }

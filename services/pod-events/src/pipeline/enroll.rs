@@ -1,6 +1,6 @@
-//! Into the mesh: claim, hand-over, rules; and the undoing where that fails. A pod with a sidecar is handed to nobody.
+//! Enrolls a sandbox: claim, workload, rules; and undoes that if it fails. A pod with a sidecar has no workload.
 //!
-//! Listeners before rules: rules that point at a closed port reset connections.
+//! The listeners come before the rules, because rules that redirect to a closed port reset connections.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -9,58 +9,53 @@ use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
 
-use super::{Pipeline, believed, workload_of};
+use super::{Pipeline, expected_netns, workload_of};
 use crate::{
-    admission::Turn,
+    admission::Permit,
     checkpoint::{Intent, Record},
     metrics::{Phase, Phases},
     timeline::Timeline,
 };
 
-/// What undoing may take, kept back from the caller's time. The broker keeps as much back for its own.
-const UNDO: Duration = Duration::from_secs(3);
+/// The part of the caller's time that is reserved for undoing. The broker reserves as much of its own deadline.
+const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Until when steps forward may be taken for a caller who waits until `deadline`.
-pub(crate) fn forward(deadline: Instant) -> Instant {
+/// Returns until when enrollment steps may start for a caller that waits until `deadline`.
+pub(crate) fn work_deadline(deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
-    deadline - UNDO.min(left / 3)
+    deadline - UNDO_TIMEOUT.min(left / 3)
 }
 
-/// Why an enrollment is given up before its time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// Nobody waits for it any more.
+pub enum CancelReason {
     CallerGone,
-    /// Something else happened to the pod that must not wait.
+    /// A command for the pod arrived that must not queue behind it.
     Interrupted,
 }
 
-impl From<Stop> for Failure {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::CallerGone => Self::new(Reason::DeadlineExceeded, "the caller went away"),
-            Stop::Interrupted => {
-                Self::new(Reason::Starting, "something else of the pod comes first")
-            }
+impl From<CancelReason> for Failure {
+    fn from(cancelled: CancelReason) -> Self {
+        match cancelled {
+            CancelReason::CallerGone => Self::new(Reason::DeadlineExceeded, "the caller went away"),
+            CancelReason::Interrupted => Self::new(
+                Reason::Starting,
+                "another command for the pod takes precedence",
+            ),
         }
     }
 }
 
-/// The time that an enrollment has, and what ends it earlier.
-pub struct Run<'a> {
-    /// When its caller stops waiting.
+pub struct EnrollContext<'a> {
     pub deadline: Instant,
-    /// Until when steps forward may begin.
-    pub forward: Instant,
-    /// Resolves when it is to be given up.
-    pub stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
-    /// The right to work; what nobody waits for needs none.
-    pub turn: Option<Turn>,
-    /// What the time goes into.
+    pub work_deadline: Instant,
+    /// Resolves when the enrollment is to be cancelled.
+    pub cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
+    /// The permit of an ADD; an enrollment in the background needs none.
+    pub permit: Option<Permit>,
     pub phases: Phases,
 }
 
-impl std::fmt::Debug for Run<'_> {
+impl std::fmt::Debug for EnrollContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Run")
             .field("deadline", &self.deadline)
@@ -68,42 +63,41 @@ impl std::fmt::Debug for Run<'_> {
     }
 }
 
-impl<'a> Run<'a> {
-    /// One that nobody waits for.
-    pub fn unhurried(
+impl<'a> EnrollContext<'a> {
+    /// Creates the context of an enrollment without a waiting caller.
+    pub fn background(
         deadline: Instant,
-        stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
+        cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
     ) -> Self {
         Self {
             deadline,
-            forward: forward(deadline),
-            stop,
-            turn: None,
+            work_deadline: work_deadline(deadline),
+            cancelled,
+            permit: None,
             phases: Phases::default(),
         }
     }
 
-    /// Takes the turn up again that was laid down.
-    async fn resume(&mut self) -> Result<(), Failure> {
-        let Some(turn) = &mut self.turn else {
+    async fn reacquire_permit(&mut self) -> Result<(), Failure> {
+        let Some(permit) = &mut self.permit else {
             return Ok(());
         };
         let _waits = self.phases.enter(Phase::Queue);
         tokio::select! {
-            resumed = turn.resume() => resumed,
-            stop = self.stop.as_mut() => Err(stop.into()),
+            reacquired = permit.reacquire() => reacquired,
+            reason = self.cancelled.as_mut() => Err(reason.into()),
         }
     }
 
-    /// No step forward starts for a caller who is gone or out of time.
-    fn go_on(&mut self) -> Result<(), Failure> {
-        if let Some(stop) = self.stop.as_mut().now_or_never() {
-            return Err(stop.into());
+    /// Fails if the caller is gone or no step may start any more.
+    fn check_deadline(&mut self) -> Result<(), Failure> {
+        if let Some(reason) = self.cancelled.as_mut().now_or_never() {
+            return Err(reason.into());
         }
-        if Instant::now() >= self.forward {
+        if Instant::now() >= self.work_deadline {
             return Err(Failure::new(
                 Reason::DeadlineExceeded,
-                "the caller's time is over",
+                "the caller's deadline has passed",
             ));
         }
         Ok(())
@@ -111,17 +105,17 @@ impl<'a> Run<'a> {
 }
 
 impl Pipeline {
-    /// Writes down that steps follow. What stands in the mesh stays written down as that: only its order changes. Tells
-    /// the broker's run where the pod is to be handed to it.
+    /// Checkpoints that an enrollment starts. The intent of a pod that is in the mesh stays and only its revision
+    /// changes. Returns the broker's instance if the pod needs a workload.
     ///
     /// # Errors
     ///
-    /// When a service is not ready, or nothing can be written; then the record is as it was.
+    /// If a service is not ready or the checkpoint cannot be written; the record is unchanged then.
     pub fn begin(&self, record: &mut Record) -> Result<Option<Arc<str>>, Failure> {
         let broker = self.broker_for(record.redirection.enrollment())?;
         let mut begun = record.clone();
         begun.revision = self.revisions.next();
-        if !begun.intent.has_stood() {
+        if !begun.intent.was_in_mesh() {
             begun.intent = Intent::Enrolling;
         }
         self.checkpoint.write(&begun)?;
@@ -129,25 +123,25 @@ impl Pipeline {
         Ok(broker)
     }
 
-    /// Puts a sandbox into the mesh, whatever of it is there already. If that fails, what was not there before is taken
-    /// back; a pod that `stood` in the mesh, leaving it or not, keeps what it has.
+    /// Enrolls a sandbox, whatever is in place already. If that fails, what was added is undone, except for a pod that
+    /// was in the mesh before (`intent_before` is its intent): that keeps what it has.
     ///
     /// # Errors
     ///
-    /// As the first step that failed says, with what could not be undone.
+    /// The failure of the first step that failed, with what could not be undone.
     pub async fn enroll(
         &self,
         broker: Option<&str>,
-        stood: Option<Intent>,
+        intent_before: Option<Intent>,
         record: &mut Record,
         log: &mut Timeline,
-        run: Run<'_>,
+        context: EnrollContext<'_>,
     ) -> Result<(), Failure> {
-        let Err(mut failure) = self.put_in_place(broker, record, log, run).await else {
+        let Err(mut failure) = self.run_steps(broker, record, log, context).await else {
             return Ok(());
         };
         log.note(format!("failed: {failure}"));
-        match stood {
+        match intent_before {
             Some(before) => {
                 record.intent = before;
                 self.checkpoint.write(record)?;
@@ -157,68 +151,71 @@ impl Pipeline {
         Err(failure)
     }
 
-    async fn put_in_place(
+    async fn run_steps(
         &self,
         broker: Option<&str>,
         record: &mut Record,
         log: &mut Timeline,
-        mut run: Run<'_>,
+        mut context: EnrollContext<'_>,
     ) -> Result<(), Failure> {
-        let forward = run.forward;
-        run.go_on()?;
+        let work_deadline = context.work_deadline;
+        context.check_deadline()?;
         let began = Instant::now();
         let claimed = {
-            let (netns, addresses) = (believed(record), &record.addresses);
+            let (netns, addresses) = (expected_netns(record), &record.addresses);
             let claim = self
-                .agents
-                .claim(&record.sandbox, &netns, addresses, forward);
-            run.phases.during(Phase::Claim, claim).await?
+                .clients
+                .claim(&record.sandbox, &netns, addresses, work_deadline);
+            context.phases.during(Phase::Claim, claim).await?
         };
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
         record.addresses = claimed.addresses;
         self.checkpoint.write(record)?;
-        run.go_on()?;
+        context.check_deadline()?;
         if let Some(broker) = broker {
-            self.hand_over(broker, record, log, &mut run).await?;
-            run.go_on()?;
+            self.add_to_ztunnel(broker, record, log, &mut context)
+                .await?;
+            context.check_deadline()?;
         }
         let began = Instant::now();
-        let apply = self.agents.apply(record, forward);
-        let fingerprint = run.phases.during(Phase::Rules, apply).await?;
+        let apply = self.clients.apply(record, work_deadline);
+        let fingerprint = context.phases.during(Phase::Rules, apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Gives the workload to ztunnel, and waits until one has it.
-    async fn hand_over(
+    /// Sends the workload to ztunnel and waits until one acknowledges it.
+    async fn add_to_ztunnel(
         &self,
         broker: &str,
         record: &Record,
         log: &mut Timeline,
-        run: &mut Run<'_>,
+        context: &mut EnrollContext<'_>,
     ) -> Result<(), Failure> {
         let began = Instant::now();
         let workload = workload_of(record);
-        // The wait for a ztunnel is nobody's work.
-        if let Some(turn) = &mut run.turn {
-            turn.rest();
+        // Waiting for ztunnel is not work of this node.
+        if let Some(permit) = &mut context.permit {
+            permit.release();
         }
-        // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
-        let add = self.agents.add_workload(broker, &workload, run.deadline);
+        // The broker reserves time for undoing by itself, and undoes a call that is dropped.
+        let add = self
+            .clients
+            .add_workload(broker, &workload, context.deadline);
         tokio::select! {
-            added = run.phases.during(Phase::HandOver, add) => added?,
-            stop = run.stop.as_mut() => return Err(stop.into()),
+            added = context.phases.during(Phase::HandOver, add) => added?,
+            reason = context.cancelled.as_mut() => return Err(reason.into()),
         }
         log.note_since("acknowledged by ztunnel", began);
-        run.resume().await
+        context.reacquire_permit().await
     }
 
-    /// Takes back whatever an enrollment left, in reverse. Tells what could not be taken back; while there is any, the
-    /// sandbox stays written down as one of which something may be in place.
+    /// Undoes an enrollment in reverse order and returns what could not be undone. While anything is left, the record
+    /// keeps saying that something may be in place.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
-        let deadline = Instant::now() + UNDO;
+        let deadline = Instant::now() + UNDO_TIMEOUT;
         let mut failures = Vec::new();
         if record.netns_id.is_some() {
             let rules = self.remove_rules(record, deadline).await;
@@ -226,33 +223,37 @@ impl Pipeline {
             let workload = self.remove_workload(record, deadline).await;
             failures.extend(workload.err().map(|failure| format!("workload: {failure}")));
         }
-        let claim = self.agents.release(&record.sandbox, deadline).await;
+        let claim = self.clients.release(&record.sandbox, deadline).await;
         failures.extend(claim.err().map(|failure| format!("claim: {failure}")));
         if failures.is_empty() {
             log.note("undone");
-            failures.extend(self.out(record).err().map(|failure| failure.to_string()));
+            failures.extend(
+                self.mark_out(record)
+                    .err()
+                    .map(|failure| failure.to_string()),
+            );
         } else {
-            log.note(format!("undone but for {failures:?}"));
+            log.note(format!("undone except for {failures:?}"));
         }
         failures
     }
 
-    /// Removes all rules. A restarted netconfig holds no claim: then the netns is claimed once more for it.
+    /// Removes all rules. A restarted netconfig has no claim, so the netns is claimed again for it.
     pub(super) async fn remove_rules(
         &self,
         record: &Record,
         deadline: Instant,
     ) -> Result<(), Failure> {
         let remove = || {
-            self.agents
+            self.clients
                 .remove_rules(&record.sandbox, RemovePhase::Final, deadline)
         };
         match remove().await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                self.agents
+                self.clients
                     .claim(
                         &record.sandbox,
-                        &believed(record),
+                        &expected_netns(record),
                         &record.addresses,
                         deadline,
                     )
@@ -263,8 +264,7 @@ impl Pipeline {
         }
     }
 
-    /// Writes down that nothing is in place.
-    pub(super) fn out(&self, record: &mut Record) -> Result<(), Failure> {
+    pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
         record.intent = Intent::Out;
         record.netns_id = None;
         Ok(self.checkpoint.write(record)?)
@@ -278,26 +278,34 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn forward_steps_leave_three_seconds_of_thirty_for_undoing() {
         let deadline = Instant::now() + Duration::from_secs(30);
-        assert_eq!(deadline - forward(deadline), UNDO);
+        assert_eq!(deadline - work_deadline(deadline), UNDO_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_short_deadline_is_shared_between_doing_and_undoing() {
         let deadline = Instant::now() + Duration::from_secs(3);
-        assert_eq!(deadline - forward(deadline), Duration::from_secs(1));
+        assert_eq!(deadline - work_deadline(deadline), Duration::from_secs(1));
     }
 
     #[tokio::test]
     async fn nothing_starts_for_a_caller_who_is_gone_or_late() {
-        let soon = Instant::now() + Duration::from_secs(30);
-        let mut gone = Box::pin(async { Stop::CallerGone });
-        let mut waits = Box::pin(std::future::pending::<Stop>());
-        assert!(Run::unhurried(soon, gone.as_mut()).go_on().is_err());
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut gone = Box::pin(async { CancelReason::CallerGone });
+        let mut waits = Box::pin(std::future::pending::<CancelReason>());
         assert!(
-            Run::unhurried(Instant::now(), waits.as_mut())
-                .go_on()
+            EnrollContext::background(deadline, gone.as_mut())
+                .check_deadline()
                 .is_err()
         );
-        assert!(Run::unhurried(soon, waits.as_mut()).go_on().is_ok());
+        assert!(
+            EnrollContext::background(Instant::now(), waits.as_mut())
+                .check_deadline()
+                .is_err()
+        );
+        assert!(
+            EnrollContext::background(deadline, waits.as_mut())
+                .check_deadline()
+                .is_ok()
+        );
     }
 }

@@ -1,17 +1,17 @@
-//! The netns of a pod that no verb was seen for, and of one that was found so before.
+//! Finds the netns of a pod for which no ADD was received, and finds it again later.
 
 use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
 
-use super::{Pipeline, believed, soon};
+use super::{Pipeline, deadline_in, expected_netns};
 use crate::checkpoint::Record;
 
 impl Pipeline {
-    /// Looks for a sandbox's netns. What is found is another sandbox of the same pod, named after a container of it.
+    /// Searches for a pod's netns. Returns the record of the sandbox found, which is named after one of its containers.
     ///
     /// # Errors
     ///
-    /// As netconfig says; `NETNS_NOT_FOUND` without a question where no address is known to prove it by.
+    /// netconfig's failure, or `NETNS_NOT_FOUND` at once if no address is known to verify the netns by.
     pub async fn find(&self, record: &Record, deadline: Instant) -> Result<Record, Failure> {
         if record.addresses.is_empty() {
             let message = format!("no address of pod {} is known", record.pod);
@@ -19,7 +19,10 @@ impl Pipeline {
         }
         // Kubelet and runtime name a static pod's cgroup after its hash.
         let uid = record.runtime_uid.as_ref().unwrap_or(&record.pod.uid);
-        let found = self.agents.find(uid, &record.addresses, deadline).await?;
+        let found = self
+            .clients
+            .find_netns(uid, &record.addresses, deadline)
+            .await?;
         Ok(Record {
             sandbox: found.sandbox,
             netns: found.netns,
@@ -29,32 +32,28 @@ impl Pipeline {
         })
     }
 
-    /// The netns of a sandbox that was found by a process which has ended since: others may be in it. It keeps its
-    /// name. Tells whether it is still there.
-    ///
-    /// # Errors
-    ///
-    /// As netconfig says.
-    pub(super) async fn find_again(&self, record: &mut Record) -> Result<bool, Failure> {
+    /// Searches again for the netns of a sandbox that was found through a process which has ended since: other
+    /// processes may still be in it. The sandbox keeps its name. Returns whether the netns still exists.
+    pub(super) async fn locate_again(&self, record: &mut Record) -> Result<bool, Failure> {
         if record.sandbox.network_name != NetworkName::default() {
             return Ok(false);
         }
-        let found = match self.find(record, soon(5)).await {
+        let found = match self.find(record, deadline_in(5)).await {
             Err(failure) if failure.reason == Reason::NetnsNotFound => return Ok(false),
             found => found?,
         };
         if found.sandbox != record.sandbox {
-            self.agents.release(&found.sandbox, soon(2)).await?;
+            self.clients.release(&found.sandbox, deadline_in(2)).await?;
         }
         if found.netns_id != record.netns_id {
             return Ok(false);
         }
         record.netns = found.netns;
         self.checkpoint.write(record)?;
-        let (sandbox, believed) = (&record.sandbox, believed(record));
+        let (sandbox, expected_netns) = (&record.sandbox, expected_netns(record));
         let claim = self
-            .agents
-            .claim(sandbox, &believed, &record.addresses, soon(5));
+            .clients
+            .claim(sandbox, &expected_netns, &record.addresses, deadline_in(5));
         claim.await.map(|_| true)
     }
 }

@@ -4,19 +4,17 @@ use k8s_openapi::api::core::v1 as k8s;
 
 use crate::binds::Protocol;
 
-/// A port that a container declares. Only a declaration: the container may listen elsewhere.
+/// A port that a container declares. This is informational only: the container may listen on others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredPort {
-    /// What it speaks.
     pub protocol: Protocol,
-    /// The port, from 1.
+    /// The port number, which is at least 1.
     pub port: u16,
-    /// What it is called.
     pub name: Option<String>,
 }
 
-/// Those of all containers that run beside the application: an init container does where it is restarted always. What
-/// is no port, and what speaks neither TCP nor UDP, is left out.
+/// Returns the ports of all containers that run alongside the application, including init containers that restart
+/// always. Ignores invalid ports and protocols other than TCP and UDP.
 pub(super) fn declared(spec: &k8s::PodSpec) -> Vec<DeclaredPort> {
     let beside = |init: &&k8s::Container| init.restart_policy.as_deref() == Some("Always");
     let inits = spec.init_containers.iter().flatten().filter(beside);

@@ -1,4 +1,5 @@
-//! What a pod asks to be left alone, parsed by the rules of `netconfig.v1.Exclusions`: what is here netconfig takes.
+//! The traffic that a pod excludes from capture, parsed by the rules of `netconfig.v1.Exclusions`, so
+//! that netconfig accepts it.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
@@ -6,59 +7,53 @@ use inpod_proto::netconfig::v1 as wire;
 use inpod_types::{keys, lists, parse_address};
 use serde::{Deserialize, Serialize};
 
-/// How many entries a list may have (`netconfig.v1.Exclusions`).
-const MOST: usize = 64;
+/// The limit of `netconfig.v1.Exclusions`.
+const MAX_ENTRIES: usize = 64;
 
-/// ztunnel's own port, which is never captured and may not be named (`netconfig.v1.Exclusions`).
-const HBONE: u16 = 15008;
+/// The port of ztunnel, which is never captured and may not be listed (`netconfig.v1.Exclusions`).
+const HBONE_PORT: u16 = 15008;
 
-/// What is left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exclusions {
-    /// TCP ports of destinations outside.
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    /// Networks outside.
     pub outbound_cidrs: BTreeSet<Network>,
-    /// TCP ports of the pod.
     pub inbound_ports: BTreeSet<NonZeroU16>,
-    /// Networks of clients.
     pub inbound_cidrs: BTreeSet<Network>,
 }
 
-/// An annotation that does not say what it should.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: {why}")]
 pub struct Malformed {
-    /// Its name.
     pub annotation: &'static str,
-    /// The rule that it breaks.
     pub why: String,
 }
 
 impl Exclusions {
-    /// From a pod's annotations. What stands in a list twice is in it once.
-    ///
-    /// # Errors
-    ///
-    /// When a list holds what is no port or network, the inbound ports hold 15008, or a list is too long.
-    pub fn of<'a>(text: impl Fn(&'static str) -> Option<&'a str>) -> Result<Self, Malformed> {
+    /// Parses a pod's annotations. Duplicate entries are merged.
+    pub fn from_annotations<'a>(
+        text: impl Fn(&'static str) -> Option<&'a str>,
+    ) -> Result<Self, Malformed> {
         let exclusions = Self {
             outbound_ports: list(keys::EXCLUDE_OUTBOUND_PORTS, &text, port)?,
             outbound_cidrs: list(keys::EXCLUDE_OUTBOUND_CIDRS, &text, str::parse)?,
             inbound_ports: list(keys::EXCLUDE_INBOUND_PORTS, &text, port)?,
             inbound_cidrs: list(keys::EXCLUDE_INBOUND_CIDRS, &text, str::parse)?,
         };
-        if exclusions.inbound_ports.iter().any(|it| it.get() == HBONE) {
+        if exclusions
+            .inbound_ports
+            .iter()
+            .any(|it| it.get() == HBONE_PORT)
+        {
             return Err(Malformed {
                 annotation: keys::EXCLUDE_INBOUND_PORTS,
-                why: format!("port {HBONE} is ztunnel's and never captured"),
+                why: format!("port {HBONE_PORT} is ztunnel's and never captured"),
             });
         }
         Ok(exclusions)
     }
 
-    /// Each list that says something, as `(annotation, text)`.
+    /// Returns the lists that are not empty, as `(annotation, text)`.
     pub fn texts(&self) -> impl Iterator<Item = (&'static str, String)> {
         let lists = [
             (keys::EXCLUDE_OUTBOUND_PORTS, joined(&self.outbound_ports)),
@@ -83,7 +78,7 @@ impl From<&Exclusions> for wire::Exclusions {
     }
 }
 
-/// A network: an address without host bits, and the length of its prefix.
+/// A network: an address without host bits and a prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Network {
@@ -92,22 +87,21 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network of an address by the length of its prefix; `None` where no address is that long.
-    pub(super) fn around(address: IpAddr, bits: u8) -> Option<Self> {
+    /// Returns the network of an address. `None` if the prefix is longer than the address.
+    pub(super) fn containing(address: IpAddr, bits: u8) -> Option<Self> {
         let address = lists::masked(address, bits)?;
         Some(Self { address, bits })
     }
 
-    /// One address.
-    pub(super) fn only(address: IpAddr) -> Self {
+    /// Returns the network of a single address.
+    pub(super) fn single(address: IpAddr) -> Self {
         let bits = if address.is_ipv4() { 32 } else { 128 };
         Self { address, bits }
     }
 
-    /// Whether an address is in it.
     pub(super) fn contains(self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()
-            && Self::around(address, self.bits) == Some(self)
+            && Self::containing(address, self.bits) == Some(self)
     }
 }
 
@@ -115,7 +109,7 @@ impl FromStr for Network {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form = || "is no network like 10.0.0.0/8 or fd00::/64".to_owned();
+        let form = || "is not a network like 10.0.0.0/8 or fd00::/64".to_owned();
         let (address, bits) = text.split_once('/').ok_or_else(form)?;
         let address = parse_address(address).map_err(|_| form())?;
         let bits = number(bits).ok_or_else(form)?;
@@ -156,7 +150,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// Digits alone: no sign.
+/// Parses digits without a sign.
 fn number(text: &str) -> Option<u16> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
@@ -164,7 +158,7 @@ fn number(text: &str) -> Option<u16> {
 
 fn port(text: &str) -> Result<NonZeroU16, String> {
     let port = number(text).and_then(NonZeroU16::new);
-    port.ok_or_else(|| "is no port, 1 to 65535 are".to_owned())
+    port.ok_or_else(|| "is not a port from 1 to 65535".to_owned())
 }
 
 fn list<'a, T: Ord>(
@@ -177,11 +171,11 @@ fn list<'a, T: Ord>(
     let entries = entries.map(str::trim).filter(|entry| !entry.is_empty());
     let mut parsed = BTreeSet::new();
     for entry in entries {
-        // As much of it as is worth telling: an error travels in headers, which have a bound.
-        let told: String = entry.chars().take(64).collect();
-        parsed.insert(parse(entry).map_err(|why| malformed(format!("{told:?} {why}")))?);
-        if parsed.len() > MOST {
-            return Err(malformed(format!("more than {MOST} entries")));
+        // Errors travel in headers of limited size.
+        let excerpt: String = entry.chars().take(64).collect();
+        parsed.insert(parse(entry).map_err(|why| malformed(format!("{excerpt:?} {why}")))?);
+        if parsed.len() > MAX_ENTRIES {
+            return Err(malformed(format!("more than {MAX_ENTRIES} entries")));
         }
     }
     Ok(parsed)
@@ -197,7 +191,7 @@ mod tests {
     use super::*;
 
     fn of(annotation: &'static str, text: &str) -> Result<Exclusions, Malformed> {
-        Exclusions::of(|name| (name == annotation).then_some(text))
+        Exclusions::from_annotations(|name| (name == annotation).then_some(text))
     }
 
     #[test]
@@ -260,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_at_most_64_entries_and_one_that_does_not_end_is_not_told_whole() {
+    fn a_list_has_at_most_64_entries_and_an_endless_one_is_not_repeated_whole() {
         let ports = |last: u16| {
             (1..=last)
                 .map(|port| format!("{port},"))

@@ -1,16 +1,13 @@
-//! What pods may ask for that takes traffic past ztunnel: the node says it (setting `pods_may`), or the namespace
-//! (annotation `inpod.io/allow`). Nobody else is asked.
+//! Permissions for settings that let traffic bypass ztunnel. Only the node (setting `pods_may`) and the namespace
+//! (annotation `inpod.io/allow`) grant them.
 
 use std::str::FromStr;
 
 use inpod_types::keys;
 
-/// One thing that a pod may not do by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Leave ports and networks alone.
     Exclude,
-    /// Let connections from before the enrollment go on as they are.
     KeepExisting,
 }
 
@@ -30,7 +27,6 @@ impl FromStr for Permission {
     }
 }
 
-/// What is permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Permissions {
     exclude: bool,
@@ -38,13 +34,12 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// From an annotation's text. A word that is none permits nothing.
-    pub fn of(text: &str) -> Self {
-        let words = text.split(',').map(str::trim);
-        words.filter_map(|word| word.parse().ok()).collect()
+    /// Parses an annotation. Unknown names permit nothing.
+    pub fn parse(text: &str) -> Self {
+        let names = text.split(',').map(str::trim);
+        names.filter_map(|name| name.parse().ok()).collect()
     }
 
-    /// Whether something is permitted.
     pub fn include(self, permission: Permission) -> bool {
         match permission {
             Permission::Exclude => self.exclude,
@@ -52,7 +47,6 @@ impl Permissions {
         }
     }
 
-    /// What either permits.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -61,14 +55,13 @@ impl Permissions {
         }
     }
 
-    /// The words, with commas between them.
-    pub fn words(self) -> String {
-        let words = [
+    pub fn names(self) -> String {
+        let names = [
             (self.exclude, keys::ALLOW_EXCLUDE),
             (self.keep_existing, keys::ALLOW_KEEP_EXISTING),
         ];
-        let words = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word);
-        words.collect::<Vec<_>>().join(",")
+        let names = names.iter().filter(|(is, _)| *is).map(|(_, name)| *name);
+        names.collect::<Vec<_>>().join(",")
     }
 }
 
@@ -90,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_permit_and_what_is_no_word_permits_nothing() {
+    fn known_names_permit_and_unknown_names_permit_nothing() {
         for (text, words) in [
             ("", ""),
             ("exclude", "exclude"),
@@ -98,12 +91,12 @@ mod tests {
             ("Exclude,keep_existing,all,*", ""),
             ("exclude;keep-existing", ""),
         ] {
-            assert_eq!(Permissions::of(text).words(), words, "{text:?}");
+            assert_eq!(Permissions::parse(text).names(), words, "{text:?}");
         }
     }
 
     #[test]
-    fn a_setting_with_another_word_is_refused_and_the_words_are_named() {
+    fn a_setting_with_an_unknown_name_is_refused_and_the_known_ones_are_listed() {
         let error = "everything".parse::<Permission>().unwrap_err();
         let named = ["pods_may", "everything", "exclude", "keep-existing"];
         assert!(named.iter().all(|word| error.contains(word)), "{error}");

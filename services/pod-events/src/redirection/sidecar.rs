@@ -1,5 +1,6 @@
-//! The redirection to a proxy in the pod, read from the pod's annotations as Istio's plugin reads them
-//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). What is kept of its quirks and what is not stands in `services/docs/sidecars.md`.
+//! The redirection to a proxy in the pod, parsed from the pod's annotations like Istio's plugin does
+//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). Which of its quirks are kept and which are
+//! not stands in `services/docs/sidecars.md`.
 
 mod lists;
 mod node;
@@ -15,82 +16,66 @@ use lists::{all_or, excluded_inbound, interfaces, joined, networks, ports};
 
 pub use node::{Group, Loopback, OwnerGroups, Sidecars};
 
-/// What is not captured outbound where the pod says nothing (3.4).
+/// The default of the excluded outbound ports (services/docs/facts/istio-sidecar.md, 3.4).
 const OUTBOUND_DEFAULT: &str = "15020";
 
-/// What a pod's proxy says of itself by how it is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
-    /// The user that it runs as.
     pub uid: u32,
-    /// The group that it runs as.
     pub gid: u32,
-    /// Whether it resolves names for the pod.
+    /// If set, it serves DNS for the pod.
     pub dns: bool,
-    /// Whether packets that belong to no connection are dropped.
+    /// If set, packets in conntrack state INVALID are dropped.
     pub drop_invalid: bool,
 }
 
-/// Some of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selection<T: Ord> {
-    /// All.
     All,
-    /// These alone.
     These(BTreeSet<T>),
 }
 
-/// How a pod's traffic is led to its proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
-    /// The proxy.
     pub proxy: Proxy,
-    /// How inbound TCP is captured.
     pub inbound: Inbound,
-    /// Which TCP ports of the pod are captured.
     pub inbound_ports: Selection<NonZeroU16>,
-    /// TCP ports of the pod that are not captured where all others are.
+    /// TCP ports of the pod that are not captured when all others are.
     pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
-    /// Which networks outside are captured.
     pub outbound_networks: Selection<Network>,
-    /// Networks outside that are not captured.
     pub excluded_outbound_networks: BTreeSet<Network>,
-    /// TCP ports outside that are captured whatever their network.
+    /// TCP ports of destinations that are captured whatever the network.
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    /// Ports outside to which nothing is captured.
     pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
-    /// Interfaces by which nothing is captured.
+    /// Interfaces whose traffic is not captured.
     pub excluded_interfaces: BTreeSet<String>,
-    /// Interfaces whose arriving TCP is taken for outbound.
+    /// Interfaces whose incoming TCP is treated as outbound.
     pub virtual_interfaces: BTreeSet<String>,
 }
 
 impl Sidecar {
-    /// From a pod's annotations, in the order in which Istio's plugin reads them: the first that is malformed is named.
-    ///
-    /// # Errors
-    ///
-    /// When an annotation does not say what it should.
-    pub fn of<'a>(
+    /// Parses a pod's annotations in the order of Istio's plugin, so that the same one is reported
+    /// if several are malformed.
+    pub fn from_annotations<'a>(
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {
-        let said = |name, default| (name, text(name).unwrap_or(default));
+        let value = |name, default| (name, text(name).unwrap_or(default));
         let inbound = inbound(text(keys::INTERCEPTION_MODE))?;
-        let outbound_networks = all_or(networks, said(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
-        let excluded_outbound_networks = networks(said(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
+        let outbound_networks = all_or(networks, value(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
+        let excluded_outbound_networks = networks(value(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
         let excluded_inbound_ports =
-            excluded_inbound(said(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""))?;
-        let inbound_ports = all_or(ports, said(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
-        let outbound = said(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
+            excluded_inbound(value(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""))?;
+        let inbound_ports = all_or(ports, value(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
+        let outbound = value(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
         let excluded_outbound_ports = ports(outbound)?;
-        let outbound_ports = ports(said(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
-        let excluded_interfaces = interfaces(said(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
-        // One that is there and empty counts as said.
+        let outbound_ports = ports(value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
+        let excluded_interfaces = interfaces(value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
+        // An empty annotation overrides the older one, too.
         let virtual_interfaces = match text(keys::REROUTE_VIRTUAL_INTERFACES) {
             Some(names) => interfaces((keys::REROUTE_VIRTUAL_INTERFACES, names))?,
-            None => interfaces(said(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
+            None => interfaces(value(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
         };
         Ok(Self {
             proxy,
@@ -106,15 +91,15 @@ impl Sidecar {
         })
     }
 
-    /// What of the pod's traffic its annotations keep from the proxy, as `(annotation, text)`. What is never captured is
-    /// not told.
+    /// Lists what the pod's annotations exclude from the redirection, as `(annotation, text)`. Ports that are never
+    /// captured are left out.
     pub fn exclusions(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let beyond = |ports: &BTreeSet<NonZeroU16>, usual: &[u16]| {
-            let unusual = ports.iter().filter(|port| !usual.contains(&port.get()));
-            joined(unusual)
+        let other_than = |ports: &BTreeSet<NonZeroU16>, implied: &[u16]| {
+            let others = ports.iter().filter(|port| !implied.contains(&port.get()));
+            joined(others)
         };
-        let inbound = beyond(&self.excluded_inbound_ports, &NEVER_CAPTURED);
-        let outbound = beyond(&self.excluded_outbound_ports, &[NEVER_CAPTURED[0]]);
+        let inbound = other_than(&self.excluded_inbound_ports, &NEVER_CAPTURED);
+        let outbound = other_than(&self.excluded_outbound_ports, &[NEVER_CAPTURED[0]]);
         let lists = [
             (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, inbound),
             (
@@ -130,7 +115,7 @@ impl Sidecar {
         lists.into_iter().filter(|(_, text)| !text.is_empty())
     }
 
-    /// What alone of the pod's traffic its annotations lead to the proxy, as `(annotation, text)`.
+    /// Lists the annotations that limit the redirection to some ports or networks, as `(annotation, text)`.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, String)> {
         let lists = [
             (
@@ -147,8 +132,8 @@ impl Sidecar {
             .filter_map(|(name, text)| Some((name, text?)))
     }
 
-    /// What it comes to, name and value, for people.
-    pub fn words(&self) -> Vec<(String, String)> {
+    /// Describes the redirection for operators, as name and value.
+    pub fn describe(&self) -> Vec<(String, String)> {
         let Proxy {
             uid,
             gid,
@@ -189,17 +174,13 @@ impl Sidecar {
             ),
             ("excluded interfaces", joined(&self.excluded_interfaces)),
             ("virtual interfaces", joined(&self.virtual_interfaces)),
-            ("name resolution", dns.to_string()),
-            (
-                "drops what belongs to no connection",
-                drop_invalid.to_string(),
-            ),
+            ("DNS", dns.to_string()),
+            ("drops INVALID packets", drop_invalid.to_string()),
         ];
         let named = |(name, value)| (format!("sidecar: {name}"), value);
         lists.into_iter().map(named).collect()
     }
 
-    /// The whole redirection, on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::SidecarRedirection {
         let numbers =
             |ports: &BTreeSet<NonZeroU16>| ports.iter().map(|it| it.get().into()).collect();
@@ -214,18 +195,20 @@ impl Sidecar {
             ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
             proxy_uids: vec![self.proxy.uid],
             proxy_gids: vec![self.proxy.gid],
-            inbound_ports: self.inbound_ports.some().map(|these| wire::PortSelection {
-                all: these.is_none(),
-                ports: these.map(numbers).unwrap_or_default(),
-            }),
+            inbound_ports: self
+                .inbound_ports
+                .listed()
+                .map(|these| wire::PortSelection {
+                    all: these.is_none(),
+                    ports: these.map(numbers).unwrap_or_default(),
+                }),
             excluded_inbound_ports: numbers(&self.excluded_inbound_ports),
-            outbound_networks: self
-                .outbound_networks
-                .some()
-                .map(|these| wire::NetworkSelection {
+            outbound_networks: self.outbound_networks.listed().map(|these| {
+                wire::NetworkSelection {
                     all: these.is_none(),
                     networks: these.map(texts).unwrap_or_default(),
-                }),
+                }
+            }),
             excluded_outbound_networks: texts(&self.excluded_outbound_networks),
             outbound_ports: numbers(&self.outbound_ports),
             excluded_outbound_ports: numbers(&self.excluded_outbound_ports),
@@ -244,15 +227,15 @@ impl Sidecar {
 }
 
 impl<T: Ord + std::fmt::Display> Selection<T> {
-    /// `None`: none; `Some(None)`: all; else which.
-    fn some(&self) -> Option<Option<&BTreeSet<T>>> {
+    /// Returns `None` if nothing is selected, `Some(None)` if everything is, or else the selected entries.
+    fn listed(&self) -> Option<Option<&BTreeSet<T>>> {
         match self {
             Self::All => Some(None),
             Self::These(these) => (!these.is_empty()).then_some(Some(these)),
         }
     }
 
-    /// Which, with commas between them; `None` where it is all.
+    /// Returns the entries separated by commas; `None` if everything is selected.
     fn text(&self) -> Option<String> {
         match self {
             Self::All => None,
@@ -267,10 +250,10 @@ fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {
         None | Some(keys::INTERCEPTION_REDIRECT) => Ok(Inbound::Redirect),
         Some(keys::INTERCEPTION_TPROXY) => Ok(Inbound::Tproxy),
         Some(other) => {
-            let told: String = other.chars().take(64).collect();
+            let excerpt: String = other.chars().take(64).collect();
             Err(Malformed {
                 annotation: keys::INTERCEPTION_MODE,
-                why: format!("{told:?} is no mode; give REDIRECT, TPROXY or NONE"),
+                why: format!("{excerpt:?} is not a mode; give REDIRECT, TPROXY or NONE"),
             })
         }
     }

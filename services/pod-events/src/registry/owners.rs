@@ -1,4 +1,5 @@
-//! Which pods have a sandbox of a container: a verb names the sandbox alone, and must not cost more with each pod.
+//! An index of pods by container. A CNI request names only the sandbox, and finding its pod must not cost
+//! more with each pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,8 +10,8 @@ use inpod_types::{ContainerId, SandboxRef};
 
 use crate::{checkpoint::Record, source::PodKey};
 
-/// The pods by the containers of their sandboxes. By containers, as a record may be meant by another network's verb
-/// too (see [`Record::is_meant_by`]), but never by another container's.
+/// The pods by the containers of their sandboxes. Not by sandbox, as a record may match requests of another network
+/// (see [`Record::matches_request`]), but never those of another container.
 #[derive(Debug, Default)]
 pub struct Owners(Mutex<BTreeMap<ContainerId, BTreeSet<PodKey>>>);
 
@@ -19,7 +20,6 @@ impl Owners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pod has these sandboxes now, in place of those.
     pub(crate) fn replace(&self, key: &PodKey, before: &[Record], now: &[Record]) {
         let mut owners = self.lock();
         for Record { sandbox, .. } in before {
@@ -44,8 +44,8 @@ impl Owners {
         }
     }
 
-    /// The pods that may have a sandbox: those that have one of its container.
-    pub(crate) fn of(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
+    /// Returns the pods that have a sandbox of the same container.
+    pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
         let owners = self.lock();
         owners
             .get(&sandbox.container_id)
@@ -64,18 +64,18 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_of_whoever_has_it_and_of_nobody_once_it_is_forgotten() {
+    fn a_sandbox_belongs_to_the_pod_that_has_it_and_to_none_once_it_is_forgotten() {
         let owners = Owners::default();
         let (a, b) = (record("a"), record("b"));
         owners.replace(&key("web"), &[], std::slice::from_ref(&a));
         let both = [a.clone(), b];
         owners.replace(&key("web"), std::slice::from_ref(&a), &both);
-        assert_eq!(owners.of(&sandbox("a")), [key("web")].into());
-        assert_eq!(owners.of(&sandbox("b")), [key("web")].into());
+        assert_eq!(owners.candidates(&sandbox("a")), [key("web")].into());
+        assert_eq!(owners.candidates(&sandbox("b")), [key("web")].into());
         owners.replace(&key("other"), &[], std::slice::from_ref(&a));
         owners.replace(&key("web"), &both, &[]);
-        assert_eq!(owners.of(&sandbox("a")), [key("other")].into());
-        assert_eq!(owners.of(&sandbox("b")), BTreeSet::new());
+        assert_eq!(owners.candidates(&sandbox("a")), [key("other")].into());
+        assert_eq!(owners.candidates(&sandbox("b")), BTreeSet::new());
         owners.replace(&key("other"), &[a], &[]);
         assert!(owners.lock().is_empty());
     }
@@ -86,6 +86,6 @@ mod tests {
         owners.replace(&key("web"), &[], &[record("a")]);
         let mut found = sandbox("a");
         found.network_name = "another".parse().unwrap();
-        assert_eq!(owners.of(&found), [key("web")].into());
+        assert_eq!(owners.candidates(&found), [key("web")].into());
     }
 }

@@ -1,4 +1,4 @@
-//! What pods bind, asked by people.
+//! `ListBinds`: the sockets of pods, and what enrollment changes for them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::future::join_all;
 use inpod_proto::{
-    Invalid, addresses_to, podevents::v1 as wire, required, types::v1::Failure as Told,
+    Invalid, addresses_to, podevents::v1 as wire, required, types::v1::Failure as WireFailure,
 };
 use inpod_types::{Failure, PodRef, Reason, ServiceName};
 use tokio::{
@@ -17,29 +17,29 @@ use tokio::{
 };
 use tonic::Request;
 
-use super::{Server, selection::Filter, text};
+use super::{Server, parse_field, selection::Filter};
 use crate::{
-    binds::{Place, Port, Protocol, Socket, Spoken, Ztunnel},
+    binds::{PodNetwork, Port, PortIndex, Protocol, Socket, Ztunnel},
     checkpoint::{Intent, Record},
-    explain::{self, Known},
+    explain::{self, PodInfo},
     pod::Pod,
-    task::{is_missed, unfound},
+    task::{record_without_netns, should_be_enrolled},
 };
 
-/// How long one pod may take.
-const EACH: Duration = Duration::from_secs(2);
+/// The timeout per pod.
+const POD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is kept back of the caller's time for the answer.
-const RESERVE: Duration = Duration::from_millis(500);
+/// The part of the caller's deadline that is reserved for the response.
+const REPLY_RESERVE: Duration = Duration::from_millis(500);
 
-/// How many pods are looked into at once.
-const AT_ONCE: usize = 16;
+/// The limit of pods that are inspected concurrently.
+const MAX_CONCURRENT_PODS: usize = 16;
 
-/// How much of each a request may hold.
-const MOST_LABELS: usize = 64;
-const MOST_PORTS: usize = 16_384;
+/// The limits of a request.
+const MAX_LABELS: usize = 64;
+const MAX_PORTS: usize = 16_384;
 
-/// What is asked for.
+/// A parsed `ListBinds` request.
 #[derive(Debug)]
 struct Query {
     filter: Filter,
@@ -50,11 +50,11 @@ struct Query {
 impl Query {
     fn parse(request: wire::ListBindsRequest) -> Result<Self, Invalid> {
         let labels = request.labels.iter().map(|text| label(text));
-        if request.labels.len() > MOST_LABELS {
-            return Err(Invalid::new("labels", format!("more than {MOST_LABELS}")));
+        if request.labels.len() > MAX_LABELS {
+            return Err(Invalid::new("labels", format!("more than {MAX_LABELS}")));
         }
-        if request.service_ports.len() > MOST_PORTS {
-            let message = format!("more than {MOST_PORTS}");
+        if request.service_ports.len() > MAX_PORTS {
+            let message = format!("more than {MAX_PORTS}");
             return Err(Invalid::new("service_ports", message));
         }
         let labels = labels.collect::<Result<_, _>>()?;
@@ -77,18 +77,18 @@ impl Query {
         })
     }
 
-    fn takes(&self, known: &Known) -> bool {
+    fn matches(&self, known: &PodInfo) -> bool {
         let has = |(key, value): &(String, String)| {
             let labels = known.shown().map(|pod| &pod.labels);
             labels.and_then(|labels| labels.get(key)) == Some(value)
         };
-        self.filter.selection.is_of(known)
+        self.filter.selection.matches(known)
             && self.labels.iter().all(has)
-            && self.filter.takes(&explain::summary(known))
+            && self.filter.matches(&explain::summary(known))
     }
 }
 
-/// `KEY=VALUE`, each of the letters that Kubernetes allows in labels.
+/// Parses `KEY=VALUE`, limited to the characters of Kubernetes labels.
 fn label(text: &str) -> Result<(String, String), Invalid> {
     let is_plain = |text: &str, more: &str| {
         let allowed = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
@@ -111,33 +111,33 @@ fn service_port(port: wire::ServicePort) -> Result<(PodRef, (Port, ServiceName))
     };
     let number = u16::try_from(port.port).ok().filter(|number| *number > 0);
     let number = number.ok_or_else(|| Invalid::new("port", "it is not from 1 to 65535"))?;
-    let service = text("service", &port.service)?;
+    let service = parse_field("service", &port.service)?;
     Ok((required("pod", port.pod)?, ((protocol, number), service)))
 }
 
 impl Server {
-    /// What each pod binds that is asked for. One that cannot be looked into hinders no other.
+    /// Returns the sockets of the selected pods. A pod that cannot be inspected does not affect the others.
     pub(super) async fn binds(
         &self,
         request: Request<wire::ListBindsRequest>,
     ) -> Result<Vec<wire::PodBinds>, Failure> {
         let until = inpod_service::deadline(&request);
-        let until = until.checked_sub(RESERVE).unwrap_or(until);
+        let until = until.checked_sub(REPLY_RESERVE).unwrap_or(until);
         let query = Query::parse(request.into_inner())?;
         let keys = self.keys(&query.filter.selection).into_iter();
-        let known = keys.filter_map(|key| self.known(&key));
-        let known: Vec<_> = known.filter(|known| query.takes(known)).collect();
-        let turns = Semaphore::new(AT_ONCE);
-        let told = known.iter().map(|known| async {
-            let _turn = timeout_at(until, turns.acquire()).await;
+        let known = keys.filter_map(|key| self.pod_info(&key));
+        let known: Vec<_> = known.filter(|known| query.matches(known)).collect();
+        let permits = Semaphore::new(MAX_CONCURRENT_PODS);
+        let binds = known.iter().map(|known| async {
+            let _permit = timeout_at(until, permits.acquire()).await;
             self.binds_of(known, &query, until).await
         });
-        Ok(join_all(told).await)
+        Ok(join_all(binds).await)
     }
 
-    async fn binds_of(&self, known: &Known, query: &Query, until: Instant) -> wire::PodBinds {
+    async fn binds_of(&self, known: &PodInfo, query: &Query, until: Instant) -> wire::PodBinds {
         let summary = explain::summary(known);
-        let told = wire::PodBinds {
+        let binds = wire::PodBinds {
             pod: summary.pod,
             desired: summary.desired,
             reason: summary.reason,
@@ -148,82 +148,82 @@ impl Server {
             .shown()
             .is_some_and(|pod| pod.host_network || pod.terminal)
         {
-            return told;
+            return binds;
         }
-        let spoken = spoken_of(known, query);
-        let place = Place {
+        let ports = referenced_ports(known, query);
+        let network = PodNetwork {
             addresses: addresses(known),
             ztunnel: ztunnel(known),
         };
-        let addresses = addresses_to(&place.addresses);
+        let addresses = addresses_to(&network.addresses);
         match self.sockets(known, until).await {
             Ok(sockets) => wire::PodBinds {
-                ports: spoken.seen(sockets, &place),
+                ports: ports.with_sockets(sockets, &network),
                 addresses,
-                ..told
+                ..binds
             },
             Err(failure) => wire::PodBinds {
-                ports: spoken.unseen(),
-                failure: Some(Told {
+                ports: ports.without_sockets(),
+                failure: Some(WireFailure {
                     message: failure.message.clone(),
                     ..(&failure).into()
                 }),
                 addresses,
-                ..told
+                ..binds
             },
         }
     }
 
-    async fn sockets(&self, known: &Known, until: Instant) -> Result<Vec<Socket>, Failure> {
-        let deadline = until.min(Instant::now() + EACH);
+    async fn sockets(&self, known: &PodInfo, until: Instant) -> Result<Vec<Socket>, Failure> {
+        let deadline = until.min(Instant::now() + POD_TIMEOUT);
         if Instant::now() >= until {
-            let message = "the caller's time was over before it was this pod's turn";
+            let message = "the caller's deadline passed before this pod was inspected";
             return Err(Failure::new(Reason::DeadlineExceeded, message));
         }
-        match known.current().filter(|record| !record.is_unfound()) {
-            Some(record) => self.agents().sockets(record, deadline).await,
+        match known.current().filter(|record| !record.has_unknown_netns()) {
+            Some(record) => self.clients().sockets(record, deadline).await,
             None => {
                 let netns = self
-                    .agents()
-                    .locate(self.stranger(known)?, deadline)
+                    .clients()
+                    .locate(self.undiscovered_record(known)?, deadline)
                     .await?;
-                self.agents().sockets_at(&netns, deadline).await
+                self.clients().sockets_at(&netns, deadline).await
             }
         }
     }
 
-    /// What is to be looked for of a pod that no verb was seen for. One that is to join is looked for by its task, which
-    /// keeps what it finds.
-    fn stranger(&self, known: &Known) -> Result<Record, Failure> {
-        let awaited = |message: &str| Failure::new(Reason::SandboxAwaited, message);
+    /// Returns a record to locate the netns of a pod without one. A pod that is to join the mesh is refused, since its
+    /// task is already looking for the netns, and keeps it.
+    fn undiscovered_record(&self, known: &PodInfo) -> Result<Record, Failure> {
+        let not_found_yet = |message: &str| Failure::new(Reason::SandboxAwaited, message);
         let pod = known.shown();
-        let pod = pod.ok_or_else(|| awaited("no netns of the pod is known"))?;
-        if is_missed(&self.shared, pod, true) {
-            let message = "the pod is to join the mesh, and its netns is being looked for";
-            return Err(awaited(message).retry_after(EACH));
+        let pod = pod.ok_or_else(|| not_found_yet("the pod's netns is not known"))?;
+        if should_be_enrolled(&self.shared, pod, true) {
+            let message = "the pod is to join the mesh; the search for its netns is in progress";
+            return Err(not_found_yet(message).retry_after(POD_TIMEOUT));
         }
         if pod.addresses.is_empty() {
-            return Err(awaited(
-                "no verb was seen for the pod, and its status shows no address",
+            return Err(not_found_yet(
+                "no ADD was seen for the pod, and its status has no address",
             ));
         }
-        unfound(pod)
+        record_without_netns(pod)
     }
 }
 
-/// The ports that its containers declare and that Services lead to.
-fn spoken_of(known: &Known, query: &Query) -> Spoken {
-    let mut spoken = Spoken::default();
+/// Returns the ports that the pod's containers declare or that Services target.
+fn referenced_ports(known: &PodInfo, query: &Query) -> PortIndex {
+    let mut ports = PortIndex::default();
     let declared = known.shown().into_iter().flat_map(|pod| &pod.ports);
-    declared.for_each(|port| spoken.declare(port));
+    declared.for_each(|port| ports.add_container_port(port));
     for (port, service) in query.ports.get(&known.pod).into_iter().flatten() {
-        spoken.lead(*port, service.as_str());
+        ports.add_service(*port, service.as_str());
     }
-    spoken
+    ports
 }
 
-/// All that are known: a runtime may name one that the status does not show yet.
-fn addresses(known: &Known) -> Vec<IpAddr> {
+/// Returns all known addresses: the runtime may report one before the status shows it.
+fn addresses(known: &PodInfo) -> Vec<IpAddr> {
     let recorded = known.current().into_iter();
     let recorded = recorded.flat_map(|record| &record.addresses);
     let shown = known.shown().into_iter().flat_map(|pod| &pod.addresses);
@@ -231,7 +231,7 @@ fn addresses(known: &Known) -> Vec<IpAddr> {
     all.into_iter().collect()
 }
 
-fn ztunnel(known: &Known) -> Ztunnel {
+fn ztunnel(known: &PodInfo) -> Ztunnel {
     let has_sidecar = |pod: &Pod| pod.injection.is_some();
     if known
         .current()
@@ -270,9 +270,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_named() {
+    fn invalid_fields_of_a_request_are_named() {
         let tcp = wire::PortProtocol::Tcp;
-        for (odd, field) in [
+        for (invalid, field) in [
             (port(0, tcp, "web"), "service_ports.port"),
             (port(65_536, tcp, "web"), "service_ports.port"),
             (
@@ -289,7 +289,7 @@ mod tests {
             ),
         ] {
             let request = wire::ListBindsRequest {
-                service_ports: vec![odd],
+                service_ports: vec![invalid],
                 ..Default::default()
             };
             assert_eq!(refused(request), field);
@@ -307,14 +307,14 @@ mod tests {
             assert_eq!(refused(request), "labels");
         }
         let request = wire::ListBindsRequest {
-            service_ports: vec![port(80, tcp, "web"); MOST_PORTS + 1],
+            service_ports: vec![port(80, tcp, "web"); MAX_PORTS + 1],
             ..Default::default()
         };
         assert_eq!(refused(request), "service_ports");
     }
 
     #[test]
-    fn services_are_told_of_the_pod_that_they_lead_to() {
+    fn services_are_assigned_to_the_pod_that_they_target() {
         let request = wire::ListBindsRequest {
             labels: vec!["app=web".to_owned(), "empty=".to_owned()],
             service_ports: vec![

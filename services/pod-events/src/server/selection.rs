@@ -1,12 +1,12 @@
-//! Which pods are meant.
+//! Selectors and filters of pods in requests.
 
 use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
 use inpod_types::{NamespaceName, PodName, PodUid};
 
-use super::text;
-use crate::{explain::Known, source::PodKey};
+use super::parse_field;
+use crate::{explain::PodInfo, source::PodKey};
 
-/// Pods by name and UID; what is not said is any.
+/// Selects pods by namespace, name and UID. An absent part matches any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selection {
     pub(super) namespace: Option<NamespaceName>,
@@ -14,7 +14,7 @@ pub(super) struct Selection {
     pub(super) uid: Option<PodUid>,
 }
 
-fn said(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
@@ -25,9 +25,9 @@ impl Selection {
             name,
             uid,
         } = selector.unwrap_or_default();
-        let namespace = said(namespace).map(|it| text("pod.namespace", &it));
-        let name = said(name).map(|it| text("pod.name", &it));
-        let uid = said(uid).map(|it| text("pod.uid", &it));
+        let namespace = non_empty(namespace).map(|it| parse_field("pod.namespace", &it));
+        let name = non_empty(name).map(|it| parse_field("pod.name", &it));
+        let uid = non_empty(uid).map(|it| parse_field("pod.uid", &it));
         Ok(Self {
             namespace: namespace.transpose()?,
             name: name.transpose()?,
@@ -35,29 +35,29 @@ impl Selection {
         })
     }
 
-    /// The name of one pod, if that is what is said.
+    /// Returns the pod's key, if namespace and name are both given.
     pub(super) fn key(&self) -> Option<PodKey> {
         self.namespace.clone().zip(self.name.clone())
     }
 
-    /// Whether pods are meant that must be there.
-    pub(super) fn is_particular(&self) -> bool {
+    /// Returns whether the selection names a pod, which then has to exist.
+    pub(super) fn names_pod(&self) -> bool {
         self.name.is_some() || self.uid.is_some()
     }
 
-    /// Whether a pod of this name may be meant.
-    pub(super) fn takes(&self, (namespace, name): &PodKey) -> bool {
+    /// Returns whether a pod with this key can match.
+    pub(super) fn matches_key(&self, (namespace, name): &PodKey) -> bool {
         self.namespace.as_ref().is_none_or(|it| it == namespace)
             && self.name.as_ref().is_none_or(|it| it == name)
     }
 
-    /// Whether it is this pod, by its UID or by what kubelet calls a static one.
-    pub(super) fn is_of(&self, known: &Known) -> bool {
-        self.uid.as_ref().is_none_or(|uid| known.is_called(uid))
+    /// Returns whether the UID matches, or for a static pod the hash.
+    pub(super) fn matches(&self, known: &PodInfo) -> bool {
+        self.uid.as_ref().is_none_or(|uid| known.has_uid(uid))
     }
 }
 
-/// What of a pod's summary is asked for.
+/// Filters pods by their summary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Filter {
     pub(super) selection: Selection,
@@ -77,10 +77,10 @@ impl Filter {
                 .is_ok_and(|it| it != types::Enrollment::Unspecified)
         };
         if !request.states.iter().all(state) {
-            return Err(Invalid::new("states", "a state is none of the list"));
+            return Err(Invalid::new("states", "unknown state"));
         }
         if !request.desired.iter().all(enrollment) {
-            return Err(Invalid::new("desired", "an enrollment is none of the list"));
+            return Err(Invalid::new("desired", "unknown enrollment"));
         }
         Ok(Self {
             selection: Selection::parse(request.pod)?,
@@ -91,7 +91,7 @@ impl Filter {
         })
     }
 
-    pub(super) fn takes(&self, pod: &wire::PodSummary) -> bool {
+    pub(super) fn matches(&self, pod: &wire::PodSummary) -> bool {
         let among = |all: &[i32], one: i32| all.is_empty() || all.contains(&one);
         among(&self.states, pod.state)
             && among(&self.desired, pod.desired)
@@ -116,9 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_any() {
+    fn an_absent_part_of_a_selector_matches_any() {
         let key = ("shop".parse().unwrap(), "web".parse().unwrap());
-        for (namespace, name, takes) in [
+        for (namespace, name, matches) in [
             ("", "", true),
             ("shop", "", true),
             ("", "web", true),
@@ -127,8 +127,8 @@ mod tests {
             ("shop", "db", false),
         ] {
             assert_eq!(
-                selection(namespace, name).takes(&key),
-                takes,
+                selection(namespace, name).matches_key(&key),
+                matches,
                 "{namespace}/{name}"
             );
         }
@@ -154,16 +154,16 @@ mod tests {
             let_through: true,
             ..wire::PodSummary::default()
         };
-        let takes = |change| {
+        let matches = |change| {
             let filter = filter(change).unwrap();
-            (filter.takes(&refused), filter.takes(&through))
+            (filter.matches(&refused), filter.matches(&through))
         };
-        assert_eq!(takes(|_| ()), (true, true));
-        assert_eq!(takes(|it| it.amiss = true), (true, true));
-        assert_eq!(takes(|it| it.let_through = true), (false, true));
-        assert_eq!(takes(|it| it.states = vec![3]), (false, false));
-        assert_eq!(takes(|it| it.states = vec![3, 1]), (true, true));
-        assert_eq!(takes(|it| it.desired = vec![2]), (true, false));
+        assert_eq!(matches(|_| ()), (true, true));
+        assert_eq!(matches(|it| it.amiss = true), (true, true));
+        assert_eq!(matches(|it| it.let_through = true), (false, true));
+        assert_eq!(matches(|it| it.states = vec![3]), (false, false));
+        assert_eq!(matches(|it| it.states = vec![3, 1]), (true, true));
+        assert_eq!(matches(|it| it.desired = vec![2]), (true, false));
         for unknown in [0, 99, -1] {
             let request = wire::ListPodsRequest {
                 states: vec![unknown],

@@ -1,8 +1,8 @@
-//! The pods and what becomes of them, as a stream.
+//! `WatchEnrollments`: a stream of the state of pods.
 //!
-//! A watcher is asked for its next event only when its client takes one. It remembers which pods are to be looked at
-//! and what was sent of each, both bounded by the pods of the node; what waits beyond that waits in the hub, and a
-//! client that leaves more there than it holds has to read again.
+//! A watcher computes its next event only when its client reads one. Its own state is bounded by the number of
+//! pods of the node. Further changes wait in the broadcast channel; a client that falls behind its capacity has to
+//! read all pods again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use tokio::sync::{
 };
 use tonic::Status;
 
-use super::{Selection, failed, keys};
+use super::{Selection, keys, to_status};
 use crate::{
     explain,
     registry::Registry,
@@ -28,7 +28,7 @@ use crate::{
     task::Shared,
 };
 
-/// The state at first, its end, then every change.
+/// Streams the current state, a marker for its end, and then every change.
 pub(super) fn enrollments(
     shared: Arc<Shared>,
     registry: Registry,
@@ -43,7 +43,7 @@ pub(super) fn enrollments(
                 Ok(WatchEnrollmentsResponse { event: Some(event) }),
                 Some(watcher),
             ),
-            Err(failure) => (Err(failed(failure)), None),
+            Err(failure) => (Err(to_status(failure)), None),
         })
     })
 }
@@ -52,17 +52,17 @@ struct Watcher {
     shared: Arc<Shared>,
     registry: Registry,
     selection: Selection,
-    /// Whose views changed.
-    shown: broadcast::Receiver<Arc<PodKey>>,
-    /// What the source shows; `None` once it has nothing more to tell.
+    /// The keys of pods whose view changed.
+    pod_changes: broadcast::Receiver<Arc<PodKey>>,
+    /// The inventory of the source; `None` once it has ended.
     source: Option<watch::Receiver<Arc<Inventory>>>,
-    /// What it showed when it was looked at last.
+    /// The inventory that has last been compared.
     before: Arc<Inventory>,
     instance_id: Option<String>,
     complete: bool,
-    /// Who is to be looked at.
-    due: BTreeSet<PodKey>,
-    /// What was sent of each.
+    /// The pods to evaluate.
+    pending: BTreeSet<PodKey>,
+    /// The last event that was sent per pod.
     sent: BTreeMap<PodKey, PodSummary>,
 }
 
@@ -73,12 +73,12 @@ impl Watcher {
         instance_id: String,
         selection: Selection,
     ) -> Self {
-        // Whatever changes from here on is heard of.
-        let shown = shared.shown.changes();
+        // Subscribes before the state is read, so that no change is missed.
+        let pod_changes = shared.pod_changes.subscribe();
         let mut source = shared.source.changes();
         let before = Arc::clone(&source.borrow_and_update());
         Self {
-            due: keys(&shared, &registry, &selection),
+            pending: keys(&shared, &registry, &selection),
             shared,
             registry,
             instance_id: Some(instance_id),
@@ -86,7 +86,7 @@ impl Watcher {
             sent: BTreeMap::new(),
             complete: false,
             selection,
-            shown,
+            pod_changes,
             before,
         }
     }
@@ -96,28 +96,28 @@ impl Watcher {
             return Ok(Event::InstanceId(instance_id));
         }
         loop {
-            while let Some(key) = self.due.pop_first() {
-                if let Some(event) = self.look(key) {
+            while let Some(key) = self.pending.pop_first() {
+                if let Some(event) = self.event_for(key) {
                     return Ok(event);
                 }
             }
             if !std::mem::replace(&mut self.complete, true) {
                 return Ok(Event::StateComplete(StateComplete {}));
             }
-            self.hear().await?;
+            self.wait().await?;
         }
     }
 
-    /// What is to be told of a pod, if that is anything new.
-    fn look(&mut self, key: PodKey) -> Option<Event> {
-        let known = explain::known(&self.shared, &self.registry, &key);
-        let known = known.filter(|known| self.selection.is_of(known));
-        let now = known.as_ref().map(explain::summary);
+    /// Returns the event to send for a pod, if its summary changed.
+    fn event_for(&mut self, key: PodKey) -> Option<Event> {
+        let pod = explain::pod_info(&self.shared, &self.registry, &key);
+        let pod = pod.filter(|pod| self.selection.matches(pod));
+        let now = pod.as_ref().map(explain::summary);
         let is_other = |sent: &PodSummary| now.as_ref().is_none_or(|now| now.pod != sent.pod);
         if self.sent.get(&key).is_some_and(is_other) {
             let sent = self.sent.remove(&key)?;
-            // Its successor is told next.
-            self.due.insert(key);
+            // The pod that succeeds it under the same name is sent next.
+            self.pending.insert(key);
             return Some(Event::Gone(sent.pod?));
         }
         let now = now?;
@@ -129,33 +129,33 @@ impl Watcher {
         (before.as_ref() != Some(&timeless)).then_some(Event::Pod(now))
     }
 
-    /// Waits until something is due.
-    async fn hear(&mut self) -> Result<(), Failure> {
+    /// Waits for a change, and marks the affected pods as pending.
+    async fn wait(&mut self) -> Result<(), Failure> {
         tokio::select! {
-            key = self.shown.recv() => match key {
-                Ok(key) if self.selection.takes(&key) => {
-                    self.due.insert(Arc::unwrap_or_clone(key));
+            key = self.pod_changes.recv() => match key {
+                Ok(key) if self.selection.matches_key(&key) => {
+                    self.pending.insert(Arc::unwrap_or_clone(key));
                 }
                 Ok(_) => {}
-                Err(error) => return Err(behind(&error)),
+                Err(error) => return Err(fell_behind(&error)),
             },
             now = changed(&mut self.source) => match now {
-                Some(now) => self.compare(&now),
+                Some(now) => self.add_affected(&now),
                 None => self.source = None,
             },
         }
         Ok(())
     }
 
-    fn compare(&mut self, now: &Arc<Inventory>) {
+    fn add_affected(&mut self, now: &Arc<Inventory>) {
         let before = std::mem::replace(&mut self.before, Arc::clone(now));
-        let touched = now.touched_since(&before).into_iter();
-        self.due
-            .extend(touched.filter(|key| self.selection.takes(key)));
+        let touched = now.affected_since(&before).into_iter();
+        self.pending
+            .extend(touched.filter(|key| self.selection.matches_key(key)));
     }
 }
 
-/// What the source shows next; `None` when it ends. Never, where it has.
+/// Returns the next inventory, or `None` when the source ends. Pends forever after that.
 async fn changed(source: &mut Option<watch::Receiver<Arc<Inventory>>>) -> Option<Arc<Inventory>> {
     let Some(source) = source else {
         return std::future::pending().await;
@@ -164,12 +164,12 @@ async fn changed(source: &mut Option<watch::Receiver<Arc<Inventory>>>) -> Option
     Some(Arc::clone(&source.borrow_and_update()))
 }
 
-fn behind(error: &RecvError) -> Failure {
+fn fell_behind(error: &RecvError) -> Failure {
     let missed = match error {
         RecvError::Lagged(missed) => format!("the watcher fell behind by {missed} changes"),
-        RecvError::Closed => "nothing more is told".to_owned(),
+        RecvError::Closed => "the stream of changes has ended".to_owned(),
     };
-    Failure::new(Reason::Overloaded, format!("{missed}; read again"))
+    Failure::new(Reason::Overloaded, format!("{missed}; read all pods again"))
 }
 
 #[cfg(test)]

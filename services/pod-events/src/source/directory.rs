@@ -1,11 +1,11 @@
-//! Pods from a directory of manifests, as kubectl writes them: the way to try inpod, and to run it without a cluster.
+//! Pods from a directory of manifests, as kubectl writes them, for trying inpod and for running it without a cluster.
 //!
-//! A file that cannot be used keeps what it said before: a slip of the pen must not take pods out of the mesh. For the
-//! same reason what is known stays while the directory is missing.
+//! A file that becomes unusable keeps its previous content, so that a typing error does not take pods out of the mesh.
+//! For the same reason the view is kept while the directory is missing.
 
-mod eye;
 mod manifest;
-mod stamp;
+mod metadata;
+mod watcher;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,71 +21,60 @@ use tokio::{
 };
 
 use super::{Inventory, Scope};
-use eye::Eye;
 use manifest::{Manifest, ManifestError};
-use stamp::Stamp;
+use metadata::FileMetadata;
+use watcher::Watcher;
 
-/// How often it is checked whether another directory stands at the path.
-pub(super) const CHECK: Duration = Duration::from_secs(5);
+/// The interval of checks whether the path names another directory.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why a directory cannot be a source.
+/// The reason why a directory cannot be a source.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// It cannot be read.
     #[error("setting pods_from: cannot read directory {}", .path.display())]
-    Read {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// It cannot be watched.
+    Read { path: PathBuf, source: io::Error },
     #[error("setting pods_from: cannot watch directory {}", .path.display())]
-    Watch {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Watch { path: PathBuf, source: io::Error },
 }
 
-/// What `watch` gives: the inventory, and the way to ask for another look.
-type Watched = (
+/// The inventory, and a channel to request another read.
+type WatchHandles = (
     watch::Receiver<Arc<Inventory>>,
     mpsc::Sender<oneshot::Sender<()>>,
 );
 
-/// Reads a directory and keeps reading it as it changes. `check` is how often it is checked whether it was replaced.
+/// Reads a directory, and reads it again whenever it changes. `check` is the interval at which to check whether the
+/// directory has been replaced.
 pub(super) async fn watch(
     path: PathBuf,
     scope: Scope,
     check: Duration,
-) -> Result<Watched, DirectoryError> {
-    let follower = Follower::start(path, scope)?;
-    let (sender, inventory) = watch::channel(Arc::new(follower.directory.inventory()));
+) -> Result<WatchHandles, DirectoryError> {
+    let source = DirectorySource::start(path, scope)?;
+    let (sender, inventory) = watch::channel(Arc::new(source.directory.inventory()));
     let (reread, requests) = mpsc::channel(16);
     let mut ticks = interval(check);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tokio::spawn(inpod_service::vital(
         "manifests",
-        follower.follow(ticks, requests, sender),
+        source.run(ticks, requests, sender),
     ));
     Ok((inventory, reread))
 }
 
-/// A directory, and the eye that is kept on it.
+/// A directory with its watcher.
 #[derive(Debug)]
-struct Follower {
+struct DirectorySource {
     directory: Directory,
-    eye: Eye,
-    /// Whether it could not be read or watched the last time, which has been logged then.
+    watcher: Watcher,
+    /// True if the last attempt to read or watch it failed, which has been logged.
     is_lost: bool,
 }
 
-impl Follower {
+impl DirectorySource {
     fn start(path: PathBuf, scope: Scope) -> Result<Self, DirectoryError> {
-        // Watching starts before the first look, or what changes in between would be missed.
-        let eye = Eye::open(&path).map_err(|source| DirectoryError::Watch {
+        // The watch starts before the first read, or changes in between would be missed.
+        let watcher = Watcher::open(&path).map_err(|source| DirectoryError::Watch {
             path: path.clone(),
             source,
         })?;
@@ -100,164 +89,186 @@ impl Follower {
             .map_err(|source| DirectoryError::Read { path, source })?;
         Ok(Self {
             directory,
-            eye,
+            watcher,
             is_lost: false,
         })
     }
 
-    async fn follow(
+    async fn run(
         mut self,
         mut ticks: Interval,
         mut requests: mpsc::Receiver<oneshot::Sender<()>>,
         sender: watch::Sender<Arc<Inventory>>,
     ) {
         loop {
-            let mut asked = Vec::new();
+            let mut waiting = Vec::new();
             tokio::select! {
-                () = self.eye.changed() => {}
+                () = self.watcher.changed() => {}
                 _ = ticks.tick() => {
-                    if !self.look_where_it_was_replaced() {
+                    if !self.reopen_if_replaced() {
                         continue;
                     }
                 }
-                Some(first) = requests.recv() => asked.push(first),
+                Some(first) = requests.recv() => waiting.push(first),
                 () = sender.closed() => return,
             }
-            // Whatever has happened and was asked by now is answered by one read.
-            self.eye.skip();
-            asked.extend(iter::from_fn(|| requests.try_recv().ok()));
+            // One read serves all events and requests up to now.
+            self.watcher.discard_pending();
+            waiting.extend(iter::from_fn(|| requests.try_recv().ok()));
             self.read(&sender).await;
-            for asked in asked {
-                // Nobody may be waiting any more.
-                asked.send(()).unwrap_or_default();
+            for waiting in waiting {
+                // The requester may have given up.
+                waiting.send(()).unwrap_or_default();
             }
         }
     }
 
-    /// Turns to the directory that stands at the path, if it is another one. Whether it was and could be.
-    fn look_where_it_was_replaced(&mut self) -> bool {
-        if self.eye.is_on(&self.directory.path) {
+    /// Watches the directory at the path if it is another one than before. Returns whether it does.
+    fn reopen_if_replaced(&mut self) -> bool {
+        if self.watcher.is_watching(&self.directory.path) {
             return false;
         }
-        match Eye::open(&self.directory.path) {
-            Ok(eye) => {
-                self.eye = eye;
+        match Watcher::open(&self.directory.path) {
+            Ok(watcher) => {
+                self.watcher = watcher;
                 true
             }
             Err(error) => {
-                self.lose(&error);
+                self.mark_lost(&error);
                 false
             }
         }
     }
 
-    /// On a thread that may block: with many manifests that takes longer than calls may wait for a worker.
+    /// Reads on a blocking thread, since many manifests would occupy a worker thread for longer than calls may wait.
     async fn read(&mut self, sender: &watch::Sender<Arc<Inventory>>) {
         let (mut directory, sender) = (self.directory.clone(), sender.clone());
         let read = tokio::task::spawn_blocking(move || {
             directory.read()?;
-            tell(&sender, &directory.inventory());
+            publish(&sender, &directory.inventory());
             io::Result::Ok(directory)
         });
         match read.await.map_err(io::Error::other).flatten() {
             Ok(directory) => {
                 self.directory = directory;
-                self.find();
+                self.mark_found();
             }
-            Err(error) => self.lose(&error),
+            Err(error) => self.mark_lost(&error),
         }
     }
 
-    /// What is known stays. The eye is opened anew even on the same directory, since what happened in it meanwhile
-    /// was not read.
-    fn lose(&mut self, error: &io::Error) {
+    /// Keeps the view. Drops the watch even if the directory stays the same, since changes in the
+    /// meantime were not read.
+    fn mark_lost(&mut self, error: &io::Error) {
         if !self.is_lost {
             let path = self.directory.path.display();
-            tracing::error!(%path, %error, "Cannot read the directory of manifests; what is known stays");
+            tracing::error!(%path, %error, "Cannot read the directory of manifests; keeping the known pods");
         }
         self.is_lost = true;
-        self.eye.close();
+        self.watcher.close();
     }
 
-    fn find(&mut self) {
+    fn mark_found(&mut self) {
         if self.is_lost {
             let path = self.directory.path.display();
-            tracing::info!(%path, "The directory of manifests can be read again");
+            tracing::info!(%path, "The directory of manifests is readable again");
         }
         self.is_lost = false;
     }
 }
 
-/// The files, and what each last said.
+/// The manifest files with their last usable content.
 #[derive(Clone, Debug)]
 struct Directory {
     path: PathBuf,
     scope: Scope,
     files: BTreeMap<PathBuf, File>,
-    /// Those that have said nothing yet that can be used.
+    /// Files that have never been usable.
     unusable: BTreeSet<PathBuf>,
 }
 
-/// A file and what it last said.
+/// The last usable content of a file.
 #[derive(Clone, Debug)]
 struct File {
     manifests: Arc<Vec<Manifest>>,
-    /// What it looked like then; `None` where it is to be read again in any case.
-    stamp: Option<Stamp>,
+    /// The file's metadata when it was read, or `None` if it has to be read again in any case.
+    metadata: Option<FileMetadata>,
 }
 
 impl Directory {
-    /// Reads the files that do not look as they did.
+    /// Reads the files whose metadata changed.
     fn read(&mut self) -> io::Result<()> {
-        let paths = manifests_in(&self.path)?;
+        let paths = manifest_files(&self.path)?;
         let mut before = mem::take(&mut self.files);
         let unusable = mem::take(&mut self.unusable);
         for path in paths {
-            let said = before.remove(&path);
-            // Before it is read: what is written meanwhile makes it look otherwise the next time.
-            let stamp = Stamp::of(&path);
-            if let Some(said) = said.as_ref().filter(|said| said.is_still(stamp)) {
-                self.files.insert(path, said.clone());
+            let previous = before.remove(&path);
+            // Taken before the file is read, so that a write in the meantime causes another read.
+            let metadata = FileMetadata::of(&path);
+            if let Some(previous) = previous
+                .as_ref()
+                .filter(|previous| previous.is_unchanged(metadata))
+            {
+                self.files.insert(path, previous.clone());
                 continue;
             }
             let manifests = match read_file(&path, &self.scope) {
                 Ok(manifests) => manifests,
-                // It never said anything, and need not.
+                // An empty file is accepted unless it had content before.
                 Err(ManifestError::Empty)
                     if !unusable.contains(&path)
-                        && said.as_ref().is_none_or(|said| said.manifests.is_empty()) =>
+                        && previous
+                            .as_ref()
+                            .is_none_or(|previous| previous.manifests.is_empty()) =>
                 {
                     Vec::new()
                 }
                 Err(error) => {
-                    self.keep(path, said, error);
+                    self.keep_previous(path, previous, error);
                     continue;
                 }
             };
             let manifests = Arc::new(manifests);
-            self.files.insert(path, File { manifests, stamp });
+            self.files.insert(
+                path,
+                File {
+                    manifests,
+                    metadata,
+                },
+            );
         }
         Ok(())
     }
 
-    /// Keeps what a file said before, if anything.
-    fn keep(&mut self, path: PathBuf, said: Option<File>, error: ManifestError) {
+    /// Keeps the previous content of a file, if it has any.
+    fn keep_previous(&mut self, path: PathBuf, previous: Option<File>, error: ManifestError) {
         let error = format!("{:#}", anyhow::Error::from(error));
         let file = path.display();
-        if let Some(said) = said {
-            tracing::error!(%file, error, "Cannot use a manifest; what it said before stays");
-            let stamp = None;
-            self.files.insert(path, File { stamp, ..said });
+        if let Some(previous) = previous {
+            tracing::error!(%file, error, "Cannot use a manifest; keeping its previous content");
+            let metadata = None;
+            self.files.insert(
+                path,
+                File {
+                    metadata,
+                    ..previous
+                },
+            );
         } else {
-            tracing::error!(%file, error, "Cannot use a manifest; what it says is not known");
+            tracing::error!(%file, error, "Cannot use a manifest; it has no previous content");
             self.unusable.insert(path);
         }
     }
 
-    /// Of two manifests of one pod the one in the first file holds, in the order of file names.
+    /// Builds the inventory. If two files describe the same pod, the first in the order of file names wins.
     fn inventory(&self) -> Inventory {
         let mut inventory = Inventory {
-            gaps: Arc::new(self.unusable.iter().map(|file| gap(file)).collect()),
+            gaps: Arc::new(
+                self.unusable
+                    .iter()
+                    .map(|file| unusable_message(file))
+                    .collect(),
+            ),
             ..Inventory::default()
         };
         let all = self.files.iter();
@@ -265,14 +276,14 @@ impl Directory {
             all.flat_map(|(path, file)| file.manifests.iter().map(move |one| (path, one)))
         {
             if !add(&mut inventory, manifest) {
-                tracing::warn!(file = %path.display(), %manifest, "Ignored a second manifest of the same name");
+                tracing::warn!(file = %path.display(), %manifest, "Ignored a second manifest of the same object");
             }
         }
         inventory
     }
 }
 
-/// Adds what a manifest says, unless it is known already; whether it was not.
+/// Adds a manifest's object unless the inventory already has it. Returns whether it was added.
 fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     match manifest {
         Manifest::Pod(pod) => {
@@ -287,12 +298,12 @@ fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     }
 }
 
-/// Tells what is known now, if that is news. What stays shares its place with what was told before.
-fn tell(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
-    // Whoever looks meanwhile does not wait for the comparison: nobody else sends.
+/// Publishes the inventory if it differs, sharing all unchanged parts with the previous one.
+fn publish(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
+    // Compares outside of the channel's lock, so as not to block readers. There is only one sender.
     let mut next = Inventory::clone(&sender.borrow());
-    let pods = next.pods.adopt(&now.pods);
-    let namespaces = next.namespaces.adopt(&now.namespaces);
+    let pods = next.pods.update_to(&now.pods);
+    let namespaces = next.namespaces.update_to(&now.namespaces);
     let gaps = next.gaps != now.gaps;
     next.gaps = Arc::clone(&now.gaps);
     if pods || namespaces || gaps {
@@ -301,17 +312,17 @@ fn tell(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
 }
 
 impl File {
-    fn is_still(&self, stamp: Option<Stamp>) -> bool {
-        self.stamp.is_some() && self.stamp == stamp
+    fn is_unchanged(&self, metadata: Option<FileMetadata>) -> bool {
+        self.metadata.is_some() && self.metadata == metadata
     }
 }
 
-/// A file that broke after it could be used keeps what it said before, and leaves no gap.
-fn gap(file: &Path) -> String {
+/// Only for files that have never been usable: one that breaks later keeps its content and leaves no gap.
+fn unusable_message(file: &Path) -> String {
     format!("{} cannot be used", file.display())
 }
 
-fn manifests_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn manifest_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

@@ -1,16 +1,16 @@
-//! Pods and namespaces from the API server: a watch on this node's pods, one on the metadata of all namespaces, and a
-//! single question for a pod that is asked for before the watch has shown it.
+//! Pods and namespaces from the API server: a watch on this node's pods, a watch on the metadata of all namespaces, and
+//! single GETs for pods that the watch has not shown yet.
 //!
-//! A watch that ends is taken up where it stood. Where that cannot be, everything is listed anew, and until then what was
-//! known stays and the inventory says that it is not complete. How soon a server that is gone, hangs or keeps silent is
-//! noticed is documented in `follow` and `pulse`: at once, within 30 s and within 65 s.
+//! A watch resumes from its last resource version. If it cannot, everything is listed again; until then the known
+//! objects are kept and the inventory is marked incomplete. A server that is gone is noticed at once, one that hangs
+//! within 30 s (see `liveness`), and a watch that stays silent within 65 s (see `list_watch`).
 
 mod client;
-mod follow;
-mod layer;
-mod lookup;
-mod pace;
-mod pulse;
+mod get;
+mod list_watch;
+mod liveness;
+mod retry_after;
+mod store;
 
 use std::{
     collections::BTreeSet,
@@ -25,175 +25,193 @@ use tokio::sync::watch;
 
 use super::{Health, Inventory, PodKey, Scope};
 use crate::pod::{Namespace, Pod};
-use client::Reached;
-use follow::{Follower, PAGE_OF_METADATA, PAGE_OF_OBJECTS, Told};
-use layer::{Layer, News, Progress, Seen};
-use pulse::Pulse;
+use client::Connection;
+use list_watch::{PAGE_OF_METADATA, PAGE_OF_OBJECTS, Reflector, Update};
+use liveness::Liveness;
+use store::{Changed, Observed, Progress, Store};
 
 pub(super) use client::client;
-pub(super) use lookup::Lookup;
+pub(super) use get::ApiReader;
 
-/// Everything that is known, and who is told.
+/// The known objects, and the channels that publish them.
 #[derive(Debug)]
-struct Known {
-    store: Mutex<Store>,
+struct Cache {
+    stores: Mutex<Stores>,
     inventory: watch::Sender<Arc<Inventory>>,
     health: watch::Sender<Health>,
 }
 
 #[derive(Debug)]
-struct Store {
-    pods: Layer<PodKey, Pod>,
-    namespaces: Layer<NamespaceName, Namespace>,
+struct Stores {
+    pods: Store<PodKey, Pod>,
+    namespaces: Store<NamespaceName, Namespace>,
     gaps: Arc<BTreeSet<String>>,
-    /// The labels of namespaces that are read.
-    read: Arc<BTreeSet<String>>,
+    /// The namespace labels that are kept.
+    namespace_labels: Arc<BTreeSet<String>>,
 }
 
-/// What `watch` gives: the way to ask past the watch, what is known, and how well.
-type Watched = (
-    Lookup,
+/// The reader for single objects, the inventory, and the health of the view.
+type WatchHandles = (
+    ApiReader,
     watch::Receiver<Arc<Inventory>>,
     watch::Receiver<Health>,
 );
 
-/// Begins to watch this node's pods and all namespaces. Returns at once, before anything is known.
-pub(super) fn watch(Reached { client, pace }: Reached, scope: Scope) -> Watched {
-    let store = Store::new(Arc::clone(&scope.namespace_labels));
-    let known = Arc::new(Known {
-        inventory: watch::Sender::new(Arc::new(store.inventory())),
+/// Starts to watch this node's pods and all namespaces. Returns before anything is known.
+pub(super) fn watch(
+    Connection {
+        client,
+        retry_after,
+    }: Connection,
+    scope: Scope,
+) -> WatchHandles {
+    let stores = Stores::new(Arc::clone(&scope.namespace_labels));
+    let cache = Arc::new(Cache {
+        inventory: watch::Sender::new(Arc::new(stores.inventory())),
         health: watch::Sender::new(None),
-        store: Mutex::new(store),
+        stores: Mutex::new(stores),
     });
-    let pulse = Arc::new(Pulse::new());
-    let pods = Follower {
+    let liveness = Arc::new(Liveness::new());
+    let pods = Reflector {
         api: Api::<k8s::Pod>::all(client.clone()),
         fields: Some(format!("spec.nodeName={}", scope.node)),
         page: PAGE_OF_OBJECTS,
-        known: Arc::clone(&known),
-        pulse: Arc::clone(&pulse),
-        pace: pace.clone(),
-        take: |store, told| take(&mut store.pods, "pods", told, seen_pod),
+        cache: Arc::clone(&cache),
+        liveness: Arc::clone(&liveness),
+        retry_after: retry_after.clone(),
+        apply: |stores, update| apply_update(&mut stores.pods, "pods", update, observe_pod),
         version: None,
     };
-    let namespaces = Follower {
+    let namespaces = Reflector {
         api: Api::<PartialObjectMeta<k8s::Namespace>>::all(client.clone()),
         fields: None,
         page: PAGE_OF_METADATA,
-        known: Arc::clone(&known),
-        pulse: Arc::clone(&pulse),
-        pace: pace.clone(),
-        take: |store, told| {
-            let read = Arc::clone(&store.read);
-            let seen = |object| seen_namespace(object, &read);
-            take(&mut store.namespaces, "namespaces", told, seen);
+        cache: Arc::clone(&cache),
+        liveness: Arc::clone(&liveness),
+        retry_after: retry_after.clone(),
+        apply: |stores, update| {
+            let namespace_labels = Arc::clone(&stores.namespace_labels);
+            let observe = |object| observe_namespace(object, &namespace_labels);
+            apply_update(&mut stores.namespaces, "namespaces", update, observe);
         },
         version: None,
     };
-    tokio::spawn(inpod_service::vital("pods", pods.follow()));
-    tokio::spawn(inpod_service::vital("namespaces", namespaces.follow()));
-    tokio::spawn(inpod_service::vital("pulse", pulse.feel(client.clone())));
-    let (inventory, health) = (known.inventory.subscribe(), known.health.subscribe());
-    let lookup = Lookup::new(client, pace, scope, known);
-    tokio::spawn(inpod_service::vital("lookup", lookup.clone().confirm()));
-    (lookup, inventory, health)
+    tokio::spawn(inpod_service::vital("pods", pods.run()));
+    tokio::spawn(inpod_service::vital("namespaces", namespaces.run()));
+    tokio::spawn(inpod_service::vital(
+        "liveness",
+        liveness.poll(client.clone()),
+    ));
+    let (inventory, health) = (cache.inventory.subscribe(), cache.health.subscribe());
+    let reader = ApiReader::new(client, retry_after, scope, cache);
+    tokio::spawn(inpod_service::vital(
+        "reader",
+        reader.clone().confirm_fetched(),
+    ));
+    (reader, inventory, health)
 }
 
-fn take<O, K, V>(layer: &mut Layer<K, V>, what: &str, told: Told<O>, seen: impl Fn(O) -> Seen<K, V>)
-where
+fn apply_update<O, K, V>(
+    store: &mut Store<K, V>,
+    what: &str,
+    update: Update<O>,
+    observe: impl Fn(O) -> Observed<K, V>,
+) where
     K: Ord + Hash + Clone,
     V: Clone + PartialEq,
 {
-    match told {
-        Told::Listing => layer.begin_list(),
-        Told::Listed(objects) => objects.into_iter().for_each(|it| layer.list(seen(it))),
-        Told::Whole(at) => layer.finish_list(at),
-        Told::Resumed => layer.resume(),
-        Told::Applied(object) => layer.apply(seen(object)),
-        Told::Deleted(object) => layer.delete(seen(object)),
-        Told::Lost(why) => layer.lose(format!("cannot watch {what}: {why}")),
+    match update {
+        Update::ListStarted => store.begin_list(),
+        Update::ListPage(objects) => objects
+            .into_iter()
+            .for_each(|it| store.add_listed(observe(it))),
+        Update::ListComplete(at) => store.finish_list(at),
+        Update::Resumed => store.resumed(),
+        Update::Applied(object) => store.apply(observe(object)),
+        Update::Deleted(object) => store.delete(observe(object)),
+        Update::Lost(why) => store.disconnected(format!("cannot watch {what}: {why}")),
     }
 }
 
-fn seen_pod(pod: k8s::Pod) -> Seen<PodKey, Pod> {
+fn observe_pod(pod: k8s::Pod) -> Observed<PodKey, Pod> {
     let meta = &pod.metadata;
     let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "?".to_owned());
-    Seen {
+    Observed {
         title: format!("Pod {}/{}", name(&meta.namespace), name(&meta.name)),
-        version: version(meta.resource_version.as_deref()),
+        version: parse_version(meta.resource_version.as_deref()),
         parsed: Pod::try_from(pod)
             .map(|pod| ((pod.pod.namespace.clone(), pod.pod.name.clone()), pod))
             .map_err(|error| with_causes(&error)),
     }
 }
 
-fn seen_namespace(
+fn observe_namespace(
     meta: PartialObjectMeta<k8s::Namespace>,
-    read: &BTreeSet<String>,
-) -> Seen<NamespaceName, Namespace> {
+    namespace_labels: &BTreeSet<String>,
+) -> Observed<NamespaceName, Namespace> {
     let metadata = meta.metadata;
     let name = metadata.name.clone().unwrap_or_else(|| "?".to_owned());
-    Seen {
+    Observed {
         title: format!("Namespace {name}"),
-        version: version(metadata.resource_version.as_deref()),
+        version: parse_version(metadata.resource_version.as_deref()),
         parsed: Namespace::of(
             k8s::Namespace {
                 metadata,
                 ..k8s::Namespace::default()
             },
-            read,
+            namespace_labels,
         )
         .map(|namespace| (namespace.name.clone(), namespace))
         .map_err(|error| with_causes(&error)),
     }
 }
 
-/// Versions of one kind of object can be compared as numbers; what is no number is older than everything.
-fn version(text: Option<&str>) -> u64 {
+/// Parses a resource version. Versions of one kind of object are comparable as numbers; anything else counts as oldest.
+fn parse_version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-impl Known {
-    /// Changes what is known, and tells it where that is news.
-    fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
-        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = change(&mut store);
-        let (pods, namespaces) = (store.pods.news(), store.namespaces.news());
-        if pods == News::default() && namespaces == News::default() {
+impl Cache {
+    /// Changes the stores, and publishes the inventory if anything differs.
+    fn change<T>(&self, change: impl FnOnce(&mut Stores) -> T) -> T {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut stores);
+        let (pods, namespaces) = (stores.pods.take_changes(), stores.namespaces.take_changes());
+        if pods == Changed::default() && namespaces == Changed::default() {
             return result;
         }
         if pods.gaps || namespaces.gaps {
-            store.gaps = Arc::new(store.find_gaps());
+            stores.gaps = Arc::new(stores.find_gaps());
         }
-        self.inventory.send_replace(Arc::new(store.inventory()));
-        let health = store.health();
-        self.health.send_if_modified(|told| {
-            let differs = *told != health;
-            *told = health;
+        self.inventory.send_replace(Arc::new(stores.inventory()));
+        let health = stores.health();
+        self.health.send_if_modified(|current| {
+            let differs = *current != health;
+            *current = health;
             differs
         });
         result
     }
 }
 
-impl Store {
-    fn new(read: Arc<BTreeSet<String>>) -> Self {
-        let mut store = Self {
-            pods: Layer::new(),
-            namespaces: Layer::new(),
+impl Stores {
+    fn new(namespace_labels: Arc<BTreeSet<String>>) -> Self {
+        let mut stores = Self {
+            pods: Store::new(),
+            namespaces: Store::new(),
             gaps: Arc::default(),
-            read,
+            namespace_labels,
         };
-        store.gaps = Arc::new(store.find_gaps());
-        store
+        stores.gaps = Arc::new(stores.find_gaps());
+        stores
     }
 
     fn inventory(&self) -> Inventory {
         Inventory {
-            pods: self.pods.known().clone(),
-            namespaces: self.namespaces.known().clone(),
+            pods: self.pods.objects().clone(),
+            namespaces: self.namespaces.objects().clone(),
             gaps: Arc::clone(&self.gaps),
-            namespaces_exist: true,
+            namespaces_required: true,
         }
     }
 

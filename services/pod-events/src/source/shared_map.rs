@@ -1,8 +1,8 @@
-//! A map whose copies share what they have in common: a copy costs nothing, a change of a copy costs a few small nodes,
-//! and what two copies differ in is found without a look at what they share.
+//! A persistent map: clones share their common parts. A clone is free, a change of a clone copies a few small nodes,
+//! and the differences of two clones are found without visiting the shared parts.
 //!
-//! That is what a snapshot for each event needs: its cost does not grow with the map. It is a hash trie of our own,
-//! since no crate with one (imbl) can be had where inpod is built.
+//! This allows a snapshot per event at a cost that does not grow with the map. It is a hash trie of our own, because no
+//! crate with such a map (imbl) is available where inpod is built.
 
 use std::{
     array, fmt,
@@ -10,19 +10,19 @@ use std::{
     sync::Arc,
 };
 
-/// Bits of a hash that choose a child, and the children of a branch.
+/// The bits of a hash that select a child, and the number of children of a branch.
 const BITS: u32 = 4;
 const CHILDREN: usize = 1 << BITS;
 
-/// Entries of a leaf, above which it becomes a branch.
-const LEAF: usize = 16;
+/// A leaf with more entries becomes a branch.
+const MAX_LEAF_ENTRIES: usize = 16;
 
-/// Branches on the way to a leaf after which a hash has no more bits: such a leaf takes any number.
-const DEPTH: u32 = u64::BITS / BITS;
+/// The depth at which a hash has no bits left. A leaf at this depth holds any number of entries.
+const MAX_DEPTH: u32 = u64::BITS / BITS;
 
 type Entry<K, V> = Arc<(K, V)>;
 
-/// A map that is cheap to copy and to compare with its earlier copies. Iterates in no order that matters.
+/// A map that is cheap to clone and to compare with its earlier clones. The iteration order is unspecified.
 pub struct SharedMap<K, V> {
     root: Arc<Node<K, V>>,
     len: usize,
@@ -42,8 +42,7 @@ impl<K, V> Clone for Node<K, V> {
     }
 }
 
-/// A key's hash, of which a step towards its leaf takes the lowest bits. The same in every map, so that two can be
-/// compared.
+/// A key's hash, whose lowest bits select the next child. It is the same in every map, so that two maps are comparable.
 #[derive(Clone, Copy)]
 struct Path {
     rest: u64,
@@ -67,7 +66,7 @@ impl Path {
         }
     }
 
-    /// Which child, and the way from there.
+    /// Returns the index of the child, and the path from there.
     fn step(self) -> (usize, Self) {
         let child = self.rest % (1 << BITS);
         let next = Self {
@@ -89,13 +88,13 @@ impl<K: Hash + Eq, V> Node<K, V> {
         }
     }
 
-    /// Whether there was none of this key.
-    fn put(&mut self, path: Path, entry: Entry<K, V>) -> bool {
+    /// Inserts an entry. Returns whether the key is new.
+    fn insert_entry(&mut self, path: Path, entry: Entry<K, V>) -> bool {
         match self {
             Self::Branch(children) => {
                 let (child, rest) = path.step();
                 let child = children.get_mut(child);
-                child.is_some_and(|child| Arc::make_mut(child).put(rest, entry))
+                child.is_some_and(|child| Arc::make_mut(child).insert_entry(rest, entry))
             }
             Self::Leaf(entries) => {
                 if let Some(known) = entries.iter_mut().find(|known| known.0 == entry.0) {
@@ -103,7 +102,7 @@ impl<K: Hash + Eq, V> Node<K, V> {
                     return false;
                 }
                 entries.push(entry);
-                if entries.len() > LEAF && path.depth < DEPTH {
+                if entries.len() > MAX_LEAF_ENTRIES && path.depth < MAX_DEPTH {
                     *self = Self::split(std::mem::take(entries), path.depth);
                 }
                 true
@@ -122,16 +121,16 @@ impl<K: Hash + Eq, V> Node<K, V> {
         Self::Branch(children.map(|entries| Arc::new(Self::Leaf(entries))))
     }
 
-    /// Takes an entry out that is there.
-    fn take(&mut self, path: Path, key: &K) {
+    /// Removes an entry, which must exist.
+    fn remove_entry(&mut self, path: Path, key: &K) {
         match self {
             Self::Leaf(entries) => entries.retain(|entry| entry.0 != *key),
             Self::Branch(children) => {
                 let (child, rest) = path.step();
                 if let Some(child) = children.get_mut(child) {
-                    Arc::make_mut(child).take(rest, key);
+                    Arc::make_mut(child).remove_entry(rest, key);
                 }
-                if let Some(entries) = few(children) {
+                if let Some(entries) = merge_small_leaves(children) {
                     *self = Self::Leaf(entries);
                 }
             }
@@ -139,12 +138,12 @@ impl<K: Hash + Eq, V> Node<K, V> {
     }
 }
 
-/// The entries of leaves that are so empty that one does.
-fn few<K, V>(children: &[Arc<Node<K, V>>]) -> Option<Vec<Entry<K, V>>> {
+/// Returns the entries of all children if they fit into a leaf that is half empty.
+fn merge_small_leaves<K, V>(children: &[Arc<Node<K, V>>]) -> Option<Vec<Entry<K, V>>> {
     let mut all = Vec::new();
     for child in children {
         match &**child {
-            Node::Leaf(entries) if all.len() + entries.len() <= LEAF / 2 => {
+            Node::Leaf(entries) if all.len() + entries.len() <= MAX_LEAF_ENTRIES / 2 => {
                 all.extend(entries.iter().cloned());
             }
             Node::Leaf(_) | Node::Branch(_) => return None,
@@ -166,31 +165,31 @@ fn entries<K, V>(node: &Node<K, V>) -> impl Iterator<Item = &Entry<K, V>> {
     leaves.flatten()
 }
 
-/// What two maps differ in.
+/// The differences between two maps.
 struct Differences<K, V> {
-    /// Entries that the one has and the other lacks or has otherwise.
+    /// Entries that are new or changed in the first map.
     set: Vec<Entry<K, V>>,
-    /// Entries of the other whose key the one lacks.
-    gone: Vec<Entry<K, V>>,
+    /// Entries of the second map whose key the first lacks.
+    removed: Vec<Entry<K, V>>,
 }
 
 impl<K: Hash + Eq, V: PartialEq> Differences<K, V> {
     fn of(now: &SharedMap<K, V>, before: &SharedMap<K, V>) -> Self {
         let mut found = Self {
             set: Vec::new(),
-            gone: Vec::new(),
+            removed: Vec::new(),
         };
-        found.look(&now.root, &before.root, 0);
+        found.compare(&now.root, &before.root, 0);
         found
     }
 
-    fn look(&mut self, now: &Arc<Node<K, V>>, before: &Arc<Node<K, V>>, depth: u32) {
+    fn compare(&mut self, now: &Arc<Node<K, V>>, before: &Arc<Node<K, V>>, depth: u32) {
         if Arc::ptr_eq(now, before) {
             return;
         }
         if let (Node::Branch(now), Node::Branch(before)) = (&**now, &**before) {
             for (now, before) in now.iter().zip(before) {
-                self.look(now, before, depth + 1);
+                self.compare(now, before, depth + 1);
             }
             return;
         }
@@ -204,14 +203,13 @@ impl<K: Hash + Eq, V: PartialEq> Differences<K, V> {
         }
         for entry in entries(before) {
             if now.find(path(&entry.0), &entry.0).is_none() {
-                self.gone.push(Arc::clone(entry));
+                self.removed.push(Arc::clone(entry));
             }
         }
     }
 }
 
 impl<K, V> SharedMap<K, V> {
-    /// An empty map.
     pub fn new() -> Self {
         Self {
             root: Arc::new(Node::Leaf(Vec::new())),
@@ -219,92 +217,86 @@ impl<K, V> SharedMap<K, V> {
         }
     }
 
-    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All entries.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         entries(&self.root).map(|entry| (&entry.0, &entry.1))
     }
 
-    /// All keys.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// All values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
 }
 
 impl<K: Hash + Eq, V> SharedMap<K, V> {
-    /// The value of a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         let found = self.root.find(Path::of(key), key);
         found.map(|entry| &entry.1)
     }
 
-    /// Whether there is a value of a key.
     pub fn contains_key(&self, key: &K) -> bool {
         self.get(key).is_some()
     }
 
-    /// Removes a key. Whether it was there.
+    /// Removes a key. Returns whether it existed.
     pub fn remove(&mut self, key: &K) -> bool {
         let path = Path::of(key);
         if self.root.find(path, key).is_none() {
             return false;
         }
-        Arc::make_mut(&mut self.root).take(path, key);
+        Arc::make_mut(&mut self.root).remove_entry(path, key);
         self.len -= 1;
         true
     }
 
-    fn put(&mut self, entry: Entry<K, V>) {
+    fn insert_entry(&mut self, entry: Entry<K, V>) {
         let path = Path::of(&entry.0);
-        if Arc::make_mut(&mut self.root).put(path, entry) {
+        if Arc::make_mut(&mut self.root).insert_entry(path, entry) {
             self.len += 1;
         }
     }
 }
 
 impl<K: Hash + Eq, V: PartialEq> SharedMap<K, V> {
-    /// Gives a key a value. Whether that is another one than before; where it is not nothing is copied.
+    /// Sets the value of a key. Returns whether it differs from before; if not, nothing is copied.
     pub fn insert(&mut self, key: K, value: V) -> bool {
         let is_new = self.get(&key) != Some(&value);
         if is_new {
-            self.put(Arc::new((key, value)));
+            self.insert_entry(Arc::new((key, value)));
         }
         is_new
     }
 
-    /// Takes over what another map says. What is the same stays shared with earlier copies. Whether anything was not.
-    pub fn adopt(&mut self, other: &Self) -> bool {
-        let Differences { set, gone } = Differences::of(other, self);
-        let is_new = !set.is_empty() || !gone.is_empty();
-        for entry in gone {
+    /// Takes over the content of another map. Equal entries stay shared with earlier clones.
+    /// Returns whether anything changed.
+    pub fn update_to(&mut self, other: &Self) -> bool {
+        let Differences { set, removed } = Differences::of(other, self);
+        let is_new = !set.is_empty() || !removed.is_empty();
+        for entry in removed {
             self.remove(&entry.0);
         }
         for entry in set {
-            self.put(entry);
+            self.insert_entry(entry);
         }
         is_new
     }
 }
 
 impl<K: Hash + Eq + Clone, V: PartialEq> SharedMap<K, V> {
-    /// The keys whose value is not as it was in an earlier copy, or that are in only one of the two.
+    /// Returns the keys whose value differs from an earlier clone, or that only one of the two has.
     pub fn differences(&self, before: &Self) -> Vec<K> {
-        let Differences { set, gone } = Differences::of(self, before);
-        let all = set.iter().chain(&gone);
+        let Differences { set, removed } = Differences::of(self, before);
+        let all = set.iter().chain(&removed);
         all.map(|entry| entry.0.clone()).collect()
     }
 }
@@ -332,8 +324,8 @@ impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for SharedMap<K, V> {
 
 impl<K: Hash + Eq, V: PartialEq> PartialEq for SharedMap<K, V> {
     fn eq(&self, other: &Self) -> bool {
-        let Differences { set, gone } = Differences::of(self, other);
-        set.is_empty() && gone.is_empty()
+        let Differences { set, removed } = Differences::of(self, other);
+        set.is_empty() && removed.is_empty()
     }
 }
 
@@ -343,7 +335,7 @@ impl<K: Hash + Eq, V> FromIterator<(K, V)> for SharedMap<K, V> {
     fn from_iter<T: IntoIterator<Item = (K, V)>>(all: T) -> Self {
         let mut map = Self::new();
         for entry in all {
-            map.put(Arc::new(entry));
+            map.insert_entry(Arc::new(entry));
         }
         map
     }

@@ -1,44 +1,48 @@
-//! What must not wait behind a step that waits for a ztunnel.
+//! Interruption of the wait for ztunnel by commands that must not queue behind it.
 
 use tokio::sync::watch;
 
-use super::{Command, Stop};
+use super::{CancelReason, Command};
 
-/// How many commands of a kind there have been. Those sent count up as they are sent, those seen as they are obeyed:
-/// where more were sent than seen, one waits.
+/// Counts commands by urgency. `sent` counts them as they are sent, `seen` as they are handled: while `sent` is ahead
+/// of `seen`, a command is waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts {
-    looks: u64,
-    firm: u64,
+    routine: u64,
+    urgent: u64,
 }
 
 impl Interrupts {
-    /// Counts a command.
     pub fn count(&mut self, command: &Command) {
         match command {
-            Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
-            Command::Add(..) | Command::Look | Command::Resync(_) | Command::Admitted(..) => {
-                self.looks += 1;
+            Command::Delete(..) | Command::ReplayDelete(..) | Command::Reclaim(_) => {
+                self.urgent += 1;
             }
-            Command::Differs(..) | Command::Released(..) | Command::Inherit(..) => {}
+            Command::Add(..) | Command::Reconcile | Command::Resync(_) | Command::ReplayAdd(..) => {
+                self.routine += 1;
+            }
+            Command::RulesDrifted(..) | Command::NetnsReleased(..) | Command::Adopt(..) => {}
         }
     }
 }
 
-/// Resolves when something waits that must not wait behind a runtime's ADD: the end of a sandbox, a restarted netconfig.
-pub(super) async fn firm(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> Stop {
-    // A sender that is gone is the end of the process.
-    drop(sent.wait_for(|sent| sent.firm > seen.firm).await);
-    Stop::Interrupted
+/// Resolves when a command waits that must not queue behind an ADD: the end of a sandbox, or a restarted netconfig.
+pub(super) async fn urgent(
+    mut sent: watch::Receiver<Interrupts>,
+    seen: Interrupts,
+) -> CancelReason {
+    // An error means that the sender is gone: the process ends.
+    drop(sent.wait_for(|sent| sent.urgent > seen.urgent).await);
+    CancelReason::Interrupted
 }
 
-/// Resolves when anything new waits.
-pub(super) async fn anything(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> Stop {
+/// Resolves when any command waits.
+pub(super) async fn any(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> CancelReason {
     drop(
-        sent.wait_for(|sent| sent.firm > seen.firm || sent.looks > seen.looks)
+        sent.wait_for(|sent| sent.urgent > seen.urgent || sent.routine > seen.routine)
             .await,
     );
-    Stop::Interrupted
+    CancelReason::Interrupted
 }
 
 #[cfg(test)]
@@ -48,25 +52,28 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_interrupts_what_nobody_waits_for_and_no_add() {
+    async fn a_reconcile_interrupts_background_enrollments_and_no_add() {
         let (sender, sent) = watch::channel(Interrupts::default());
         let seen = Interrupts::default();
-        sender.send_modify(|sent| sent.count(&Command::Look));
-        assert_eq!(firm(sent.clone(), seen).now_or_never(), None);
-        assert_eq!(anything(sent, seen).now_or_never(), Some(Stop::Interrupted));
+        sender.send_modify(|sent| sent.count(&Command::Reconcile));
+        assert_eq!(urgent(sent.clone(), seen).now_or_never(), None);
+        assert_eq!(
+            any(sent, seen).now_or_never(),
+            Some(CancelReason::Interrupted)
+        );
     }
 
     #[tokio::test]
-    async fn a_command_that_was_obeyed_interrupts_nothing() {
+    async fn a_command_that_was_handled_interrupts_nothing() {
         let (sender, sent) = watch::channel(Interrupts::default());
         let command = Command::Reclaim(tokio::sync::oneshot::channel().0);
         let mut seen = Interrupts::default();
         sender.send_modify(|sent| sent.count(&command));
         assert_eq!(
-            firm(sent.clone(), seen).now_or_never(),
-            Some(Stop::Interrupted)
+            urgent(sent.clone(), seen).now_or_never(),
+            Some(CancelReason::Interrupted)
         );
         seen.count(&command);
-        assert_eq!(firm(sent, seen).now_or_never(), None);
+        assert_eq!(urgent(sent, seen).now_or_never(), None);
     }
 }

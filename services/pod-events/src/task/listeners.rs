@@ -1,5 +1,5 @@
-//! Whether ztunnel listens where a pod's rules point. A ztunnel that says it does, and does not, leaves the pod's
-//! connections refused.
+//! Checks that ztunnel listens on the ports that a pod's rules redirect to. Where it acknowledged a pod but does not
+//! listen, the pod's connections are refused.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -10,31 +10,30 @@ use tokio::time::Instant;
 use super::{Task, interrupt};
 use crate::{
     checkpoint::{Intent, Record},
-    drift::Kind,
+    drift::DriftKind,
     explain,
-    pipeline::{Pipeline, soon},
+    pipeline::{Pipeline, deadline_in},
 };
 
-/// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext,
-/// inbound HBONE).
+/// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound,
+/// inbound plaintext, inbound HBONE).
 const PORTS: [u32; 3] = [15001, 15006, 15008];
 
 impl Task {
-    /// The pod has just been served: its listeners are looked at in a while.
     pub(super) fn check_listeners_later(&mut self) {
         let period = self.shared.config.listener_check();
-        self.listeners_due = period.map(|period| Instant::now() + by_chance(period));
+        self.listeners_due = period.map(|period| Instant::now() + jittered(period));
     }
 
-    /// Looks, where that is due and the pod rests in the mesh, whether ztunnel still listens, and has it told of the pod
-    /// once more where it does not.
+    /// Checks the listeners if that is due and the pod is enrolled. Sends the workload to ztunnel again
+    /// if they are lost.
     pub(super) async fn check_listeners(&mut self) {
         let Some(period) = self.shared.config.listener_check() else {
             return;
         };
         let is_enrolled = |record: &Record| {
-            let stands = matches!(record.intent, Intent::Enrolled { .. });
-            stands && !record.redirection.is_sidecar()
+            let is_applied = matches!(record.intent, Intent::Enrolled { .. });
+            is_applied && !record.redirection.is_sidecar()
         };
         if !self.records.last().is_some_and(is_enrolled) {
             self.listeners_due = None;
@@ -43,11 +42,11 @@ impl Task {
         let now = Instant::now();
         let due = *self
             .listeners_due
-            .get_or_insert_with(|| now + by_chance(period));
+            .get_or_insert_with(|| now + jittered(period));
         if due > now {
             return;
         }
-        self.listeners_due = Some(now + by_chance(period));
+        self.listeners_due = Some(now + jittered(period));
         if let Err(failure) = self.restore_listeners().await {
             self.retry_later(failure);
             self.listeners_due = self.wake;
@@ -55,37 +54,40 @@ impl Task {
     }
 
     async fn restore_listeners(&mut self) -> Result<(), Failure> {
-        let stop = interrupt::firm(self.sent.clone(), self.seen);
+        let cancelled = interrupt::urgent(self.sent.clone(), self.seen);
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;
-        let listening = pipeline.agents.listening(&record.sandbox, soon(5)).await?;
+        let listening = pipeline
+            .clients
+            .listening_ports(&record.sandbox, deadline_in(5))
+            .await?;
         let lost = lost(&listening);
-        if lost.is_empty() || is_to_be_told(pipeline, record).await? {
+        if lost.is_empty() || will_be_sent(pipeline, record).await? {
             return Ok(());
         }
-        if self.brake.holds_until(Instant::now()).is_some() {
-            self.contested();
+        if self.repair_backoff.delayed_until(Instant::now()).is_some() {
+            self.report_contested();
             return Ok(());
         }
         tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, ports = ?lost, "ztunnel does not listen any more");
         self.timeline
             .note(format!("ztunnel does not listen on {lost:?} any more"));
         pipeline
-            .hand_over_again(record, &mut self.timeline, stop)
+            .readd_workload(record, &mut self.timeline, cancelled)
             .await?;
-        self.mended(Kind::ListenerLost);
+        self.record_repair(DriftKind::ListenerLost);
         Ok(())
     }
 }
 
-/// Whether the pod is in the desired set and no ztunnel says that it serves it: the next one is told of it.
-async fn is_to_be_told(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
-    let all = pipeline.agents.workloads(soon(5)).await?;
+/// Returns whether the pod is in the desired set and no ztunnel has acknowledged it: the next one receives it anyway.
+async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
+    let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
-    let mut wanted = all.workloads.iter().filter_map(|it| it.workload.as_ref());
-    let is_in_set = wanted.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));
+    let mut desired = all.workloads.iter().filter_map(|it| it.workload.as_ref());
+    let is_in_set = desired.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));
     let mut reports = explain::ztunnels(&all, record).into_iter();
     Ok(is_in_set && !reports.any(|report| report.acknowledged_at.is_some()))
 }
@@ -97,7 +99,7 @@ fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
         .collect()
 }
 
-/// Between three quarters of a period and five: the pods of a node are not all looked at at once.
-fn by_chance(period: Duration) -> Duration {
+/// Returns 75 % to 125 % of the period, so that the pods of a node are not all checked at once.
+fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.75 + fastrand::f64() / 2.0)
 }

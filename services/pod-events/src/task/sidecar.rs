@@ -1,5 +1,5 @@
-//! A pod that is redirected to its own proxy. It stays so for the life of its sandbox: the proxy is in it as long, and
-//! without the rules its traffic would go around that in plain text (DECISIONS 54).
+//! Pods with a sidecar. They stay redirected until the sandbox ends, like their proxy: without the rules their traffic
+//! would bypass it in plain text (decision 54).
 
 use inpod_service::Leave;
 use inpod_types::{Enrollment, SandboxRef};
@@ -7,43 +7,46 @@ use inpod_types::{Enrollment, SandboxRef};
 use super::Task;
 use crate::{
     checkpoint::{Intent, Record},
-    plan::Wanted,
+    plan::Desired,
     pod::Pod,
 };
 
 impl Task {
-    /// What is wanted of a sandbox that is redirected to its sidecar, or about to be.
-    pub(super) fn wanted_of_sidecar(
+    pub(super) fn desired_for_sidecar(
         &self,
         record: &Record,
         pod: &Pod,
         enrollment: Enrollment,
-    ) -> Wanted {
-        let stands = matches!(record.intent, Intent::Enrolled { .. });
+    ) -> Desired {
+        let is_applied = matches!(record.intent, Intent::Enrolled { .. });
         if enrollment == Enrollment::Sidecar {
-            let as_applied = self.is_as_applied(record, pod, enrollment);
-            Wanted::In { as_applied }
-        } else if stands && !self.shared.leaving.is(Leave::Uninstall) {
-            Wanted::In { as_applied: true }
+            let in_sync = self.is_in_sync(record, pod, enrollment);
+            Desired::In { in_sync }
+        } else if is_applied && !self.shared.leave_mode.is(Leave::Uninstall) {
+            Desired::In { in_sync: true }
         } else {
             let is_claimed = record.netns_id.is_some();
-            Wanted::LetAlone { is_claimed }
+            Desired::Detached { is_claimed }
         }
     }
 
-    /// What was let alone on a node that was to be left is looked after again where inpod stays.
-    pub(super) fn look_after_again(&mut self) {
-        let is_left = self.shared.leaving.is(Leave::Uninstall);
-        self.unclaimed |= !is_left && self.records.last().is_some_and(Record::is_let_alone);
+    /// Manages a pod again that was detached by an uninstall that was called off.
+    pub(super) fn reattach(&mut self) {
+        let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
+        self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 
-    /// Whether a sandbox has something in place that leads elsewhere than an enrollment would.
-    pub(super) fn leads_elsewhere(&self, sandbox: &SandboxRef, enrollment: Enrollment) -> bool {
+    /// Returns whether the sandbox is redirected to a different proxy than an enrollment would use.
+    pub(super) fn is_redirected_elsewhere(
+        &self,
+        sandbox: &SandboxRef,
+        enrollment: Enrollment,
+    ) -> bool {
         let known = self.index_of(sandbox).and_then(|at| self.records.get(at));
         let to_sidecar = enrollment == Enrollment::Sidecar;
         known.is_some_and(|record| {
             let ends = matches!(record.intent, Intent::Deleting { .. });
-            record.intent.is_held() && !ends && record.redirection.is_sidecar() != to_sidecar
+            record.intent.has_effects() && !ends && record.redirection.is_sidecar() != to_sidecar
         })
     }
 }

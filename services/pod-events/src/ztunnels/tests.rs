@@ -43,12 +43,12 @@ fn pods_of_the_namespace_with_the_label_are_ztunnels_and_no_others() {
         testing::pod("istio-system", "e"),
     ];
     let mut ztunnels = Ztunnels::default();
-    ztunnels.follow(&inventory(&pods), &selector());
+    ztunnels.update(&inventory(&pods), &selector());
     assert_eq!(names(&ztunnels.uids()), ["uid-of-a", "uid-of-b"]);
-    // One that is relabelled is one no more.
+    // A pod that loses the label is no longer a ztunnel.
     let mut b = ztunnel("b");
     b.labels.clear();
-    ztunnels.follow(&inventory(&[b, ztunnel("c")]), &selector());
+    ztunnels.update(&inventory(&[b, ztunnel("c")]), &selector());
     assert_eq!(names(&ztunnels.uids()), ["uid-of-c"]);
 }
 
@@ -59,7 +59,7 @@ fn a_static_ztunnel_is_named_as_its_cgroup_is() {
         ..ztunnel("a")
     };
     let mut ztunnels = Ztunnels::default();
-    ztunnels.follow(&inventory(&[pod]), &selector());
+    ztunnels.update(&inventory(&[pod]), &selector());
     assert_eq!(names(&ztunnels.uids()), ["hash"]);
 }
 
@@ -98,29 +98,29 @@ fn a_selector_is_a_namespace_a_label_and_a_value() {
     }
 }
 
-/// The source and the broker, and what the broker was told; it refuses while `fails` is above 0.
-struct Scene {
+/// Simulates the source and the broker, and records what the broker receives. The broker refuses `fails` updates first.
+struct Fixture {
     inventory: watch::Sender<Arc<Inventory>>,
     health: watch::Sender<Health>,
-    broker: watch::Sender<Run>,
-    told: Arc<Mutex<(Vec<String>, u32)>>,
+    broker: watch::Sender<Instance>,
+    sent: Arc<Mutex<(Vec<String>, u32)>>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Scene {
+impl Fixture {
     fn new(fails: u32) -> Self {
         let (inventory, seen_inventory) = watch::channel(inventory(&[]));
         let (health, seen_health) = watch::channel(None);
         let (broker, seen_broker) = watch::channel(None);
-        let told = Arc::new(Mutex::new((Vec::new(), fails)));
-        let seen = Seen {
+        let sent = Arc::new(Mutex::new((Vec::new(), fails)));
+        let inputs = Inputs {
             inventory: seen_inventory,
             health: seen_health,
             broker: seen_broker,
         };
-        let log = Arc::clone(&told);
+        let log = Arc::clone(&sent);
         let task = tokio::spawn(async move {
-            let tell = |run: Arc<str>, pods: BTreeSet<PodUid>| {
+            let set = |run: Arc<str>, pods: BTreeSet<PodUid>| {
                 let mut log = log.lock().unwrap();
                 let answer = match log.1 {
                     0 => {
@@ -134,75 +134,75 @@ impl Scene {
                 };
                 std::future::ready(answer)
             };
-            seen.follow(&selector(), tell).await;
+            inputs.run(&selector(), set).await;
         });
         Self {
             inventory,
             health,
             broker,
-            told,
+            sent,
             task,
         }
     }
 
-    /// What was told once nothing more happens.
-    async fn told(&self) -> Vec<String> {
+    /// Returns everything that was sent, once nothing more happens.
+    async fn sent(&self) -> Vec<String> {
         sleep(Duration::from_secs(60)).await;
-        self.told.lock().unwrap().0.clone()
+        self.sent.lock().unwrap().0.clone()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_said_before_the_pods_are_known() {
-    let scene = Scene::new(0);
-    scene.broker.send_replace(Some("r1".into()));
+async fn nothing_is_sent_before_the_pods_are_known() {
+    let fixture = Fixture::new(0);
+    fixture.broker.send_replace(Some("r1".into()));
     for health in [None, Some(Err("the API server is away".to_owned()))] {
-        scene.health.send_replace(health);
-        assert!(scene.told().await.is_empty());
+        fixture.health.send_replace(health);
+        assert!(fixture.sent().await.is_empty());
     }
-    scene.inventory.send_replace(inventory(&[ztunnel("a")]));
-    scene.health.send_replace(Some(Ok(())));
-    assert_eq!(scene.told().await, ["r1: uid-of-a"]);
-    // What is known stays known while the source is away.
-    scene.health.send_replace(Some(Err("away".to_owned())));
-    scene.broker.send_replace(Some("r2".into()));
-    assert_eq!(scene.told().await, ["r1: uid-of-a", "r2: uid-of-a"]);
-    scene.task.abort();
+    fixture.inventory.send_replace(inventory(&[ztunnel("a")]));
+    fixture.health.send_replace(Some(Ok(())));
+    assert_eq!(fixture.sent().await, ["r1: uid-of-a"]);
+    // An unavailable source does not invalidate the known pods.
+    fixture.health.send_replace(Some(Err("away".to_owned())));
+    fixture.broker.send_replace(Some("r2".into()));
+    assert_eq!(fixture.sent().await, ["r1: uid-of-a", "r2: uid-of-a"]);
+    fixture.task.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_run_of_the_broker_is_told_and_every_change_and_nothing_twice() {
-    let scene = Scene::new(0);
-    scene.health.send_replace(Some(Ok(())));
-    assert!(scene.told().await.is_empty(), "there is no broker");
-    scene.broker.send_replace(Some("r1".into()));
-    assert_eq!(scene.told().await, ["r1: "]);
-    scene
+async fn every_run_of_the_broker_gets_the_list_and_every_change_and_nothing_twice() {
+    let fixture = Fixture::new(0);
+    fixture.health.send_replace(Some(Ok(())));
+    assert!(fixture.sent().await.is_empty(), "there is no broker");
+    fixture.broker.send_replace(Some("r1".into()));
+    assert_eq!(fixture.sent().await, ["r1: "]);
+    fixture
         .inventory
         .send_replace(inventory(&[testing::pod("shop", "web")]));
     assert_eq!(
-        scene.told().await.len(),
+        fixture.sent().await.len(),
         1,
         "nothing about ztunnels changed"
     );
-    scene.inventory.send_replace(inventory(&[ztunnel("a")]));
-    assert_eq!(scene.told().await[1..], ["r1: uid-of-a"]);
-    scene.broker.send_replace(None);
-    scene
+    fixture.inventory.send_replace(inventory(&[ztunnel("a")]));
+    assert_eq!(fixture.sent().await[1..], ["r1: uid-of-a"]);
+    fixture.broker.send_replace(None);
+    fixture
         .inventory
         .send_replace(inventory(&[ztunnel("a"), ztunnel("b")]));
-    assert_eq!(scene.told().await.len(), 2);
-    scene.broker.send_replace(Some("r2".into()));
-    assert_eq!(scene.told().await[2..], ["r2: uid-of-a uid-of-b"]);
-    scene.task.abort();
+    assert_eq!(fixture.sent().await.len(), 2);
+    fixture.broker.send_replace(Some("r2".into()));
+    assert_eq!(fixture.sent().await[2..], ["r2: uid-of-a uid-of-b"]);
+    fixture.task.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broker_that_cannot_be_told_is_told_again() {
-    let scene = Scene::new(5);
-    scene.health.send_replace(Some(Ok(())));
-    scene.inventory.send_replace(inventory(&[ztunnel("a")]));
-    scene.broker.send_replace(Some("r1".into()));
-    assert_eq!(scene.told().await, ["r1: uid-of-a"]);
-    scene.task.abort();
+async fn an_update_that_the_broker_refuses_is_retried() {
+    let fixture = Fixture::new(5);
+    fixture.health.send_replace(Some(Ok(())));
+    fixture.inventory.send_replace(inventory(&[ztunnel("a")]));
+    fixture.broker.send_replace(Some("r1".into()));
+    assert_eq!(fixture.sent().await, ["r1: uid-of-a"]);
+    fixture.task.abort();
 }

@@ -1,8 +1,7 @@
-//! The flags: ours, and those of istio-iptables (istio-sidecar-install, 4.1).
+//! The flags of this program and those of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
 
-/// What a flag says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Is {
+pub(super) enum FlagKind {
     Help,
     Version,
     Timeout,
@@ -12,79 +11,78 @@ pub(super) enum Is {
     Probe,
     RunValidation,
     SkipRules,
-    /// What the rules are to be, which this program finds out by itself or need not know.
+    /// Configures the rules, which this program detects itself or does not need to know.
     Nothing,
 }
 
-/// One flag.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flag {
     pub(super) long: &'static str,
     pub(super) short: Option<char>,
-    /// The variable that says the same.
+    /// The environment variable with the same meaning.
     pub(super) variable: Option<&'static str>,
-    /// Whether the next word is its value.
-    pub(super) takes: bool,
-    pub(super) is: Is,
+    /// True if the next argument is its value.
+    pub(super) takes_value: bool,
+    pub(super) kind: FlagKind,
 }
 
-const fn flag(long: &'static str, takes: bool, is: Is) -> Flag {
+const fn flag(long: &'static str, takes_value: bool, kind: FlagKind) -> Flag {
     Flag {
         long,
         short: None,
         variable: None,
-        takes,
-        is,
+        takes_value,
+        kind,
     }
 }
 
 const fn valued(long: &'static str, short: char) -> Flag {
     Flag {
         short: Some(short),
-        ..flag(long, true, Is::Nothing)
+        ..flag(long, true, FlagKind::Nothing)
     }
 }
 
 const fn switch(long: &'static str) -> Flag {
-    flag(long, false, Is::Nothing)
+    flag(long, false, FlagKind::Nothing)
 }
 
-/// Any flag of Istio's log.
+/// Any of Istio's logging flags.
 pub(super) const LOG: Flag = switch("log_*");
 
-/// Every flag but those of the log.
+/// All flags except those for logging.
 pub(super) const FLAGS: &[Flag] = &[
     Flag {
         short: Some('h'),
-        ..flag("help", false, Is::Help)
+        ..flag("help", false, FlagKind::Help)
     },
-    flag("version", false, Is::Version),
-    flag("timeout", true, Is::Timeout),
+    flag("version", false, FlagKind::Version),
+    flag("timeout", true, FlagKind::Timeout),
     Flag {
         variable: Some("PROBE_TIMEOUT"),
-        ..flag("probe-timeout", true, Is::Timeout)
+        ..flag("probe-timeout", true, FlagKind::Timeout)
     },
-    flag("ip-family", true, Is::Families),
+    flag("ip-family", true, FlagKind::Families),
     Flag {
         short: Some('p'),
-        ..flag("envoy-port", true, Is::Outbound)
+        ..flag("envoy-port", true, FlagKind::Outbound)
     },
     Flag {
         short: Some('z'),
         variable: Some("INBOUND_CAPTURE_PORT"),
-        ..flag("inbound-capture-port", true, Is::Inbound)
+        ..flag("inbound-capture-port", true, FlagKind::Inbound)
     },
     Flag {
         variable: Some("IPTABLES_PROBE_PORT"),
-        ..flag("iptables-probe-port", true, Is::Probe)
+        ..flag("iptables-probe-port", true, FlagKind::Probe)
     },
     Flag {
         variable: Some("RUN_VALIDATION"),
-        ..flag("run-validation", false, Is::RunValidation)
+        ..flag("run-validation", false, FlagKind::RunValidation)
     },
     Flag {
         variable: Some("SKIP_RULE_APPLY"),
-        ..flag("skip-rule-apply", false, Is::SkipRules)
+        ..flag("skip-rule-apply", false, FlagKind::SkipRules)
     },
     valued("inbound-tunnel-port", 'e'),
     valued("proxy-uid", 'u'),
@@ -108,11 +106,11 @@ pub(super) const FLAGS: &[Flag] = &[
     switch("drop-invalid"),
     switch("dual-stack"),
     switch("capture-all-dns"),
-    flag("network-namespace", true, Is::Nothing),
+    flag("network-namespace", true, FlagKind::Nothing),
     switch("cni-mode"),
     switch("reconcile"),
     switch("cleanup-only"),
     switch("force-apply"),
     switch("native-nftables"),
-    flag("force-iptables-binary", true, Is::Nothing),
+    flag("force-iptables-binary", true, FlagKind::Nothing),
 ];

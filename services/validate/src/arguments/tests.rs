@@ -1,8 +1,8 @@
 use super::*;
 
-fn parsed(words: &[&str], variables: &[(&str, &str)]) -> Result<Asked, UsageError> {
-    let words: Vec<_> = words.iter().map(OsString::from).collect();
-    parse(words.into_iter(), |name| {
+fn parsed(arguments: &[&str], variables: &[(&str, &str)]) -> Result<Command, UsageError> {
+    let arguments: Vec<_> = arguments.iter().map(OsString::from).collect();
+    parse(arguments.into_iter(), |name| {
         let mut known = variables.iter();
         known
             .find(|known| known.0 == name)
@@ -10,15 +10,15 @@ fn parsed(words: &[&str], variables: &[(&str, &str)]) -> Result<Asked, UsageErro
     })
 }
 
-fn settings(words: &[&str]) -> Settings {
-    match parsed(words, &[]) {
-        Ok(Asked::Validate(settings)) => settings,
-        other => panic!("{words:?}: {other:?}"),
+fn settings(arguments: &[&str]) -> Settings {
+    match parsed(arguments, &[]) {
+        Ok(Command::Validate(settings)) => settings,
+        other => panic!("{arguments:?}: {other:?}"),
     }
 }
 
 #[test]
-fn nothing_said_is_istios_ports_and_five_seconds() {
+fn the_defaults_are_istios_ports_and_five_seconds() {
     let found = settings(&[]);
     let Ports {
         inbound,
@@ -28,12 +28,12 @@ fn nothing_said_is_istios_ports_and_five_seconds() {
     assert_eq!((inbound, outbound, probe), (15006, 15001, 15002));
     assert_eq!(
         (found.timeout, found.families),
-        (Duration::from_secs(5), Wanted::Auto)
+        (Duration::from_secs(5), Families::Auto)
     );
 }
 
 #[test]
-fn what_an_unchanged_template_of_istio_says_is_understood() {
+fn the_arguments_of_an_unchanged_istio_template_are_understood() {
     let found = settings(&[
         "istio-iptables",
         "-p",
@@ -71,14 +71,14 @@ fn what_an_unchanged_template_of_istio_says_is_understood() {
 
 #[test]
 fn every_flag_of_istio_iptables_is_taken_with_its_value() {
-    for flag in FLAGS.iter().filter(|flag| flag.is == Is::Nothing) {
+    for flag in FLAGS.iter().filter(|flag| flag.kind == FlagKind::Nothing) {
         let long = format!("--{}", flag.long);
-        let words: &[&str] = if flag.takes {
+        let arguments: &[&str] = if flag.takes_value {
             &[&long, "any"]
         } else {
             &[&long]
         };
-        assert_eq!(settings(words), settings(&[]), "{long}");
+        assert_eq!(settings(arguments), settings(&[]), "{long}");
         if let Some(short) = flag.short {
             let glued = format!("-{short}any");
             assert_eq!(settings(&[&glued]), settings(&[]), "{glued}");
@@ -87,8 +87,8 @@ fn every_flag_of_istio_iptables_is_taken_with_its_value() {
 }
 
 #[test]
-fn whoever_would_have_rules_written_is_refused() {
-    for words in [
+fn a_request_to_apply_rules_is_refused() {
+    for arguments in [
         &["istio-iptables"][..],
         &["istio-iptables", "--run-validation"],
         &["istio-iptables", "--skip-rule-apply", "-u", "1337"],
@@ -98,7 +98,11 @@ fn whoever_would_have_rules_written_is_refused() {
             "--skip-rule-apply=false",
         ],
     ] {
-        assert_eq!(parsed(words, &[]), Err(UsageError::Rules), "{words:?}");
+        assert_eq!(
+            parsed(arguments, &[]),
+            Err(UsageError::Rules),
+            "{arguments:?}"
+        );
     }
     let variables = [("RUN_VALIDATION", "true"), ("SKIP_RULE_APPLY", "1")];
     assert!(parsed(&["istio-iptables"], &variables).is_ok());
@@ -106,10 +110,11 @@ fn whoever_would_have_rules_written_is_refused() {
 
 #[test]
 fn a_flag_comes_before_a_variable_and_both_before_the_default() {
-    let timeout = |words: &[&str], variables: &[(&str, &str)]| match parsed(words, variables) {
-        Ok(Asked::Validate(settings)) => settings.timeout.as_millis(),
-        other => panic!("{other:?}"),
-    };
+    let timeout =
+        |arguments: &[&str], variables: &[(&str, &str)]| match parsed(arguments, variables) {
+            Ok(Command::Validate(settings)) => settings.timeout.as_millis(),
+            other => panic!("{other:?}"),
+        };
     let variables = [("PROBE_TIMEOUT", "1m30s")];
     assert_eq!(timeout(&[], &variables), 90_000);
     assert_eq!(timeout(&["--timeout=250ms"], &variables), 250);
@@ -118,13 +123,13 @@ fn a_flag_comes_before_a_variable_and_both_before_the_default() {
     assert_eq!(settings(&["-z=7000", "-p7001"]).ports.outbound, 7001);
     assert_eq!(
         settings(&["--ip-family", "ipv6"]).families,
-        Wanted::Only(Family::V6)
+        Families::Only(Family::V6)
     );
 }
 
 #[test]
 fn what_cannot_be_used_is_named() {
-    for (words, named) in [
+    for (arguments, named) in [
         (&["--tiemout", "5s"][..], "--tiemout"),
         (&["15006"], "15006"),
         (&["-y"], "-y"),
@@ -144,8 +149,8 @@ fn what_cannot_be_used_is_named() {
         (&["--ip-family", "both"], "both"),
         (&["--run-validation=perhaps"], "perhaps"),
     ] {
-        let error = parsed(words, &[]).unwrap_err().to_string();
-        assert!(error.contains(named), "{words:?}: {error}");
+        let error = parsed(arguments, &[]).unwrap_err().to_string();
+        assert!(error.contains(named), "{arguments:?}: {error}");
     }
     let error = parsed(&[], &[("IPTABLES_PROBE_PORT", "x")]).unwrap_err();
     assert!(error.to_string().contains("IPTABLES_PROBE_PORT"), "{error}");
@@ -154,15 +159,15 @@ fn what_cannot_be_used_is_named() {
 #[test]
 fn bytes_that_are_no_text_are_refused_and_nothing_panics() {
     use std::os::unix::ffi::OsStringExt as _;
-    for word in [vec![0xff], b"--\xff=\xfe".to_vec(), b"-\xff".to_vec()] {
-        let words = std::iter::once(OsString::from_vec(word));
-        assert!(parse(words, |_| None).is_err());
+    for argument in [vec![0xff], b"--\xff=\xfe".to_vec(), b"-\xff".to_vec()] {
+        let arguments = std::iter::once(OsString::from_vec(argument));
+        assert!(parse(arguments, |_| None).is_err());
     }
 }
 
 #[test]
-fn help_and_version_are_said() {
-    assert!(matches!(parsed(&["--help"], &[]), Ok(Asked::Say(text)) if text.contains("126")));
+fn help_and_version_are_printed() {
+    assert!(matches!(parsed(&["--help"], &[]), Ok(Command::Print(text)) if text.contains("126")));
     let version = format!("validate {}\n", env!("CARGO_PKG_VERSION"));
-    assert!(matches!(parsed(&["--version"], &[]), Ok(Asked::Say(text)) if text == version));
+    assert!(matches!(parsed(&["--version"], &[]), Ok(Command::Print(text)) if text == version));
 }

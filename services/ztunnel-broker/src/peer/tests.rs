@@ -9,28 +9,31 @@ const THREE: u64 = 0x20_3000;
 
 fn policy(setting: &str) -> Policy {
     let three = Capabilities::permitted(&format!("CapPrm:\t{THREE:016x}\n")).unwrap();
-    Policy::new(setting.parse().unwrap(), Demand::Exactly(three))
+    Policy::new(
+        setting.parse().unwrap(),
+        RequiredCapabilities::Exactly(three),
+    )
 }
 
-fn seen(path: &str, permitted: u64) -> Seen {
-    Seen {
+fn process(path: &str, permitted: u64) -> ProcessInfo {
+    ProcessInfo {
         pid: 7,
         cgroup: format!("3:cpu:/\n0::{path}\n"),
         permitted: Capabilities::permitted(&format!("CapPrm:\t{permitted:016x}\n")),
     }
 }
 
-fn in_pod(uid: &str) -> Seen {
-    seen(&format!("/kubepods/burstable/pod{uid}/{ID}"), THREE)
+fn in_pod(uid: &str) -> ProcessInfo {
+    process(&format!("/kubepods/burstable/pod{uid}/{ID}"), THREE)
 }
 
-fn said(uids: &[&str]) -> Option<BTreeSet<PodUid>> {
+fn ztunnel_pods(uids: &[&str]) -> Option<BTreeSet<PodUid>> {
     Some(uids.iter().map(|uid| uid.parse().unwrap()).collect())
 }
 
 #[test]
 fn a_process_of_a_pod_that_is_a_ztunnel_is_admitted_with_its_cgroup_and_pod() {
-    let peer = policy("pod").judge(&in_pod(ZTUNNEL), said(&[OTHER, ZTUNNEL]).as_ref());
+    let peer = policy("pod").check(&in_pod(ZTUNNEL), ztunnel_pods(&[OTHER, ZTUNNEL]).as_ref());
     let expected = Peer {
         pid: 7,
         cgroup: Some(format!("/ /kubepods/burstable/pod{ZTUNNEL}/{ID}")),
@@ -48,7 +51,7 @@ fn the_uid_is_the_same_as_systemd_and_as_a_cgroup_namespace_write_it() {
         ),
         format!("/../../kubepods-pod{uid}.slice/crio-{ID}.scope"),
     ] {
-        let peer = policy("pod").judge(&seen(&path, THREE), said(&[ZTUNNEL]).as_ref());
+        let peer = policy("pod").check(&process(&path, THREE), ztunnel_pods(&[ZTUNNEL]).as_ref());
         assert_eq!(peer.unwrap().pod_uid.unwrap().as_str(), ZTUNNEL, "{path}");
     }
 }
@@ -56,18 +59,18 @@ fn the_uid_is_the_same_as_systemd_and_as_a_cgroup_namespace_write_it() {
 #[test]
 fn a_static_pod_is_known_by_the_hash_that_its_cgroup_names() {
     let hash = "0123456789abcdef0123456789abcdef";
-    let peer = policy("pod").judge(&in_pod(hash), said(&[hash]).as_ref());
+    let peer = policy("pod").check(&in_pod(hash), ztunnel_pods(&[hash]).as_ref());
     assert_eq!(peer.unwrap().pod_uid.unwrap().as_str(), hash);
 }
 
 #[test]
-fn another_pod_may_be_said_to_be_a_ztunnel_later_and_so_may_any_before_the_first_word() {
-    for ztunnels in [said(&[ZTUNNEL]), said(&[]), None] {
+fn another_pod_may_be_reported_as_a_ztunnel_later_and_so_may_any_before_the_first_report() {
+    for ztunnels in [ztunnel_pods(&[ZTUNNEL]), ztunnel_pods(&[]), None] {
         let error = policy("pod")
-            .judge(&in_pod(OTHER), ztunnels.as_ref())
+            .check(&in_pod(OTHER), ztunnels.as_ref())
             .unwrap_err();
-        assert!(error.may_be_welcome_later(), "{error}");
-        assert!(error.to_string().contains(OTHER) && error.whence().contains(OTHER));
+        assert!(error.may_be_admitted_later(), "{error}");
+        assert!(error.to_string().contains(OTHER) && error.origin().contains(OTHER));
     }
 }
 
@@ -79,52 +82,59 @@ fn a_process_in_no_pod_will_never_be_welcome() {
         "/system.slice/ztunnel.service",
         &format!("/kubepods/pod{ZTUNNEL}"),
         &format!("/docker/{ID}"),
-        // A container that makes cgroups of its own.
+        // A container that creates its own cgroups.
         &nested,
     ] {
         let error = policy("pod")
-            .judge(&seen(path, THREE), said(&[ZTUNNEL]).as_ref())
+            .check(&process(path, THREE), ztunnel_pods(&[ZTUNNEL]).as_ref())
             .unwrap_err();
-        assert!(matches!(error, Impostor::NoPod { .. }), "{path}: {error}");
-        assert!(!error.may_be_welcome_later());
+        assert!(
+            matches!(error, AdmissionError::NoPod { .. }),
+            "{path}: {error}"
+        );
+        assert!(!error.may_be_admitted_later());
     }
 }
 
 #[test]
-fn a_ztunnel_with_other_capabilities_is_none_and_is_told_which() {
+fn a_ztunnel_with_other_capabilities_is_refused_with_the_difference() {
     for (permitted, words) in [
         (u64::MAX >> 23, "too many: CHOWN"),
         (0x3000, "lacks SYS_ADMIN"),
         (0, "lacks NET_ADMIN, NET_RAW, SYS_ADMIN"),
     ] {
-        let seen = Seen {
-            permitted: seen("/", permitted).permitted,
+        let process = ProcessInfo {
+            permitted: process("/", permitted).permitted,
             ..in_pod(ZTUNNEL)
         };
         let error = policy("pod")
-            .judge(&seen, said(&[ZTUNNEL]).as_ref())
+            .check(&process, ztunnel_pods(&[ZTUNNEL]).as_ref())
             .unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
-        assert!(!error.may_be_welcome_later());
-        let any = Policy::new(Setting::Pod, Demand::Any);
-        any.judge(&seen, said(&[ZTUNNEL]).as_ref()).unwrap();
+        assert!(!error.may_be_admitted_later());
+        let any = Policy::new(Setting::Pod, RequiredCapabilities::Any);
+        any.check(&process, ztunnel_pods(&[ZTUNNEL]).as_ref())
+            .unwrap();
     }
-    let unseen = Seen {
+    let unreadable = ProcessInfo {
         permitted: None,
         ..in_pod(ZTUNNEL)
     };
-    let error = policy("pod").judge(&unseen, said(&[ZTUNNEL]).as_ref());
-    assert!(matches!(error, Err(Impostor::Capabilities { .. })));
+    let error = policy("pod").check(&unreadable, ztunnel_pods(&[ZTUNNEL]).as_ref());
+    assert!(matches!(error, Err(AdmissionError::Capabilities { .. })));
 }
 
 #[test]
 fn with_a_cgroup_only_the_place_counts() {
     let policy = policy("cgroup:/system.slice/mesh.slice");
-    let peer = |path: &str| policy.judge(&seen(path, 0), None);
+    let peer = |path: &str| policy.check(&process(path, 0), None);
     let at = peer("/system.slice/mesh.slice/ztunnel.service").unwrap();
     assert!(at.cgroup.unwrap().contains("ztunnel.service"));
     let error = peer("/system.slice/mesh.sliced").unwrap_err();
-    assert!(matches!(error, Impostor::Elsewhere { .. }), "{error}");
+    assert!(
+        matches!(error, AdmissionError::WrongCgroup { .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -135,8 +145,8 @@ async fn a_socket_of_another_user_is_refused_whatever_the_policy() {
             uid: 4_000_000,
             ..policy(setting)
         };
-        let error = policy.look(&left).unwrap_err();
-        assert!(matches!(error, Impostor::Uid { .. }), "{error}");
+        let error = policy.identify(&left).unwrap_err();
+        assert!(matches!(error, AdmissionError::Uid { .. }), "{error}");
     }
 }
 
@@ -146,11 +156,11 @@ async fn this_process_is_itself_and_in_no_container_of_ztunnels() {
     let own = i32::try_from(std::process::id()).unwrap();
     for setting in ["cgroup:/", "uid"] {
         let policy = policy(setting);
-        let candidate = policy.look(&left).unwrap();
+        let candidate = policy.identify(&left).unwrap();
         assert_eq!(policy.admit(&candidate, None).unwrap().pid, own);
     }
     let policy = policy("pod");
-    let candidate = policy.look(&left).unwrap();
-    let refused = policy.admit(&candidate, said(&[ZTUNNEL]).as_ref());
+    let candidate = policy.identify(&left).unwrap();
+    let refused = policy.admit(&candidate, ztunnel_pods(&[ZTUNNEL]).as_ref());
     assert!(!refused.unwrap_err().to_string().is_empty());
 }

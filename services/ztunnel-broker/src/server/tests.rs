@@ -55,15 +55,18 @@ fn an_add_leaves_its_caller_the_reserve_or_half_of_a_short_time() {
     let seconds = Duration::from_secs;
     let reserve = seconds(3);
     assert_eq!(
-        give_up_at(now, now + seconds(30), reserve),
+        add_deadline(now, now + seconds(30), reserve),
         now + seconds(27)
     );
-    assert_eq!(give_up_at(now, now + seconds(2), reserve), now + seconds(1));
-    assert_eq!(give_up_at(now, now, reserve), now);
+    assert_eq!(
+        add_deadline(now, now + seconds(2), reserve),
+        now + seconds(1)
+    );
+    assert_eq!(add_deadline(now, now, reserve), now);
 }
 
 #[tokio::test]
-async fn a_call_for_another_run_of_the_broker_is_told_so() {
+async fn a_call_for_another_run_of_the_broker_is_refused() {
     let (_stop, handler) = handler();
     let answer = handler.add_workload(add("run-0", workload("c", 1))).await;
     assert_eq!(failure(answer).reason, Reason::InstanceMismatch);
@@ -95,7 +98,7 @@ async fn a_malformed_workload_of_a_set_is_named_and_nothing_is_stored() {
 }
 
 #[tokio::test]
-async fn an_add_without_a_netns_or_a_descriptor_says_which() {
+async fn an_add_without_a_netns_or_a_descriptor_reports_which() {
     let (_stop, handler) = handler();
     handler.set_workloads(set(vec![])).await.unwrap();
     let answer = handler.add_workload(add("run-1", workload("c", 0))).await;
@@ -140,8 +143,8 @@ async fn removing_an_unknown_sandbox_succeeds() {
     assert_eq!(answer.unwrap().into_inner().instance_id, "run-1");
 }
 
-/// Everything that a watcher is told, in short.
-async fn told(
+/// Returns everything that a watcher receives, in short form.
+async fn watch_events(
     handler: &Handler,
     stop: tokio::sync::watch::Sender<bool>,
     act: impl FnOnce(&Hub),
@@ -151,7 +154,7 @@ async fn told(
         .await
         .unwrap();
     act(&handler.hub);
-    let told = watch
+    let events = watch
         .into_inner()
         .map(|event| match event.unwrap().event.unwrap() {
             Event::InstanceId(id) => id,
@@ -159,14 +162,14 @@ async fn told(
             Event::WorkloadState(it) => format!("{} {}", it.uid, it.phase().as_str_name()),
             Event::StateComplete(it) => format!("complete, seeded: {}", it.seeded),
         });
-    // The hub outlives the watch, so the stream ends with the process only.
-    let mut told = std::pin::pin!(told);
+    // The hub outlives the watch, so the stream ends only on shutdown.
+    let mut events = std::pin::pin!(events);
     let mut all = Vec::new();
-    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_secs(1), told.next()).await {
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_secs(1), events.next()).await {
         all.push(event);
     }
     stop.send_replace(true);
-    assert!(told.next().await.is_none());
+    assert!(events.next().await.is_none());
     all
 }
 
@@ -177,15 +180,15 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         .set_workloads(set(vec![workload("c", 0)]))
         .await
         .unwrap();
-    let first = handler.hub.connect(Peer::of_pid(7));
+    let first = handler.hub.connect(Peer::from_pid(7));
     handler.hub.hello(first);
-    let told = told(&handler, stop, |hub| {
+    let events = watch_events(&handler, stop, |hub| {
         drop(hub.next(first));
         hub.ack(first, Ok(())).unwrap();
         hub.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
         drop(hub.next(first));
         hub.ack(first, Ok(())).unwrap();
-        hub.disconnect(first, "it hung up");
+        hub.disconnect(first, "it closed the connection");
     });
     let expected = [
         "run-1",
@@ -198,7 +201,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         "p WORKLOAD_PHASE_REMOVED",
         "session 1 SESSION_PHASE_CLOSED",
     ];
-    assert_eq!(told.await, expected);
+    assert_eq!(events.await, expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,8 +212,8 @@ async fn a_watcher_that_falls_behind_is_cut_off() {
         .await
         .unwrap();
     for _ in 0..10_000 {
-        let id = handler.hub.connect(Peer::of_pid(1));
-        handler.hub.disconnect(id, "it hung up");
+        let id = handler.hub.connect(Peer::from_pid(1));
+        handler.hub.disconnect(id, "it closed the connection");
     }
     let events: Vec<_> = watch.into_inner().collect().await;
     let last = events.into_iter().last().unwrap();
@@ -225,7 +228,7 @@ async fn a_session_that_is_not_there_cannot_be_renewed() {
         let renewed = handler.renew_session(request).await;
         assert_eq!(failure(renewed).reason, reason, "{session_id}");
     }
-    let id = handler.hub.connect(Peer::of_pid(7));
+    let id = handler.hub.connect(Peer::from_pid(7));
     let request = Request::new(RenewSessionRequest { session_id: id.0 });
     let renewed = handler.renew_session(request).await.unwrap().into_inner();
     assert_eq!(renewed.session.unwrap().peer_pid, 7);
@@ -240,21 +243,21 @@ async fn which_pods_are_ztunnels_is_taken_whole_or_not_at_all() {
             pod_uids: pod_uids.iter().map(|uid| (*uid).to_owned()).collect(),
         })
     };
-    let told = handler.hub.ztunnels();
+    let ztunnels = handler.hub.ztunnels();
     for (request, reason) in [
         (named("run-0", &["z"]), Reason::InstanceMismatch),
         (named("run-1", &["z", "no uid"]), Reason::InvalidField),
     ] {
         let refused = handler.set_ztunnels(request).await;
         assert_eq!(failure(refused).reason, reason);
-        assert_eq!(*told.borrow(), None);
+        assert_eq!(*ztunnels.borrow(), None);
     }
     handler.set_ztunnels(named("run-1", &["z"])).await.unwrap();
-    assert_eq!(*told.borrow(), Some([fixture::uid("z")].into()));
+    assert_eq!(*ztunnels.borrow(), Some([fixture::uid("z")].into()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a_pod() {
+async fn a_list_shows_who_a_ztunnel_is_what_it_refused_and_the_suspicion_against_a_pod() {
     let (_stop, handler) = handler();
     handler
         .set_workloads(set(vec![workload("c", 0)]))
@@ -263,13 +266,13 @@ async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a
     let peer = Peer {
         cgroup: Some("/kubepods/z".to_owned()),
         pod_uid: Some(fixture::uid("z")),
-        ..Peer::of_pid(7)
+        ..Peer::from_pid(7)
     };
     for _ in 0..2 {
         let id = handler.hub.connect(peer.clone());
         handler.hub.hello(id);
         drop(handler.hub.next(id));
-        handler.hub.disconnect(id, "it hung up");
+        handler.hub.disconnect(id, "it closed the connection");
     }
     handler.hub.connect(peer);
     let request = Request::new(ListWorkloadsRequest {});
@@ -280,7 +283,7 @@ async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a
     let suspicion = list.workloads[0].suspicion.as_ref().unwrap();
     assert_eq!(
         (suspicion.sessions_lost, &*suspicion.cause),
-        (2, "it hung up")
+        (2, "it closed the connection")
     );
     assert!(suspicion.retry_at.is_some());
 }

@@ -1,4 +1,4 @@
-//! What a ztunnel's answers mean for what it knows.
+//! Applies a ztunnel's responses to the session.
 
 use std::time::{Duration, Instant};
 
@@ -7,60 +7,60 @@ use inpod_types::{PodUid, SandboxRef};
 use super::{Answered, Counts, Phase, Record, Session, SessionEnd, Stage, Subject};
 use crate::{
     nack::Nack,
-    step::{Refusal, Target, Told},
+    next_message::{PodState, Refusal, Target},
 };
 
-/// The first wait before a refused workload is tried again; it doubles up to the longest.
-const FIRST_RETRY: Duration = Duration::from_secs(5);
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// Delays before a refused workload is retried; each is twice the one before.
+const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(5);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 impl Session {
-    /// Takes the answer to the message in flight.
+    /// Handles the response to the message in flight.
     ///
     /// # Errors
     ///
-    /// When nothing was asked, or when what was refused, or how, leaves the ztunnel in an unknown state. What was in
-    /// flight is so still: [`Self::blamed`].
+    /// If nothing was in flight, or if a refusal leaves the ztunnel in an unknown state. The message then remains
+    /// in flight, see [`Self::suspect`].
     pub fn on_ack(
         &mut self,
         answer: Result<(), Nack>,
         now: Instant,
     ) -> Result<Answered, SessionEnd> {
-        let in_flight = self.in_flight.as_ref().ok_or(SessionEnd::Unasked)?;
+        let in_flight = self.in_flight.as_ref().ok_or(SessionEnd::Unsolicited)?;
         self.counts.count(&answer);
         check(&in_flight.subject, &answer)?;
         self.busy = true;
-        let in_flight = self.in_flight.take().ok_or(SessionEnd::Unasked)?;
+        let in_flight = self.in_flight.take().ok_or(SessionEnd::Unsolicited)?;
         let answered = self.credit(in_flight.subject, answer, now);
         if let Some((uid, _)) = &answered {
-            // What was answered may not be what is desired any more.
-            self.queue.push(uid);
+            // The desired state may have changed while the message was in flight.
+            self.queue.push_urgent(uid);
         }
         Ok(answered)
     }
 
     fn credit(&mut self, subject: Subject, answer: Result<(), Nack>, now: Instant) -> Answered {
-        let (uid, sandbox, told) = match subject {
+        let (uid, sandbox, state) = match subject {
             Subject::Add {
                 uid,
                 sandbox,
                 target,
                 refused_before,
             } => {
-                let told = self.added(&uid, target, answer, refused_before, now);
-                (uid, sandbox, Some(told))
+                let state = self.added(&uid, target, answer, refused_before, now);
+                (uid, sandbox, Some(state))
             }
-            Subject::Keep(uid, sandbox) => (uid, sandbox, Some(Told::Kept)),
+            Subject::Keep(uid, sandbox) => (uid, sandbox, Some(PodState::Kept)),
             Subject::Del(uid, sandbox) => {
-                let told = self.deleted(&uid);
-                (uid, sandbox, told)
+                let state = self.deleted(&uid);
+                (uid, sandbox, state)
             }
             Subject::SnapshotSent => {
                 self.go_live();
                 return None;
             }
         };
-        self.record(&uid, &sandbox, told, now);
+        self.record(&uid, &sandbox, state, now);
         Some((uid, sandbox))
     }
 
@@ -71,13 +71,13 @@ impl Session {
         answer: Result<(), Nack>,
         refused_before: u32,
         now: Instant,
-    ) -> Told {
+    ) -> PodState {
         let Err(nack) = answer else {
-            return Told::Added(target);
+            return PodState::Added(target);
         };
         let retry_at = now + retry_after(refused_before);
         self.retries.insert((retry_at, uid.clone()));
-        Told::Refused(Refusal {
+        PodState::Refused(Refusal {
             target,
             nack,
             times: refused_before.saturating_add(1),
@@ -86,24 +86,32 @@ impl Session {
         })
     }
 
-    fn deleted(&self, uid: &PodUid) -> Option<Told> {
+    fn deleted(&self, uid: &PodUid) -> Option<PodState> {
         let during_snapshot = self.stage() == Stage::Snapshot;
-        match &self.records.get(uid)?.told {
-            Told::Refused(refusal) => Some(Told::Refused(Refusal {
+        match &self.records.get(uid)?.state {
+            PodState::Refused(refusal) => Some(PodState::Refused(Refusal {
                 pending: false,
                 ..refusal.clone()
             })),
-            Told::Added(target) if during_snapshot => Some(Told::Cleared(target.info.clone())),
-            Told::Added(_) | Told::Kept | Told::Cleared(_) => None,
+            PodState::Added(target) if during_snapshot => {
+                Some(PodState::Cleared(target.info.clone()))
+            }
+            PodState::Added(_) | PodState::Kept | PodState::Cleared(_) => None,
         }
     }
 
-    fn record(&mut self, uid: &PodUid, sandbox: &SandboxRef, told: Option<Told>, now: Instant) {
-        let serves = told.as_ref().is_some_and(is_served);
-        let before = match told {
-            Some(told) => {
+    fn record(
+        &mut self,
+        uid: &PodUid,
+        sandbox: &SandboxRef,
+        state: Option<PodState>,
+        now: Instant,
+    ) {
+        let serves = state.as_ref().is_some_and(is_served);
+        let before = match state {
+            Some(state) => {
                 let record = Record {
-                    told,
+                    state,
                     sandbox: sandbox.clone(),
                     answered: now,
                 };
@@ -111,28 +119,29 @@ impl Session {
             }
             None => self.records.remove(uid),
         };
-        let served = before.is_some_and(|record| is_served(&record.told));
+        let served = before.is_some_and(|record| is_served(&record.state));
         self.serves = (self.serves + usize::from(serves)).saturating_sub(usize::from(served));
     }
 
-    /// ztunnel has stopped what was not named: what was cleared can be told anew.
+    /// Ends the snapshot. ztunnel has now stopped what was not named, so pods deleted in the snapshot
+    /// can be added again.
     fn go_live(&mut self) {
         self.phase = Phase::Live;
         let cleared = |(uid, record): (&PodUid, &Record)| {
-            matches!(record.told, Told::Cleared(_)).then(|| uid.clone())
+            matches!(record.state, PodState::Cleared(_)).then(|| uid.clone())
         };
         let cleared: Vec<_> = self.records.iter().filter_map(cleared).collect();
         for uid in cleared {
             self.records.remove(&uid);
-            self.queue.push(&uid);
+            self.queue.push_urgent(&uid);
         }
     }
 }
 
-fn is_served(told: &Told) -> bool {
-    match told {
-        Told::Added(_) | Told::Kept => true,
-        Told::Refused(_) | Told::Cleared(_) => false,
+fn is_served(state: &PodState) -> bool {
+    match state {
+        PodState::Added(_) | PodState::Kept => true,
+        PodState::Refused(_) | PodState::Cleared(_) => false,
     }
 }
 
@@ -145,7 +154,7 @@ impl Counts {
     }
 }
 
-/// Only a pod that cannot be started may be refused, in a way after which ztunnel goes on.
+/// Accepts only refusals of an Add after which ztunnel keeps the connection.
 fn check(subject: &Subject, answer: &Result<(), Nack>) -> Result<(), SessionEnd> {
     let Err(nack) = answer else {
         return Ok(());
@@ -155,7 +164,7 @@ fn check(subject: &Subject, answer: &Result<(), Nack>) -> Result<(), SessionEnd>
         Subject::Add { .. } => "add a pod",
         Subject::Keep(_, _) => "keep a pod",
         Subject::Del(_, _) => "delete a pod",
-        Subject::SnapshotSent => "end its snapshot",
+        Subject::SnapshotSent => "end the snapshot",
     };
     let nack = nack.clone();
     Err(SessionEnd::Refused { verb, nack })
@@ -163,5 +172,7 @@ fn check(subject: &Subject, answer: &Result<(), Nack>) -> Result<(), SessionEnd>
 
 fn retry_after(refused_before: u32) -> Duration {
     let factor = 2_u32.saturating_pow(refused_before);
-    FIRST_RETRY.saturating_mul(factor).min(LONGEST_RETRY)
+    INITIAL_RETRY_DELAY
+        .saturating_mul(factor)
+        .min(MAX_RETRY_DELAY)
 }

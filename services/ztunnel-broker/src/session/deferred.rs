@@ -1,19 +1,19 @@
-//! Pods over which sessions ended: kept in the snapshot, added last.
+//! Suspected pods: kept in the snapshot, added last.
 
 use std::time::Instant;
 
 use inpod_types::PodUid;
 
-use super::{Counts, Known, Phase, Session, Subject};
+use super::{Counts, Phase, Session, SessionInputs, Subject};
 use crate::{
     message::Message,
+    next_message::Action,
     peer::Ztunnel,
-    step::Step,
-    suspects::{Blamed, Treatment},
+    quarantine::{Deferral, LostDuring},
 };
 
 impl Session {
-    /// Its Add comes last; a snapshot names it all the same, so that a ztunnel that serves it goes on.
+    /// Defers an Add. The snapshot still names the pod, so that a ztunnel that already serves it continues to.
     pub(super) fn defer(&mut self, uid: PodUid) {
         if matches!(self.phase, Phase::Snapshot(_)) {
             self.keeps.insert(uid.clone());
@@ -21,84 +21,83 @@ impl Session {
         self.deferred.insert(uid);
     }
 
-    /// Another ztunnel has taken them meanwhile: they are pods like any other, also in what is left of a snapshot.
-    pub(super) fn queue_cleared(&mut self, known: Known<'_>) {
+    /// Queues the pods that another ztunnel has taken in the meantime. They are no longer suspected, even in the
+    /// rest of a snapshot.
+    pub(super) fn queue_cleared(&mut self, inputs: SessionInputs<'_>) {
         let ztunnel = &self.ztunnel;
-        let cleared = |uid: &PodUid| known.suspects.treatment(uid, ztunnel).is_none();
+        let cleared = |uid: &PodUid| inputs.quarantine.deferral(uid, ztunnel).is_none();
         for uid in self.deferred.extract_if(.., cleared) {
-            self.queue.push_later(&uid);
+            self.queue.push(&uid);
         }
     }
 
     pub(super) fn next_deferred(
         &mut self,
-        known: Known<'_>,
+        inputs: SessionInputs<'_>,
         now: Instant,
     ) -> Option<(Subject, Message)> {
         if !matches!(self.phase, Phase::Live) {
             return None;
         }
-        while let Some(uid) = self.first_due(known, now) {
+        while let Some(uid) = self.first_due(inputs, now) {
             self.deferred.remove(&uid);
-            let wanted = known.desired.current(&uid);
-            if self.step(&uid, wanted, now) == Step::Add {
+            let wanted = inputs.desired.current(&uid);
+            if self.decide(&uid, wanted, now) == Action::Add {
                 return self.add(uid, wanted?);
             }
         }
         None
     }
 
-    fn first_due(&self, known: Known<'_>, now: Instant) -> Option<PodUid> {
-        let due = |uid: &&PodUid| self.treatment(uid, known).is_some_and(|it| it.due <= now);
+    fn first_due(&self, inputs: SessionInputs<'_>, now: Instant) -> Option<PodUid> {
+        let due = |uid: &&PodUid| self.deferral(uid, inputs).is_some_and(|it| it.due <= now);
         self.deferred.iter().find(due).cloned()
     }
 
-    pub(super) fn treatment(&self, uid: &PodUid, known: Known<'_>) -> Option<Treatment> {
-        known.suspects.treatment(uid, &self.ztunnel)
+    pub(super) fn deferral(&self, uid: &PodUid, inputs: SessionInputs<'_>) -> Option<Deferral> {
+        inputs.quarantine.deferral(uid, &self.ztunnel)
     }
 
-    /// The message that was last to be sent did not leave: nobody is to blame for the end that follows.
-    pub fn unsent(&mut self) {
+    /// Forgets the message in flight because it was not sent: its pod did not cause the end of the session.
+    pub fn on_send_failed(&mut self) {
         self.in_flight = None;
     }
 
-    /// Which ztunnel it is.
     pub fn ztunnel(&self) -> &Ztunnel {
         &self.ztunnel
     }
 
-    /// When the first of them is due.
-    pub(super) fn deferred_until(&self, known: Known<'_>) -> Option<Instant> {
-        let due = |uid| self.treatment(uid, known).map_or(self.since, |it| it.due);
+    /// Returns when the first of the deferred pods is due.
+    pub(super) fn deferred_until(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
+        let due = |uid| self.deferral(uid, inputs).map_or(self.since, |it| it.due);
         self.deferred.iter().map(due).min()
     }
 
-    /// The pod that an unanswered message is about, when the session has ended over it and not by our own will.
-    pub fn blamed(&self) -> Option<(&PodUid, Blamed)> {
+    /// The pod of the unanswered message, unless RenewSession closed the session.
+    pub fn suspect(&self) -> Option<(&PodUid, LostDuring)> {
         match &self.in_flight.as_ref()?.subject {
             _ if self.renewed => None,
-            Subject::Add { uid, .. } => Some((uid, Blamed::Add)),
-            Subject::Keep(uid, _) => Some((uid, Blamed::Keep)),
+            Subject::Add { uid, .. } => Some((uid, LostDuring::Add)),
+            Subject::Keep(uid, _) => Some((uid, LostDuring::Keep)),
             Subject::Del(_, _) | Subject::SnapshotSent => None,
         }
     }
 
-    /// What it has said so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// How many pods it is still to be looked at for.
+    /// The number of pods that wait to be examined.
     pub fn queued(&self) -> usize {
         self.queue.len() + self.keeps.len() + self.deferred.len()
     }
 
-    /// How many pods it serves by its own word.
+    /// The number of pods that it has acknowledged serving.
     pub fn serves(&self) -> usize {
         self.serves
     }
 
-    /// Whether it has just been told the last that it was owed; once.
+    /// Returns `true` once after the last due message was answered.
     pub fn became_idle(&mut self) -> bool {
         let live = matches!(self.phase, Phase::Live);
         let idle = live && self.in_flight.is_none() && self.queue.is_empty();

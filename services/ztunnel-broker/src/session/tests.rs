@@ -1,11 +1,11 @@
-//! A session's script: what is said, line by line, and what is answered.
+//! Scripts of a session: its messages and the responses to them.
 
 mod blame;
 
 use super::*;
 use crate::{
     fixture::{descriptor, info, sandbox, uid, workload},
-    suspects::Blamed,
+    quarantine::LostDuring,
 };
 use inpod_proto::zds::{WorkloadRequest, workload_request::Payload};
 use inpod_types::{Revision, Workload};
@@ -17,18 +17,18 @@ const WHO: Ztunnel = Ztunnel::Process(1);
 struct Script {
     session: Session,
     desired: Desired,
-    suspects: Suspects,
+    quarantine: Quarantine,
     now: Instant,
 }
 
 impl Script {
-    /// A session that has said hello to a broker that knows this set and holds every descriptor.
+    /// Starts a session after its hello, with this desired set and all descriptors.
     fn greeted(all: Vec<Workload>) -> Self {
         let now = Instant::now();
         let mut script = Self {
             session: Session::new(WHO, TIMEOUT, now),
             desired: Desired::default(),
-            suspects: Suspects::default(),
+            quarantine: Quarantine::default(),
             now,
         };
         script.desired.set(Revision(1), all, now);
@@ -54,15 +54,16 @@ impl Script {
             .collect();
         for (sandbox, id) in missing {
             let changes = self.desired.store(&sandbox, descriptor(id.inode));
-            changes.keys().for_each(|uid| self.session.consider(uid));
+            changes.keys().for_each(|uid| self.session.queue(uid));
         }
     }
 
-    /// A word that is taken at once.
     fn put(&mut self, it: Workload) {
         let inode = it.netns.unwrap().inode;
         let (_, changes) = self.desired.add(it, descriptor(inode), self.now).unwrap();
-        changes.keys().for_each(|uid| self.session.hasten(uid));
+        changes
+            .keys()
+            .for_each(|uid| self.session.queue_urgent(uid));
     }
 
     fn remove(&mut self, container: &str, revision: u64) {
@@ -70,16 +71,18 @@ impl Script {
             .desired
             .remove(&sandbox(container), Revision(revision))
             .unwrap();
-        changes.keys().for_each(|uid| self.session.hasten(uid));
+        changes
+            .keys()
+            .for_each(|uid| self.session.queue_urgent(uid));
     }
 
-    /// The next message, in words; empty when there is none.
+    /// Returns the next message as text; empty if there is none.
     fn next(&mut self) -> String {
-        let known = Known {
+        let inputs = SessionInputs {
             desired: &self.desired,
-            suspects: &self.suspects,
+            quarantine: &self.quarantine,
         };
-        let message = self.session.next(known, self.now);
+        let message = self.session.next(inputs, self.now);
         message.map_or_else(String::new, |message| {
             let request = WorkloadRequest::decode(&*message.encode()).unwrap();
             match request.payload.unwrap() {
@@ -99,9 +102,9 @@ impl Script {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        self.session.wake_at(Known {
+        self.session.wake_at(SessionInputs {
             desired: &self.desired,
-            suspects: &self.suspects,
+            quarantine: &self.quarantine,
         })
     }
 
@@ -109,11 +112,11 @@ impl Script {
         self.session.on_ack(Ok(()), self.now).unwrap();
     }
 
-    fn nack(&mut self, words: &str) {
-        self.session.on_ack(Nack::parse(words), self.now).unwrap();
+    fn nack(&mut self, error: &str) {
+        self.session.on_ack(Nack::parse(error), self.now).unwrap();
     }
 
-    /// Plays a script in which everything is acknowledged, to its silent end.
+    /// Expects these messages, acknowledges each, and expects no further one.
     fn expect(&mut self, messages: &[&str]) {
         for expected in messages {
             assert_eq!(self.next(), *expected);
@@ -124,7 +127,7 @@ impl Script {
 }
 
 #[test]
-fn nothing_is_said_before_the_hello() {
+fn nothing_is_sent_before_the_hello() {
     let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);
     script.session = Session::new(WHO, TIMEOUT, script.now);
     assert_eq!(script.next(), "");
@@ -132,16 +135,16 @@ fn nothing_is_said_before_the_hello() {
 }
 
 #[test]
-fn nothing_is_said_before_the_set_is_known() {
+fn nothing_is_sent_before_the_set_is_known() {
     let mut session = Session::new(WHO, TIMEOUT, Instant::now());
     let desired = Desired::default();
     session.on_hello(&desired);
-    let known = Known {
+    let inputs = SessionInputs {
         desired: &desired,
-        suspects: &Suspects::default(),
+        quarantine: &Quarantine::default(),
     };
     let late = Instant::now() + TIMEOUT * 100;
-    assert!(session.next(known, late).is_none());
+    assert!(session.next(inputs, late).is_none());
 }
 
 #[test]
@@ -169,12 +172,12 @@ fn adds_come_before_keeps_and_keeps_only_when_the_fetching_had_its_chance() {
         vec![workload("c2", "p2", 2, 1), workload("c3", "p3", 3, 2)],
         script.now,
     );
-    script.session.consider(&uid("p3"));
-    script.session.consider(&uid("p1"));
+    script.session.queue(&uid("p3"));
+    script.session.queue(&uid("p1"));
     assert_eq!(script.next(), "add p2 as p2 in 2");
     script.ack();
     assert_eq!(script.next(), "");
-    assert_eq!(script.wake_at(), script.desired.patience());
+    assert_eq!(script.wake_at(), script.desired.fetch_deadline());
     script.now += Duration::from_secs(2);
     script.expect(&["keep p3", "snapshot sent"]);
     script.fetch();
@@ -187,7 +190,7 @@ fn a_descriptor_that_comes_during_the_snapshot_makes_an_add_of_a_keep() {
     script
         .desired
         .set(Revision(2), vec![workload("c", "p", 1, 2)], script.now);
-    script.session.consider(&uid("p"));
+    script.session.queue(&uid("p"));
     assert_eq!(script.next(), "");
     script.fetch();
     script.expect(&["add p as p in 1", "snapshot sent"]);
@@ -228,7 +231,7 @@ fn other_info_of_the_same_netns_is_deleted_first() {
     script.expect(&["del p", "add p as renamed in 1"]);
 }
 
-/// Before the end of the snapshot ztunnel does not stop what it is told to delete, and it ignores changed info.
+/// Before the end of the snapshot ztunnel does not stop a pod that it has to delete, and it ignores changed info.
 #[test]
 fn other_info_during_the_snapshot_waits_for_its_end() {
     let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);
@@ -285,16 +288,16 @@ fn who_is_asked_for_anew_is_tried_at_once() {
     script.next();
     script.nack("failure to start proxy : in use");
     script.expect(&["del p"]);
-    script.session.forgive(&uid("p"), script.now);
+    script.session.retry_now(&uid("p"), script.now);
     script.expect(&["add p as p in 1"]);
 }
 
 #[test]
-fn an_answer_that_nobody_asked_for_ends_the_session() {
+fn an_unsolicited_answer_ends_the_session() {
     let mut script = Script::live(vec![]);
     assert_eq!(
         script.session.on_ack(Ok(()), script.now),
-        Err(SessionEnd::Unasked)
+        Err(SessionEnd::Unsolicited)
     );
 }
 
@@ -325,15 +328,17 @@ fn silence_ends_the_session_at_its_own_time() {
     let deadline = script.now + TIMEOUT;
     assert_eq!(script.wake_at(), Some(deadline));
     assert_eq!(
-        script.session.on_time(deadline - Duration::from_millis(1)),
+        script
+            .session
+            .check_deadline(deadline - Duration::from_millis(1)),
         Ok(())
     );
     assert_eq!(
-        script.session.on_time(deadline),
+        script.session.check_deadline(deadline),
         Err(SessionEnd::Silent(TIMEOUT))
     );
     script.ack();
-    assert_eq!(script.session.on_time(deadline), Ok(()));
+    assert_eq!(script.session.check_deadline(deadline), Ok(()));
 }
 
 #[test]
@@ -343,7 +348,7 @@ fn a_session_without_work_needs_no_clock() {
 }
 
 #[test]
-fn a_session_says_once_that_it_is_owed_nothing_any_more() {
+fn a_session_reports_once_that_it_became_idle() {
     let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
     assert_eq!(script.next(), "");
     assert!(script.session.became_idle());

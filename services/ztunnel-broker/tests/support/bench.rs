@@ -1,4 +1,4 @@
-//! A broker on a real socket, a netconfig that hands out descriptors, and ztunnels that do as they are told.
+//! A broker on a real socket, a netconfig that hands out descriptors, and scripted ztunnels.
 
 use std::{
     fs::File,
@@ -37,10 +37,10 @@ use ztunnel_broker::{
     descriptors::Descriptors, error::AddError, hub::Hub, sessions::SessionId, zds::Listener,
 };
 
-/// How long anything may take that is to happen.
+/// The limit for everything that is expected to happen.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
-/// A sessions' own clock, as configured by default.
+/// The default of the setting ack_timeout_seconds.
 pub(crate) const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Bench {
@@ -76,7 +76,7 @@ impl Bench {
         }
     }
 
-    /// A broker that knows its set, and a ztunnel whose snapshot is over.
+    /// Starts a broker with a desired set and a ztunnel whose snapshot is complete.
     pub(crate) async fn live(all: Vec<Workload>) -> (Self, Ztunnel) {
         let bench = Self::start();
         bench.set(0, all);
@@ -99,7 +99,6 @@ impl Bench {
             .unwrap();
     }
 
-    /// Starts an add whose caller waits that long.
     pub(crate) fn add(
         &self,
         workload: Workload,
@@ -110,14 +109,14 @@ impl Bench {
         tokio::spawn(async move { hub.add(workload, until).await })
     }
 
-    /// A ztunnel that has said hello.
+    /// Connects a ztunnel and sends its hello.
     pub(crate) async fn ztunnel(&self) -> Ztunnel {
         let ztunnel = Ztunnel::connect(&self.socket()).await;
         ztunnel.send(b"\x08\x01").await;
         ztunnel
     }
 
-    /// Ends the ZDS side as a stopping process does.
+    /// Ends the ZDS side as a shutdown does.
     pub(crate) fn stop(&self) {
         self.ztunnels.abort();
         self.hub.stop();
@@ -143,12 +142,12 @@ impl Ztunnel {
         self.0.send(packet).await.unwrap();
     }
 
-    /// The next message and the descriptors beside it, unacknowledged.
+    /// Returns the next message and its descriptors without acknowledging it.
     pub(crate) async fn next(&self) -> (Payload, Vec<OwnedFd>) {
         self.within(SOON).await.expect("a message was due")
     }
 
-    /// The same; `None` when there is none in that time.
+    /// Like [`Self::next`]; `None` if there is none in that time.
     pub(crate) async fn within(&self, time: Duration) -> Option<(Payload, Vec<OwnedFd>)> {
         let packet = timeout(time, self.receive()).await.ok()?;
         let (bytes, fds) = packet.expect("the connection was to stay");
@@ -175,7 +174,7 @@ impl Ztunnel {
         payload
     }
 
-    /// Waits for the end of the connection, during which nothing is said.
+    /// Waits for the end of the connection, before which nothing may arrive.
     pub(crate) async fn hung_up(&self, time: Duration) -> bool {
         matches!(timeout(time, self.receive()).await, Ok(None))
     }
@@ -201,7 +200,7 @@ impl Ztunnel {
     }
 }
 
-/// Namespaces of this process that stand for the netns of pods.
+/// Namespaces of this process that stand for those of pods.
 const STAND_INS: [&str; 3] = ["net", "uts", "ipc"];
 
 pub(crate) fn netns(number: usize) -> NetnsId {
@@ -222,13 +221,13 @@ fn stand_in(number: usize) -> String {
     format!("/proc/self/ns/{}", STAND_INS[number])
 }
 
-/// Serves netns.sock while `on`.
+/// Serves netns.sock while `on` is set.
 pub(crate) fn netconfig_at(socket: &Path, on: &Arc<AtomicBool>) -> JoinHandle<()> {
     let claims = UnixListener::bind(socket).unwrap();
     tokio::spawn(hand_out(claims, Arc::clone(on)))
 }
 
-/// netconfig's side of netns.sock; while it is switched off, no claim is known.
+/// Implements netconfig's side of netns.sock; while `on` is not set, no claim is known.
 async fn hand_out(claims: UnixListener, on: Arc<AtomicBool>) {
     loop {
         let (mut stream, _) = claims.accept().await.unwrap();
@@ -285,7 +284,7 @@ pub(crate) fn sandbox(container: &str) -> SandboxRef {
     }
 }
 
-/// A workload: its container, its pod's UID, which netns, and its revision.
+/// Returns a workload by its container, pod UID, netns number and revision.
 pub(crate) fn workload(container: &str, pod: &str, number: usize, revision: u64) -> Workload {
     Workload {
         sandbox: sandbox(container),
@@ -300,8 +299,8 @@ pub(crate) fn workload(container: &str, pod: &str, number: usize, revision: u64)
     }
 }
 
-/// A message in two words.
-pub(crate) fn said(payload: &Payload) -> String {
+/// Describes a message by its verb and pod.
+pub(crate) fn describe(payload: &Payload) -> String {
     match payload {
         Payload::Add(add) => {
             assert!(add.workload_info.is_some());

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_cni_config::{OURS as PLUGIN, Origin};
+use inpod_cni_config::{INPOD_CNI as PLUGIN, Origin};
 
 use super::{super::facts::Plugin, state::inode};
 use crate::root::{Root, Seen};
@@ -45,7 +45,7 @@ pub(super) fn sockets(root: &Root) -> Vec<String> {
 
 /// What the runtime is configured with, else what is known of its platform, else what all of them default to.
 pub(super) fn directories(root: &Root) -> Directories {
-    let (places, unread) = inpod_cni_config::find(&root.at("/"));
+    let (places, unread) = inpod_cni_config::find_dirs(&root.at("/"));
     let mut source = match &places.origin {
         Origin::File(file) => format!("from {}", file.display()),
         Origin::Platform(name) => format!("as {name} has it"),

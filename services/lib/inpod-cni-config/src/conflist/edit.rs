@@ -1,119 +1,121 @@
-//! Edits of a list's text. What they do not mean stays byte for byte.
+//! Edits of a list's text that keep all other bytes.
 
 use serde_json::Value;
 
 use super::{Conflist, Entry};
 use crate::json::Span;
 
-/// A part of the text and what stands there afterwards.
+/// A part of the text and its replacement.
 struct Splice {
     span: Span,
     by: Vec<u8>,
 }
 
-/// What becomes of a plugin.
+/// Edit of one plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate<'a> {
-    Kept,
+enum PluginEdit<'a> {
+    Keep,
     Cut,
-    Replaced(&'a [u8]),
+    Replace(&'a [u8]),
 }
 
 impl Conflist {
-    /// The text with an entry in it: where there is one of its type behind the first plugin, in that one's place, else
-    /// behind all others. White space before it is as before the plugin that it follows. An entry that says the same
-    /// stays as it is written.
+    /// Returns the text with an entry: in place of a plugin of its type behind the first plugin, else appended with the
+    /// white space that precedes the last one. An equal entry keeps its formatting.
     pub fn with(&self, entry: &Entry) -> Vec<u8> {
-        self.edited(&[], Some(entry))
+        self.edit(&[], Some(entry))
     }
 
-    /// The text without the plugins of a type. For a list of nothing else that is an empty list, which no runtime takes.
+    /// Returns the text without the plugins of a type. The result may be an empty list, which runtimes reject.
     pub fn without(&self, kind: &str) -> Vec<u8> {
-        self.edited(&[kind], None)
+        self.edit(&[kind], None)
     }
 
-    /// The text with an entry in it and without the plugins of a type, in one.
+    /// Returns the text with an entry and without the plugins of a type.
     pub fn replaced(&self, kind: &str, entry: &Entry) -> Vec<u8> {
-        self.edited(&[kind], Some(entry))
+        self.edit(&[kind], Some(entry))
     }
 
-    fn edited(&self, remove: &[&str], put: Option<&Entry>) -> Vec<u8> {
-        let (fates, append) = self.fates(remove, put);
-        let mut splices = self.cuts(&fates);
+    fn edit(&self, remove: &[&str], put: Option<&Entry>) -> Vec<u8> {
+        let (edits, append) = self.plugin_edits(remove, put);
+        let mut splices = self.cuts(&edits);
         if let Some(entry) = append {
-            splices.push(self.insertion(&fates, entry));
+            splices.push(self.insertion(&edits, entry));
         }
         splice(&self.text, splices)
     }
 
-    /// What becomes of each plugin, and what is to follow all of them.
-    fn fates<'a>(
+    /// Returns the edit of each plugin, and the entry to append.
+    fn plugin_edits<'a>(
         &self,
         remove: &[&str],
         put: Option<&'a Entry>,
-    ) -> (Vec<Fate<'a>>, Option<&'a Entry>) {
+    ) -> (Vec<PluginEdit<'a>>, Option<&'a Entry>) {
         let is_removed = |kind: &str| remove.contains(&kind);
-        let is_put = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
-        // Where it may stay. The first plugin makes the network: none of ours can be it, unless there is no other.
-        let first = usize::from(self.entries.iter().any(|place| !is_put(&place.kind)));
-        let mut home = None;
-        let fates = self.plugins().enumerate().map(|(index, plugin)| {
+        let is_target = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
+        // The first plugin creates the network, so that an entry of inpod must not be the first unless it
+        // is the only one.
+        let first = usize::from(self.entries.iter().any(|plugin| !is_target(&plugin.kind)));
+        let mut target = None;
+        let edits = self.plugins().enumerate().map(|(index, plugin)| {
             if is_removed(plugin.kind) {
-                return Fate::Cut;
+                return PluginEdit::Cut;
             }
             match put {
-                Some(entry) if is_put(plugin.kind) => {
-                    if home.is_some() || index < first {
-                        return Fate::Cut;
+                Some(entry) if is_target(plugin.kind) => {
+                    if target.is_some() || index < first {
+                        return PluginEdit::Cut;
                     }
-                    home = Some(index);
-                    if same(plugin.text, &entry.text) {
-                        Fate::Kept
+                    target = Some(index);
+                    if json_eq(plugin.text, &entry.text) {
+                        PluginEdit::Keep
                     } else {
-                        Fate::Replaced(&entry.text)
+                        PluginEdit::Replace(&entry.text)
                     }
                 }
-                Some(_) | None => Fate::Kept,
+                Some(_) | None => PluginEdit::Keep,
             }
         });
-        let fates = fates.collect();
-        (fates, put.filter(|_| home.is_none()))
+        let edits = edits.collect();
+        (edits, put.filter(|_| target.is_none()))
     }
 
-    fn cuts(&self, fates: &[Fate<'_>]) -> Vec<Splice> {
+    fn cuts(&self, edits: &[PluginEdit<'_>]) -> Vec<Splice> {
         let mut splices = Vec::new();
         let mut end = None;
-        let mut places = self.entries.iter().zip(fates).peekable();
+        let mut plugins = self.entries.iter().zip(edits).peekable();
         let mut is_any_kept = false;
-        while let Some((place, fate)) = places.next() {
-            let next = places.peek().map(|(next, _)| next.span.start);
-            match (fate, end) {
-                (Fate::Kept, _) => is_any_kept = true,
-                (Fate::Replaced(text), _) => {
+        while let Some((plugin, edit)) = plugins.next() {
+            let next = plugins.peek().map(|(next, _)| next.span.start);
+            match (edit, end) {
+                (PluginEdit::Keep, _) => is_any_kept = true,
+                (PluginEdit::Replace(text), _) => {
                     is_any_kept = true;
                     splices.push(Splice {
-                        span: place.span.clone(),
+                        span: plugin.span.clone(),
                         by: text.to_vec(),
                     });
                 }
-                // With the comma before it, or after it where nothing is kept before it.
-                (Fate::Cut, Some(end)) if is_any_kept => splices.push(cut(end..place.span.end)),
-                (Fate::Cut, _) => {
-                    splices.push(cut(place.span.start..next.unwrap_or(place.span.end)));
+                // Removes the comma before the plugin, or the one after it if no plugin before it is kept.
+                (PluginEdit::Cut, Some(end)) if is_any_kept => {
+                    splices.push(removal(end..plugin.span.end));
+                }
+                (PluginEdit::Cut, _) => {
+                    splices.push(removal(plugin.span.start..next.unwrap_or(plugin.span.end)));
                 }
             }
-            end = Some(place.span.end);
+            end = Some(plugin.span.end);
         }
         splices
     }
 
-    fn insertion(&self, fates: &[Fate<'_>], entry: &Entry) -> Splice {
+    fn insertion(&self, edits: &[PluginEdit<'_>], entry: &Entry) -> Splice {
         let kept = self
             .entries
             .iter()
-            .zip(fates)
+            .zip(edits)
             .rev()
-            .find(|(_, fate)| **fate != Fate::Cut);
+            .find(|(_, edit)| **edit != PluginEdit::Cut);
         let Some((last, _)) = kept else {
             let at = self.plugins.start + 1;
             return Splice {
@@ -122,12 +124,12 @@ impl Conflist {
             };
         };
         let at = last.span.end;
-        let by = [b",", self.blank_before(last.span.start), &entry.text].concat();
+        let by = [b",", self.whitespace_before(last.span.start), &entry.text].concat();
         Splice { span: at..at, by }
     }
 
-    /// The white space that ends at a place.
-    fn blank_before(&self, at: usize) -> &[u8] {
+    /// Returns the white space that ends at a position.
+    fn whitespace_before(&self, at: usize) -> &[u8] {
         let before = self.text.get(..at).unwrap_or_default();
         let is_blank = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
         let length = before.iter().rev().take_while(is_blank).count();
@@ -135,8 +137,8 @@ impl Conflist {
     }
 }
 
-/// Whether two JSON texts say the same; white space and the order of keys say nothing.
-pub fn same(one: &[u8], other: &[u8]) -> bool {
+/// Returns whether two JSON texts are equal, ignoring white space and the order of keys.
+pub fn json_eq(one: &[u8], other: &[u8]) -> bool {
     if one == other {
         return true;
     }
@@ -144,23 +146,23 @@ pub fn same(one: &[u8], other: &[u8]) -> bool {
     read(one).is_some_and(|one| Some(one) == read(other))
 }
 
-fn cut(span: Span) -> Splice {
+fn removal(span: Span) -> Splice {
     Splice {
         span,
         by: Vec::new(),
     }
 }
 
-/// Replaces parts of a text, which do not overlap.
+/// Replaces parts of a text, which must not overlap.
 fn splice(text: &[u8], mut splices: Vec<Splice>) -> Vec<u8> {
     splices.sort_by_key(|splice| (splice.span.start, splice.span.end));
-    let mut edited = Vec::with_capacity(text.len());
+    let mut output = Vec::with_capacity(text.len());
     let mut at = 0;
     for Splice { span, by } in splices {
-        edited.extend_from_slice(text.get(at..span.start).unwrap_or_default());
-        edited.extend_from_slice(&by);
+        output.extend_from_slice(text.get(at..span.start).unwrap_or_default());
+        output.extend_from_slice(&by);
         at = span.end;
     }
-    edited.extend_from_slice(text.get(at..).unwrap_or_default());
-    edited
+    output.extend_from_slice(text.get(at..).unwrap_or_default());
+    output
 }

@@ -2,11 +2,11 @@ use proptest::prelude::*;
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::{Conf, INCUMBENT, OURS};
+use crate::{Conf, INPOD_CNI, ISTIO_CNI};
 
 fn ours(text: &str) -> Entry {
     Entry {
-        kind: OURS.to_owned(),
+        kind: INPOD_CNI.to_owned(),
         text: text.as_bytes().to_owned(),
     }
 }
@@ -19,7 +19,7 @@ fn parse(text: &str) -> Conflist {
     Conflist::parse(text.as_bytes()).unwrap()
 }
 
-fn said(text: &[u8]) -> &str {
+fn utf8(text: &[u8]) -> &str {
     std::str::from_utf8(text).unwrap()
 }
 
@@ -32,18 +32,18 @@ fn an_entry_goes_last_with_the_white_space_of_the_list_and_everything_else_stays
         "\"snat\": true}",
         "\"snat\": true},\r\n    {\"type\":\"inpod-cni\",\"logLevel\":\"info\"}",
     );
-    assert_eq!(said(&edited), expected);
-    let back = parse(said(&edited)).without(OURS);
-    assert_eq!(said(&back), CALICO);
+    assert_eq!(utf8(&edited), expected);
+    let back = parse(utf8(&edited)).without(INPOD_CNI);
+    assert_eq!(utf8(&back), CALICO);
 }
 
 #[test]
-fn an_entry_that_says_the_same_stays_as_it_is_and_another_one_is_replaced_where_it_stands() {
+fn an_equal_entry_keeps_its_formatting_and_another_one_is_replaced_in_place() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"}, { "logLevel":"info", "type":"inpod-cni" } ,{"type":"linkerd-cni"}]}"#;
-    assert_eq!(said(&parse(text).with(&entry())), text);
+    assert_eq!(utf8(&parse(text).with(&entry())), text);
     let other = ours(r#"{"type":"inpod-cni"}"#);
     let expected = r#"{"name":"n","plugins":[{"type":"bridge"}, {"type":"inpod-cni"} ,{"type":"linkerd-cni"}]}"#;
-    assert_eq!(said(&parse(text).with(&other)), expected);
+    assert_eq!(utf8(&parse(text).with(&other)), expected);
 }
 
 #[test]
@@ -51,31 +51,31 @@ fn an_entry_stands_once_and_never_before_the_plugin_that_makes_the_network() {
     let text = r#"{"name":"n","plugins":[{"type":"inpod-cni"},{"type":"bridge"},{"type":"inpod-cni","a":1},{"type":"inpod-cni"}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"inpod-cni","logLevel":"info"}]}"#;
-    assert_eq!(said(&parse(text).with(&entry())), expected);
+    assert_eq!(utf8(&parse(text).with(&entry())), expected);
     let text = r#"{"name":"n","plugins":[{"type":"inpod-cni"}, {"type":"bridge"}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"}, {"type":"inpod-cni","logLevel":"info"}]}"#;
     assert_eq!(
-        said(&parse(text).with(&entry())).replace(",{", ", {"),
+        utf8(&parse(text).with(&entry())).replace(",{", ", {"),
         expected
     );
 }
 
 #[test]
-fn the_incumbent_is_replaced_in_one_edit() {
+fn istio_cni_is_replaced_in_one_edit() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"istio-cni","x":[1,2]}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"inpod-cni","logLevel":"info"}]}"#;
-    assert_eq!(said(&parse(text).replaced(INCUMBENT, &entry())), expected);
-    let back = parse(text).plugin(INCUMBENT).unwrap().to_entry();
-    assert_eq!(said(&parse(expected).replaced(OURS, &back)), text);
+    assert_eq!(utf8(&parse(text).replaced(ISTIO_CNI, &entry())), expected);
+    let back = parse(text).plugin(ISTIO_CNI).unwrap().to_entry();
+    assert_eq!(utf8(&parse(expected).replaced(INPOD_CNI, &back)), text);
 }
 
 #[test]
 fn a_list_of_nothing_else_becomes_empty() {
     let text = r#"{"name":"n","plugins":[ {"type":"inpod-cni"},{"type":"inpod-cni"} ]}"#;
     assert_eq!(
-        said(&parse(text).without(OURS)),
+        utf8(&parse(text).without(INPOD_CNI)),
         r#"{"name":"n","plugins":[  ]}"#
     );
 }
@@ -88,7 +88,7 @@ fn of_equal_keys_the_last_one_counts_as_it_does_for_runtimes() {
     assert_eq!(list.name(), "b");
     assert_eq!(list.plugins().next().unwrap().kind, "bridge");
     let edited = list.with(&entry());
-    assert!(said(&edited).starts_with(r#"{"name":"a","name":"b","plugins":[],"plug"#));
+    assert!(utf8(&edited).starts_with(r#"{"name":"a","name":"b","plugins":[],"plug"#));
 }
 
 #[test]
@@ -103,17 +103,14 @@ fn what_runtimes_read_of_a_list_is_read() {
 #[test]
 fn what_runtimes_refuse_is_refused_with_its_cause() {
     for (text, expected) in [
-        (
-            "",
-            "it is no JSON: line 1: it ends where a value was expected",
-        ),
+        ("", "invalid JSON: line 1: unexpected end, expected a value"),
         (
             "\u{feff}{}",
-            "it begins with a byte order mark, which runtimes refuse; save it without",
+            "it begins with a byte order mark, which runtimes reject; save it without one",
         ),
-        ("[]", "it is no JSON object"),
+        ("[]", "it is not a JSON object"),
         ("{}", "it has no `name`"),
-        (r#"{"name":1}"#, "`name` is not a text"),
+        (r#"{"name":1}"#, "`name` is not a string"),
         (r#"{"name":"n"}"#, "it has no `plugins`"),
         (r#"{"name":"n","plugins":{}}"#, "`plugins` is not a list"),
         (
@@ -122,7 +119,7 @@ fn what_runtimes_refuse_is_refused_with_its_cause() {
         ),
         (
             r#"{"name":"n","plugins":[{"type":"b"},1]}"#,
-            "plugin 1 of the list is no object",
+            "plugin 1 of the list is not an object",
         ),
         (
             r#"{"name":"n","plugins":[{"type":""}]}"#,
@@ -130,7 +127,7 @@ fn what_runtimes_refuse_is_refused_with_its_cause() {
         ),
         (
             r#"{"name":"n","cniVersion":1,"plugins":[{"type":"b"}]}"#,
-            "`cniVersion` is not a text",
+            "`cniVersion` is not a string",
         ),
         (
             r#"{"name":"n","disableCheck":1,"plugins":[{"type":"b"}]}"#,
@@ -198,7 +195,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// The members of an object: those that must be there among any others, also before and after them.
+/// An object with the required members among any others.
 fn object_with(needed: Vec<String>) -> impl Strategy<Value = String> {
     let other = (blank(), "[k-m]{1,3}", blank(), value());
     (
@@ -253,10 +250,10 @@ fn conflist() -> impl Strategy<Value = String> {
         })
 }
 
-/// What an edit may do to a list, whatever the list: add our entry and nothing else.
+/// Asserts that an edit of any list adds inpod's entry and changes nothing else.
 fn holds(text: &[u8]) -> Result<(), TestCaseError> {
     let Ok(list) = Conflist::parse(text) else {
-        // What a runtime would not take is not touched.
+        // Lists that runtimes reject are not edited.
         return Ok(());
     };
     let edited = list.with(&entry());
@@ -272,18 +269,20 @@ fn holds(text: &[u8]) -> Result<(), TestCaseError> {
             .collect::<Vec<_>>()
     };
     let mut expected = types(&list);
-    expected.retain(|plugin| plugin.kind != OURS);
+    expected.retain(|plugin| plugin.kind != INPOD_CNI);
     let mut found = types(&again);
-    let mine: Vec<_> = found.extract_if(.., |plugin| plugin.kind == OURS).collect();
+    let mine: Vec<_> = found
+        .extract_if(.., |plugin| plugin.kind == INPOD_CNI)
+        .collect();
     prop_assert_eq!(mine.len(), 1);
     prop_assert_eq!(
         found,
         expected,
         "every other plugin is as it was, byte for byte"
     );
-    if list.plugin(OURS).is_none() {
+    if list.plugin(INPOD_CNI).is_none() {
         prop_assert_eq!(
-            &again.without(OURS)[..],
+            &again.without(INPOD_CNI)[..],
             text,
             "taken out again, nothing is left of it"
         );
@@ -291,9 +290,9 @@ fn holds(text: &[u8]) -> Result<(), TestCaseError> {
     if let Ok(json) = std::str::from_utf8(&edited) {
         prop_assert!(serde_json::from_str::<&RawValue>(json).is_ok(), "{}", json);
     }
-    let bare = list.without(INCUMBENT);
+    let bare = list.without(ISTIO_CNI);
     if let Ok(bare) = Conflist::parse(&bare) {
-        prop_assert!(bare.plugin(INCUMBENT).is_none());
+        prop_assert!(bare.plugin(ISTIO_CNI).is_none());
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ fn checked(key: &str, text: &str) -> Result<(), InjectError> {
 }
 
 #[test]
-fn what_an_annotation_may_say_is_taken() {
+fn valid_annotations_are_accepted() {
     for (key, text) in [
         (keys::INTERCEPTION_MODE, "NONE"),
         (keys::STATUS_PORT, "0"),
@@ -61,20 +61,23 @@ fn what_it_may_not_is_refused_by_its_name() {
         (keys::LOG_LEVEL, "debug --config-yaml x"),
         (keys::COMPONENT_LOG_LEVEL, "a:b\nc"),
     ] {
-        let told = checked(key, text).unwrap_err().to_string();
-        assert!(told.starts_with(&format!("annotation {key}: ")), "{told}");
+        let message = checked(key, text).unwrap_err().to_string();
+        assert!(
+            message.starts_with(&format!("annotation {key}: ")),
+            "{message}"
+        );
     }
 }
 
 #[test]
-fn a_huge_annotation_is_told_in_a_few_words() {
+fn a_huge_annotation_leads_to_a_short_message() {
     let huge = "9".repeat(256 * 1024);
     for (key, _) in CHECKS {
         let Err(error) = checked(key, &huge) else {
             continue;
         };
-        let told = error.to_string();
-        assert!(told.len() < 500, "{key}: {}", told.len());
+        let message = error.to_string();
+        assert!(message.len() < 500, "{key}: {}", message.len());
     }
 }
 

@@ -1,27 +1,26 @@
-//! Where the proxy leads connections to ports of the pod, as Istio's `Sidecar` has it (`ingress.defaultEndpoint`;
-//! services/docs/facts/istio-sidecar.md, 7.1).
+//! Endpoints for inbound ports of a pod, as `ingress.defaultEndpoint` of
+//! Istio's `Sidecar` (services/docs/facts/istio-sidecar.md, 7.1).
 
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use crate::error::told;
+use crate::error::excerpt;
 
-/// How many ports an annotation may name: what comes of them has to fit into one argument of a process.
-pub(crate) const MOST: usize = 64;
+/// Limits the bootstrap to the length of one process argument.
+pub(crate) const MAX_PORTS: usize = 64;
 
-/// Ports of the proxy and its agent: nothing of them is the application's, and who led connections to 15000 would give
-/// the proxy's administration to everybody.
-const OWN: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
+/// Ports of the proxy and its agent; forwarding to 15000 would expose the proxy's admin interface to every client.
+const RESERVED_PORTS: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
 
-/// The longest path of a socket, in bytes (unix(7): 108 with the zero at its end).
-const LONGEST_PATH: usize = 107;
+/// Maximum path of a Unix socket (unix(7): 108 bytes including the final NUL).
+const MAX_PATH_LENGTH: usize = 107;
 
-/// Where connections to a port are led.
+/// Destination of connections to a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// A port of localhost: 127.0.0.1 or ::1.
+    /// A port of 127.0.0.1 or ::1.
     Localhost(SocketAddr),
     /// A port of the pod's own address.
     Pod(u16),
@@ -29,11 +28,11 @@ pub(crate) enum Endpoint {
     Unix(String),
 }
 
-/// Reads `PORT=ENDPOINT`, with commas between them. A port that is not named keeps the address that the client dialled.
+/// Parses `PORT=ENDPOINT`, separated by commas. Other ports keep the address that the client dialled.
 ///
 /// # Errors
 ///
-/// What is wrong, and what to give.
+/// Names the problem and the expected form.
 pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
     let mut found = BTreeMap::new();
     for item in text.split(',').map(str::trim) {
@@ -42,51 +41,54 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
         }
         let Some((port, endpoint)) = item.split_once('=') else {
             return Err(format!(
-                "{} is no PORT=ENDPOINT, like 8080=127.0.0.1:8080",
-                told(item)
+                "{} is not PORT=ENDPOINT such as 8080=127.0.0.1:8080",
+                excerpt(item)
             ));
         };
-        let port = port_of(port.trim())?;
-        if found.insert(port, endpoint_of(endpoint.trim())?).is_some() {
-            return Err(format!("port {port} is there twice"));
+        let port = parse_port(port.trim())?;
+        if found
+            .insert(port, parse_endpoint(endpoint.trim())?)
+            .is_some()
+        {
+            return Err(format!("port {port} is given twice"));
         }
-        if found.len() > MOST {
-            return Err(format!("there are more than {MOST} ports"));
+        if found.len() > MAX_PORTS {
+            return Err(format!("there are more than {MAX_PORTS} ports"));
         }
     }
     Ok(found)
 }
 
-fn port_of(text: &str) -> Result<u16, String> {
+fn parse_port(text: &str) -> Result<u16, String> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let port = text.parse().ok().filter(|port| is_number && *port > 0);
     let port = port.ok_or_else(|| {
-        let found = told(text);
-        format!("{found} is no port; give a number from 1 to 65535")
+        let found = excerpt(text);
+        format!("{found} is not a port; use a number from 1 to 65535")
     })?;
-    not_own(port)
+    reject_reserved(port)
 }
 
-fn not_own(port: u16) -> Result<u16, String> {
-    if OWN.contains(&port) {
+fn reject_reserved(port: u16) -> Result<u16, String> {
+    if RESERVED_PORTS.contains(&port) {
         return Err(format!(
-            "port {port} is the proxy's own; give one of the application"
+            "port {port} belongs to the proxy; use a port of the application"
         ));
     }
     Ok(port)
 }
 
-fn endpoint_of(text: &str) -> Result<Endpoint, String> {
+fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     if let Some(path) = text.strip_prefix("unix://") {
-        return unix(path);
+        return parse_unix(path);
     }
-    let advice = "give 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the pod's own address, or unix:///PATH; nothing for the port where it is to stay as it is";
-    let wrong = || format!("{} is no endpoint; {advice}", told(text));
+    let advice = "use 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the pod's own address, or unix:///PATH; leave the port out to keep the original destination";
+    let wrong = || format!("{} is not an endpoint; {advice}", excerpt(text));
     let address: SocketAddr = text.parse().map_err(|_| wrong())?;
     if address.port() == 0 {
         return Err(wrong());
     }
-    let port = not_own(address.port())?;
+    let port = reject_reserved(address.port())?;
     match address.ip() {
         IpAddr::V4(Ipv4Addr::LOCALHOST) | IpAddr::V6(Ipv6Addr::LOCALHOST) => {
             Ok(Endpoint::Localhost(address))
@@ -94,24 +96,26 @@ fn endpoint_of(text: &str) -> Result<Endpoint, String> {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) | IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
             Ok(Endpoint::Pod(port))
         }
-        IpAddr::V4(_) | IpAddr::V6(_) => Err(format!("{} is not in the pod; {advice}", told(text))),
+        IpAddr::V4(_) | IpAddr::V6(_) => {
+            Err(format!("{} is not in the pod; {advice}", excerpt(text)))
+        }
     }
 }
 
-/// Neither a name in the abstract namespace nor anything that a kubelet or a parser could take for more than a path.
-fn unix(path: &str) -> Result<Endpoint, String> {
+/// Rejects abstract sockets, and characters to which the kubelet or a parser gives a meaning.
+fn parse_unix(path: &str) -> Result<Endpoint, String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
     let is_path = path.starts_with('/')
-        && path.len() <= LONGEST_PATH
+        && path.len() <= MAX_PATH_LENGTH
         && path.bytes().all(is_plain)
         && path
             .split('/')
             .skip(1)
             .all(|part| !matches!(part, "" | "." | ".."));
     is_path.then(|| Endpoint::Unix(path.to_owned())).ok_or_else(|| {
-        let found = told(path);
+        let found = excerpt(path);
         format!(
-            "{found} is no path of a socket; give an absolute one of letters, digits and ._- of at most {LONGEST_PATH} bytes, as unix:///run/app.sock"
+            "{found} is not a socket path; use an absolute path of letters, digits and ._- of at most {MAX_PATH_LENGTH} bytes, such as unix:///run/app.sock"
         )
     })
 }
@@ -138,37 +142,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_endpoint_of_the_pod_is_refused_and_told() {
+    fn what_is_not_an_endpoint_of_the_pod_is_rejected_with_the_reason() {
         let long = format!("1=unix:///{}", "a".repeat(107));
         let many: Vec<_> = (1..=65).map(|port| format!("{port}=0.0.0.0:1")).collect();
         let many = many.join(",");
         for (text, words) in [
-            ("8080", "no PORT=ENDPOINT"),
-            ("1=0.0.0.0:1,", "no PORT=ENDPOINT"),
-            ("http=0.0.0.0:1", "\"http\" is no port"),
-            ("0=0.0.0.0:1", "no port"),
-            ("+1=0.0.0.0:1", "no port"),
-            ("65536=0.0.0.0:1", "no port"),
-            ("1=0.0.0.0:1,1=0.0.0.0:2", "port 1 is there twice"),
-            ("1=", "no endpoint"),
-            ("1=127.0.0.1", "no endpoint"),
-            ("1=127.0.0.1:0", "no endpoint"),
-            ("1=127.0.0.1:65536", "no endpoint"),
-            ("1=localhost:1", "no endpoint"),
+            ("8080", "not PORT=ENDPOINT"),
+            ("1=0.0.0.0:1,", "not PORT=ENDPOINT"),
+            ("http=0.0.0.0:1", "\"http\" is not a port"),
+            ("0=0.0.0.0:1", "not a port"),
+            ("+1=0.0.0.0:1", "not a port"),
+            ("65536=0.0.0.0:1", "not a port"),
+            ("1=0.0.0.0:1,1=0.0.0.0:2", "port 1 is given twice"),
+            ("1=", "not an endpoint"),
+            ("1=127.0.0.1", "not an endpoint"),
+            ("1=127.0.0.1:0", "not an endpoint"),
+            ("1=127.0.0.1:65536", "not an endpoint"),
+            ("1=localhost:1", "not an endpoint"),
             ("1=10.0.0.1:1", "not in the pod"),
             ("1=127.0.0.6:1", "not in the pod"),
             ("1=[::ffff:127.0.0.1]:1", "not in the pod"),
-            ("1=127.0.0.1:15000", "port 15000 is the proxy's own"),
-            ("1=0.0.0.0:15001", "port 15001 is the proxy's own"),
-            ("15006=127.0.0.1:1", "port 15006 is the proxy's own"),
-            ("1=unix://run/app.sock", "no path"),
-            ("1=unix:///", "no path"),
-            ("1=unix:///run//app.sock", "no path"),
-            ("1=unix:///run/../app.sock", "no path"),
-            ("1=unix:///run/$(TOKEN)", "no path"),
-            ("1=unix:///run/a\"b", "no path"),
-            ("1=unix://@abstract", "no path"),
-            (long.as_str(), "no path"),
+            ("1=127.0.0.1:15000", "port 15000 belongs to the proxy"),
+            ("1=0.0.0.0:15001", "port 15001 belongs to the proxy"),
+            ("15006=127.0.0.1:1", "port 15006 belongs to the proxy"),
+            ("1=unix://run/app.sock", "not a socket path"),
+            ("1=unix:///", "not a socket path"),
+            ("1=unix:///run//app.sock", "not a socket path"),
+            ("1=unix:///run/../app.sock", "not a socket path"),
+            ("1=unix:///run/$(TOKEN)", "not a socket path"),
+            ("1=unix:///run/a\"b", "not a socket path"),
+            ("1=unix://@abstract", "not a socket path"),
+            (long.as_str(), "not a socket path"),
             (many.as_str(), "more than 64"),
         ] {
             let why = parse(text).unwrap_err();

@@ -12,7 +12,7 @@ fn merged(mut base: Value, over: Value) -> Value {
 }
 
 #[test]
-fn items_are_told_apart_by_the_fields_that_kubernetes_names() {
+fn items_are_matched_by_the_merge_keys_of_kubernetes() {
     let base = json!({
         "containers": [{"name": "app", "image": "a"}],
         "env": [{"name": "A", "value": "1"}],

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Config, Injector, Outcome, Request, previous};
+use crate::{Config, Injector, Outcome, Request, revert};
 
 fn inject(pod: &Value) -> Value {
     let injector = Injector::new(Config::default()).unwrap();
@@ -25,8 +25,8 @@ fn with(container: Value) -> Value {
     json!({"metadata": {"name": "web"}, "spec": {"containers": [container]}})
 }
 
-fn told(pod: &Value) -> Value {
-    let text = proxy_of(pod).and_then(|it| tree::variable(it, PROBERS));
+fn excerpt(pod: &Value) -> Value {
+    let text = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
     serde_json::from_str(text.unwrap_or("null")).unwrap()
 }
 
@@ -71,8 +71,8 @@ fn probes_of_three_kinds_and_hooks_of_two_are_asked_of_the_agent() {
         "/app-health/app/startupz": {"grpc": {"port": 8082, "service": "x"}},
         "/app-lifecycle/app/prestopz": {"httpGet": {"path": "/bye", "port": 8080}},
     });
-    assert_eq!(told(&injected), expected);
-    assert_eq!(previous::strip(&injected), pod);
+    assert_eq!(excerpt(&injected), expected);
+    assert_eq!(revert::original_pod(&injected), pod);
 }
 
 #[test]
@@ -83,8 +83,8 @@ fn a_port_with_an_unknown_name_leaves_its_probe_alone() {
     );
     let injected = inject(&pod);
     assert_eq!(injected["spec"]["containers"][0]["readinessProbe"], probe);
-    let told = told(&injected);
-    assert_eq!(told.as_object().unwrap().len(), 1, "{told}");
+    let message = excerpt(&injected);
+    assert_eq!(message.as_object().unwrap().len(), 1, "{message}");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_probe_of_the_agents_own_port_and_one_that_executes_are_left_alone() {
         injected["spec"]["containers"][0],
         pod["spec"]["containers"][0]
     );
-    assert_eq!(told(&injected), Value::Null);
+    assert_eq!(excerpt(&injected), Value::Null);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_pod_may_keep_its_probes_or_have_them_asked_elsewhere() {
 }
 
 #[test]
-fn a_second_injection_adds_what_came_meanwhile_and_keeps_what_was_told() {
+fn a_second_injection_adds_new_probes_and_keeps_those_of_the_first() {
     let pod =
         with(json!({"name": "app", "readinessProbe": {"httpGet": {"path": "/", "port": 80}}}));
     let mut injected = inject(&pod);
@@ -138,8 +138,8 @@ fn a_second_injection_adds_what_came_meanwhile_and_keeps_what_was_told() {
         "/app-health/app/readyz": {"httpGet": {"path": "/", "port": 80}},
         "/app-health/late/livez": {"tcpSocket": {"port": 9}},
     });
-    assert_eq!(told(&again), expected);
-    // Where the variable was lost, it is made anew.
+    assert_eq!(excerpt(&again), expected);
+    // Without the variable, it is computed anew.
     let mut lost = inject(&pod);
     let env = lost
         .pointer_mut("/spec/containers/1/env")
@@ -149,13 +149,13 @@ fn a_second_injection_adds_what_came_meanwhile_and_keeps_what_was_told() {
     env.retain(|it| it["name"] != PROBERS);
     lost["spec"]["containers"][0]["livenessProbe"] = json!({"tcpSocket": {"port": 5}});
     assert_eq!(
-        told(&inject(&lost)),
+        excerpt(&inject(&lost)),
         json!({"/app-health/app/livez": {"tcpSocket": {"port": 5}}})
     );
 }
 
 #[test]
-fn what_another_told_the_agent_and_cannot_be_read_is_refused() {
+fn unreadable_probes_of_another_injector_are_rejected() {
     let mut pod = with(json!({"name": "app", "readinessProbe": {"httpGet": {"port": 80}}}));
     let proxy = json!({"name": "istio-proxy", "env": [{"name": PROBERS, "value": "{"}]});
     pod["spec"]["containers"]
@@ -169,6 +169,6 @@ fn what_another_told_the_agent_and_cannot_be_read_is_refused() {
         owner: None,
         environment: &[],
     };
-    let told = injector.inject(&request).unwrap_err().to_string();
-    assert!(told.contains(PROBERS), "{told}");
+    let message = injector.inject(&request).unwrap_err().to_string();
+    assert!(message.contains(PROBERS), "{message}");
 }

@@ -1,30 +1,30 @@
-//! What a template comes to.
+//! Renders a template for one pod.
 
 use serde_json::{Map, Value};
 
 use super::{Conditions, VALUE, WHEN};
-use crate::{bootstrap, facts::Facts};
+use crate::{bootstrap, variables::Variables};
 
-/// Whether something is there.
-pub(super) enum Left {
-    In(Value),
-    Out,
+/// Result of rendering a value.
+pub(super) enum Rendered {
+    Present(Value),
+    Omitted,
 }
 
-/// What a text is made of.
+/// A part of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     Text(&'a str),
-    /// `${NAME}` or `${NAME|DEFAULT}`.
-    Fact {
+    /// `${NAME}` or `${NAME|DEFAULT}` in a text.
+    Variable {
         name: &'a str,
         default: Option<&'a str>,
     },
-    /// A `${` without an end.
+    /// A `${` without a closing brace.
     Open(&'a str),
 }
 
-/// The parts of a text. `$${` is `${` itself.
+/// Splits a text into parts. `$${` escapes `${`.
 pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = text;
@@ -45,7 +45,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
             Some((name, default)) => (name, Some(default)),
             None => (inner, None),
         };
-        parts.push(Part::Fact { name, default });
+        parts.push(Part::Variable { name, default });
         rest = from.get(end + 1..).unwrap_or_default();
     }
     parts.push(Part::Text(rest));
@@ -53,7 +53,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// What stands at `$when`, as a list; `None` for what is no text.
+/// Returns the conditions of `$when` as a list; `None` for one that is not a string.
 pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     value.as_array().map_or_else(
         || vec![value.as_str()],
@@ -61,98 +61,99 @@ pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     )
 }
 
-/// Fields below which Kubernetes takes texts alone: a number there is written out.
+/// Fields in which Kubernetes accepts only strings: numbers are formatted there.
 const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
 
-/// What a template is rendered with.
+/// Inputs of rendering.
 pub(super) struct Rendering<'a> {
-    pub(super) facts: &'a Facts,
+    pub(super) variables: &'a Variables,
     pub(super) holds: &'a Conditions,
-    /// Made only where a template has it.
+    /// Rendered only if a template uses it.
     pub(super) bootstrap: Option<&'a str>,
 }
 
 impl Rendering<'_> {
-    /// A value with its facts in their places. A list or a map of which everything was left out is left out itself.
-    pub(super) fn value(&self, value: &Value, is_text: bool) -> Result<Left, String> {
+    /// Replaces the variables in a value. A list or map of which every part is omitted is omitted itself.
+    pub(super) fn value(&self, value: &Value, is_text: bool) -> Result<Rendered, String> {
         match value {
             Value::String(text) => self.text(text, is_text),
             Value::Array(items) => {
-                let mut left = Vec::new();
+                let mut rendered = Vec::new();
                 for item in items {
-                    if let Left::In(item) = self.value(item, is_text)? {
-                        left.push(item);
+                    if let Rendered::Present(item) = self.value(item, is_text)? {
+                        rendered.push(item);
                     }
                 }
-                if left.is_empty() && !items.is_empty() {
-                    return Ok(Left::Out);
+                if rendered.is_empty() && !items.is_empty() {
+                    return Ok(Rendered::Omitted);
                 }
-                Ok(Left::In(left.into()))
+                Ok(Rendered::Present(rendered.into()))
             }
             Value::Object(fields) => self.map(fields, is_text),
-            Value::Null | Value::Bool(_) | Value::Number(_) => Ok(Left::In(value.clone())),
+            Value::Null | Value::Bool(_) | Value::Number(_) => Ok(Rendered::Present(value.clone())),
         }
     }
 
-    fn map(&self, fields: &Map<String, Value>, is_text: bool) -> Result<Left, String> {
+    fn map(&self, fields: &Map<String, Value>, is_text: bool) -> Result<Rendered, String> {
         let wanted = fields.get(WHEN).map(conditions).unwrap_or_default();
         if !wanted
             .into_iter()
             .flatten()
-            .all(|said| self.holds.hold(said))
+            .all(|condition| self.holds.hold(condition))
         {
-            return Ok(Left::Out);
+            return Ok(Rendered::Omitted);
         }
         if let Some(only) = fields.get(VALUE) {
             return self.value(only, is_text);
         }
-        let mut left = Map::new();
+        let mut rendered = Map::new();
         for (key, field) in fields.iter().filter(|(key, _)| *key != WHEN) {
             let is_text = is_text || TEXTS.contains(&key.as_str());
-            if let Left::In(field) = self.value(field, is_text)? {
-                left.insert(key.clone(), field);
+            if let Rendered::Present(field) = self.value(field, is_text)? {
+                rendered.insert(key.clone(), field);
             }
         }
-        if left.is_empty() && !fields.is_empty() {
-            return Ok(Left::Out);
+        if rendered.is_empty() && !fields.is_empty() {
+            return Ok(Rendered::Omitted);
         }
-        Ok(Left::In(left.into()))
+        Ok(Rendered::Present(rendered.into()))
     }
 
-    /// A text that is one fact has that fact's type, where a type is wanted; one with a fact that is nothing is left out.
-    fn text(&self, text: &str, is_text: bool) -> Result<Left, String> {
+    /// A text that is a single variable keeps the variable's type where other types are allowed. A text with an
+    /// unset variable is omitted.
+    fn text(&self, text: &str, is_text: bool) -> Result<Rendered, String> {
         let parts = parts(text);
         let get = |name: &str, default: Option<&str>| {
             let default = || default.map(Value::from);
-            let found = if name == bootstrap::FACT.0 {
+            let found = if name == bootstrap::VARIABLE.0 {
                 self.bootstrap.map(Value::from)
             } else {
-                self.facts.get(name)
+                self.variables.get(name)
             };
             found.or_else(default)
         };
-        if let [Part::Fact { name, default }] = parts.as_slice()
+        if let [Part::Variable { name, default }] = parts.as_slice()
             && !is_text
         {
-            return Ok(get(name, *default).map_or(Left::Out, Left::In));
+            return Ok(get(name, *default).map_or(Rendered::Omitted, Rendered::Present));
         }
         let mut whole = String::new();
         for part in parts {
             match part {
                 Part::Text(text) | Part::Open(text) => whole.push_str(text),
-                Part::Fact { name, default } => {
+                Part::Variable { name, default } => {
                     let Some(found) = get(name, default) else {
-                        return Ok(Left::Out);
+                        return Ok(Rendered::Omitted);
                     };
-                    whole.push_str(&words(name, &found)?);
+                    whole.push_str(&to_text(name, &found)?);
                 }
             }
         }
-        Ok(Left::In(whole.into()))
+        Ok(Rendered::Present(whole.into()))
     }
 }
 
-fn words(name: &str, value: &Value) -> Result<String, String> {
+fn to_text(name: &str, value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Bool(_) | Value::Number(_) => Ok(value.to_string()),

@@ -9,7 +9,7 @@ fn refused(text: &str) -> (usize, String) {
     }
 }
 
-/// What a template comes to for a small pod, put into its annotations.
+/// Renders a template for a small pod, as part of its annotations.
 fn rendered(text: &str) -> Value {
     let config = Config {
         templates: BTreeMap::from([("mine".to_owned(), text.to_owned())]),
@@ -48,30 +48,33 @@ fn what_there_is_not_is_named_with_its_line() {
     for (text, line, words) in [
         ("spec:\n  hostname: ${pod.nam}", 2, "\"pod.nam\""),
         ("spec:\n  hostname: ${annotation:}", 2, "annotation:"),
-        ("spec:\n\n  hostname: a${pod.name", 3, "no }"),
+        ("spec:\n\n  hostname: a${pod.name", 3, "no closing }"),
         ("metadata:\n  name: x", 2, "labels or annotations"),
         ("kind: Pod", 1, "metadata or spec"),
         (
             "spec:\n  a: {$when: windows, b: 1}",
             2,
-            "\"windows\" is no condition",
+            "unknown condition \"windows\"",
         ),
         ("spec:\n  a: {$when: 3}", 2, "$when"),
         ("spec:\n  a: {$if: cni}", 2, "\"$if\""),
-        ("spec:\n  a: {$value: 1, b: 2}", 2, "$when alone"),
+        ("spec:\n  a: {$value: 1, b: 2}", 2, "$when only"),
         ("spec:\n  a: {$patch: keep}", 2, "$patch"),
-        ("- a", 1, "no map"),
-        ("spec: 3", 1, "no map"),
-        ("spec:\n  a: [", 2, "no YAML"),
+        ("- a", 1, "not a map"),
+        ("spec: 3", 1, "not a map"),
+        ("spec:\n  a: [", 2, "not valid YAML"),
     ] {
         let (found, why) = refused(text);
         assert!(why.contains(words), "{text}: {why}");
-        assert!(found == line || words == "no YAML", "{text}: line {found}");
+        assert!(
+            found == line || words == "not valid YAML",
+            "{text}: line {found}"
+        );
     }
 }
 
 #[test]
-fn a_fact_keeps_its_type_where_it_stands_alone() {
+fn a_variable_keeps_its_type_where_it_stands_alone() {
     let pod = rendered(
         "spec:\n  a: ${proxy.statusPort}\n  b: x${proxy.statusPort}\n  c: ${proxy.resources}\n  d: $${pod.name}\n",
     );
@@ -116,14 +119,14 @@ fn conditions_let_in_and_leave_out() {
 }
 
 #[test]
-fn nothing_that_a_pod_says_becomes_structure() {
+fn nothing_in_a_pod_becomes_structure() {
     let pod = rendered("spec:\n  hostname: '${annotation:note}'\n");
     assert_eq!(pod["spec"]["hostname"], "a } b\ncontainers: []");
     assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn a_list_within_a_text_is_told() {
+fn a_list_within_a_text_is_rejected() {
     let config = Config {
         templates: BTreeMap::from([(
             "mine".to_owned(),
@@ -139,24 +142,24 @@ fn a_list_within_a_text_is_told() {
         owner: None,
         environment: &[],
     };
-    let told = Injector::new(config)
+    let message = Injector::new(config)
         .unwrap()
         .inject(&request)
         .unwrap_err()
         .to_string();
     assert!(
-        told.contains("\"mine\"") && told.contains("proxy.resources"),
-        "{told}"
+        message.contains("\"mine\"") && message.contains("proxy.resources"),
+        "{message}"
     );
 }
 
 #[test]
 fn templates_and_aliases_that_are_named_have_to_be_there() {
     for text in ["defaultTemplates: [gateway]", "aliases: {x: [gateway]}"] {
-        let told = Injector::new(Config::parse(text).unwrap())
+        let message = Injector::new(Config::parse(text).unwrap())
             .unwrap_err()
             .to_string();
-        assert!(told.contains("gateway"), "{told}");
+        assert!(message.contains("gateway"), "{message}");
     }
     let fine = "aliases: {usual: [sidecar]}\ndefaultTemplates: [usual]";
     assert!(Injector::new(Config::parse(fine).unwrap()).is_ok());
@@ -182,9 +185,9 @@ fn every_label_and_annotation_of_the_built_in_templates_is_in_the_table() {
 }
 
 #[test]
-fn the_page_lists_every_fact_and_every_condition() {
+fn the_page_lists_every_variable_and_every_condition() {
     let page = include_str!("../../README.md");
-    let all = facts::TABLE.iter().chain([&bootstrap::FACT]);
+    let all = variables::TABLE.iter().chain([&bootstrap::VARIABLE]);
     for (name, help) in all.chain(CONDITIONS) {
         let row = format!("| `{name}` | {help} |");
         assert!(page.contains(&row), "the page has no line {row}");

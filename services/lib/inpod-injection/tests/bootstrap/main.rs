@@ -1,6 +1,6 @@
-//! The bootstrap of the template `standalone`: by the schema of what Envoy takes (`model`), and by an Envoy where one is
-//! named: `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
-// cfg(test), so that clippy sees that all of this is a test.
+//! Tests the bootstrap of the template `standalone` against a schema of Envoy's API (`model`), and against a real Envoy
+//! if one is named: `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
+// cfg(test) marks all of this as test code for clippy.
 #![cfg(test)]
 
 mod model;
@@ -10,18 +10,18 @@ use std::net::IpAddr;
 
 use inpod_injection::{Config, Injector, Outcome, Request};
 use model::{Bootstrap, Way};
-use mutations::{mutations, places};
+use mutations::{mutations, positions};
 use serde_json::{Value, json};
 
 const KEY: &str = "inpod.io/default-endpoints";
 
-/// One of each form.
+/// Endpoints, one of each form.
 const ENDPOINTS: &str =
     "8080=127.0.0.1:80,8081=[::1]:81,8082=0.0.0.0:82,8083=[::]:83,8084=unix:///run/app.sock";
 
 const POD: &str = "10.0.0.9";
 
-/// What the injector makes of a pod with annotations.
+/// Injects into a pod with annotations.
 fn injected(config: &str, annotations: &Value) -> Result<Value, String> {
     let mut config = Config::parse(config).unwrap();
     if config.default_templates == ["sidecar"] && config.templates.is_empty() {
@@ -51,12 +51,12 @@ fn proxy(pod: &Value) -> &Value {
     containers.find(|it| it["name"] == "istio-proxy").unwrap()
 }
 
-/// The bootstrap as the kubelet hands it to the proxy of a pod with this address.
+/// Returns the bootstrap as the kubelet passes it to the proxy of a pod with this address.
 fn text(config: &str, annotations: &Value) -> String {
     let pod = injected(config, annotations).unwrap();
     let args = proxy(&pod)["args"].as_array().unwrap().clone();
-    let place = args.iter().position(|arg| arg == "--config-yaml").unwrap();
-    let text = args[place + 1].as_str().unwrap();
+    let position = args.iter().position(|arg| arg == "--config-yaml").unwrap();
+    let text = args[position + 1].as_str().unwrap();
     let given = text.replace("$(INSTANCE_IP)", POD);
     assert!(!given.contains('$'), "{given}");
     given
@@ -66,7 +66,7 @@ fn document(config: &str, annotations: &Value) -> Value {
     serde_json::from_str(&text(config, annotations)).unwrap()
 }
 
-/// Reads a bootstrap as strictly as Envoy does.
+/// Parses a bootstrap as strictly as Envoy does.
 fn read(document: &Value) -> Result<Bootstrap, String> {
     let read: Bootstrap =
         serde_json::from_value(document.clone()).map_err(|error| error.to_string())?;
@@ -77,12 +77,12 @@ fn read(document: &Value) -> Result<Bootstrap, String> {
         .ok_or_else(|| faults.join("; "))
 }
 
-/// Annotations that say how long the proxy serves on.
+/// Annotations with the drain duration of the proxy.
 fn drains(duration: &str) -> Value {
     json!({"proxy.istio.io/config": format!("terminationDrainDuration: {duration}")})
 }
 
-/// Everything that can be made of it.
+/// Returns all variants of the bootstrap.
 fn variants() -> Vec<(&'static str, Value)> {
     let tproxy = json!({"sidecar.istio.io/interceptionMode": "TPROXY"});
     let each = ENDPOINTS
@@ -118,8 +118,8 @@ fn a_field_of_another_name_or_type_is_found_wherever_it_stands() {
     let mut count = 0;
     for annotations in [json!({(KEY): ENDPOINTS}), tproxy] {
         let document = document("", &annotations);
-        for place in places(&document, "") {
-            for (what, mutated) in mutations(&document, &place) {
+        for position in positions(&document, "") {
+            for (what, mutated) in mutations(&document, &position) {
                 assert!(read(&mutated).is_err(), "{what}");
                 count += 1;
             }
@@ -158,9 +158,9 @@ const OPTIONAL: [&str; 22] = [
 fn a_required_field_that_is_missing_is_found() {
     let document = document("", &json!({(KEY): ENDPOINTS}));
     let mut count = 0;
-    for place in places(&document, "").into_iter().skip(1) {
-        let (parent, key) = place.rsplit_once('/').unwrap();
-        // Names of chains and routes, too, are Envoy's to give; so is a rewrite and a prefix's length.
+    for position in positions(&document, "").into_iter().skip(1) {
+        let (parent, key) = position.rsplit_once('/').unwrap();
+        // Envoy also permits chains and routes without a name, a route without a rewrite, and a range without a length.
         let is_name =
             key == "name" && (parent.contains("chain") || parent.ends_with("route_config"));
         let is_optional =
@@ -176,7 +176,7 @@ fn a_required_field_that_is_missing_is_found() {
             count += 1;
             continue;
         }
-        panic!("{place} may be missing");
+        panic!("{position} may be missing");
     }
     assert!(count > 100, "{count}");
 }
@@ -204,7 +204,7 @@ fn way(to: Option<&str>, from: &[&str]) -> Way {
 }
 
 #[test]
-fn a_port_is_led_where_its_endpoint_says_and_any_other_where_it_was_going() {
+fn a_port_is_forwarded_to_its_endpoint_and_any_other_to_its_original_destination() {
     let original = || (way(None, &["127.0.0.6"]), way(None, &["::6"]));
     let both = |to: &str, from: &[&str]| (way(Some(to), from), way(Some(to), from));
     let marks = ["127.0.0.6", "::6"];
@@ -254,21 +254,24 @@ fn a_proxy_that_keeps_the_clients_address_is_transparent() {
     assert_eq!(inbound["transparent"], Value::Null);
     let mut both = tproxy.clone();
     both[KEY] = "80=0.0.0.0:80".into();
-    let told = injected("", &both).unwrap_err();
+    let message = injected("", &both).unwrap_err();
     assert!(
-        told.starts_with(&format!("annotation {KEY}: ")) && told.contains("TPROXY"),
-        "{told}"
+        message.starts_with(&format!("annotation {KEY}: ")) && message.contains("TPROXY"),
+        "{message}"
     );
 }
 
 #[test]
 fn an_endpoint_that_no_template_takes_is_refused() {
     let sidecar = "defaultTemplates: [usual]\naliases: {usual: [sidecar]}";
-    let told = injected(sidecar, &json!({(KEY): "80=0.0.0.0:80"})).unwrap_err();
-    assert!(told.starts_with(&format!("annotation {KEY}: ")), "{told}");
+    let message = injected(sidecar, &json!({(KEY): "80=0.0.0.0:80"})).unwrap_err();
     assert!(
-        told.contains("standalone") && told.contains("Sidecar resource"),
-        "{told}"
+        message.starts_with(&format!("annotation {KEY}: ")),
+        "{message}"
+    );
+    assert!(
+        message.contains("standalone") && message.contains("Sidecar resource"),
+        "{message}"
     );
     injected(sidecar, &json!({(KEY): ""})).unwrap();
     let own = "defaultTemplates: [own]\ntemplates: {own: \"spec: {containers: [{name: istio-proxy, args: [--config-yaml, '${proxy.bootstrap}']}]}\"}";
@@ -276,10 +279,10 @@ fn an_endpoint_that_no_template_takes_is_refused() {
     assert!(own.contains("inbound|80||"), "{own}");
 }
 
-/// Those of the port that tells whether the proxy is ready.
+/// Routes of the port that reports the proxy's readiness.
 fn routes(document: &Value) -> &Value {
-    let place = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-    document.pointer(place).unwrap()
+    let position = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+    document.pointer(position).unwrap()
 }
 
 #[test]
@@ -337,7 +340,7 @@ fn a_proxy_without_an_agent_leaves_probes_alone_and_answers_its_own() {
     );
 }
 
-/// The longest argument of a process is 128 KiB (execve(2), MAX_ARG_STRLEN).
+/// Maximum length of a process argument, 128 KiB (execve(2), MAX_ARG_STRLEN).
 #[test]
 fn the_longest_bootstrap_fits_into_one_argument() {
     let path = "a".repeat(106);
@@ -379,7 +382,7 @@ fn a_real_envoy_takes_every_variant() {
             .args(arguments)
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{config} {annotations}: {told}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{config} {annotations}: {message}");
     }
 }

@@ -1,7 +1,7 @@
-//! The parts of Envoy's API v3 that the bootstrap uses, and no more: names and types of fields, what is required, and the
-//! bounds that Envoy checks. Read off the .proto files of github.com/envoyproxy/data-plane-api at 84e84367 (2026-01-29):
-//! envoy/config/{bootstrap,listener,cluster,endpoint,route,core}/v3 and envoy/extensions/filters/.../v3. JSON is that of
-//! proto3: a oneof is one key, an Any has `@type` beside its fields, a Duration is a text that ends in `s`.
+//! The parts of Envoy's API v3 that the bootstrap uses: names and types of fields, required fields, and the bounds that
+//! Envoy validates. From the .proto files of github.com/envoyproxy/data-plane-api at 84e84367 (2026-01-29), packages
+//! `envoy.config.{bootstrap,listener,cluster,endpoint,route,core}.v3` and `envoy.extensions.filters`. JSON is that of
+//! proto3: a oneof is one key, an Any has `@type` among its fields, a Duration is a string that ends in `s`.
 
 mod checks;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 pub(crate) use checks::Way;
 
-/// `(validate.rules).string = {min_len: 1}`.
+/// `(validate.rules).string = {min_len: 1}` of the API.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(pub(crate) String);
 
@@ -23,7 +23,7 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// google.protobuf.Duration, in nanoseconds.
+/// A `google.protobuf.Duration`, in nanoseconds.
 #[derive(Debug)]
 pub(crate) struct Duration(u128);
 
@@ -238,7 +238,7 @@ struct FaultDelay {
     _percentage: Option<FractionalPercent>,
 }
 
-/// Of a hundred, where no denominator is named.
+/// The denominator defaults to a hundred.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FractionalPercent {
@@ -267,7 +267,7 @@ struct VirtualHost {
 struct Route {
     #[serde(rename = "match")]
     _match: RouteMatch,
-    /// Of these two, one is required.
+    /// Exactly one of these two is required.
     route: Option<RouteAction>,
     direct_response: Option<DirectResponse>,
     typed_per_filter_config: Option<PerFilter>,
@@ -279,7 +279,7 @@ struct DirectResponse {
     status: u16,
 }
 
-/// By the names of filters that the chain has.
+/// Keyed by the names of the chain's filters.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PerFilter {

@@ -1,18 +1,18 @@
-//! A document that is wrong in one place.
+//! Mutations of a document, each wrong in one position.
 
 use serde_json::{Value, json};
 
-/// The places of all values of a document.
-pub(crate) fn places(value: &Value, at: &str) -> Vec<String> {
+/// Returns the positions of all values of a document.
+pub(crate) fn positions(value: &Value, at: &str) -> Vec<String> {
     let below: Vec<_> = match value {
         Value::Object(fields) => fields
             .iter()
-            .flat_map(|(key, value)| places(value, &format!("{at}/{}", key.replace('/', "~1"))))
+            .flat_map(|(key, value)| positions(value, &format!("{at}/{}", key.replace('/', "~1"))))
             .collect(),
         Value::Array(items) => {
             let items = items.iter().enumerate();
             items
-                .flat_map(|(index, value)| places(value, &format!("{at}/{index}")))
+                .flat_map(|(index, value)| positions(value, &format!("{at}/{index}")))
                 .collect()
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
@@ -20,16 +20,16 @@ pub(crate) fn places(value: &Value, at: &str) -> Vec<String> {
     [vec![at.to_owned()], below].concat()
 }
 
-/// The document with one place of it changed, in every way that makes it wrong.
-pub(crate) fn mutations(document: &Value, place: &str) -> Vec<(String, Value)> {
+/// Returns the document with one position changed in every way that makes it invalid.
+pub(crate) fn mutations(document: &Value, position: &str) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     let mut with = |what: &str, value: Value| {
         let mut mutated = document.clone();
-        *mutated.pointer_mut(place).unwrap() = value;
-        all.push((format!("{place}: {what}"), mutated));
+        *mutated.pointer_mut(position).unwrap() = value;
+        all.push((format!("{position}: {what}"), mutated));
     };
-    let old = document.pointer(place).unwrap();
-    let key = place.rsplit('/').next().unwrap();
+    let old = document.pointer(position).unwrap();
+    let key = position.rsplit('/').next().unwrap();
     match old {
         Value::Object(_) => with("a list for a map", json!([true])),
         Value::Array(_) => with("a map for a list", json!({"x": 1})),

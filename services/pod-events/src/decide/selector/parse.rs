@@ -1,43 +1,38 @@
-//! The setting as text: YAML or JSON, a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
+//! Parses the setting: YAML or JSON, a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
 
 use std::{collections::BTreeSet, str::FromStr};
 
 use serde_json::{Map, Value};
 
-use super::{Entry, Requirement, Selector, Selectors, Test};
+use super::{Entry, Operator, Requirement, Selector, Selectors};
 use crate::ztunnels::{is_label, is_name};
 
-/// Why a text is no list of selectors.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSelectors {
-    /// It cannot be read.
     #[error("setting enablement_selectors is neither YAML nor JSON: {0}")]
     Text(String),
-    /// It is no list.
     #[error(
-        "setting enablement_selectors is no list of {{podSelector, namespaceSelector}}; [] lets nobody join"
+        "setting enablement_selectors is not a list of {{podSelector, namespaceSelector}}; [] selects no pod"
     )]
     NoList,
-    /// An entry cannot be used.
     #[error("setting enablement_selectors, entry {entry}: {field}: {why}")]
     Entry {
-        /// Which, counted from 1.
+        /// The entry's number, counted from 1.
         entry: usize,
-        /// The field, with its path from the entry.
+        /// The field's path within the entry.
         field: String,
-        /// What is wrong with it.
         why: String,
     },
 }
 
-/// What is wrong with a field, whose path grows on the way out.
+/// An error in a field, whose path grows while the error is passed up.
 #[derive(Debug)]
-struct Bad {
+struct FieldError {
     field: String,
     why: String,
 }
 
-impl Bad {
+impl FieldError {
     fn new(why: impl Into<String>) -> Self {
         Self {
             field: String::new(),
@@ -67,7 +62,7 @@ impl FromStr for Selectors {
         let entries = value.as_array().ok_or(InvalidSelectors::NoList)?;
         let numbered = entries.iter().zip(1..);
         let parsed = numbered.map(|(value, entry)| {
-            self::entry(value).map_err(|Bad { field, why }| {
+            self::entry(value).map_err(|FieldError { field, why }| {
                 let field = if field.is_empty() {
                     "itself".to_owned()
                 } else {
@@ -80,7 +75,7 @@ impl FromStr for Selectors {
     }
 }
 
-fn entry(value: &Value) -> Result<Entry, Bad> {
+fn entry(value: &Value) -> Result<Entry, FieldError> {
     let fields = object(value, &["podSelector", "namespaceSelector"])?;
     Ok(Entry {
         pods: field(fields, "podSelector", selector)?,
@@ -88,7 +83,7 @@ fn entry(value: &Value) -> Result<Entry, Bad> {
     })
 }
 
-fn selector(value: &Value) -> Result<Selector, Bad> {
+fn selector(value: &Value) -> Result<Selector, FieldError> {
     let fields = object(value, &["matchLabels", "matchExpressions"])?;
     let mut requirements = field(fields, "matchLabels", match_labels)?;
     requirements.extend(field(fields, "matchExpressions", |value| {
@@ -97,57 +92,61 @@ fn selector(value: &Value) -> Result<Selector, Bad> {
     Ok(Selector(requirements))
 }
 
-fn match_labels(value: &Value) -> Result<Vec<Requirement>, Bad> {
-    let labels = value.as_object().ok_or_else(|| Bad::new("is no map"))?;
+fn match_labels(value: &Value) -> Result<Vec<Requirement>, FieldError> {
+    let labels = value
+        .as_object()
+        .ok_or_else(|| FieldError::new("is not a map"))?;
     let equal = |(key, value): (&String, &Value)| {
         let value = label_value(value).map_err(|bad| bad.within(key))?;
         Ok(Requirement {
             key: label_key(key)?,
-            test: Test::In(BTreeSet::from([value])),
+            operator: Operator::In(BTreeSet::from([value])),
         })
     };
     labels.iter().map(equal).collect()
 }
 
-fn requirement(value: &Value) -> Result<Requirement, Bad> {
+fn requirement(value: &Value) -> Result<Requirement, FieldError> {
     let fields = object(value, &["key", "operator", "values"])?;
     let values: BTreeSet<String> = field(fields, "values", |value| list(value, label_value))?
         .into_iter()
         .collect();
-    let test = match text(fields, "operator")? {
-        "In" => Test::In(some(values)?),
-        "NotIn" => Test::NotIn(some(values)?),
-        "Exists" => none(&values).map(|()| Test::Exists)?,
-        "DoesNotExist" => none(&values).map(|()| Test::DoesNotExist)?,
+    let operator = match text(fields, "operator")? {
+        "In" => Operator::In(non_empty(values)?),
+        "NotIn" => Operator::NotIn(non_empty(values)?),
+        "Exists" => require_empty(&values).map(|()| Operator::Exists)?,
+        "DoesNotExist" => require_empty(&values).map(|()| Operator::DoesNotExist)?,
         other => {
             let why = format!("{other:?} is not In, NotIn, Exists or DoesNotExist");
-            return Err(Bad::new(why).within("operator"));
+            return Err(FieldError::new(why).within("operator"));
         }
     };
     let key = label_key(text(fields, "key")?).map_err(|bad| bad.within("key"))?;
-    Ok(Requirement { key, test })
+    Ok(Requirement { key, operator })
 }
 
-fn some(values: BTreeSet<String>) -> Result<BTreeSet<String>, Bad> {
+fn non_empty(values: BTreeSet<String>) -> Result<BTreeSet<String>, FieldError> {
     if values.is_empty() {
-        return Err(Bad::new("is empty: In and NotIn name at least one value").within("values"));
+        return Err(
+            FieldError::new("is empty: In and NotIn name at least one value").within("values"),
+        );
     }
     Ok(values)
 }
 
-fn none(values: &BTreeSet<String>) -> Result<(), Bad> {
+fn require_empty(values: &BTreeSet<String>) -> Result<(), FieldError> {
     if values.is_empty() {
         return Ok(());
     }
-    Err(Bad::new("is not empty: Exists and DoesNotExist name no value").within("values"))
+    Err(FieldError::new("is not empty: Exists and DoesNotExist name no value").within("values"))
 }
 
-/// What a field says; what an absent one does is said by `T`. As in Go, null is absent.
+/// Parses a field. As in Go, null counts as absent, and an absent field is `T::default()`.
 fn field<T: Default>(
     fields: &Map<String, Value>,
     name: &str,
-    parse: impl Fn(&Value) -> Result<T, Bad>,
-) -> Result<T, Bad> {
+    parse: impl Fn(&Value) -> Result<T, FieldError>,
+) -> Result<T, FieldError> {
     let value = fields.get(name).filter(|value| !value.is_null());
     value.map_or_else(
         || Ok(T::default()),
@@ -155,41 +154,50 @@ fn field<T: Default>(
     )
 }
 
-fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Bad> {
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, FieldError> {
     let value = fields
         .get(name)
-        .ok_or_else(|| Bad::new("is required").within(name))?;
+        .ok_or_else(|| FieldError::new("is required").within(name))?;
     value
         .as_str()
-        .ok_or_else(|| Bad::new("is no text").within(name))
+        .ok_or_else(|| FieldError::new("is not a string").within(name))
 }
 
-fn object<'a>(value: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, Bad> {
-    let fields = value.as_object().ok_or_else(|| Bad::new("is no map"))?;
+fn object<'a>(value: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, FieldError> {
+    let fields = value
+        .as_object()
+        .ok_or_else(|| FieldError::new("is not a map"))?;
     let unknown = fields.keys().find(|name| !known.contains(&name.as_str()));
     unknown.map_or(Ok(fields), |name| {
-        let why = format!("is unknown; there are {}", known.join(" and "));
-        Err(Bad::new(why).within(name))
+        let why = format!("is unknown; known fields are {}", known.join(" and "));
+        Err(FieldError::new(why).within(name))
     })
 }
 
-fn list<T>(value: &Value, parse: impl Fn(&Value) -> Result<T, Bad>) -> Result<Vec<T>, Bad> {
-    let items = value.as_array().ok_or_else(|| Bad::new("is no list"))?;
+fn list<T>(
+    value: &Value,
+    parse: impl Fn(&Value) -> Result<T, FieldError>,
+) -> Result<Vec<T>, FieldError> {
+    let items = value
+        .as_array()
+        .ok_or_else(|| FieldError::new("is not a list"))?;
     let parse = |(at, item)| parse(item).map_err(|bad| bad.within(&format!("[{at}]")));
     items.iter().enumerate().map(parse).collect()
 }
 
-fn label_key(text: &str) -> Result<String, Bad> {
+fn label_key(text: &str) -> Result<String, FieldError> {
     if is_label(text) {
         return Ok(text.to_owned());
     }
-    Err(Bad::new(format!("{text:?} is no name of a label")))
+    Err(FieldError::new(format!("{text:?} is not a label key")))
 }
 
-fn label_value(value: &Value) -> Result<String, Bad> {
+fn label_value(value: &Value) -> Result<String, FieldError> {
     match value.as_str() {
         Some(text) if text.is_empty() || is_name(text) => Ok(text.to_owned()),
-        Some(text) => Err(Bad::new(format!("{text:?} is no value of a label"))),
-        None => Err(Bad::new(format!("{value} is no text; quote it"))),
+        Some(text) => Err(FieldError::new(format!("{text:?} is not a label value"))),
+        None => Err(FieldError::new(format!(
+            "{value} is not a string; quote it"
+        ))),
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::testing::namespace;
 
-/// A pod's selector and a namespace's, as Kubernetes has them.
+/// A pod selector and a namespace selector in Kubernetes' own types.
 type Both = (Option<LabelSelector>, Option<LabelSelector>);
 
 fn labels(all: &[(&str, &str)]) -> Labels {
@@ -58,7 +58,7 @@ fn some_labels() -> impl Strategy<Value = Labels> {
     btree_map(select(vec!["a", "b"]).prop_map(str::to_owned), value, 0..3)
 }
 
-/// The words of Kubernetes' documentation, one after the other.
+/// Evaluates a selector as Kubernetes documents it.
 fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     let Some(selector) = selector else {
         return true;
@@ -86,7 +86,7 @@ fn parsed(entries: &[Both]) -> Selectors {
     text.parse().unwrap()
 }
 
-/// All labels that the namespace `shop` could have, as far as the selectors of these tests tell them apart.
+/// Returns all labels that the namespace `shop` could have, as far as the selectors of these tests distinguish them.
 fn possible() -> Vec<Labels> {
     let values = [
         None,
@@ -140,7 +140,7 @@ proptest! {
                 by_namespace: !is_nothing(entries[at].1.as_ref()),
             },
             None => Selected::Not {
-                but_for_the_pod: entries.iter().any(|(_, it)| selects(it.as_ref(), &all)),
+                namespace_matches: entries.iter().any(|(_, it)| selects(it.as_ref(), &all)),
             },
         };
         let selectors = parsed(&entries);
@@ -167,7 +167,7 @@ proptest! {
         let found = parsed(&entries).select(&pod, &namespace("shop"), false);
         match found {
             Selected::By { entry, .. } => prop_assert_eq!(Some(entry), surely),
-            Selected::Depends => prop_assert!(maybe && surely.is_none()),
+            Selected::Unknown => prop_assert!(maybe && surely.is_none()),
             Selected::Not { .. } => prop_assert!(!maybe),
         }
     }
@@ -229,15 +229,15 @@ fn yaml_json_and_what_go_takes_for_nothing_are_read() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told_by_the_setting_the_entry_and_the_field() {
+fn what_cannot_be_used_is_reported_by_the_setting_the_entry_and_the_field() {
     let expression =
         |text: &str| format!("[{{}}, {{podSelector: {{matchExpressions: [{text}]}}}}]");
     let at = "podSelector.matchExpressions[0]";
     for (text, words) in [
-        (String::new(), vec!["no list"]),
-        ("{podSelector: {}}".to_owned(), vec!["no list"]),
+        (String::new(), vec!["not a list"]),
+        ("{podSelector: {}}".to_owned(), vec!["not a list"]),
         ("[".to_owned(), vec!["neither YAML nor JSON"]),
-        ("[{}, x]".to_owned(), vec!["entry 2: itself: is no map"]),
+        ("[{}, x]".to_owned(), vec!["entry 2: itself: is not a map"]),
         (
             "[{podSelectors: {}}]".to_owned(),
             vec!["entry 1: podSelectors:", "unknown", "podSelector"],

@@ -1,6 +1,7 @@
-//! Random pods, decided by the code and by a plain reading of the reference (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that
-//! shares nothing with it but the names of annotations. Where `services/docs/sidecars.md` says that something is mended it is
-//! mended here too, with the number of the quirk.
+//! Compares decisions on random pods with a plain implementation of the reference
+//! (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that shares only the names of annotations with the code.
+//! Deviations from Istio that `services/docs/sidecars.md` lists as corrected quirks are corrected here too, with the
+//! number of the quirk.
 
 mod pods;
 
@@ -20,7 +21,7 @@ use pods::pods;
 
 const TRAFFIC: &str = "traffic.sidecar.istio.io/";
 
-/// What should become of a pod, and why; of a sidecar also how, or which annotation is malformed.
+/// The expected decision on a pod, with its reason, its sidecar redirection, or its malformed annotation.
 #[derive(Debug, PartialEq)]
 enum Verdict {
     Out(&'static str),
@@ -33,7 +34,7 @@ fn text<'a>(pod: &'a Value, kind: &str, name: &str) -> Option<&'a str> {
     pod["metadata"][kind].get(name)?.as_str()
 }
 
-/// Every container, those that come first in a pod's life first.
+/// Returns all containers, init containers first.
 fn containers(pod: &Value) -> Vec<&Value> {
     let mut all = Vec::new();
     for list in ["initContainers", "containers"] {
@@ -62,7 +63,7 @@ fn is_true(pod: &Value, variable: &str) -> bool {
     ["1", "t", "T", "TRUE", "true", "True"].contains(&value)
 }
 
-/// 3.2, for a pod that an injector has marked.
+/// Implements section 3.2 for an injected pod.
 fn is_skipped(pod: &Value) -> bool {
     if containers(pod).iter().any(|it| it["name"] == "istio-init") {
         return true;
@@ -79,11 +80,10 @@ fn is_skipped(pod: &Value) -> bool {
     }
     let inject = "sidecar.istio.io/inject";
     let value = text(pod, "labels", inject).or_else(|| text(pod, "annotations", inject));
-    // Quirk 10: `False` and the like are nothing to the injector.
+    // Quirk 10: the injector ignores values like `False`.
     if value == Some("false") {
         return true;
     }
-    // Quirk 9.
     text(pod, "annotations", "sidecar.istio.io/interceptionMode") == Some("NONE")
 }
 
@@ -117,9 +117,9 @@ fn verdict(pod: &Value, is_excluded: bool) -> Verdict {
 
 fn ports(pod: &Value, name: &str, default: &str) -> Result<Vec<u32>, String> {
     let name = format!("{TRAFFIC}{name}");
-    let said = text(pod, "annotations", &name).unwrap_or(default).trim();
+    let value = text(pod, "annotations", &name).unwrap_or(default).trim();
     let mut ports = BTreeSet::new();
-    for entry in said.split(',').filter(|_| !said.is_empty()) {
+    for entry in value.split(',').filter(|_| !value.is_empty()) {
         let entry = entry.trim();
         let digits = !entry.is_empty() && entry.chars().all(|it| it.is_ascii_digit());
         let number = entry.parse::<u32>().unwrap_or(u32::MAX);
@@ -128,7 +128,7 @@ fn ports(pod: &Value, name: &str, default: &str) -> Result<Vec<u32>, String> {
         }
         ports.insert(number);
     }
-    // Nobody connects to it.
+    // No connection uses port 0.
     ports.remove(&0);
     if ports.len() > 64 {
         Err(name)
@@ -154,7 +154,7 @@ fn octets(address: &str) -> Option<Vec<u8>> {
     (parts.len() == 4 && octets.len() == 4).then_some(octets)
 }
 
-/// The network without what is beyond its prefix, one bit after the other.
+/// Clears the bits after the prefix one by one.
 fn network(entry: &str) -> Option<String> {
     let (address, length) = entry.split_once('/')?;
     let mut octets = octets(address)?;
@@ -181,9 +181,9 @@ fn network(entry: &str) -> Option<String> {
 
 fn networks(pod: &Value, name: &str, default: &str) -> Result<BTreeSet<String>, String> {
     let name = format!("{TRAFFIC}{name}");
-    let said = text(pod, "annotations", &name).unwrap_or(default);
+    let value = text(pod, "annotations", &name).unwrap_or(default);
     let mut networks = BTreeSet::new();
-    for entry in said.split(',').filter(|_| !said.is_empty()) {
+    for entry in value.split(',').filter(|_| !value.is_empty()) {
         networks.insert(network(entry).ok_or_else(|| name.clone())?);
     }
     if networks.len() > 64 {
@@ -194,9 +194,9 @@ fn networks(pod: &Value, name: &str, default: &str) -> Result<BTreeSet<String>, 
 }
 
 fn interfaces(pod: &Value, name: &str) -> Result<Vec<String>, String> {
-    let said = text(pod, "annotations", name).unwrap_or("").trim();
+    let value = text(pod, "annotations", name).unwrap_or("").trim();
     let mut names = BTreeSet::new();
-    for entry in said.split(',').filter(|_| !said.is_empty()) {
+    for entry in value.split(',').filter(|_| !value.is_empty()) {
         let entry = entry.trim();
         let letters = ('a'..='z').chain('A'..='Z').collect::<String>();
         let others = letters.clone() + "0123456789_.-";
@@ -219,8 +219,8 @@ fn interfaces(pod: &Value, name: &str) -> Result<Vec<String>, String> {
 }
 
 fn id(pod: &Value, name: &str) -> u32 {
-    let said = proxy(pod).unwrap_or(&Value::Null)["securityContext"][name].as_u64();
-    match said {
+    let value = proxy(pod).unwrap_or(&Value::Null)["securityContext"][name].as_u64();
+    match value {
         None | Some(0) => 1337,
         Some(id) => u32::try_from(id).unwrap(),
     }
@@ -234,29 +234,29 @@ fn virtual_interfaces(pod: &Value) -> Result<Vec<String>, String> {
     }
 }
 
-/// 3.4, row by row.
+/// Implements section 3.4 row by row.
 fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
-    let said = |name: &str| text(pod, "annotations", &format!("{TRAFFIC}{name}"));
+    let value = |name: &str| text(pod, "annotations", &format!("{TRAFFIC}{name}"));
     let mode = "sidecar.istio.io/interceptionMode";
     let inbound_capture = match text(pod, "annotations", mode) {
         None | Some("REDIRECT") => wire::InboundCapture::Redirect,
         Some("TPROXY") => wire::InboundCapture::Tproxy,
         Some(_) => return Err(mode.to_owned()),
     };
-    let all_networks = said("includeOutboundIPRanges").is_none_or(|it| it == "*");
+    let all_networks = value("includeOutboundIPRanges").is_none_or(|it| it == "*");
     let included = match all_networks {
         true => BTreeSet::new(),
         false => networks(pod, "includeOutboundIPRanges", "")?,
     };
     let excluded = networks(pod, "excludeOutboundIPRanges", "")?;
-    // Quirk 12: `*` is no list.
+    // Quirk 12: `*` is not a list.
     let mut not_inbound = ports(pod, "excludeInboundPorts", "15020")?;
     not_inbound.extend([15020, 15021, 15090]);
     let not_inbound: BTreeSet<u32> = not_inbound.into_iter().collect();
     if not_inbound.len() > 64 {
         return Err(format!("{TRAFFIC}excludeInboundPorts"));
     }
-    let all_ports = said("includeInboundPorts").is_none_or(|it| it == "*");
+    let all_ports = value("includeInboundPorts").is_none_or(|it| it == "*");
     let inbound = if all_ports {
         Vec::new()
     } else {
@@ -296,7 +296,8 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
     })
 }
 
-/// What the code says of the same pod. Networks in the oracle's order, which means nothing.
+/// Returns the code's decision on the same pod, with its networks sorted like the oracle's, as their
+/// order has no meaning.
 fn decided(pod: &Value, is_excluded: bool) -> Verdict {
     let pod: k8s::Pod = serde_json::from_value(pod.clone()).unwrap();
     let pod = Pod::try_from(pod).unwrap();
@@ -310,7 +311,7 @@ fn decided(pod: &Value, is_excluded: bool) -> Verdict {
         excluded: &excluded,
         pods_may: Permissions::default(),
         sidecars: true,
-        is_left: false,
+        is_uninstalling: false,
     };
     let decision = decide(&pod, &namespace("shop"), true, &policy);
     match decision.enrollment {
@@ -324,15 +325,15 @@ fn decided(pod: &Value, is_excluded: bool) -> Verdict {
 }
 
 fn sorted(sidecar: crate::redirection::Sidecar) -> wire::SidecarRedirection {
-    let told = Redirection::Sidecar(Box::new(sidecar)).to_wire(&capture());
-    let Some(wire::redirection::Mode::Sidecar(mut told)) = told.mode else {
+    let redirection = Redirection::Sidecar(Box::new(sidecar)).to_wire(&capture());
+    let Some(wire::redirection::Mode::Sidecar(mut redirection)) = redirection.mode else {
         unreachable!("it is to a sidecar");
     };
-    told.excluded_outbound_networks.sort();
-    if let Some(networks) = &mut told.outbound_networks {
+    redirection.excluded_outbound_networks.sort();
+    if let Some(networks) = &mut redirection.outbound_networks {
         networks.networks.sort();
     }
-    told
+    redirection
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! The lists in annotations of pods with a sidecar (`inpod_types::lists`), each by its annotation's name.
+//! Parses the list annotations of pods with a sidecar (`inpod_types::lists`). Errors name the annotation.
 
 use std::{collections::BTreeSet, num::NonZeroU16};
 
@@ -6,8 +6,8 @@ use inpod_types::lists::{self, InvalidList};
 
 use super::{Malformed, Network, Selection};
 
-/// An annotation and what it says.
-type Said<'a> = (&'static str, &'a str);
+/// The name and value of an annotation.
+type Annotation<'a> = (&'static str, &'a str);
 
 fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T, Malformed> {
     read.map_err(|error| Malformed {
@@ -16,40 +16,41 @@ fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T,
     })
 }
 
-/// Everything where an annotation says `*`, else the list that it is.
+/// Parses `*` as everything, anything else as a list.
 pub(super) fn all_or<T: Ord>(
-    list: impl Fn(Said<'_>) -> Result<BTreeSet<T>, Malformed>,
-    said: Said<'_>,
+    list: impl Fn(Annotation<'_>) -> Result<BTreeSet<T>, Malformed>,
+    value: Annotation<'_>,
 ) -> Result<Selection<T>, Malformed> {
-    if said.1 == "*" {
+    if value.1 == "*" {
         return Ok(Selection::All);
     }
-    list(said).map(Selection::These)
+    list(value).map(Selection::These)
 }
 
-pub(super) fn ports((annotation, text): Said<'_>) -> Result<BTreeSet<NonZeroU16>, Malformed> {
+pub(super) fn ports((annotation, text): Annotation<'_>) -> Result<BTreeSet<NonZeroU16>, Malformed> {
     named(annotation, lists::ports(text))
 }
 
-/// With the proxy's own.
+/// Adds the proxy's own ports.
 pub(super) fn excluded_inbound(
-    (annotation, text): Said<'_>,
+    (annotation, text): Annotation<'_>,
 ) -> Result<BTreeSet<NonZeroU16>, Malformed> {
     named(annotation, lists::excluded_inbound(text))
 }
 
-pub(super) fn networks((annotation, text): Said<'_>) -> Result<BTreeSet<Network>, Malformed> {
+pub(super) fn networks((annotation, text): Annotation<'_>) -> Result<BTreeSet<Network>, Malformed> {
     let networks = named(annotation, lists::networks(text))?.into_iter();
     Ok(networks
-        .filter_map(|(address, bits)| Network::around(address, bits))
+        .filter_map(|(address, bits)| Network::containing(address, bits))
         .collect())
 }
 
-pub(super) fn interfaces((annotation, text): Said<'_>) -> Result<BTreeSet<String>, Malformed> {
+pub(super) fn interfaces(
+    (annotation, text): Annotation<'_>,
+) -> Result<BTreeSet<String>, Malformed> {
     named(annotation, lists::interfaces(text))
 }
 
-/// Entries with commas between them.
 pub(super) fn joined<T: ToString>(entries: impl IntoIterator<Item = T>) -> String {
     let entries: Vec<_> = entries.into_iter().map(|entry| entry.to_string()).collect();
     entries.join(",")

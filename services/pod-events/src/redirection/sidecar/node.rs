@@ -1,6 +1,3 @@
-//! What the node's settings say for every pod with a sidecar. With Istio these are variables of the proxy's init
-//! container, and of the container runtime where a plugin takes its place (services/docs/facts/istio-sidecar.md, 3.4 and 3.5).
-
 use std::{
     collections::BTreeSet,
     fmt,
@@ -13,25 +10,22 @@ use inpod_types::parse_address;
 
 use super::Network;
 
-/// How many groups may be named (`netconfig.v1.SidecarRedirection`; Istio's bound, 4.1).
-const MOST: usize = 64;
+/// The limit of groups (`netconfig.v1.SidecarRedirection`; Istio's limit, services/docs/facts/istio-sidecar.md, 4.1).
+const MAX_GROUPS: usize = 64;
 
-/// The address from which the proxy calls the application, and to which validation connects (4.7): what leads it past
-/// the rules would have every pod fail its validation.
+/// The address from which the proxy connects to the application, and to which the validation container connects
+/// (services/docs/facts/istio-sidecar.md, 4.7). If it bypassed the rules, every pod would fail its validation.
 const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 
-/// What the node's settings say for every pod with a sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecars {
-    /// Whose outbound traffic alone is captured.
     pub owner_groups: OwnerGroups,
-    /// Whose outbound traffic is not captured.
     pub excluded_owner_groups: Vec<Group>,
-    /// What is the pod's own loopback and never captured.
+    /// The pod's own loopback network, which is never captured.
     pub loopback: Loopback,
 }
 
-/// A group, by number: what a name means differs between the node and its images.
+/// A numeric group id. Names would differ between the node and its images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(pub u32);
 
@@ -42,12 +36,12 @@ impl FromStr for Group {
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         let number = is_number.then(|| text.parse().ok()).flatten();
         number.map(Self).ok_or_else(|| {
-            format!("setting sidecar_owner_groups or sidecar_excluded_owner_groups: \"{text}\" is no number of a group")
+            format!("setting sidecar_owner_groups or sidecar_excluded_owner_groups: \"{text}\" is not a group id")
         })
     }
 }
 
-/// The groups whose outbound traffic is captured: those, or those of every process.
+/// The groups whose outbound traffic is captured; `None` stands for every process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerGroups(Option<BTreeSet<Group>>);
 
@@ -69,21 +63,20 @@ impl FromStr for OwnerGroups {
         }
         let groups = text.split(',').map(|group| group.trim().parse());
         let groups = groups.collect::<Result<BTreeSet<Group>, _>>();
-        let is_list = |groups: &BTreeSet<Group>| groups.len() <= MOST;
+        let is_list = |groups: &BTreeSet<Group>| groups.len() <= MAX_GROUPS;
         let groups = groups.ok().filter(is_list).ok_or_else(|| {
-            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor at most {MOST} numbers of groups with commas between them")
+            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor a list of at most {MAX_GROUPS} group ids, separated by commas")
         })?;
         Ok(Self(Some(groups)))
     }
 }
 
-/// The network that is the pod's own loopback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loopback(Network);
 
 impl Default for Loopback {
     fn default() -> Self {
-        Self(Network::only(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+        Self(Network::single(IpAddr::V4(Ipv4Addr::LOCALHOST)))
     }
 }
 
@@ -99,7 +92,7 @@ impl FromStr for Loopback {
     fn from_str(text: &str) -> Result<Self, String> {
         let form = || {
             format!(
-                "setting sidecar_loopback_network: \"{text}\" is no network within 127.0.0.0/8, like 127.0.0.1/32"
+                "setting sidecar_loopback_network: \"{text}\" is not a network within 127.0.0.0/8, like 127.0.0.1/32"
             )
         };
         let (address, bits) = text.split_once('/').ok_or_else(form)?;
@@ -109,13 +102,13 @@ impl FromStr for Loopback {
             .ok()
             .filter(|bits| *bits >= 8)
             .ok_or_else(form)?;
-        let network = Network::around(address, bits).ok_or_else(form)?;
+        let network = Network::containing(address, bits).ok_or_else(form)?;
         if !address.is_loopback() || !address.is_ipv4() {
             return Err(form());
         }
         if network.contains(PASSTHROUGH) {
             return Err(format!(
-                "setting sidecar_loopback_network: \"{text}\" holds {PASSTHROUGH}, without which no pod can prove that it is captured"
+                "setting sidecar_loopback_network: \"{text}\" contains {PASSTHROUGH}, which has to be captured for pods to pass their validation"
             ));
         }
         Ok(Self(network))

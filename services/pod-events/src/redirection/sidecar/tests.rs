@@ -9,8 +9,8 @@ const PROXY: Proxy = Proxy {
 };
 
 fn read(annotations: &[(&'static str, &str)]) -> Result<Sidecar, Malformed> {
-    let said = |name: &str| annotations.iter().find(|(known, _)| *known == name);
-    Sidecar::of(PROXY, |name| said(name).map(|(_, text)| *text))
+    let value = |name: &str| annotations.iter().find(|(known, _)| *known == name);
+    Sidecar::from_annotations(PROXY, |name| value(name).map(|(_, text)| *text))
 }
 
 fn on_the_wire(annotations: &[(&'static str, &str)]) -> wire::SidecarRedirection {
@@ -74,17 +74,22 @@ fn the_proxy_and_the_node_say_the_rest() {
         },
         ..capture()
     };
-    let told = Sidecar::of(proxy, |_| None).unwrap().to_wire(&node);
-    assert_eq!((told.proxy_uids, told.proxy_gids), (vec![2000], vec![3000]));
+    let redirection = Sidecar::from_annotations(proxy, |_| None)
+        .unwrap()
+        .to_wire(&node);
     assert_eq!(
-        told.dns.map(|dns| (dns.all, dns.servers)),
+        (redirection.proxy_uids, redirection.proxy_gids),
+        (vec![2000], vec![3000])
+    );
+    assert_eq!(
+        redirection.dns.map(|dns| (dns.all, dns.servers)),
         Some((true, Vec::new()))
     );
-    assert!(told.drop_invalid);
-    assert_eq!(told.ipv6, i32::from(wire::Ipv6Capture::Off));
-    assert_eq!(told.owner_groups.unwrap().groups, [202, 888]);
-    assert_eq!(told.excluded_owner_groups, [7]);
-    assert_eq!(told.loopback_network, "127.0.0.0/30");
+    assert!(redirection.drop_invalid);
+    assert_eq!(redirection.ipv6, i32::from(wire::Ipv6Capture::Off));
+    assert_eq!(redirection.owner_groups.unwrap().groups, [202, 888]);
+    assert_eq!(redirection.excluded_owner_groups, [7]);
+    assert_eq!(redirection.loopback_network, "127.0.0.0/30");
 }
 
 #[test]
@@ -93,8 +98,8 @@ fn inbound_tcp_is_led_as_the_annotation_says() {
         ("REDIRECT", wire::InboundCapture::Redirect),
         ("TPROXY", wire::InboundCapture::Tproxy),
     ] {
-        let told = on_the_wire(&[(keys::INTERCEPTION_MODE, mode)]);
-        assert_eq!(told.inbound_capture(), capture, "{mode}");
+        let redirection = on_the_wire(&[(keys::INTERCEPTION_MODE, mode)]);
+        assert_eq!(redirection.inbound_capture(), capture, "{mode}");
     }
 }
 
@@ -109,7 +114,7 @@ fn inbound_ports_are_all_or_none_or_some() {
         of(" 2222 , 1111, 01111,65535,1"),
         ports(&[1, 1111, 2222, 65535])
     );
-    // Istio takes port 0, to which nobody connects.
+    // Istio accepts port 0, to which nothing can connect.
     assert_eq!(of("0"), None);
     assert_eq!(of("0,80"), ports(&[80]));
 }
@@ -156,21 +161,24 @@ fn networks_are_all_or_none_or_some_without_what_is_beyond_their_prefix() {
 #[test]
 fn interfaces_are_named_and_the_older_name_of_an_annotation_counts_where_the_newer_is_missing() {
     let names = "not-istio-nic, eth1.2 ,a_b";
-    let told = on_the_wire(&[(keys::SIDECAR_EXCLUDE_INTERFACES, names)]);
-    assert_eq!(told.excluded_interfaces, ["a_b", "eth1.2", "not-istio-nic"]);
+    let redirection = on_the_wire(&[(keys::SIDECAR_EXCLUDE_INTERFACES, names)]);
+    assert_eq!(
+        redirection.excluded_interfaces,
+        ["a_b", "eth1.2", "not-istio-nic"]
+    );
     let (newer, older) = (
         keys::REROUTE_VIRTUAL_INTERFACES,
         keys::SIDECAR_KUBEVIRT_INTERFACES,
     );
-    let of = |said: &[_]| on_the_wire(said).reroute_virtual_interfaces;
+    let of = |value: &[_]| on_the_wire(value).reroute_virtual_interfaces;
     assert_eq!(of(&[(older, "vm0")]), ["vm0"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "vm1")]), ["vm1"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "")]), [""; 0]);
-    // What does not count need not be understood.
+    // The annotation that is overridden need not be valid.
     assert_eq!(of(&[(older, "no name"), (newer, "vm1")]), ["vm1"]);
 }
 
-/// What no annotation of a kind may say.
+/// Malformed values by kind of annotation.
 const PORTS: &[&str] = &[
     "-1",
     "+80",
@@ -263,17 +271,17 @@ fn what_is_malformed_is_refused_by_the_annotations_name_and_with_what_to_do() {
         (keys::REROUTE_VIRTUAL_INTERFACES, &[INTERFACES]),
         (keys::SIDECAR_KUBEVIRT_INTERFACES, &[INTERFACES]),
     ];
-    let mut told = 0;
+    let mut refused = 0;
     for (annotation, lists) in cases {
         for bad in lists.iter().copied().flatten() {
             let error = read(&[(annotation, bad)]).expect_err(&format!("{annotation}: {bad:?}"));
             assert_eq!(error.annotation, *annotation, "{bad:?}");
             assert!(error.why.contains("; give "), "{error}");
-            told += 1;
+            refused += 1;
         }
     }
     let kinds = PORTS.len() + NETWORKS.len() + INTERFACES.len() + MODES.len();
-    assert!(kinds >= 50 && told >= kinds, "{kinds} {told}");
+    assert!(kinds >= 50 && refused >= kinds, "{kinds} {refused}");
 }
 
 #[test]
@@ -291,7 +299,7 @@ fn the_first_annotation_that_is_malformed_is_named_in_istios_order() {
 }
 
 #[test]
-fn lists_are_as_long_as_netconfig_takes_them_and_no_error_tells_one_whole() {
+fn lists_are_as_long_as_netconfig_takes_them_and_no_error_repeats_one_whole() {
     let list = |count: u32| {
         let entries: Vec<_> = (1..=count).map(|n| n.to_string()).collect();
         entries.join(",")
@@ -302,7 +310,7 @@ fn lists_are_as_long_as_netconfig_takes_them_and_no_error_tells_one_whole() {
     );
     read(&[(outbound, &list(64))]).unwrap();
     read(&[(outbound, &list(65))]).unwrap_err();
-    // The proxy's own count.
+    // The proxy's own ports count.
     read(&[(inbound, &list(61))]).unwrap();
     let error = read(&[(inbound, &list(62))]).unwrap_err();
     assert!(error.to_string().contains("more than 64"), "{error}");

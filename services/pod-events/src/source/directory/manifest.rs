@@ -1,4 +1,4 @@
-//! One file of manifests: documents of Pods, Namespaces, and Lists of them.
+//! Parses a manifest file: documents of Pods, Namespaces, and Lists of them.
 
 use std::{fmt, io};
 
@@ -7,11 +7,10 @@ use k8s_openapi::api::core::v1 as k8s;
 use serde_json::Value;
 
 use crate::{
-    pod::{Namespace, Pod, Unusable},
+    pod::{InvalidManifest, Namespace, Pod},
     source::Scope,
 };
 
-/// What one document says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Manifest {
     Pod(Box<Pod>),
@@ -27,22 +26,22 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Why a file is not used.
+/// The reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ManifestError {
     #[error("cannot read it")]
     Read(#[from] io::Error),
-    #[error("there is nothing in it; remove the file to take its pods away")]
+    #[error("the file is empty; remove the file to remove its pods")]
     Empty,
-    #[error("it is no YAML: {0}")]
+    #[error("invalid YAML: {0}")]
     Yaml(String),
-    #[error("{0} does not have the form that Kubernetes gives it")]
+    #[error("{0} does not match the Kubernetes schema")]
     Form(String, #[source] serde_json::Error),
-    #[error("kind {0:?} is not used here; give Pods, Namespaces and Lists of them")]
+    #[error("kind {0:?} is not supported; use Pods, Namespaces and Lists of them")]
     Kind(String),
     #[error("{0} cannot be used")]
-    Unusable(String, #[source] Unusable),
-    #[error("{pod} is bound to node {of}, this is {here}")]
+    Unusable(String, #[source] InvalidManifest),
+    #[error("{pod} is bound to node {of}, but this node is {here}")]
     OtherNode {
         pod: String,
         of: NodeName,
@@ -50,7 +49,7 @@ pub(super) enum ManifestError {
     },
 }
 
-/// All documents of a file, or why it is not used. A List of nothing is a document.
+/// Parses all documents of a file. An empty List counts as a document.
 pub(super) fn parse(text: &str, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| ManifestError::Yaml(error.to_string()))?;
@@ -75,7 +74,7 @@ fn add(
         .unwrap_or_default()
         .to_owned();
     match kind.as_str() {
-        // Between two `---` there may be nothing.
+        // An empty document between two `---`.
         "" if document.is_null() => Ok(()),
         "List" | "PodList" | "NamespaceList" => {
             let items = document
@@ -94,7 +93,7 @@ fn add(
     }
 }
 
-/// `Pod shop/web`, for errors.
+/// Returns for example `Pod shop/web`, for errors.
 fn title(kind: &str, document: &Value) -> String {
     let field = |name| {
         document

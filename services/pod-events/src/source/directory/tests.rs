@@ -18,7 +18,7 @@ fn parse(text: &str) -> Result<Vec<Manifest>, String> {
 }
 
 #[test]
-fn a_pod_as_kubectl_writes_it_is_stripped_to_what_is_read() {
+fn a_pod_as_kubectl_writes_it_is_reduced_to_the_used_fields() {
     let text = r#"
 apiVersion: v1
 kind: Pod
@@ -83,15 +83,15 @@ fn another_kind_and_another_form_are_refused_by_name() {
     );
     let error = parse(&POD.replace("containers: []", "containers: 7")).unwrap_err();
     assert!(error.contains("Pod shop/web"), "{error}");
-    assert!(parse("a: [").unwrap_err().contains("no YAML"));
+    assert!(parse("a: [").unwrap_err().contains("invalid YAML"));
 }
 
 async fn until(
     inventory: &mut watch::Receiver<Arc<Inventory>>,
     wanted: impl Fn(&Inventory) -> bool,
 ) {
-    let seen = inventory.wait_for(|inventory| wanted(inventory));
-    tokio::time::timeout(Duration::from_secs(5), seen)
+    let reached = inventory.wait_for(|inventory| wanted(inventory));
+    tokio::time::timeout(Duration::from_secs(5), reached)
         .await
         .expect("not seen in time")
         .unwrap();
@@ -104,7 +104,9 @@ fn enrolled(inventory: &Inventory) -> bool {
 #[tokio::test]
 async fn the_directory_is_watched_live() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK_INTERVAL)
+        .await
+        .unwrap();
     assert!(inventory.borrow().pods.is_empty());
     let file = dir.path().join("web.yaml");
     fs::write(&file, POD).unwrap();
@@ -123,12 +125,14 @@ async fn the_directory_is_watched_live() {
 }
 
 #[tokio::test]
-async fn a_file_that_breaks_keeps_what_it_said_before() {
+async fn a_file_that_breaks_keeps_its_previous_content() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("web.yaml"), POD).unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK_INTERVAL)
+        .await
+        .unwrap();
     fs::write(dir.path().join("web.yaml"), BROKEN).unwrap();
-    // A second file tells when the first has been read again.
+    // The second file shows when the first has been read again.
     fs::write(dir.path().join("ns.yaml"), NAMESPACE).unwrap();
     until(&mut inventory, |inventory| inventory.namespaces.len() == 1).await;
     assert_eq!(inventory.borrow().pods.len(), 1);
@@ -140,10 +144,12 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     let dir = tempfile::tempdir().unwrap();
     let [start, new] = ["start.yaml", "new.yaml"].map(|name| dir.path().join(name));
     fs::write(&start, BROKEN).unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK_INTERVAL)
+        .await
+        .unwrap();
     assert!(!inventory.borrow().is_complete());
     fs::write(&new, BROKEN).unwrap();
-    let both = BTreeSet::from([gap(&start), gap(&new)]);
+    let both = BTreeSet::from([unusable_message(&start), unusable_message(&new)]);
     until(&mut inventory, |inventory| *inventory.gaps == both).await;
     fs::write(&start, NAMESPACE).unwrap();
     fs::remove_file(&new).unwrap();
@@ -151,7 +157,7 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     assert_eq!(inventory.borrow().namespaces.len(), 1);
 }
 
-/// What is known after a file said one thing and then another.
+/// Returns the inventory after a file had these contents one after the other.
 fn after(texts: &[&str]) -> Inventory {
     let dir = tempfile::tempdir().unwrap();
     let mut directory = Directory {
@@ -168,7 +174,7 @@ fn after(texts: &[&str]) -> Inventory {
 }
 
 #[test]
-fn a_file_that_is_emptied_keeps_what_it_said_before() {
+fn a_file_that_is_emptied_keeps_its_previous_content() {
     for empty in ["", "---\n", "# nothing\n"] {
         let inventory = after(&[POD, empty, empty]);
         assert_eq!((inventory.pods.len(), inventory.is_complete()), (1, true));
@@ -176,7 +182,7 @@ fn a_file_that_is_emptied_keeps_what_it_said_before() {
     assert!(
         parse("")
             .unwrap_err()
-            .contains("remove the file to take its pods away")
+            .contains("remove the file to remove its pods")
     );
 }
 
@@ -208,7 +214,7 @@ async fn a_directory_that_is_replaced_is_read_and_watched_anew() {
         fs::rename(path, path.with_extension("old")).unwrap();
         fs::create_dir(path).unwrap();
     };
-    // Its inode number may well be given to the new one.
+    // The new directory may get the same inode number.
     let deleted: Replace = |path| {
         fs::remove_dir_all(path).unwrap();
         fs::create_dir(path).unwrap();
@@ -252,41 +258,41 @@ async fn while_the_directory_is_missing_what_is_known_stays() {
     let [path, away] = ["pods", "away"].map(|name| dir.path().join(name));
     fs::create_dir(&path).unwrap();
     fs::write(path.join("web.yaml"), POD).unwrap();
-    let mut follower = Follower::start(path.clone(), scope()).unwrap();
-    let sender = watch::Sender::new(Arc::new(follower.directory.inventory()));
-    assert!(!follower.look_where_it_was_replaced());
+    let mut source = DirectorySource::start(path.clone(), scope()).unwrap();
+    let sender = watch::Sender::new(Arc::new(source.directory.inventory()));
+    assert!(!source.reopen_if_replaced());
     fs::rename(&path, &away).unwrap();
-    assert!(!follower.look_where_it_was_replaced());
-    follower.read(&sender).await;
-    assert_eq!(follower.directory.inventory().pods.len(), 1);
-    assert!(follower.is_lost);
-    // The same one is back, with a change that nobody could read.
+    assert!(!source.reopen_if_replaced());
+    source.read(&sender).await;
+    assert_eq!(source.directory.inventory().pods.len(), 1);
+    assert!(source.is_lost);
+    // The same directory is back, with a change made in the meantime.
     fs::remove_file(away.join("web.yaml")).unwrap();
     fs::rename(&away, &path).unwrap();
-    assert!(follower.look_where_it_was_replaced());
-    follower.read(&sender).await;
-    assert!(follower.directory.inventory().pods.is_empty());
-    assert!(!follower.is_lost && !follower.look_where_it_was_replaced());
+    assert!(source.reopen_if_replaced());
+    source.read(&sender).await;
+    assert!(source.directory.inventory().pods.is_empty());
+    assert!(!source.is_lost && !source.reopen_if_replaced());
 }
 
 #[tokio::test]
 async fn changes_that_one_read_shows_cause_no_further_read() {
     let dir = tempfile::tempdir().unwrap();
-    let mut eye = Eye::open(dir.path()).unwrap();
+    let mut watcher = Watcher::open(dir.path()).unwrap();
     for number in 0..500 {
         fs::write(dir.path().join(format!("{number}.yaml")), POD).unwrap();
     }
-    eye.changed().await;
-    eye.skip();
-    let more = tokio::time::timeout(Duration::from_millis(50), eye.changed());
+    watcher.changed().await;
+    watcher.discard_pending();
+    let more = tokio::time::timeout(Duration::from_millis(50), watcher.changed());
     assert!(more.await.is_err(), "one of them was left");
     fs::write(dir.path().join("later.yaml"), POD).unwrap();
-    eye.changed().await;
+    watcher.changed().await;
 }
 
 #[tokio::test]
 async fn a_directory_that_is_missing_is_named() {
-    let error = watch("/nonexistent/pods".into(), scope(), CHECK)
+    let error = watch("/nonexistent/pods".into(), scope(), CHECK_INTERVAL)
         .await
         .unwrap_err();
     assert!(error.to_string().contains("/nonexistent/pods"), "{error}");
@@ -297,7 +303,9 @@ async fn of_two_manifests_of_one_pod_the_first_file_holds() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a.yaml"), POD).unwrap();
     fs::write(dir.path().join("b.yaml"), POD.replace("u1", "u2")).unwrap();
-    let (inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
+    let (inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK_INTERVAL)
+        .await
+        .unwrap();
     let inventory = inventory.borrow();
     assert_eq!(
         inventory
@@ -310,7 +318,7 @@ async fn of_two_manifests_of_one_pod_the_first_file_holds() {
 }
 
 #[test]
-fn only_a_file_that_looks_otherwise_is_read_again() {
+fn only_a_file_with_changed_metadata_is_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("web.yaml");
     fs::write(&path, POD).unwrap();
@@ -322,17 +330,20 @@ fn only_a_file_that_looks_otherwise_is_read_again() {
     };
     directory.read().unwrap();
     assert_eq!(directory.inventory().pods.len(), 1);
-    // It changed just now and is read each time, until it looks the same for long.
-    let forget = |directory: &mut Directory, stamp| {
+    // A file that has just changed is read each time, until its last change is old enough.
+    let forget = |directory: &mut Directory, metadata| {
         let manifests = Arc::default();
-        let file = File { manifests, stamp };
+        let file = File {
+            manifests,
+            metadata,
+        };
         directory.files.insert(path.clone(), file);
         directory.read().unwrap();
         directory.inventory().pods.len()
     };
     assert_eq!(forget(&mut directory, None), 1);
     std::thread::sleep(Duration::from_millis(4_100));
-    let settled = Stamp::of(&path);
+    let settled = FileMetadata::of(&path);
     assert!(settled.is_some());
     assert_eq!(forget(&mut directory, settled), 0, "it was read");
     fs::write(&path, POD.replace("u1", "u2")).unwrap();

@@ -1,4 +1,4 @@
-//! The client, and what it overhears.
+//! The client of the API server, with an observer for `Retry-After`.
 
 use std::path::Path;
 
@@ -6,26 +6,28 @@ use inpod_kube::ReachError;
 use kube::{Client, client::ClientBuilder};
 use tower::util::MapResponseLayer;
 
-use super::pace::Pace;
+use super::retry_after::RetryAfter;
 
-/// An API server that can be asked.
 #[derive(Clone)]
-pub(in crate::source) struct Reached {
+pub(in crate::source) struct Connection {
     pub(super) client: Client,
-    /// When it wants to be asked again.
-    pub(super) pace: Pace,
+    /// The time at which the server accepts requests again.
+    pub(super) retry_after: RetryAfter,
 }
 
-/// A client, without asking anybody yet.
-pub(in crate::source) async fn client(kubeconfig: Option<&Path>) -> Result<Reached, ReachError> {
+/// Creates a client without connecting.
+pub(in crate::source) async fn client(kubeconfig: Option<&Path>) -> Result<Connection, ReachError> {
     let config = inpod_kube::config(kubeconfig).await?;
     let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;
-    let pace = Pace::default();
-    let reads = pace.clone();
-    let layer = MapResponseLayer::new(move |answer: http::Response<_>| {
-        reads.read(&answer);
-        answer
+    let retry_after = RetryAfter::default();
+    let observer = retry_after.clone();
+    let layer = MapResponseLayer::new(move |response: http::Response<_>| {
+        observer.observe(&response);
+        response
     });
     let client = builder.with_layer(&layer).build();
-    Ok(Reached { client, pace })
+    Ok(Connection {
+        client,
+        retry_after,
+    })
 }

@@ -3,7 +3,7 @@ use std::{cell::Cell, collections::BTreeMap, hash::Hasher};
 use super::*;
 
 thread_local! {
-    /// How often keys were hashed and keys and values compared.
+    /// Counts hashes of keys and comparisons of keys and values.
     static TOUCHED: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -17,7 +17,7 @@ fn touched(act: impl FnOnce()) -> usize {
     TOUCHED.get()
 }
 
-/// Counts what is done with it, and cannot be copied.
+/// Counts the operations on it, and cannot be cloned.
 #[derive(Debug, Eq)]
 struct Counted(u32);
 
@@ -35,7 +35,7 @@ impl Hash for Counted {
     }
 }
 
-/// All of one hash.
+/// A key whose hash is always the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Alike(u32);
 
@@ -45,7 +45,7 @@ impl Hash for Alike {
     }
 }
 
-/// Nodes that a map does not share with an earlier copy.
+/// Counts the nodes that a map does not share with an earlier clone.
 fn own_nodes<K, V>(now: &Arc<Node<K, V>>, before: &Arc<Node<K, V>>) -> usize {
     if Arc::ptr_eq(now, before) {
         return 0;
@@ -78,15 +78,18 @@ fn a_change_costs_a_map_of_ten_thousand_what_it_costs_one_of_ten() {
         let mut map = counted(entries);
         let before = map.clone();
         let cost = touched(|| assert!(map.insert(Counted(entries / 2), Counted(1))));
-        assert!(cost <= 2 * (LEAF + 2), "{entries}: {cost}");
+        assert!(cost <= 2 * (MAX_LEAF_ENTRIES + 2), "{entries}: {cost}");
         let own = own_nodes(&map.root, &before.root);
         assert!((1..=6).contains(&own), "{entries}: {own}");
         let cost = touched(|| {
             let found = Differences::of(&map, &before);
-            assert_eq!((found.set.len(), found.gone.len()), (1, 0));
+            assert_eq!((found.set.len(), found.removed.len()), (1, 0));
         });
-        assert!(cost <= 4 * LEAF * LEAF, "{entries}: {cost}");
-        // What is the same costs no copy at all.
+        assert!(
+            cost <= 4 * MAX_LEAF_ENTRIES * MAX_LEAF_ENTRIES,
+            "{entries}: {cost}"
+        );
+        // Setting an equal value copies nothing.
         let same = map.clone();
         assert!(!map.insert(Counted(entries / 2), Counted(1)));
         assert!(Arc::ptr_eq(&map.root, &same.root));
@@ -99,11 +102,11 @@ fn a_removal_costs_a_map_of_ten_thousand_what_it_costs_one_of_ten() {
         let mut map = counted(entries);
         let before = map.clone();
         let cost = touched(|| assert!(map.remove(&Counted(entries / 2))));
-        assert!(cost <= 2 * (LEAF + 1), "{entries}: {cost}");
+        assert!(cost <= 2 * (MAX_LEAF_ENTRIES + 1), "{entries}: {cost}");
         let own = own_nodes(&map.root, &before.root);
         assert!((1..=6).contains(&own), "{entries}: {own}");
         let found = Differences::of(&map, &before);
-        assert_eq!((found.set.len(), found.gone.len()), (0, 1));
+        assert_eq!((found.set.len(), found.removed.len()), (0, 1));
     }
 }
 
@@ -128,7 +131,7 @@ fn it_does_what_an_ordinary_map_does() {
     let (mut map, mut ordinary) = (SharedMap::new(), BTreeMap::new());
     for round in 0..20_000_u32 {
         let key = random.u32(..2_000);
-        // Grows at first and shrinks then.
+        // The map grows at first and shrinks later.
         if random.u32(..20_000) < round {
             assert_eq!(map.remove(&key), ordinary.remove(&key).is_some());
         } else {
@@ -154,7 +157,7 @@ fn the_differences_of_two_copies_are_what_was_set_changed_or_removed() {
     now.insert(3, 0);
     now.insert(2_000, 0);
     now.remove(&4);
-    // There and back again is no difference.
+    // A change that is reverted is no difference.
     now.insert(5, 0);
     now.insert(5, 5);
     let mut found = now.differences(&before);
@@ -167,21 +170,21 @@ fn the_differences_of_two_copies_are_what_was_set_changed_or_removed() {
 }
 
 #[test]
-fn what_is_adopted_stays_shared_where_it_says_the_same() {
+fn equal_entries_stay_shared_in_an_update() {
     let before: SharedMap<u32, u32> = (0..1_000).map(|key| (key, key)).collect();
     let mut other: SharedMap<u32, u32> = (0..1_000).rev().map(|key| (key, key)).collect();
     let mut now = before.clone();
-    assert!(!now.adopt(&other));
+    assert!(!now.update_to(&other));
     assert!(Arc::ptr_eq(&now.root, &before.root));
     other.insert(1, 0);
     other.remove(&2);
-    assert!(now.adopt(&other));
+    assert!(now.update_to(&other));
     assert_eq!(now, other);
     assert!(own_nodes(&now.root, &before.root) <= 12);
 }
 
 #[test]
-fn keys_of_one_hash_are_told_apart() {
+fn keys_with_equal_hashes_are_distinguished() {
     let mut map: SharedMap<_, _> = (0..100).map(|key| (Alike(key), key)).collect();
     assert_eq!((map.len(), map.get(&Alike(42))), (100, Some(&42)));
     let before = map.clone();

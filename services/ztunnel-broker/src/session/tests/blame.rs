@@ -1,12 +1,14 @@
-//! Sessions that ended over a pod.
+//! Sessions that ended while a message about a pod was unanswered.
 
 use super::*;
 
-/// A session ends, and the ztunnel connects again.
+/// Ends the session, after which the ztunnel connects again.
 fn reconnect(script: &mut Script, cause: &str) {
-    if let Some((uid, during)) = script.session.blamed() {
+    if let Some((uid, during)) = script.session.suspect() {
         let uid = uid.clone();
-        script.suspects.blame(&uid, &WHO, during, cause, script.now);
+        script
+            .quarantine
+            .record_loss(&uid, &WHO, during, cause, script.now);
     }
     script.session = Session::new(WHO, TIMEOUT, script.now);
     script.session.on_hello(&script.desired);
@@ -17,7 +19,7 @@ fn the_pod_in_flight_when_a_session_ended_is_kept_in_the_next_and_added_last() {
     let all = ["p1", "p2", "p3"].map(|pod| workload(pod, pod, 1, 1));
     let mut script = Script::greeted(all.to_vec());
     assert_eq!(script.next(), "add p1 as p1 in 1");
-    reconnect(&mut script, "it hung up");
+    reconnect(&mut script, "it closed the connection");
     script.expect(&[
         "add p2 as p2 in 1",
         "add p3 as p3 in 1",
@@ -28,17 +30,17 @@ fn the_pod_in_flight_when_a_session_ended_is_kept_in_the_next_and_added_last() {
 }
 
 #[test]
-fn a_pod_over_which_two_sessions_ended_is_told_again_when_its_quarantine_is_over() {
+fn a_pod_over_which_two_sessions_ended_is_sent_again_when_its_quarantine_is_over() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
     assert_eq!(script.next(), "add p1 as p1 in 1");
-    reconnect(&mut script, "it hung up");
+    reconnect(&mut script, "it closed the connection");
     let snapshot = ["add p2 as p2 in 2", "keep p1", "snapshot sent"];
     for expected in snapshot {
         assert_eq!(script.next(), expected);
         script.ack();
     }
     assert_eq!(script.next(), "add p1 as p1 in 1");
-    reconnect(&mut script, "it hung up");
+    reconnect(&mut script, "it closed the connection");
     script.expect(&snapshot);
     let due = script.now + Duration::from_secs(60);
     assert_eq!(script.wake_at(), Some(due));
@@ -53,7 +55,7 @@ fn a_pod_over_whose_keep_two_sessions_ended_is_left_out_of_the_next_snapshot() {
         assert_eq!(script.next(), "add p2 as p2 in 2");
         script.ack();
         assert_eq!(script.next(), "keep p1");
-        reconnect(&mut script, "it hung up");
+        reconnect(&mut script, "it closed the connection");
     }
     script.expect(&["add p2 as p2 in 2", "snapshot sent"]);
 }
@@ -63,9 +65,13 @@ fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
     let mut script = Script::live(vec![]);
     let suspect = uid("p");
     for _ in 0..5 {
-        script
-            .suspects
-            .blame(&suspect, &WHO, Blamed::Add, "it hung up", script.now);
+        script.quarantine.record_loss(
+            &suspect,
+            &WHO,
+            LostDuring::Add,
+            "it closed the connection",
+            script.now,
+        );
     }
     script.put(workload("c", "p", 1, 2));
     script.expect(&[]);
@@ -75,24 +81,24 @@ fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
 }
 
 #[test]
-fn nobody_is_blamed_for_a_message_that_did_not_leave() {
+fn no_pod_is_suspected_for_a_message_that_was_not_sent() {
     let mut script = Script::live(vec![]);
     script.put(workload("c", "p", 1, 2));
     assert_eq!(script.next(), "add p as p in 1");
-    script.session.unsent();
-    assert_eq!(script.session.blamed(), None);
+    script.session.on_send_failed();
+    assert_eq!(script.session.suspect(), None);
 }
 
 #[test]
-fn words_after_which_stock_ztunnel_hangs_up_end_the_session_and_are_held_against_the_pod() {
-    for words in [
+fn errors_after_which_stock_ztunnel_hangs_up_end_the_session_and_raise_suspicion() {
+    for error in [
         "failure to read message : truncated",
         "failure to process message : ProtocolError",
     ] {
         let mut script = Script::live(vec![]);
         script.put(workload("c", "p", 1, 2));
         assert_eq!(script.next(), "add p as p in 1");
-        let end = script.session.on_ack(Nack::parse(words), script.now);
+        let end = script.session.on_ack(Nack::parse(error), script.now);
         assert!(
             matches!(
                 end,
@@ -103,35 +109,38 @@ fn words_after_which_stock_ztunnel_hangs_up_end_the_session_and_are_held_against
             ),
             "{end:?}"
         );
-        let blamed = script.session.blamed();
-        assert_eq!(blamed, Some((&uid("p"), Blamed::Add)), "{words}");
+        let blamed = script.session.suspect();
+        assert_eq!(blamed, Some((&uid("p"), LostDuring::Add)), "{error}");
     }
 }
 
 #[test]
-fn nobody_is_blamed_for_the_end_of_a_session_that_was_renewed_or_owed_no_answer_about_a_pod() {
+fn no_pod_is_suspected_for_the_end_of_a_session_that_was_renewed_or_had_no_pod_in_flight() {
     let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
-    assert_eq!(script.session.blamed(), None);
+    assert_eq!(script.session.suspect(), None);
     script.remove("c", 2);
     assert_eq!(script.next(), "del p");
-    assert_eq!(script.session.blamed(), None);
+    assert_eq!(script.session.suspect(), None);
     script.ack();
     script.put(workload("d", "q", 2, 3));
     assert_eq!(script.next(), "add q as q in 2");
     script.session.renew();
-    assert_eq!(script.session.blamed(), None);
-    assert_eq!(script.session.on_time(script.now), Err(SessionEnd::Renewed));
+    assert_eq!(script.session.suspect(), None);
+    assert_eq!(
+        script.session.check_deadline(script.now),
+        Err(SessionEnd::Renewed)
+    );
     assert!(script.wake_at().is_some_and(|at| at <= script.now));
 }
 
-/// Found by the model: it was neither kept, no longer being suspected, nor added before the end.
+/// Found by the model test: the pod was neither kept, because it was no longer suspected, nor added before the end.
 #[test]
 fn a_suspect_that_another_ztunnel_takes_meanwhile_is_added_in_what_is_left_of_the_snapshot() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
     assert_eq!(script.next(), "add p1 as p1 in 1");
-    reconnect(&mut script, "it hung up");
+    reconnect(&mut script, "it closed the connection");
     assert_eq!(script.next(), "add p2 as p2 in 2");
-    script.suspects.clear(&uid("p1"));
+    script.quarantine.clear(&uid("p1"));
     script.ack();
     script.expect(&["add p1 as p1 in 1", "snapshot sent"]);
 }

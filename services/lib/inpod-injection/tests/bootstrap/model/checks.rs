@@ -1,4 +1,4 @@
-//! What Envoy checks besides the fields, and which way it leads a connection.
+//! Envoy's checks across fields, and the route that a connection takes.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -7,16 +7,16 @@ use super::{
     HttpFault, HttpFilterConfig, LbPolicy, Listener, Name, Route, StaticResources,
 };
 
-/// Where a cluster's connections go, and from where.
+/// Destination and source of a cluster's connections.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Way {
-    /// `None`: where they were going.
+    /// `None` for the original destination.
     pub(crate) to: Option<String>,
     pub(crate) from: Vec<IpAddr>,
 }
 
 impl Bootstrap {
-    /// What Envoy checks besides the fields: names that are used exist, and nothing is there twice.
+    /// Checks that referenced names exist and that names are unique.
     pub(crate) fn faults(&self) -> Vec<String> {
         let StaticResources {
             listeners,
@@ -38,8 +38,8 @@ impl Bootstrap {
         all.chain(of_clusters).collect()
     }
 
-    /// The way that a connection to an address takes, by the order in which Envoy looks for a chain: the port first, and
-    /// no other chain where one has it; then the address.
+    /// Returns the chain for a connection, by Envoy's matching order: first the port, excluding other chains if one
+    /// matches; then the address.
     pub(crate) fn way(&self, listener: &str, to: IpAddr, port: u16) -> Way {
         let StaticResources {
             listeners,
@@ -122,7 +122,7 @@ impl Listener {
 }
 
 impl HttpConnectionManager {
-    /// The router is the last filter, and what a route says of a filter is said of one that is there.
+    /// Checks that the router is the last filter, and that a route configures only existing filters.
     fn faults(&self) -> Vec<String> {
         let filters: Vec<_> = self
             .http_filters
@@ -166,7 +166,7 @@ impl FilterChain {
         Some(port.get())
     }
 
-    /// By family: the ranges that are used hold all of one.
+    /// Checks that the ranges of each family cover all of it.
     fn takes(&self, to: IpAddr) -> bool {
         let ranges = self
             .filter_chain_match
@@ -187,7 +187,7 @@ impl FilterChain {
 }
 
 impl Cluster {
-    /// `connect_timeout` is more than nothing; who finds its own hosts chooses among them too, and has none by name.
+    /// Checks that `connect_timeout` is positive, and that a cluster of original destinations has no hosts.
     fn fault(&self) -> Option<String> {
         let is_dynamic = self.r#type == DiscoveryType::OriginalDst;
         let is_whole = is_dynamic == (self.lb_policy == Some(LbPolicy::ClusterProvided))

@@ -1,0 +1,94 @@
+//! Backoff against a component that keeps removing inpod from the chain.
+
+use std::time::{Duration, Instant};
+
+/// Rewrites without any delay.
+const MAX_IMMEDIATE: u32 = 5;
+
+/// Maximum delay between two rewrites.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+
+/// After this time without a rewrite the backoff starts anew.
+const RESET_AFTER: Duration = Duration::from_secs(300);
+
+/// Allows a few immediate rewrites, then delays each twice as long as the one before, up to a minute.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backoff {
+    streak: u32,
+    last: Option<Instant>,
+}
+
+impl Backoff {
+    /// Returns how long the next rewrite has to wait.
+    pub fn delay(&self, now: Instant) -> Duration {
+        let since = self.since(now);
+        let over = self.streak.saturating_sub(MAX_IMMEDIATE);
+        if over == 0 || since >= RESET_AFTER {
+            return Duration::ZERO;
+        }
+        let seconds = 1_u64.checked_shl(over - 1).unwrap_or(u64::MAX);
+        Duration::from_secs(seconds)
+            .min(MAX_DELAY)
+            .saturating_sub(since)
+    }
+
+    pub fn record_rewrite(&mut self, now: Instant) {
+        self.streak = if self.since(now) >= RESET_AFTER {
+            1
+        } else {
+            self.streak.saturating_add(1)
+        };
+        self.last = Some(now);
+    }
+
+    /// Returns whether there were more rewrites than an update of another component explains.
+    pub fn is_contested(&self, now: Instant) -> bool {
+        self.streak > MAX_IMMEDIATE && self.since(now) < RESET_AFTER
+    }
+
+    /// Returns the number of rewrites since the last reset.
+    pub fn streak(&self) -> u32 {
+        self.streak
+    }
+
+    fn since(&self, now: Instant) -> Duration {
+        self.last
+            .map_or(Duration::MAX, |last| now.saturating_duration_since(last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_rewrites_are_made_at_once_and_then_one_a_minute_at_most() {
+        let start = Instant::now();
+        let (mut backoff, mut now, mut times) = (Backoff::default(), start, Vec::new());
+        while now < start + Duration::from_secs(600) {
+            now += backoff.delay(now);
+            times.push(now.duration_since(start).as_secs());
+            backoff.record_rewrite(now);
+        }
+        assert_eq!(
+            times[..11],
+            [0, 0, 0, 0, 0, 0, 1, 3, 7, 15, 31],
+            "{times:?}"
+        );
+        assert_eq!(times.last().unwrap() - times[times.len() - 2], 60);
+        assert!(times.len() <= 22, "{times:?}");
+    }
+
+    #[test]
+    fn a_quiet_time_forgives() {
+        let mut backoff = Backoff::default();
+        let now = Instant::now();
+        (0..20).for_each(|_| backoff.record_rewrite(now));
+        assert!(backoff.is_contested(now) && backoff.delay(now) == MAX_DELAY);
+        assert!(
+            !backoff.is_contested(now + RESET_AFTER) && backoff.delay(now + RESET_AFTER).is_zero()
+        );
+        backoff.record_rewrite(now + RESET_AFTER);
+        assert_eq!(backoff.streak(), 1);
+    }
+}

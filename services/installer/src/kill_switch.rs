@@ -1,0 +1,52 @@
+//! Kill switch: while its file exists, the plugin passes every call through.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::Path,
+};
+
+use inpod_cni::enrolled::DISABLED_FILE;
+
+use crate::files;
+
+/// Sets the kill switch; returns whether it was not set before.
+pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(state_dir)?;
+    if fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok() {
+        return Ok(false);
+    }
+    files::write_private(state_dir, DISABLED_FILE, b"set by installer disable\n")?;
+    Ok(true)
+}
+
+/// Removes the kill switch; returns whether it was set.
+pub(crate) fn enable(state_dir: &Path) -> io::Result<bool> {
+    match fs::remove_file(state_dir.join(DISABLED_FILE)) {
+        Ok(()) => files::sync_dir(state_dir).map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use inpod_cni::enrolled::is_disabled;
+
+    use super::*;
+
+    #[test]
+    fn the_switch_can_be_set_and_taken_away_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("inpod/plugin");
+        assert!(!enable(&state_dir).unwrap());
+        assert!(disable(&state_dir).unwrap() && !disable(&state_dir).unwrap());
+        assert!(is_disabled(&state_dir));
+        assert!(enable(&state_dir).unwrap() && !enable(&state_dir).unwrap());
+        assert!(!is_disabled(&state_dir));
+    }
+}

@@ -1,0 +1,154 @@
+//! Computes the state of the files in the CNI directory without inpod, without I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use inpod_cni_config::{Conflist, Directory, Entry, INPOD_CNI, ISTIO_CNI, Loaded, NetworkFile};
+
+use crate::{
+    plan::{DesiredChain, FileState, Plan},
+    record::{ChangedFile, Content, Record},
+};
+
+/// Content that is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restore {
+    /// Every file as it was, istio-cni's included.
+    Everything,
+    /// All but istio-cni's entry and files: its plugin is gone, and an entry without a plugin fails every pod.
+    ExceptIstioCni,
+    /// Also istio-cni's entry, even if the file's owner has rewritten the file without it.
+    WithIstioCni,
+}
+
+/// Restores each file that still has inpod's content, and removes inpod's entry from the others.
+pub fn plan(
+    directory: &Directory,
+    record: &Record,
+    desired: &DesiredChain,
+    restore: Restore,
+) -> Plan {
+    let mut files = BTreeMap::new();
+    for (name, changed) in &record.files {
+        let state = revert(changed, directory.file(name), restore);
+        files.extend(state.map(|state| (name.clone(), state)));
+    }
+    // Files with inpod's entry that are not in the record, because it was lost.
+    for file in &directory.files {
+        if record.files.contains_key(&file.name) {
+            continue;
+        }
+        let state = remove_entry(file, None).map(|state| {
+            if desired.is_own(&file.name) {
+                FileState::Absent
+            } else {
+                state
+            }
+        });
+        files.extend(state.map(|state| (file.name.clone(), state)));
+    }
+    let forget: BTreeSet<_> = record.files.keys().chain(files.keys()).cloned().collect();
+    Plan { files, forget }
+}
+
+/// Reverts the change to a file; `None` if nothing is left to do.
+pub fn revert(
+    changed: &ChangedFile,
+    file: Option<&NetworkFile>,
+    restore: Restore,
+) -> Option<FileState> {
+    if changed.own {
+        return file.map(|_| FileState::Absent);
+    }
+    match (&changed.ours, &changed.before, file) {
+        // A removed list is istio-cni's copy of the primary, which no process would update without istio-cni.
+        (None, Some(before), None)
+            if restore == Restore::ExceptIstioCni && has_istio_entry(before) =>
+        {
+            None
+        }
+        (None, Some(before), None) => restored(before, changed, restore),
+        // The owner has written another file, or there never was one.
+        (None, _, _) | (Some(_), _, None) => None,
+        (Some(_), Some(before), Some(file)) if before.bytes() == file.content => None,
+        (Some(ours), before, Some(file)) if ours.bytes() == file.content => match before {
+            Some(before) => restored(before, changed, restore).or(Some(FileState::Absent)),
+            None => Some(FileState::Absent),
+        },
+        (Some(_), _, Some(file)) => {
+            let entry = changed
+                .istio_entry
+                .as_ref()
+                .filter(|_| restore == Restore::WithIstioCni);
+            remove_entry(file, entry)
+        }
+    }
+}
+
+/// Returns the content to restore; `None` if nothing is left of it.
+fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option<FileState> {
+    let unchanged = || Some(FileState::Content(before.bytes().to_owned()));
+    match restore {
+        Restore::Everything => unchanged(),
+        Restore::ExceptIstioCni => match Conflist::parse(before.bytes()) {
+            Ok(list) if list.plugin(ISTIO_CNI).is_some() => if_not_empty(list.without(ISTIO_CNI)),
+            Ok(_) => unchanged(),
+            Err(_) if is_istio_conf(before.bytes()) => None,
+            Err(_) => unchanged(),
+        },
+        Restore::WithIstioCni => match (Conflist::parse(before.bytes()), &changed.istio_entry) {
+            (Ok(list), Some(entry)) if list.plugin(ISTIO_CNI).is_none() => {
+                Some(FileState::Content(list.with(&istio_entry(entry))))
+            }
+            _ => unchanged(),
+        },
+    }
+}
+
+/// Removes inpod's entry from a file, or replaces it by istio-cni's. `None` if the file does not have it.
+fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState> {
+    match file.loaded.as_ref().ok()? {
+        Loaded::Single(conf, _) => (conf.kind() == INPOD_CNI).then_some(FileState::Absent),
+        Loaded::List(list) => {
+            list.plugin(INPOD_CNI)?;
+            let without = match entry {
+                Some(entry) => list.replaced(INPOD_CNI, &istio_entry(entry)),
+                None => list.without(INPOD_CNI),
+            };
+            if_not_empty(without).or(Some(FileState::Absent))
+        }
+    }
+}
+
+/// Returns a file's content without inpod's entry.
+pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
+    match file.list() {
+        Some(list) if list.text() == file.content && list.plugin(INPOD_CNI).is_some() => {
+            list.without(INPOD_CNI)
+        }
+        Some(_) | None => file.content.clone(),
+    }
+}
+
+/// Returns the content of a list, or `None` if it has no plugin left.
+fn if_not_empty(text: Vec<u8>) -> Option<FileState> {
+    Conflist::parse(&text)
+        .is_ok()
+        .then_some(FileState::Content(text))
+}
+
+/// Returns whether a list has istio-cni's entry.
+fn has_istio_entry(content: &Content) -> bool {
+    Conflist::parse(content.bytes()).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
+}
+
+/// Returns whether a single configuration is istio-cni's.
+fn is_istio_conf(text: &[u8]) -> bool {
+    inpod_cni_config::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
+}
+
+fn istio_entry(entry: &Content) -> Entry {
+    Entry {
+        kind: ISTIO_CNI.to_owned(),
+        text: entry.bytes().to_owned(),
+    }
+}

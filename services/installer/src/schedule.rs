@@ -1,0 +1,128 @@
+//! Triggers reconciles: on an event in a CNI directory, periodically, and when inpod is to leave the node.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use inpod_service::{Daemon, Leave, leave::Marker};
+
+use crate::{
+    SERVICE,
+    config::Config,
+    metrics::Metrics,
+    reconcile::{COALESCE_DELAY, Installer},
+    uninstall,
+    watcher::Watcher,
+};
+
+/// Poll interval of `leave_file`. Kubernetes takes about a minute to update a mounted ConfigMap.
+const LEAVE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reconciles until inpod has left the node.
+///
+/// # Errors
+///
+/// If another installer runs on this node, or the record cannot be used.
+pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
+    let marker = Marker::of(&daemon.directory(SERVICE.name));
+    wait_while_left(&config.leave_file, &marker, daemon).await;
+    let mut installer = Installer::new(config, metrics)?;
+    let mut watcher = None;
+    loop {
+        if let Some(how) = uninstall::read_leave_request(&installer.config.leave_file, &marker) {
+            let result = uninstall::leave_node(installer, how).await?;
+            return uninstall::write_receipt(&result, &marker);
+        }
+        marker
+            .clear()
+            .context("cannot clear the marker of a node that inpod has left")?;
+        let (conf, bin) = (
+            installer.conf_dir(),
+            installer.config.on_host(&installer.dirs.bin),
+        );
+        let watched = [conf.as_path(), bin.as_path()];
+        if !watcher
+            .as_ref()
+            .is_some_and(|watcher: &Watcher| watcher.is_watching(&watched))
+        {
+            // Without a watch, changes are found by the periodic reconcile.
+            watcher = Watcher::open(&watched)
+                .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
+                .ok();
+        }
+        if let Some(watcher) = &mut watcher {
+            watcher.drain();
+        }
+        let (returned, outcome) = tokio::task::spawn_blocking(move || {
+            let outcome = installer.reconcile(Instant::now());
+            (installer, outcome)
+        })
+        .await
+        .context("a reconcile panicked")?;
+        installer = returned;
+        let sweep = installer.config.sweep();
+        let delay = outcome.retry_after.unwrap_or(sweep).min(sweep);
+        daemon.readiness().set("binary", outcome.binary);
+        daemon.readiness().set("chain", outcome.chain);
+        daemon.readiness().set("directory", outcome.directory);
+        wait(
+            watcher.as_mut(),
+            delay,
+            (&installer.config.leave_file, &marker),
+        )
+        .await;
+    }
+}
+
+/// Changes nothing while inpod has left the node.
+async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
+    let mut is_logged = false;
+    while let Some(how) =
+        uninstall::read_leave_request(leave_file, marker).filter(|how| marker.is_set(*how))
+    {
+        // The marker is needed until Kubernetes deletes this pod.
+        daemon.forget(how == Leave::Uninstall);
+        let why = format!("inpod has left this node as requested ({how})");
+        if !std::mem::replace(&mut is_logged, true) {
+            tracing::warn!("{why}");
+        }
+        for condition in ["binary", "chain"] {
+            daemon.readiness().set(condition, Err(why.clone()));
+        }
+        tokio::time::sleep(LEAVE_POLL_INTERVAL).await;
+    }
+    daemon.forget(false);
+}
+
+/// Waits for an event, for the next periodic reconcile, or until inpod is to leave.
+async fn wait(
+    mut watcher: Option<&mut Watcher>,
+    delay: Duration,
+    (leave_file, marker): (&Path, &Marker),
+) {
+    let until = tokio::time::Instant::now() + delay;
+    loop {
+        let tick = until.min(tokio::time::Instant::now() + LEAVE_POLL_INTERVAL);
+        tokio::select! {
+            () = wait_changed(watcher.as_deref_mut()) => {
+                tokio::time::sleep(COALESCE_DELAY).await;
+                return;
+            }
+            () = tokio::time::sleep_until(tick) => {}
+        }
+        if tokio::time::Instant::now() >= until
+            || uninstall::read_leave_request(leave_file, marker).is_some()
+        {
+            return;
+        }
+    }
+}
+
+async fn wait_changed(watcher: Option<&mut Watcher>) {
+    match watcher {
+        Some(watcher) => watcher.changed().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,160 @@
+//! Removes inpod from the node in repeatable steps: an interruption between two of them loses nothing.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_cni_config::ISTIO_CNI;
+use inpod_service::leave::{self, Leave, Marker};
+
+use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
+
+/// How long pod-events may take to withdraw all pods.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Attempts at a file that its owner writes at the same time.
+const MAX_ATTEMPTS: usize = 10;
+
+/// Result of an uninstall or handover.
+#[derive(Debug)]
+pub(crate) struct LeaveResult {
+    how: Leave,
+    steps: Vec<String>,
+    receipt: PathBuf,
+}
+
+impl LeaveResult {
+    pub(crate) fn receipt_line(&self) -> String {
+        leave::line(self.how, &self.steps.join(", "))
+    }
+}
+
+/// Returns whether inpod is to leave the node. A file that cannot be read or parsed means stay.
+pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Leave> {
+    leave::read(file, marker).unwrap_or_else(|error| {
+        tracing::error!(error, "Cannot read whether to leave the node; staying");
+        None
+    })
+}
+
+/// Leaves the node: first the chain; then the plugin, once no call can be in progress; then its state, once
+/// no pod needs it.
+pub(crate) async fn leave_node(
+    mut installer: Installer,
+    how: Leave,
+) -> anyhow::Result<LeaveResult> {
+    tracing::warn!(%how, "Leaving the node");
+    let mut steps = vec![leave_chain(&mut installer, how).await?];
+    steps.push(remove_plugin(&mut installer).await?);
+    if how == Leave::Uninstall {
+        steps.extend(wait_withdrawn(&installer).await);
+    }
+    steps.push(remove_state(&installer)?);
+    Ok(LeaveResult {
+        how,
+        steps,
+        receipt: installer.config.receipt_file.clone(),
+    })
+}
+
+/// Writes the receipt and sets the marker.
+pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Result<()> {
+    let done = result.steps.join(", ");
+    tracing::warn!(how = %result.how, done, "Left the node");
+    let written = leave::receipt(&result.receipt, result.how, &done);
+    written.with_context(|| format!("cannot write {}", result.receipt.display()))?;
+    marker
+        .set(result.how)
+        .context("cannot set the marker of a node that inpod has left")
+}
+
+async fn leave_chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {
+    let restore = match how {
+        // istio-cni's own pod would be one of those that cannot start.
+        _ if !installer.has_istio_cni() => Restore::ExceptIstioCni,
+        Leave::Handover => Restore::WithIstioCni,
+        Leave::Uninstall => Restore::Everything,
+    };
+    let mut changed = Vec::new();
+    for _ in 0..MAX_ATTEMPTS {
+        match installer.leave_chain(restore) {
+            Ok(steps) => {
+                changed.extend(steps.into_iter().map(|step| step.name));
+                break;
+            }
+            Err(ChainError::Raced(_)) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(error) => return Err(error).context("cannot leave the chain"),
+        }
+    }
+    Ok(if changed.is_empty() {
+        "inpod was not in the chain".to_owned()
+    } else {
+        format!("removed from the chain ({})", changed.join(", "))
+    })
+}
+
+async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
+    let dir = installer.config.on_host(&installer.dirs.bin);
+    files::remove_temporaries(&dir)
+        .with_context(|| format!("cannot clean up {}", dir.display()))?;
+    let Some(path) = installer.record.binary.clone().map(PathBuf::from) else {
+        return Ok("no plugin to remove".to_owned());
+    };
+    if installer.config.keep_binary {
+        return Ok(format!("plugin kept in {}", path.display()));
+    }
+    tokio::time::sleep(installer.config.binary_grace()).await;
+    let host_path = installer.config.on_host(&path);
+    let removed = files::remove(&host_path);
+    removed.with_context(|| format!("cannot remove {}", host_path.display()))?;
+    installer.record.binary = None;
+    installer.save()?;
+    Ok("plugin removed".to_owned())
+}
+
+/// Waits until no namespace is enrolled; returns a note if that does not happen in time.
+async fn wait_withdrawn(installer: &Installer) -> Option<String> {
+    let dir = installer
+        .config
+        .on_host(installer.config.plugin_state_dir());
+    let deadline = Instant::now() + WITHDRAW_TIMEOUT;
+    loop {
+        let enrolled = match EnrolledNamespaces::read(&dir) {
+            Ok(None) => return None,
+            Ok(Some(list)) if list.names().is_empty() => return None,
+            Ok(Some(list)) => format!("{} namespaces are still enrolled", list.names().len()),
+            Err(error) => format!("cannot read which namespaces are enrolled: {error}"),
+        };
+        if Instant::now() >= deadline {
+            return Some(format!("{enrolled} after {} s", WITHDRAW_TIMEOUT.as_secs()));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Removes the plugin's state and the record. The directories themselves may be mounts.
+fn remove_state(installer: &Installer) -> anyhow::Result<String> {
+    let config = &installer.config;
+    let plugins = config.on_host(config.plugin_state_dir());
+    inpod_service::uds::empty(&plugins)
+        .with_context(|| format!("cannot empty {}", plugins.display()))?;
+    drop(fs::remove_dir(&plugins));
+    let dir = config.record_dir();
+    Record::remove(&dir)?;
+    files::remove(&dir.join("lock")).with_context(|| format!("cannot empty {}", dir.display()))?;
+    // Others may keep files there, and a mount cannot be removed from within.
+    drop(fs::remove_dir(&dir));
+    Ok("state removed".to_owned())
+}
+
+impl Installer {
+    /// Returns whether istio-cni's plugin is still installed.
+    fn has_istio_cni(&self) -> bool {
+        let dir = self.config.on_host(&self.dirs.bin);
+        dir.join(ISTIO_CNI).exists()
+    }
+}

@@ -1,0 +1,88 @@
+//! Watches the CNI directories with inotify. An event only triggers a reconcile, which reads the files.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
+use inpod_cni_config::INPOD_CNI;
+
+type Identity = (u64, u64);
+
+/// Watch on directories that may be replaced, removed and created.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    events: EventStream<[u8; 4096]>,
+    watched: Vec<(PathBuf, Identity)>,
+}
+
+impl Watcher {
+    /// Watches the directories that exist. A file that is being written triggers an event when it is closed.
+    pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        let mask = WatchMask::CLOSE_WRITE
+            | WatchMask::MOVED_TO
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE
+            | WatchMask::ATTRIB
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        let mut watched = Vec::new();
+        for dir in dirs {
+            // Identified before the watch is added: a directory that is replaced in between differs at the next check.
+            let Ok(identity) = identity_of(dir) else {
+                continue;
+            };
+            match inotify.watches().add(dir, mask) {
+                Ok(_) => watched.push(((*dir).to_owned(), identity)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let events = inotify.into_event_stream([0; 4096])?;
+        Ok(Self { events, watched })
+    }
+
+    /// Returns whether exactly these directories, as far as they exist, are watched.
+    pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
+        let existing = dirs
+            .iter()
+            .filter_map(|dir| Some(((*dir).to_owned(), identity_of(dir).ok()?)));
+        existing.eq(self.watched.iter().cloned())
+    }
+
+    /// Waits for a relevant event.
+    pub(crate) async fn changed(&mut self) {
+        loop {
+            let Some(event) = self.events.next().await else {
+                // The stream of inotify events does not end; an end would not be a change.
+                return std::future::pending().await;
+            };
+            if is_relevant(&event) {
+                return;
+            }
+        }
+    }
+
+    /// Discards pending events: a read that follows sees their changes.
+    pub(crate) fn drain(&mut self) {
+        while let Some(Some(_)) = self.events.next().now_or_never() {}
+    }
+}
+
+/// Other plugins, and files that runtimes do not load, are irrelevant.
+fn is_relevant(event: &io::Result<EventOwned>) -> bool {
+    let Ok(event) = event else { return true };
+    let name = event.name.as_ref().map(|name| name.to_string_lossy());
+    let is_file = !event.mask.contains(EventMask::ISDIR);
+    name.is_none_or(|name| is_file && (name == INPOD_CNI || inpod_cni_config::is_loaded(&name)))
+}
+
+fn identity_of(path: &Path) -> io::Result<Identity> {
+    let found = fs::metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}

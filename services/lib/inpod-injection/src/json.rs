@@ -1,0 +1,175 @@
+//! Accessors for a pod as a JSON value. A value of the wrong type counts as absent: the API server has validated the
+//! pod, and [`check_pod`] validates the pods of a manifest.
+
+use serde_json::{Map, Value};
+
+use crate::error::InjectError;
+
+/// Lists of containers in the order in which they start.
+pub(crate) const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
+
+/// Checks the structure that injection relies on.
+pub(crate) fn check_pod(pod: &Value) -> Result<(), InjectError> {
+    let objects = [
+        "",
+        "/metadata",
+        "/spec",
+        "/metadata/labels",
+        "/metadata/annotations",
+    ];
+    for pointer in objects {
+        let value = pod.pointer(pointer).filter(|value| !value.is_null());
+        if value.is_some_and(|value| !value.is_object()) {
+            return Err(InjectError::InvalidPod(format!(
+                "{pointer} is not an object"
+            )));
+        }
+    }
+    for list in ["initContainers", "containers", "volumes"] {
+        let items = pod.pointer(&format!("/spec/{list}"));
+        let Some(items) = items.filter(|value| !value.is_null()) else {
+            continue;
+        };
+        let named = |item: &Value| item.is_object() && name(item).is_some();
+        if !items
+            .as_array()
+            .is_some_and(|items| items.iter().all(named))
+        {
+            let what = format!("/spec/{list} is not a list of named objects");
+            return Err(InjectError::InvalidPod(what));
+        }
+    }
+    if containers(pod, "containers").is_empty() {
+        return Err(InjectError::InvalidPod("it has no containers".to_owned()));
+    }
+    Ok(())
+}
+
+pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
+    value.pointer(pointer).and_then(Value::as_str)
+}
+
+pub(crate) fn name(value: &Value) -> Option<&str> {
+    value.get("name").and_then(Value::as_str)
+}
+
+fn of_metadata<'a>(pod: &'a Value, map: &str, key: &str) -> Option<&'a str> {
+    pod.get("metadata")?.get(map)?.get(key)?.as_str()
+}
+
+pub(crate) fn annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    of_metadata(pod, "annotations", key)
+}
+
+pub(crate) fn label<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    of_metadata(pod, "labels", key)
+}
+
+/// Returns the items of a list; none if it is missing.
+pub(crate) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    let items = value.get(key).and_then(Value::as_array);
+    items.map_or(&[], Vec::as_slice)
+}
+
+/// Returns a list of an object, and creates it if it is missing.
+pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Vec<Value>> {
+    let items = value.as_object_mut()?.entry(key).or_insert(Value::Null);
+    if items.is_null() {
+        *items = Value::Array(Vec::new());
+    }
+    items.as_array_mut()
+}
+
+/// Returns a field that is an object, and creates it if it is missing.
+pub(crate) fn object_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
+    let object = value.as_object_mut()?.entry(key).or_insert(Value::Null);
+    if object.is_null() {
+        *object = Value::Object(Map::new());
+    }
+    Some(object)
+}
+
+pub(crate) fn spec(pod: &Value) -> &Value {
+    pod.get("spec").unwrap_or(&Value::Null)
+}
+
+pub(crate) fn containers<'a>(pod: &'a Value, key: &str) -> &'a [Value] {
+    list(spec(pod), key)
+}
+
+/// Returns all containers with the name of their list, init containers first.
+pub(crate) fn all_containers(pod: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
+    let of = |key: &'static str| containers(pod, key).iter().map(move |it| (key, it));
+    CONTAINER_LISTS.into_iter().flat_map(of)
+}
+
+/// Calls `act` for every container.
+pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, &mut Value)) {
+    for key in CONTAINER_LISTS {
+        let pointer = format!("/spec/{key}");
+        let items = pod.pointer_mut(&pointer).and_then(Value::as_array_mut);
+        items.into_iter().flatten().for_each(|it| act(key, it));
+    }
+}
+
+/// Sets a label or annotation.
+pub(crate) fn set_metadata(pod: &mut Value, map: &str, key: &str, value: &str) {
+    let entries = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
+    if let Some(entries) = entries.and_then(Value::as_object_mut) {
+        entries.insert(key.to_owned(), value.into());
+    }
+}
+
+pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
+    set_metadata(pod, "annotations", key, value);
+}
+
+pub(crate) fn set_label(pod: &mut Value, key: &str, value: &str) {
+    set_metadata(pod, "labels", key, value);
+}
+
+/// Removes labels or annotations, and the map once it is empty.
+pub(crate) fn remove_metadata<'a>(
+    pod: &mut Value,
+    map: &str,
+    keys: impl IntoIterator<Item = &'a str>,
+) {
+    let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = metadata else { return };
+    if let Some(entries) = metadata.get_mut(map).and_then(Value::as_object_mut) {
+        for key in keys {
+            entries.remove(key);
+        }
+        if entries.is_empty() {
+            metadata.remove(map);
+        }
+    }
+}
+
+/// Returns the literal value of an environment variable.
+pub(crate) fn env_value<'a>(container: &'a Value, env_value: &str) -> Option<&'a str> {
+    let mut all = list(container, "env").iter();
+    let found = all.find(|it| name(it) == Some(env_value))?;
+    found.get("value").and_then(Value::as_str)
+}
+
+/// Sets an environment variable, in place if it exists.
+pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) {
+    let Some(all) = list_mut(container, "env") else {
+        return;
+    };
+    let set = serde_json::json!({"name": env_value, "value": value});
+    match all.iter_mut().find(|it| name(it) == Some(env_value)) {
+        Some(known) => *known = set,
+        None => all.push(set),
+    }
+}
+
+/// Parses a boolean as Go's `strconv.ParseBool` does.
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}

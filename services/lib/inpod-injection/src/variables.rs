@@ -1,0 +1,93 @@
+//! Variables of templates: a closed list ([`TABLE`]) of values that are computed before rendering.
+
+mod networks;
+mod pod;
+mod proxy;
+mod table;
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::{Request, config::Config, error::InjectError, proxy::ProxySettings};
+
+pub use table::TABLE;
+
+/// Values of [`TABLE`] for one pod; null if unset.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variables {
+    values: BTreeMap<&'static str, Value>,
+    annotations: BTreeMap<String, String>,
+    labels: BTreeMap<String, String>,
+}
+
+impl Variables {
+    /// Computes the variables from a pod as its author wrote it.
+    ///
+    /// # Errors
+    ///
+    /// If the pod's list of ports is invalid.
+    pub fn gather(
+        config: &Config,
+        proxy: &ProxySettings,
+        original: &Value,
+        request: &Request<'_>,
+    ) -> Result<Self, InjectError> {
+        let mut values = BTreeMap::new();
+        values.extend(pod::of_pod(original, request));
+        values.extend(pod::of_workload(original, request));
+        values.extend(pod::of_interception(original, proxy)?);
+        values.extend(networks::of_networks(config, original)?);
+        values.extend(proxy::of_proxy(config, proxy, original));
+        values.extend(proxy::of_mesh(config));
+        let map = |key| {
+            let found = original
+                .get("metadata")
+                .and_then(|metadata| metadata.get(key));
+            let texts = found.and_then(Value::as_object).into_iter().flatten();
+            let text =
+                |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+            texts.filter_map(text).collect()
+        };
+        Ok(Self {
+            values,
+            annotations: map("annotations"),
+            labels: map("labels"),
+        })
+    }
+
+    /// Returns the value of a variable; `None` if it is unset. Unknown names are rejected when a template is parsed.
+    pub fn get(&self, name: &str) -> Option<Value> {
+        if let Some(key) = name.strip_prefix("annotation:") {
+            return self.annotations.get(key).map(|text| text.as_str().into());
+        }
+        if let Some(key) = name.strip_prefix("label:") {
+            return self.labels.get(key).map(|text| text.as_str().into());
+        }
+        self.values
+            .get(name)
+            .filter(|value| !value.is_null())
+            .cloned()
+    }
+}
+
+/// Returns whether a template may use a name.
+pub fn is_known(name: &str) -> bool {
+    let of_pod = ["annotation:", "label:"]
+        .into_iter()
+        .find_map(|kind| name.strip_prefix(kind));
+    of_pod.map_or_else(
+        || TABLE.iter().any(|(known, _)| *known == name),
+        |key| !key.is_empty(),
+    )
+}
+
+type Pairs<const N: usize> = [(&'static str, Value); N];
+
+fn some(text: &str) -> Value {
+    if text.is_empty() {
+        Value::Null
+    } else {
+        text.into()
+    }
+}

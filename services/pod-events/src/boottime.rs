@@ -1,0 +1,38 @@
+use std::{ops::Add, time::Duration};
+
+use nix::time::{ClockId, clock_gettime};
+
+/// A point in time since boot (`CLOCK_BOOTTIME`). Checkpoints are valid within one boot, and a step of the wall clock
+/// must neither end a sandbox early nor prolong a withdrawal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootInstant(Duration);
+
+impl BootInstant {
+    /// The time of boot: longer ago than any timeout.
+    pub const BOOT: Self = Self(Duration::ZERO);
+
+    pub fn now() -> Self {
+        Self(clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from))
+    }
+
+    pub fn after_boot(elapsed: Duration) -> Self {
+        Self(elapsed)
+    }
+
+    pub fn since_boot(self) -> Duration {
+        self.0
+    }
+
+    /// Returns the time since an earlier instant, or zero if that is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for BootInstant {
+    type Output = Self;
+
+    fn add(self, wait: Duration) -> Self {
+        Self(self.0 + wait)
+    }
+}

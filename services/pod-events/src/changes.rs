@@ -1,0 +1,48 @@
+//! Notifications about changed views of pods.
+
+use std::sync::Arc;
+
+use tokio::sync::broadcast;
+
+use crate::source::PodKey;
+
+/// The number of changes a subscriber may lag behind before it has to read all views again.
+const CHANNEL_CAPACITY: usize = 4096;
+
+/// Broadcasts the keys of pods whose view changed. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct PodChanges(broadcast::Sender<Arc<PodKey>>);
+
+impl Default for PodChanges {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(CHANNEL_CAPACITY))
+    }
+}
+
+impl PodChanges {
+    pub fn notify(&self, key: &PodKey) {
+        // Without a subscriber the send fails, which is fine.
+        self.0.send(Arc::new(key.clone())).unwrap_or_default();
+    }
+
+    /// Subscribes to later changes. A subscriber that lags has to read all views again.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<PodKey>> {
+        self.0.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subscriber_receives_changes_after_it_subscribed() {
+        let sender = PodChanges::default();
+        let key = |name: &str| ("shop".parse().unwrap(), name.parse().unwrap());
+        sender.notify(&key("early"));
+        let mut changes = sender.subscribe();
+        sender.notify(&key("web"));
+        assert_eq!(*changes.try_recv().unwrap(), key("web"));
+        assert!(changes.try_recv().is_err());
+    }
+}

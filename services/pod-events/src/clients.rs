@@ -1,0 +1,334 @@
+//! gRPC clients of the other services: calls take validated values and always end by their deadline.
+
+mod broker;
+mod find;
+mod listeners;
+mod plan;
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use inpod_proto::{
+    addresses_from, addresses_to, failure_of,
+    netconfig::v1::{self as netconfig, netconfig_service_client::NetconfigServiceClient},
+    required,
+    ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
+};
+use inpod_types::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
+use tonic::{Code, Request, Response, Status, transport::Channel};
+
+use crate::{checkpoint::Record, redirection::Capture, trace};
+
+pub use find::FoundNetns;
+
+const MAX_CONCURRENT_SEARCHES: usize = 4;
+
+const LEAVE_NODE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Clients of netconfig and ztunnel-broker. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    netconfig: NetconfigServiceClient<Channel>,
+    broker: ZtunnelBrokerServiceClient<Channel>,
+    capture: Arc<Capture>,
+    /// Limits concurrent searches: each one reads all processes of the node.
+    searches: Arc<Semaphore>,
+}
+
+/// A netns that netconfig has verified and claimed.
+#[derive(Clone, Debug)]
+pub struct ClaimedNetns {
+    pub id: NetnsId,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Builds a request that carries the time left until its deadline.
+fn request<T>(message: T, deadline: Instant) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+    trace::inject(request.metadata_mut());
+    request
+}
+
+/// Waits for a response, until 50 ms past the deadline that the service was given.
+async fn call<T>(
+    service: &'static str,
+    deadline: Instant,
+    answer: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Failure> {
+    match timeout_at(deadline + Duration::from_millis(50), answer).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(to_failure(service, &status)),
+        Err(_elapsed) => Err(Failure::new(
+            Reason::DeadlineExceeded,
+            format!("{service} did not answer in time"),
+        )),
+    }
+}
+
+/// Converts a status into a failure. Messages that come from the transport get the service's name.
+fn to_failure(service: &'static str, status: &Status) -> Failure {
+    let failure = failure_of(status);
+    let from_transport = status.details().is_empty();
+    // A connection that breaks during a call is INTERNAL to tonic ("h2 protocol error"); a defect that one of our
+    // services reports carries its failure in the details.
+    let broken = matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Internal
+    );
+    let unreachable = from_transport && broken;
+    let message = if unreachable {
+        format!("cannot reach {service}: {}", failure.message)
+    } else if from_transport {
+        format!("{service}: {}", failure.message)
+    } else {
+        failure.message.clone()
+    };
+    let reason = if unreachable {
+        Reason::DependencyUnavailable
+    } else {
+        failure.reason
+    };
+    Failure {
+        message,
+        reason,
+        ..failure
+    }
+}
+
+fn invalid_response(service: &'static str, error: &inpod_proto::Invalid) -> Failure {
+    let message = format!(
+        "{service} answered with an invalid {}: {error}",
+        error.field()
+    );
+    Failure::new(Reason::Internal, message)
+}
+
+/// Returns the addresses at which the kubelet probes a pod, at most as many as `ApplyRulesRequest` takes, whatever
+/// the CNI result contains.
+fn probe_addresses(addresses: &[IpAddr]) -> Vec<String> {
+    const MAX_PROBE_ADDRESSES: usize = 16;
+    addresses_to(addresses.get(..MAX_PROBE_ADDRESSES).unwrap_or(addresses))
+}
+
+impl Clients {
+    /// Creates clients over channels that connect on first use.
+    pub fn new(netconfig: Channel, broker: Channel, capture: Capture) -> Self {
+        Self {
+            netconfig: NetconfigServiceClient::new(netconfig),
+            broker: ZtunnelBrokerServiceClient::new(broker),
+            capture: Arc::new(capture),
+            searches: Arc::new(Semaphore::new(MAX_CONCURRENT_SEARCHES)),
+        }
+    }
+
+    /// Removes what inpod installed in the node's own network: see `LeaveNode`.
+    pub async fn leave_node(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + LEAVE_NODE_TIMEOUT;
+        let mut client = self.netconfig.clone();
+        let request = request(netconfig::LeaveNodeRequest {}, deadline);
+        call("netconfig", deadline, client.leave_node(request)).await?;
+        Ok(())
+    }
+
+    /// Claims and verifies a netns: see `ClaimNetns`.
+    pub async fn claim(
+        &self,
+        sandbox: &SandboxRef,
+        netns: &NetnsRef,
+        addresses: &[IpAddr],
+        deadline: Instant,
+    ) -> Result<ClaimedNetns, Failure> {
+        let message = netconfig::ClaimNetnsRequest {
+            sandbox: Some(sandbox.into()),
+            netns: Some(netns.into()),
+            addresses: addresses_to(addresses),
+        };
+        let mut client = self.netconfig.clone();
+        let claimed = call(
+            "netconfig",
+            deadline,
+            client.claim_netns(request(message, deadline)),
+        )
+        .await?;
+        let invalid = |error| invalid_response("netconfig", &error);
+        Ok(ClaimedNetns {
+            id: required("netns", claimed.netns).map_err(invalid)?,
+            addresses: addresses_from(&claimed.addresses, "addresses").map_err(invalid)?,
+        })
+    }
+
+    /// Releases a claim, if there is one.
+    pub async fn release(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<(), Failure> {
+        let message = netconfig::ReleaseNetnsRequest {
+            sandbox: Some(sandbox.into()),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.release_netns(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Applies a record's redirection and returns the rules' fingerprint.
+    pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
+        let message = netconfig::ApplyRulesRequest {
+            sandbox: Some((&record.sandbox).into()),
+            redirection: Some(record.redirection.to_wire(&self.capture)),
+            // The kubelet's probes go through the sidecar like any other traffic.
+            probe_addresses: if record.redirection.is_sidecar() {
+                Vec::new()
+            } else {
+                probe_addresses(&record.addresses)
+            },
+        };
+        let mut client = self.netconfig.clone();
+        let applied = call(
+            "netconfig",
+            deadline,
+            client.apply_rules(request(message, deadline)),
+        )
+        .await?;
+        Ok(applied.fingerprint)
+    }
+
+    /// Compares the rules in a netns with the expected ones.
+    pub async fn verify(
+        &self,
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<netconfig::VerifyRulesResponse, Failure> {
+        let message = netconfig::VerifyRulesRequest {
+            sandbox: Some((&record.sandbox).into()),
+            redirection: Some(record.redirection.to_wire(&self.capture)),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.verify_rules(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// Removes rules and returns the number of captured connections.
+    pub async fn remove_rules(
+        &self,
+        sandbox: &SandboxRef,
+        phase: netconfig::RemovePhase,
+        deadline: Instant,
+    ) -> Result<u32, Failure> {
+        let message = netconfig::RemoveRulesRequest {
+            sandbox: Some(sandbox.into()),
+            phase: phase.into(),
+        };
+        let mut client = self.netconfig.clone();
+        let removed = call(
+            "netconfig",
+            deadline,
+            client.remove_rules(request(message, deadline)),
+        )
+        .await?;
+        Ok(removed.captured_flows)
+    }
+
+    pub async fn inspect(
+        &self,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
+        let target = netconfig::inspect_netns_request::Target::Sandbox(sandbox.into());
+        let message = netconfig::InspectNetnsRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.inspect_netns(request(message, deadline)),
+        )
+        .await
+    }
+
+    pub async fn inspect_path(
+        &self,
+        netns: &NetnsRef,
+        deadline: Instant,
+    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
+        let target = netconfig::inspect_netns_request::Target::Netns(netns.into());
+        let message = netconfig::InspectNetnsRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.inspect_netns(request(message, deadline)),
+        )
+        .await
+    }
+
+    pub async fn list_claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
+        let mut client = self.netconfig.clone();
+        let message = netconfig::ListClaimsRequest {};
+        let claims = call(
+            "netconfig",
+            deadline,
+            client.list_claims(request(message, deadline)),
+        )
+        .await?
+        .claims;
+        let sandboxes = claims
+            .into_iter()
+            .map(|claim| required("sandbox", claim.sandbox));
+        sandboxes
+            .collect::<Result<_, _>>()
+            .map_err(|error| invalid_response("netconfig", &error))
+    }
+
+    pub async fn watch_drift(
+        &self,
+    ) -> Result<tonic::Streaming<netconfig::WatchDriftResponse>, Failure> {
+        let answer = self
+            .netconfig
+            .clone()
+            .watch_drift(netconfig::WatchDriftRequest {})
+            .await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| to_failure("netconfig", &status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_breaks_under_a_call_is_a_service_that_is_away() {
+        for code in [Code::Unavailable, Code::Unknown, Code::Internal] {
+            let failure = to_failure("netconfig", &Status::new(code, "h2 protocol error"));
+            assert_eq!(failure.reason, Reason::DependencyUnavailable, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_defect_that_a_service_reports_of_itself_stays_one() {
+        let defect = Failure::new(Reason::Internal, "netconfig failed");
+        let failure = to_failure("netconfig", &inpod_proto::into_status(&defect));
+        assert_eq!(failure.reason, Reason::Internal);
+    }
+
+    #[test]
+    fn no_more_addresses_are_named_for_probes_than_netconfig_takes() {
+        let addresses: Vec<IpAddr> = (0..1000u32).map(|n| IpAddr::V4(n.into())).collect();
+        assert_eq!(probe_addresses(&addresses).len(), 16);
+        assert_eq!(probe_addresses(addresses.get(..2).unwrap()).len(), 2);
+    }
+}

@@ -1,0 +1,120 @@
+use std::collections::BTreeSet;
+
+use inpod_proto::ztunnelbroker::v1 as broker;
+use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
+use tokio::time::Instant;
+use tonic::{Response, Streaming};
+
+use super::{Clients, call, request, to_failure};
+
+impl Clients {
+    /// Adds a workload and returns once the first ztunnel has acknowledged it.
+    pub async fn add_workload(
+        &self,
+        instance_id: &str,
+        workload: &Workload,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::AddWorkloadRequest {
+            instance_id: instance_id.to_owned(),
+            workload: Some(workload.into()),
+        };
+        let mut client = self.broker.clone();
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.add_workload(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Removes a workload. Succeeds if it is unknown.
+    pub async fn remove_workload(
+        &self,
+        instance_id: &str,
+        sandbox: &SandboxRef,
+        revision: Revision,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::RemoveWorkloadRequest {
+            instance_id: instance_id.to_owned(),
+            sandbox: Some(sandbox.into()),
+            revision: revision.0,
+        };
+        let mut client = self.broker.clone();
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.remove_workload(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    pub async fn set_workloads(
+        &self,
+        instance_id: &str,
+        revision: Revision,
+        workloads: &[Workload],
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::SetWorkloadsRequest {
+            instance_id: instance_id.to_owned(),
+            revision: revision.0,
+            workloads: workloads.iter().map(Into::into).collect(),
+        };
+        let mut client = self.broker.clone();
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.set_workloads(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    pub async fn set_ztunnels(
+        &self,
+        instance_id: &str,
+        pods: &BTreeSet<PodUid>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::SetZtunnelsRequest {
+            instance_id: instance_id.to_owned(),
+            pod_uids: pods.iter().map(|uid| uid.as_str().to_owned()).collect(),
+        };
+        let mut client = self.broker.clone();
+        let answer = client.set_ztunnels(request(message, deadline));
+        call("ztunnel-broker", deadline, answer).await?;
+        Ok(())
+    }
+
+    /// Lists the broker's desired set and what each ztunnel reported of it.
+    pub async fn list_workloads(
+        &self,
+        deadline: Instant,
+    ) -> Result<broker::ListWorkloadsResponse, Failure> {
+        let mut client = self.broker.clone();
+        let message = broker::ListWorkloadsRequest {};
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.list_workloads(request(message, deadline)),
+        )
+        .await
+    }
+
+    pub async fn watch_sessions(
+        &self,
+    ) -> Result<Streaming<broker::WatchSessionsResponse>, Failure> {
+        let answer = self
+            .broker
+            .clone()
+            .watch_sessions(broker::WatchSessionsRequest {})
+            .await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| to_failure("ztunnel-broker", &status))
+    }
+}

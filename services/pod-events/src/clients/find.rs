@@ -1,0 +1,71 @@
+use std::{collections::BTreeSet, net::IpAddr};
+
+use inpod_proto::{netconfig::v1 as netconfig, required};
+use inpod_types::{Failure, NetnsId, NetnsRef, PodUid, Reason, SandboxRef};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Clients, call, invalid_response, probe_addresses, request};
+
+/// A netns that netconfig has found, verified and claimed.
+#[derive(Clone, Debug)]
+pub struct FoundNetns {
+    pub sandbox: SandboxRef,
+    /// The path at which it was opened.
+    pub netns: NetnsRef,
+    pub id: NetnsId,
+}
+
+impl Clients {
+    /// Lists the TCP ports that have a listener in a claimed netns.
+    pub async fn listening_ports(
+        &self,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<BTreeSet<u32>, Failure> {
+        let target = netconfig::list_listeners_request::Target::Sandbox(sandbox.into());
+        let message = netconfig::ListListenersRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        let listed = call(
+            "netconfig",
+            deadline,
+            client.list_listeners(request(message, deadline)),
+        )
+        .await?;
+        let tcp = listed.listeners.into_iter();
+        let tcp = tcp.filter(|listener| listener.protocol() == netconfig::Protocol::Tcp);
+        Ok(tcp.map(|listener| listener.port).collect())
+    }
+
+    /// Finds the netns of a pod for which no ADD was received: see `FindNetns`.
+    pub async fn find_netns(
+        &self,
+        pod: &PodUid,
+        addresses: &[IpAddr],
+        deadline: Instant,
+    ) -> Result<FoundNetns, Failure> {
+        let turn = timeout_at(deadline, self.searches.acquire()).await;
+        let _turn = turn.map_err(|_elapsed| {
+            let message = "the search for other pods' network namespaces took until the deadline";
+            Failure::new(Reason::DeadlineExceeded, message)
+        })?;
+        let message = netconfig::FindNetnsRequest {
+            pod_uid: pod.to_string(),
+            addresses: probe_addresses(addresses),
+        };
+        let mut client = self.netconfig.clone();
+        let found = call(
+            "netconfig",
+            deadline,
+            client.find_netns(request(message, deadline)),
+        )
+        .await?;
+        let invalid = |error| invalid_response("netconfig", &error);
+        Ok(FoundNetns {
+            sandbox: required("sandbox", found.sandbox).map_err(invalid)?,
+            netns: NetnsRef::at(found.path),
+            id: required("netns", found.netns).map_err(invalid)?,
+        })
+    }
+}

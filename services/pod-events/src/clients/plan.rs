@@ -1,0 +1,23 @@
+use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
+use inpod_types::Failure;
+use tokio::time::Instant;
+
+use super::{Clients, call, request};
+use crate::checkpoint::Record;
+
+impl Clients {
+    /// Compares the rules in a netns with the expected ones and returns what applying them would do.
+    pub async fn plan_rules(
+        &self,
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<PlanRulesResponse, Failure> {
+        let message = PlanRulesRequest {
+            sandbox: Some((&record.sandbox).into()),
+            redirection: Some(record.redirection.to_wire(&self.capture)),
+        };
+        let mut client = self.netconfig.clone();
+        let answer = client.plan_rules(request(message, deadline));
+        call("netconfig", deadline, answer).await
+    }
+}

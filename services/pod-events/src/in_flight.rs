@@ -1,0 +1,133 @@
+//! Tracks unanswered ADDs, so that the DEL of a sandbox can cancel its ADDs wherever they wait.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures_util::future::join_all;
+use inpod_types::{Failure, Reason, SandboxRef};
+use tokio::sync::watch;
+
+use crate::source::PodKey;
+
+/// The ADDs in flight. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InFlight(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    adds: BTreeMap<u64, Add>,
+}
+
+#[derive(Debug)]
+struct Add {
+    key: PodKey,
+    sandbox: SandboxRef,
+    cancel: watch::Sender<()>,
+}
+
+impl InFlight {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers an ADD, until the returned value is dropped.
+    pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> InFlightAdd {
+        let (cancel, cancelled) = watch::channel(());
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        let add = Add {
+            key: key.clone(),
+            sandbox: sandbox.clone(),
+            cancel,
+        };
+        state.adds.insert(number, add);
+        InFlightAdd {
+            in_flight: self.clone(),
+            number,
+            cancelled,
+        }
+    }
+
+    /// Cancels the ADDs of a sandbox that are in flight and returns once they have ended: commands sent to their pod's
+    /// task after that are ordered after them. Returns the pod that the sandbox was to belong to.
+    pub(crate) async fn cancel(&self, sandbox: &SandboxRef) -> Option<PodKey> {
+        let mut matching: Vec<Add> = {
+            let mut state = self.lock();
+            let matching = state.adds.extract_if(.., |_, add| add.sandbox == *sandbox);
+            matching.map(|(_, add)| add).collect()
+        };
+        join_all(matching.iter().map(|add| {
+            add.cancel.send_replace(());
+            add.cancel.closed()
+        }))
+        .await;
+        matching.pop().map(|add| add.key)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct InFlightAdd {
+    in_flight: InFlight,
+    number: u64,
+    cancelled: watch::Receiver<()>,
+}
+
+impl InFlightAdd {
+    /// Resolves when the sandbox is deleted.
+    pub(crate) async fn cancelled(&mut self) -> Failure {
+        if self.cancelled.changed().await.is_err() {
+            // The registry is gone: the process ends.
+            std::future::pending::<()>().await;
+        }
+        let message = "the sandbox was deleted during its ADD";
+        Failure::new(Reason::SandboxNotCurrent, message)
+    }
+}
+
+impl Drop for InFlightAdd {
+    fn drop(&mut self) {
+        self.in_flight.lock().adds.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::testing::sandbox;
+
+    fn key() -> PodKey {
+        ("shop".parse().unwrap(), "web".parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_delete_ends_the_adds_of_its_sandbox_and_waits_until_they_have_ended() {
+        let in_flight = InFlight::default();
+        let mut add = in_flight.begin(&key(), &sandbox("a"));
+        let mut other = in_flight.begin(&key(), &sandbox("b"));
+        let ends = sandbox("a");
+        let mut delete = Box::pin(in_flight.cancel(&ends));
+        assert_eq!(delete.as_mut().now_or_never(), None, "it has not ended");
+        assert_eq!(
+            add.cancelled().now_or_never().map(|failure| failure.reason),
+            Some(Reason::SandboxNotCurrent)
+        );
+        assert!(other.cancelled().now_or_never().is_none());
+        drop(add);
+        assert_eq!(delete.await, Some(key()));
+    }
+
+    #[tokio::test]
+    async fn an_add_that_begins_after_a_delete_or_was_answered_is_not_ended_by_it() {
+        let in_flight = InFlight::default();
+        drop(in_flight.begin(&key(), &sandbox("a")));
+        assert_eq!(in_flight.cancel(&sandbox("a")).await, None);
+        let mut later = in_flight.begin(&key(), &sandbox("a"));
+        assert!(later.cancelled().now_or_never().is_none());
+    }
+}

@@ -1,0 +1,200 @@
+//! Aggregates the metrics of all services of the node into one text.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use inpod_service::{
+    Daemon, Metrics,
+    metrics::{AsyncText, fetch},
+};
+
+/// The timeout for all other services together. A late service only has its `up` set to 0.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The component name of this service.
+const OWN_NAME: &str = crate::SERVICE.name;
+
+/// The other services of a node.
+const OTHERS: [&str; 4] = ["netconfig", "ztunnel-broker", "installer", "repair"];
+
+/// Services that are not on every node: they are skipped if their directory does not exist.
+const OPTIONAL: [&str; 2] = ["installer", "repair"];
+
+/// Collects the metrics of all services at each scrape.
+#[derive(Clone, Debug)]
+pub(crate) struct AggregatedMetrics {
+    own: Metrics,
+    others: [(&'static str, PathBuf); 4],
+}
+
+impl AggregatedMetrics {
+    pub(crate) fn new(daemon: &Daemon) -> Self {
+        Self {
+            own: daemon.metrics().clone(),
+            others: OTHERS.map(|name| (name, inpod_service::socket(daemon.run_dir(), name))),
+        }
+    }
+}
+
+impl AsyncText for AggregatedMetrics {
+    async fn text(&self) -> String {
+        let is_installed = |(name, socket): &&(&str, PathBuf)| {
+            !OPTIONAL.contains(name) || socket.parent().is_some_and(Path::is_dir)
+        };
+        let others = self.others.iter().filter(is_installed);
+        let fetched = join_all(others.map(async |(name, socket)| {
+            let fetched = tokio::time::timeout(FETCH_TIMEOUT, fetch(socket)).await;
+            let text = match fetched {
+                Ok(Ok(text)) => Some(text),
+                Ok(Err(error)) => {
+                    tracing::debug!(component = name, error, "Cannot read metrics");
+                    None
+                }
+                Err(_elapsed) => {
+                    tracing::debug!(component = name, "Timed out reading metrics");
+                    None
+                }
+            };
+            (*name, text)
+        }));
+        let mut texts = vec![(OWN_NAME, Some(self.own.text()))];
+        texts.extend(fetched.await);
+        merge(&texts)
+    }
+}
+
+/// A metric family: its metadata, declared once, and the samples of all services.
+#[derive(Default)]
+struct Family<'a> {
+    declared: HashSet<&'a str>,
+    head: Vec<&'a str>,
+    samples: Vec<&'a str>,
+}
+
+/// The families of all texts, in the order of their first appearance.
+#[derive(Default)]
+struct Families<'a> {
+    index: HashMap<&'a str, usize>,
+    all: Vec<Family<'a>>,
+}
+
+impl<'a> Families<'a> {
+    fn family_mut(&mut self, name: &'a str) -> Option<&mut Family<'a>> {
+        let next = self.all.len();
+        let at = *self.index.entry(name).or_insert(next);
+        if at == next {
+            self.all.push(Family::default());
+        }
+        self.all.get_mut(at)
+    }
+
+    /// Adds a service's text. The first text that declares a family provides its metadata.
+    fn add(&mut self, text: &'a str) {
+        let mut current = "";
+        for line in text.lines() {
+            let mut fields = line.splitn(4, ' ');
+            let keyword = match (fields.next(), fields.next(), fields.next()) {
+                (Some("#"), Some(what @ ("HELP" | "TYPE" | "UNIT")), Some(name)) => {
+                    current = name;
+                    Some(what)
+                }
+                (Some("#"), _, _) => continue,
+                (_, _, _) => None,
+            };
+            let Some(family) = self.family_mut(current) else {
+                continue;
+            };
+            match keyword {
+                None => family.samples.push(line),
+                Some(what) if family.declared.insert(what) => family.head.push(line),
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+/// Merges the texts, each with its component's name. A text that is missing or truncated counts as a
+/// service that is down.
+fn merge(texts: &[(&str, Option<String>)]) -> String {
+    let mut families = Families::default();
+    let mut merged = String::from(
+        "# HELP up Whether the metrics of a component could be read.\n# TYPE up gauge\n",
+    );
+    for (component, text) in texts {
+        let whole = text.as_deref().filter(|text| text.ends_with("# EOF\n"));
+        let up = u8::from(whole.is_some());
+        // Writing into a string cannot fail.
+        writeln!(merged, "up{{component=\"{component}\"}} {up}").unwrap_or_default();
+        families.add(whole.unwrap_or_default());
+    }
+    for line in families
+        .all
+        .iter()
+        .flat_map(|family| family.head.iter().chain(&family.samples))
+    {
+        merged.push_str(line);
+        merged.push('\n');
+    }
+    merged.push_str("# EOF\n");
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(component: &str) -> Option<String> {
+        Some(format!(
+            "# HELP process_open_fds Open file descriptors.\n\
+             # TYPE process_open_fds gauge\n\
+             process_open_fds{{component=\"{component}\"}} 9\n\
+             # HELP inpod_{component}_ready Whether.\n\
+             # TYPE inpod_{component}_ready gauge\n\
+             inpod_{component}_ready 1\n\
+             # EOF\n"
+        ))
+    }
+
+    #[test]
+    fn what_several_services_have_is_declared_once_and_counted_for_each() {
+        let merged = merge(&[("a", text("a")), ("b", text("b"))]);
+        let wanted = "\
+            # HELP up Whether the metrics of a component could be read.\n\
+            # TYPE up gauge\n\
+            up{component=\"a\"} 1\n\
+            up{component=\"b\"} 1\n\
+            # HELP process_open_fds Open file descriptors.\n\
+            # TYPE process_open_fds gauge\n\
+            process_open_fds{component=\"a\"} 9\n\
+            process_open_fds{component=\"b\"} 9\n\
+            # HELP inpod_a_ready Whether.\n\
+            # TYPE inpod_a_ready gauge\n\
+            inpod_a_ready 1\n\
+            # HELP inpod_b_ready Whether.\n\
+            # TYPE inpod_b_ready gauge\n\
+            inpod_b_ready 1\n\
+            # EOF\n";
+        assert_eq!(merged, wanted);
+    }
+
+    #[test]
+    fn a_service_that_is_down_or_truncated_only_has_its_up_set_to_0() {
+        let cut = text("c").unwrap().replace("# EOF\n", "");
+        let merged = merge(&[("a", text("a")), ("b", None), ("c", Some(cut))]);
+        for line in [
+            "up{component=\"a\"} 1\n",
+            "up{component=\"b\"} 0\n",
+            "up{component=\"c\"} 0\n",
+            "inpod_a_ready 1\n",
+        ] {
+            assert!(merged.contains(line), "{line} is not in\n{merged}");
+        }
+        assert!(!merged.contains("inpod_c_ready"), "{merged}");
+        assert_eq!(merged.matches("# EOF").count(), 1);
+    }
+}

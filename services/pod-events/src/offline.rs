@@ -1,0 +1,230 @@
+//! The protocol with the plugin for times when either side is unavailable, through files in the plugin's `stateDir`:
+//! the plugin spools the events that it could not deliver, and reads which namespaces have pods in the mesh.
+
+mod enrolled;
+mod spool;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use inpod_cni::{
+    enrolled::{ENROLLED_FILE, is_disabled},
+    spool::{SPOOL_DIR, boot_id},
+};
+use inpod_service::{Leave, Readiness};
+use inpod_types::NamespaceName;
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{
+    metrics::Metrics,
+    registry::Registry,
+    source::{Inventory, PodKey},
+    task::{ReplayOutcome, Shared},
+};
+use enrolled::EnrolledTracker;
+use spool::{Event, EventHandler};
+
+/// The interval of scans of the directory: a plugin whose call failed midway spools even while pod-events runs.
+const SCAN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The condition that reports whether the directory can be read and written.
+const CONDITION: &str = "plugin-state";
+
+/// Replays the spool and maintains the list of enrolled namespaces.
+#[derive(Debug)]
+pub(crate) struct PluginState {
+    state_dir: PathBuf,
+    boot_id: String,
+    shared: Arc<Shared>,
+    registry: Registry,
+    conditions: Readiness,
+    metrics: Metrics,
+    enrolled: EnrolledTracker,
+    /// The list that was last written, and whether the inventory was complete then. `None` after a failed write.
+    written: Option<(BTreeSet<NamespaceName>, bool)>,
+    /// The last error, which has been logged.
+    problem: Option<String>,
+    /// True if an event of the spool has to be replayed again.
+    needs_retry: bool,
+}
+
+impl PluginState {
+    /// Replays the spool once, then continues in the background. Must be awaited before CNI calls are served, so that
+    /// none overtakes a spooled event. It waits for no other service.
+    pub(crate) async fn start(
+        shared: Arc<Shared>,
+        registry: Registry,
+        conditions: Readiness,
+        metrics: Metrics,
+    ) {
+        let mut changes = shared.source.changes();
+        changes.mark_unchanged();
+        let mut state = Self {
+            state_dir: shared.config.plugin_state_dir.clone(),
+            boot_id: boot_id(),
+            enrolled: EnrolledTracker::new(&shared.config.policy()),
+            written: None,
+            shared,
+            registry,
+            conditions,
+            metrics,
+            problem: None,
+            needs_retry: false,
+        };
+        state.sync(true).await;
+        tokio::spawn(inpod_service::vital("offline", state.run(changes)));
+    }
+
+    async fn run(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {
+        let mut ticks = interval(SCAN_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_due = tokio::select! {
+                _ = ticks.tick() => true,
+                Ok(()) = changes.changed() => false,
+            };
+            self.sync(is_due).await;
+        }
+    }
+
+    /// Handles changes; if `is_due`, rescans everything.
+    async fn sync(&mut self, is_due: bool) {
+        let read = if is_due || self.needs_retry {
+            self.read_spool().await
+        } else {
+            self.problem.clone().map_or(Ok(()), Err)
+        };
+        let written = self.write_enrolled(is_due).await;
+        self.report(read.and(written));
+    }
+
+    async fn read_spool(&mut self) -> Result<(), String> {
+        let mut replay = Replay {
+            needs_retry: false,
+            registry: &self.registry,
+            state_dir: &self.state_dir,
+            metrics: &self.metrics,
+            touched: BTreeSet::new(),
+        };
+        let directory = self.state_dir.join(SPOOL_DIR);
+        let result = spool::replay(&directory, &self.boot_id, &mut replay).await;
+        self.needs_retry = replay.needs_retry;
+        let touched = replay.touched;
+        self.registry.wake_pods(&touched);
+        result
+    }
+
+    /// Writes the list of enrolled namespaces if it changed. If `is_due`, compares it with the file too.
+    async fn write_enrolled(&mut self, is_due: bool) -> Result<(), String> {
+        let inventory = self.shared.source.inventory();
+        let registry = &self.registry;
+        self.enrolled
+            .apply(&inventory, |namespace| registry.has_managed_pods(namespace));
+        if is_due {
+            self.enrolled
+                .set_held(registry.namespaces_with_managed_pods());
+        }
+        let complete = inventory.is_complete();
+        let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
+        let wanted = if is_uninstalling {
+            self.enrolled.held().clone()
+        } else {
+            self.enrolled.wanted().clone()
+        };
+        if is_uninstalling && wanted.is_empty() && !self.state_dir.join(ENROLLED_FILE).exists() {
+            // The uninstallation has removed the file.
+            return Ok(());
+        }
+        let is_unchanged = |(known, was_complete): &(BTreeSet<_>, bool)| {
+            *known == wanted && *was_complete == complete
+        };
+        if !is_due && self.written.as_ref().is_some_and(is_unchanged) {
+            return Ok(());
+        }
+        self.written = None;
+        self.write(wanted.clone(), complete).await?;
+        self.written = Some((wanted, complete));
+        Ok(())
+    }
+
+    async fn write(&self, wanted: BTreeSet<NamespaceName>, complete: bool) -> Result<(), String> {
+        let state_dir = self.state_dir.clone();
+        // Writing blocks on the disk.
+        let write = move || enrolled::write(&state_dir, wanted, complete);
+        let outcome = tokio::task::spawn_blocking(write).await;
+        let failed = |error: &dyn std::fmt::Display| {
+            let directory = self.state_dir.display();
+            format!("cannot write the list of enrolled namespaces in {directory}: {error}")
+        };
+        match outcome {
+            Ok(result) => result.map_err(|error| failed(&error)),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    fn report(&mut self, result: Result<(), String>) {
+        let problem = result.as_ref().err().cloned();
+        if problem != self.problem
+            && let Some(problem) = &problem
+        {
+            tracing::error!(problem, "Cannot use the plugin's state directory");
+        }
+        self.problem = problem;
+        self.conditions.set(CONDITION, result);
+    }
+}
+
+/// Passes spooled events to the tasks of their pods.
+struct Replay<'a> {
+    registry: &'a Registry,
+    state_dir: &'a Path,
+    metrics: &'a Metrics,
+    touched: BTreeSet<PodKey>,
+    /// True if an event has to be replayed again, after a change that may settle it.
+    needs_retry: bool,
+}
+
+impl EventHandler for Replay<'_> {
+    async fn handle(&mut self, event: Event) -> ReplayOutcome {
+        let name = event.name();
+        let settled = if matches!(event, Event::Admitted(..)) && is_disabled(self.state_dir) {
+            // Pods that the kill switch admitted stay outside of the mesh while it is set. This can last long, and no
+            // change of the source affects it, so it causes no retries.
+            ReplayOutcome::Retry("inpod is disabled on this node".to_owned())
+        } else {
+            let settled = self.dispatch(event).await;
+            self.needs_retry |= matches!(settled, ReplayOutcome::Retry(_));
+            settled
+        };
+        self.metrics.spooled(name, &settled);
+        settled
+    }
+}
+
+impl Replay<'_> {
+    async fn dispatch(&mut self, event: Event) -> ReplayOutcome {
+        match event {
+            Event::Ended(sandbox) => {
+                let owner = self.registry.owner(&sandbox);
+                let settled = self.registry.replay_delete(&sandbox).await;
+                self.touched.extend(owner);
+                settled
+            }
+            Event::Admitted(key, admitted) => {
+                let settled = self.registry.replay_add(&key, *admitted).await;
+                self.touched.insert(key);
+                settled
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! The namespaces with pods in the mesh, which the plugin needs to know while pod-events is unavailable.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+};
+
+use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_types::{Enrollment, NamespaceName, PodName, keys};
+
+use crate::{
+    decide::{Policy, Selectors, decide_from},
+    pod::Pod,
+    redirection::Permissions,
+    source::{Inventory, PodKey},
+};
+
+/// Tracks the namespaces whose pods must not be admitted unenrolled: those that a selector matches by their labels, and
+/// those with a pod that is in the mesh or should be, by ztunnel or by a sidecar. The namespace annotation
+/// `inpod.io/on-unknown` overrides this. A change is processed by looking only at the affected namespaces and their
+/// pods of this node.
+#[derive(Debug)]
+pub(super) struct EnrolledTracker {
+    selectors: Selectors,
+    excluded: Vec<NamespaceName>,
+    sidecars: bool,
+    /// The inventory that the other fields reflect.
+    inventory: Inventory,
+    pods: BTreeMap<NamespaceName, BTreeSet<PodName>>,
+    held: BTreeSet<NamespaceName>,
+    wanted: BTreeSet<NamespaceName>,
+}
+
+impl EnrolledTracker {
+    pub(super) fn new(policy: &Policy<'_>) -> Self {
+        Self {
+            selectors: policy.selectors.clone(),
+            excluded: policy.excluded.to_owned(),
+            sidecars: policy.sidecars,
+            inventory: Inventory::default(),
+            pods: BTreeMap::new(),
+            held: BTreeSet::new(),
+            wanted: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn wanted(&self) -> &BTreeSet<NamespaceName> {
+        &self.wanted
+    }
+
+    /// Returns the namespaces that have a pod in the mesh.
+    pub(super) fn held(&self) -> &BTreeSet<NamespaceName> {
+        &self.held
+    }
+
+    /// Processes the changes of the inventory. `is_held` returns whether a namespace has a pod in the mesh.
+    pub(super) fn apply(&mut self, now: &Inventory, is_held: impl Fn(&NamespaceName) -> bool) {
+        let changes = now.changes_since(&self.inventory);
+        self.inventory = now.clone();
+        let mut touched = changes.namespaces;
+        for key in changes.pods {
+            self.index_pod(&key);
+            touched.insert(key.0);
+        }
+        for namespace in &touched {
+            set_member(&mut self.held, namespace, is_held(namespace));
+            self.evaluate(namespace);
+        }
+    }
+
+    /// Sets the namespaces that have a pod in the mesh.
+    pub(super) fn set_held(&mut self, held: BTreeSet<NamespaceName>) {
+        let before = std::mem::replace(&mut self.held, held);
+        let touched: Vec<_> = before.symmetric_difference(&self.held).cloned().collect();
+        touched
+            .iter()
+            .for_each(|namespace| self.evaluate(namespace));
+    }
+
+    /// Updates the index of pods by namespace.
+    fn index_pod(&mut self, key: &PodKey) {
+        let (namespace, name) = key;
+        let pods = self.pods.entry(namespace.clone()).or_default();
+        set_member(pods, name, self.inventory.pods.contains_key(key));
+        if pods.is_empty() {
+            self.pods.remove(namespace);
+        }
+    }
+
+    fn evaluate(&mut self, name: &NamespaceName) {
+        let namespace = self.inventory.namespaces.get(name);
+        let has_policy = |value| {
+            namespace.is_some_and(|namespace| namespace.on_unknown.as_deref() == Some(value))
+        };
+        let is_selected = namespace.is_some_and(|it| self.selectors.selects_namespace(it));
+        let waits_when_unknown =
+            (is_selected || has_policy(keys::ON_UNKNOWN_CLOSED)) && !self.excluded.contains(name);
+        let wanted = !has_policy(keys::ON_UNKNOWN_OPEN)
+            && (waits_when_unknown || self.held.contains(name) || self.has_joining_pod(name));
+        set_member(&mut self.wanted, name, wanted);
+    }
+
+    fn has_joining_pod(&self, namespace: &NamespaceName) -> bool {
+        let names = self.pods.get(namespace).into_iter().flatten();
+        let mut pods =
+            names.filter_map(|name| self.inventory.pod(&(namespace.clone(), name.clone())));
+        let policy = Policy {
+            selectors: &self.selectors,
+            excluded: &self.excluded,
+            // Permissions of pods do not affect the enrollment.
+            pods_may: Permissions::default(),
+            sidecars: self.sidecars,
+            is_uninstalling: false,
+        };
+        let joins = |pod: &Pod| {
+            let decided = decide_from(&self.inventory, pod, &policy).enrollment;
+            matches!(decided, Enrollment::Ambient | Enrollment::Sidecar)
+        };
+        pods.any(joins)
+    }
+}
+
+fn set_member<T: Ord + Clone>(all: &mut BTreeSet<T>, one: &T, is_in: bool) {
+    if is_in {
+        all.insert(one.clone());
+    } else {
+        all.remove(one);
+    }
+}
+
+/// Writes the list if it changed. While the source is incomplete, the list only grows, and none is created: without a
+/// list the plugin admits no pod unenrolled, with a list it admits those of all other namespaces.
+pub(super) fn write(
+    state_dir: &Path,
+    mut wanted: BTreeSet<NamespaceName>,
+    complete: bool,
+) -> io::Result<()> {
+    let current = EnrolledNamespaces::read(state_dir);
+    if !complete {
+        let Some(current) = current? else {
+            return Ok(());
+        };
+        wanted.extend(current.names());
+        return write_if_changed(state_dir, &wanted, Some(&current));
+    }
+    // An unreadable list is replaced.
+    write_if_changed(state_dir, &wanted, current.ok().flatten().as_ref())
+}
+
+fn write_if_changed(
+    state_dir: &Path,
+    wanted: &BTreeSet<NamespaceName>,
+    current: Option<&EnrolledNamespaces>,
+) -> io::Result<()> {
+    let wanted_list = EnrolledNamespaces::of(wanted);
+    if current == Some(&wanted_list) {
+        return Ok(());
+    }
+    wanted_list.write(state_dir)?;
+    let names: Vec<_> = wanted.iter().map(NamespaceName::as_str).collect();
+    tracing::info!(
+        namespaces = names.join(","),
+        "Wrote the list of namespaces with pods in the mesh"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, fs};
+
+    use inpod_cni::enrolled::ENROLLED_FILE;
+
+    use super::*;
+    use crate::{
+        decide::Labels,
+        testing::{namespace, pod},
+    };
+
+    fn names(names: &[&str]) -> BTreeSet<NamespaceName> {
+        names.iter().map(|name| name.parse().unwrap()).collect()
+    }
+
+    fn mode(mode: &str) -> Labels {
+        [(keys::DATAPLANE_MODE.to_owned(), mode.to_owned())].into()
+    }
+
+    /// Returns a tracker with excluded namespaces.
+    fn enrolled(selectors: &str, excluded: &[&str]) -> EnrolledTracker {
+        let excluded: Vec<_> = names(excluded).into_iter().collect();
+        EnrolledTracker::new(&Policy {
+            selectors: &selectors.parse().unwrap(),
+            excluded: &excluded,
+            pods_may: Permissions::default(),
+            sidecars: true,
+            is_uninstalling: false,
+        })
+    }
+
+    fn wanted(
+        mut enrolled: EnrolledTracker,
+        inventory: &Inventory,
+        held: &[&str],
+    ) -> BTreeSet<NamespaceName> {
+        let held = names(held);
+        enrolled.apply(inventory, |namespace| held.contains(namespace));
+        enrolled.set_held(held);
+        enrolled.wanted().clone()
+    }
+
+    /// Evaluates with the namespace `system` excluded.
+    fn found(selectors: &str, inventory: &Inventory, held: &[&str]) -> BTreeSet<NamespaceName> {
+        wanted(enrolled(selectors, &["system"]), inventory, held)
+    }
+
+    fn inventory() -> Inventory {
+        let mut inventory = Inventory::default();
+        for (name, labels) in [
+            ("labelled", mode("ambient")),
+            ("plain", mode("none")),
+            ("system", mode("ambient")),
+        ] {
+            let mut namespace = namespace(name);
+            namespace.labels = labels;
+            inventory
+                .namespaces
+                .insert(namespace.name.clone(), namespace);
+        }
+        for (name, labels) in [("mixed", mode("ambient")), ("plain", Labels::new())] {
+            let mut pod = pod(name, "web");
+            pod.labels = labels;
+            let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+            inventory.pods.insert(key, pod);
+        }
+        inventory
+    }
+
+    #[test]
+    fn a_namespace_counts_by_its_label_by_its_pods_labels_and_by_what_has_effects() {
+        let with = found(keys::ISTIO_SELECTORS, &inventory(), &["shop"]);
+        assert_eq!(with, names(&["labelled", "mixed", "shop"]));
+        let without = found(keys::ISTIO_SELECTORS, &inventory(), &[]);
+        assert_eq!(without, names(&["labelled", "mixed"]));
+    }
+
+    #[test]
+    fn a_namespace_counts_by_its_pods_with_a_sidecar_while_those_are_redirected() {
+        let mut inventory = Inventory::default();
+        let mut pod = pod("legacy", "web");
+        pod.injection = Some(crate::testing::injection().into());
+        let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+        inventory.pods.insert(key, pod);
+        let of = |sidecars| {
+            let enrolled = EnrolledTracker {
+                sidecars,
+                ..enrolled(keys::ISTIO_SELECTORS, &[])
+            };
+            wanted(enrolled, &inventory, &[])
+        };
+        assert_eq!(of(true), names(&["legacy"]));
+        assert_eq!(of(false), names(&[]));
+    }
+
+    #[test]
+    fn a_namespace_counts_by_what_the_selectors_say_of_namespaces() {
+        let found = |selectors| found(selectors, &inventory(), &[]);
+        let by_name = "[{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: plain}}}]";
+        assert_eq!(found(by_name), names(&["plain"]));
+        // A selector without a namespace part matches namespaces only through the pods that it selects.
+        let every_pod = "[{}]";
+        assert_eq!(found(every_pod), names(&["mixed", "plain"]));
+        assert_eq!(found("[]"), names(&[]));
+    }
+
+    #[test]
+    fn a_namespace_annotation_overrides_whether_its_pods_wait() {
+        let mut inventory = inventory();
+        for (name, policy) in [
+            ("labelled", "open"),
+            ("plain", "closed"),
+            ("system", "closed"),
+        ] {
+            let name: NamespaceName = name.parse().unwrap();
+            let mut namespace = inventory.namespaces.get(&name).unwrap().clone();
+            namespace.on_unknown = Some(policy.to_owned());
+            inventory.namespaces.insert(name, namespace);
+        }
+        assert_eq!(
+            found(keys::ISTIO_SELECTORS, &inventory, &[]),
+            names(&["mixed", "plain"])
+        );
+    }
+
+    #[test]
+    fn what_changes_later_counts_as_if_it_had_always_been_so() {
+        let istio = || enrolled(keys::ISTIO_SELECTORS, &[]);
+        let mut enrolled = istio();
+        let mut now = inventory();
+        let key = ("mixed".parse().unwrap(), "web".parse().unwrap());
+        let mut steps = vec![now.clone()];
+        now.pods.remove(&key);
+        steps.push(now.clone());
+        now.namespaces.remove(&"labelled".parse().unwrap());
+        steps.push(now.clone());
+        let mut plain = namespace("plain");
+        plain.labels = mode("ambient");
+        now.namespaces.insert(plain.name.clone(), plain);
+        steps.push(now);
+        steps.push(inventory());
+        for held in [&["shop"][..], &[]] {
+            for step in &steps {
+                enrolled.apply(step, |namespace| names(held).contains(namespace));
+                enrolled.set_held(names(held));
+                assert_eq!(enrolled.wanted(), &wanted(istio(), step, held));
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_evaluates_only_the_affected_namespaces() {
+        for others in [10, 1_000, 10_000] {
+            let mut now = Inventory::default();
+            for number in 0..others {
+                let namespace = namespace(&format!("n{number}"));
+                now.namespaces.insert(namespace.name.clone(), namespace);
+            }
+            let mut enrolled = enrolled(keys::ISTIO_SELECTORS, &[]);
+            enrolled.apply(&now, |_| false);
+            let queries = Cell::new(0);
+            let mut changed = namespace("n7");
+            changed.labels = mode("ambient");
+            now.namespaces.insert(changed.name.clone(), changed);
+            enrolled.apply(&now, |_| {
+                queries.set(queries.get() + 1);
+                false
+            });
+            assert_eq!((queries.get(), enrolled.wanted()), (1, &names(&["n7"])));
+        }
+    }
+
+    #[test]
+    fn the_list_follows_what_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("plugin");
+        for now in [names(&["shop", "bank"]), names(&["bank"]), names(&[])] {
+            write(&state_dir, now.clone(), true).unwrap();
+            let read = EnrolledNamespaces::read(&state_dir).unwrap().unwrap();
+            assert_eq!(read.names(), now);
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_from_the_list_while_the_source_does_not_know_everything() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), names(&["shop"]), true).unwrap();
+        write(dir.path(), names(&["bank"]), false).unwrap();
+        let read = EnrolledNamespaces::read(dir.path()).unwrap().unwrap();
+        assert_eq!(read.names(), names(&["bank", "shop"]));
+    }
+
+    #[test]
+    fn no_list_is_begun_from_a_part_of_the_truth() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), names(&["shop"]), false).unwrap();
+        assert_eq!(EnrolledNamespaces::read(dir.path()).unwrap(), None);
+    }
+
+    #[test]
+    fn an_unchanged_list_is_not_written_again() {
+        use std::os::unix::fs::MetadataExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let inode = || fs::metadata(dir.path().join(ENROLLED_FILE)).unwrap().ino();
+        write(dir.path(), names(&["shop"]), true).unwrap();
+        // Kept open, or the inode number could be reused for the next file.
+        let _open = fs::File::open(dir.path().join(ENROLLED_FILE)).unwrap();
+        let before = inode();
+        write(dir.path(), names(&["shop"]), true).unwrap();
+        assert_eq!(inode(), before);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("plugin");
+        fs::write(&state_dir, "a file").unwrap();
+        write(&state_dir, names(&["shop"]), true).unwrap_err();
+    }
+}

@@ -1,0 +1,255 @@
+//! Replays the spool in the order in which it was written. A file is removed once its effect is in the checkpoint.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
+use inpod_service::Trace;
+use inpod_types::{InvalidIdentifier, SandboxRef};
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use crate::{
+    boottime::BootInstant,
+    metrics::Phases,
+    source::PodKey,
+    task::{AddCall, OfflineAdd, ReplayOutcome},
+};
+
+/// Appended to the name of a file that cannot be parsed.
+const UNREADABLE_SUFFIX: &str = ".unreadable";
+
+/// The age at which an incomplete file is taken to have no writer any more.
+const ABANDONED_AFTER: Duration = Duration::from_secs(600);
+
+/// An event from the spool.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The runtime ended a sandbox.
+    Ended(SandboxRef),
+    /// A pod was admitted unenrolled.
+    Admitted(PodKey, Box<OfflineAdd>),
+}
+
+impl Event {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Ended(_) => "ended",
+            Self::Admitted(..) => "admitted",
+        }
+    }
+
+    fn sandbox(&self) -> &SandboxRef {
+        match self {
+            Self::Ended(sandbox) => sandbox,
+            Self::Admitted(_, admitted) => &admitted.call.sandbox,
+        }
+    }
+}
+
+pub(super) trait EventHandler: Send {
+    fn handle(&mut self, event: Event) -> impl Future<Output = ReplayOutcome> + Send;
+}
+
+/// The reason why a file is not replayed.
+#[derive(Debug, thiserror::Error)]
+enum SpoolError {
+    #[error("it is from another boot")]
+    OtherBoot,
+    #[error("{0}")]
+    Unreadable(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<InvalidIdentifier> for SpoolError {
+    fn from(error: InvalidIdentifier) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for SpoolError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+/// Replays all events. An event that has to wait blocks only later events of the same sandbox. Continues after errors
+/// and returns the last one.
+pub(super) async fn replay(
+    directory: &Path,
+    boot_id: &str,
+    handler: &mut impl EventHandler,
+) -> Result<(), String> {
+    let mut waiting = Waiting::new();
+    let mut result = Ok(());
+    for path in files(directory).map_err(|error| failed(directory, &error))? {
+        let done = match read(&path, boot_id) {
+            Ok(event) => replay_event(&path, event, &mut waiting, handler).await,
+            Err(why) => discard(&path, why),
+        };
+        if let Err(error) = done {
+            result = Err(failed(&path, &error));
+        }
+    }
+    result
+}
+
+/// The blocked sandboxes, each with the file of its admission if nothing else of it is waiting.
+type Waiting = BTreeMap<SandboxRef, Option<PathBuf>>;
+
+async fn replay_event(
+    path: &Path,
+    event: Event,
+    waiting: &mut Waiting,
+    handler: &mut impl EventHandler,
+) -> io::Result<()> {
+    let (sandbox, event_name) = (event.sandbox().clone(), event.name());
+    let is_end = matches!(event, Event::Ended(_));
+    let admission = match waiting.get(&sandbox) {
+        Some(Some(admission)) if is_end => Some(admission.clone()),
+        Some(_) => return Ok(()),
+        None => None,
+    };
+    match handler.handle(event).await {
+        ReplayOutcome::Done => {
+            tracing::info!(%sandbox, event = event_name, "Replayed a spooled event");
+            waiting.remove(&sandbox);
+            // An ended sandbox needs no admission. The file of the end is removed last, since a replay of the
+            // end alone is harmless.
+            admission.map_or(Ok(()), |admission| remove(&admission))?;
+            remove(path)
+        }
+        ReplayOutcome::Dropped(why) => {
+            tracing::warn!(%sandbox, event = event_name, why, "Dropped a spooled event");
+            remove(path)
+        }
+        ReplayOutcome::Retry(why) => {
+            tracing::debug!(%sandbox, event = event_name, why, "Not yet");
+            waiting.insert(sandbox, (!is_end).then(|| path.to_owned()));
+            Ok(())
+        }
+    }
+}
+
+/// Removes or sets aside a file that cannot be replayed.
+fn discard(path: &Path, why: SpoolError) -> io::Result<()> {
+    match why {
+        SpoolError::OtherBoot => {
+            tracing::info!(file = %path.display(), "Dropped a spooled event of another boot");
+            remove(path)
+        }
+        SpoolError::Unreadable(why) => {
+            tracing::error!(file = %path.display(), why, "Set an unreadable spool file aside");
+            let mut aside = path.as_os_str().to_owned();
+            aside.push(UNREADABLE_SUFFIX);
+            fs::rename(path, aside)
+        }
+        SpoolError::Io(error) => Err(error),
+    }
+}
+
+/// Returns the spool files, oldest first. A missing directory has none.
+fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.as_encoded_bytes().starts_with(b".") {
+            remove_abandoned(&entry)?;
+        } else if !name
+            .as_encoded_bytes()
+            .ends_with(UNREADABLE_SUFFIX.as_bytes())
+        {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Removes an incomplete file that a crashed plugin left behind.
+fn remove_abandoned(entry: &fs::DirEntry) -> io::Result<()> {
+    // The writer may have renamed it in the meantime.
+    let Ok(written) = entry.metadata().and_then(|found| found.modified()) else {
+        return Ok(());
+    };
+    let age = SystemTime::now().duration_since(written);
+    if age.is_ok_and(|age| age > ABANDONED_AFTER) {
+        return remove(&entry.path());
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> String {
+    format!("{}: {error}", path.display())
+}
+
+fn read(path: &Path, boot_id: &str) -> Result<Event, SpoolError> {
+    if fs::symlink_metadata(path)?.is_file() {
+        parse(&fs::read(path)?, boot_id)
+    } else {
+        Err(SpoolError::Unreadable("not a regular file".to_owned()))
+    }
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: u32,
+}
+
+fn parse(bytes: &[u8], boot_id: &str) -> Result<Event, SpoolError> {
+    let Schema { schema } = serde_json::from_slice(bytes)?;
+    if schema != SCHEMA {
+        let why = format!("schema {schema} is not supported; this release reads {SCHEMA}");
+        return Err(SpoolError::Unreadable(why));
+    }
+    let entry: Entry = serde_json::from_slice(bytes)?;
+    // An empty boot ID means that the plugin could not read it, so the event may be of this boot.
+    if !entry.boot_id.is_empty() && entry.boot_id != boot_id {
+        return Err(SpoolError::OtherBoot);
+    }
+    let sandbox = SandboxRef::try_from(&entry.sandbox)?;
+    match entry.verb {
+        SpooledVerb::Del => Ok(Event::Ended(sandbox)),
+        SpooledVerb::Add => admitted(entry, sandbox),
+    }
+}
+
+fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, SpoolError> {
+    let lacks = |what: &str| SpoolError::Unreadable(format!("an ADD without {what}"));
+    let pod = entry.pod.ok_or_else(|| lacks("pod"))?;
+    let netns = entry.netns.ok_or_else(|| lacks("netns"))?;
+    let age = Duration::from_millis(now_unix_ms().saturating_sub(entry.time_unix_ms));
+    let call = AddCall {
+        sandbox,
+        uid: pod.uid.as_deref().map(str::parse).transpose()?,
+        netns: (&netns).into(),
+        addresses: entry.addresses,
+        deadline: Instant::now(),
+        work_deadline: Instant::now(),
+        trace: Trace::default(),
+        phases: Phases::default(),
+    };
+    let at = BootInstant::after_boot(BootInstant::now().since_boot().saturating_sub(age));
+    let key = (pod.namespace.parse()?, pod.name.parse()?);
+    Ok(Event::Admitted(key, Box::new(OfflineAdd { call, at })))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! Detects the end of a sandbox, and claims sandboxes again for a restarted netconfig.
+
+use inpod_types::{Failure, Reason};
+
+use super::{Pipeline, deadline_in, expected_netns};
+use crate::{
+    checkpoint::{Intent, Record},
+    timeline::Timeline,
+};
+
+/// The processes that are left in a sandbox's netns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetnsState {
+    /// The netns does not exist any more or cannot be reached.
+    Gone,
+    Empty,
+    /// Only the sandbox's own process, which holds the netns for the containers.
+    SandboxOnly,
+    /// Container processes run in it.
+    InUse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaimed {
+    Intact,
+    Repaired,
+    Gone,
+}
+
+impl Pipeline {
+    /// Inspects a sandbox's netns through its claim or, without one, at its path. Claims nothing.
+    pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
+        if record.netns.path.as_os_str().is_empty() {
+            return Ok(NetnsState::Gone);
+        }
+        let seen = match self.clients.inspect(&record.sandbox, deadline_in(2)).await {
+            Err(failure) if failure.reason == Reason::ClaimUnknown => {
+                self.clients
+                    .inspect_path(&expected_netns(record), deadline_in(2))
+                    .await
+            }
+            seen => seen,
+        };
+        let seen = match seen {
+            Err(failure) if is_gone(failure.reason) => return Ok(NetnsState::Gone),
+            seen => seen?,
+        };
+        Ok(if !seen.path_intact {
+            NetnsState::Gone
+        } else if seen.processes.is_empty() {
+            NetnsState::Empty
+        } else if seen.processes.iter().all(|process| process.sandbox_own) {
+            NetnsState::SandboxOnly
+        } else {
+            NetnsState::InUse
+        })
+    }
+
+    /// Forgets an ended sandbox everywhere. Its rules ended with its netns.
+    pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
+        if record.intent.has_effects() || record.netns_id.is_some() {
+            let workload = self.remove_workload(record, deadline_in(2));
+            let claim = self.clients.release(&record.sandbox, deadline_in(2));
+            let (workload, claim) = tokio::join!(workload, claim);
+            workload.and(claim)?;
+        }
+        Ok(self.checkpoint.remove(&record.sandbox)?)
+    }
+
+    /// Claims a sandbox's netns again after a restart of netconfig, and repairs its rules.
+    pub async fn reclaim(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<Reclaimed, Failure> {
+        match self
+            .clients
+            .claim(
+                &record.sandbox,
+                &expected_netns(record),
+                &record.addresses,
+                deadline_in(5),
+            )
+            .await
+        {
+            Err(failure) if is_gone(failure.reason) => {
+                if !self.locate_again(record).await? {
+                    return Ok(Reclaimed::Gone);
+                }
+            }
+            claimed => {
+                let was_detached = record.is_detached();
+                record.netns_id = Some(claimed?.id);
+                if was_detached {
+                    self.checkpoint.write(record)?;
+                }
+            }
+        }
+        if !matches!(
+            record.intent,
+            Intent::Enrolled { .. } | Intent::Announcing | Intent::Leaving { .. }
+        ) {
+            return Ok(Reclaimed::Intact);
+        }
+        let verified = self.clients.verify(record, deadline_in(5)).await?;
+        let differences = verified.differences;
+        let mut fingerprint = verified.fingerprint;
+        if !differences.is_empty() {
+            tracing::warn!(pod = %record.pod, ?differences, "Repairing rules");
+            fingerprint = self.clients.apply(record, deadline_in(5)).await?;
+            log.note(format!(
+                "repaired rules, now {fingerprint}: {}",
+                differences.join("; ")
+            ));
+        }
+        // Intact rules count even if their fingerprint differs from the recorded one: the netns may have changed.
+        let applied = record.intent.fingerprint();
+        if applied.is_some_and(|applied| applied != fingerprint) {
+            record.intent = Intent::Enrolled { fingerprint };
+            self.checkpoint.write(record)?;
+        }
+        Ok(if differences.is_empty() {
+            Reclaimed::Intact
+        } else {
+            Reclaimed::Repaired
+        })
+    }
+}
+
+fn is_gone(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::NetnsMissing | Reason::NetnsMismatch | Reason::NetnsNotANetns
+    )
+}

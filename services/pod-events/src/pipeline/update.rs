@@ -1,0 +1,63 @@
+//! Updates a pod that stays in the mesh.
+
+use inpod_types::Failure;
+
+use super::{CancelReason, Pipeline, deadline_in};
+use crate::{
+    checkpoint::{Intent, Record},
+    timeline::Timeline,
+};
+
+impl Pipeline {
+    /// Applies a record's redirection in its claimed netns and checkpoints it. If the checkpoint fails, the next
+    /// verification finds the new rules to differ and reverts them.
+    ///
+    /// # Errors
+    ///
+    /// netconfig's failure; the rules are unchanged then.
+    pub async fn update(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
+        let began = tokio::time::Instant::now();
+        let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
+        log.note_since(format!("changed rules, now {fingerprint}"), began);
+        let updated = Record {
+            intent: Intent::Enrolled { fingerprint },
+            ..record
+        };
+        self.checkpoint.write(&updated)?;
+        Ok(updated)
+    }
+
+    /// Sends a workload to ztunnel again as if it were new.
+    ///
+    /// # Errors
+    ///
+    /// The broker's failure, or a transient reason if a command for the pod cancels the wait for ztunnel. The workload
+    /// may be missing from the desired set then: the call has to be repeated until it succeeds.
+    pub async fn readd_workload(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+        cancelled: impl Future<Output = CancelReason> + Send,
+    ) -> Result<(), Failure> {
+        let broker = self.broker()?;
+        let began = tokio::time::Instant::now();
+        let removal = self.revisions.next();
+        // Later than the removal, also in a set that is sent after a crash.
+        record.revision = self.revisions.next();
+        self.checkpoint.write(record)?;
+        let (clients, sandbox) = (&self.clients, &record.sandbox);
+        clients
+            .remove_workload(&broker, sandbox, removal, deadline_in(5))
+            .await?;
+        let workload = super::workload_of(record);
+        tokio::select! {
+            added = clients.add_workload(&broker, &workload, deadline_in(15)) => added?,
+            reason = cancelled => return Err(reason.into()),
+        }
+        log.note_since("acknowledged by ztunnel again", began);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

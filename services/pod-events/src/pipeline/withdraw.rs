@@ -1,0 +1,102 @@
+//! Withdraws a pod that keeps running: first it is announced to peers, then new connections bypass the mesh, then
+//! the rest is removed.
+
+use inpod_proto::netconfig::v1::RemovePhase;
+use inpod_types::Failure;
+
+use super::{Pipeline, deadline_in, expected_netns};
+use crate::{
+    boottime::BootInstant,
+    checkpoint::{Intent, Record},
+    timeline::Timeline,
+    trace,
+};
+
+impl Pipeline {
+    pub fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        log.note("withdrawing: announcing it to peers");
+        record.intent = Intent::Announcing;
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    pub fn start_propagation(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
+        log.note("announced to peers, waiting until they learn it");
+        record.intent = Intent::Leaving {
+            since: BootInstant::now(),
+        };
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Stops capturing new connections.
+    pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        let flows = self
+            .clients
+            .remove_rules(&record.sandbox, RemovePhase::Drain, deadline_in(5))
+            .await?;
+        log.note(format!("draining {flows} captured connections"));
+        record.intent = Intent::Draining {
+            since: BootInstant::now(),
+        };
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Removes the remaining state once no captured connection is left, or at once if overdue. Returns
+    /// whether it is done.
+    pub async fn finish(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+        overdue: bool,
+    ) -> Result<bool, Failure> {
+        let flows = self
+            .clients
+            .inspect(&record.sandbox, deadline_in(5))
+            .await?
+            .captured_flows;
+        if flows > 0 && !overdue {
+            return Ok(false);
+        }
+        self.withdraw_now(record).await?;
+        log.note(format!("left the mesh, {flows} captured connections cut"));
+        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, cut = flows, trace_id = trace::current().id(), "Withdrew");
+        Ok(true)
+    }
+
+    /// Removes workload, rules and claim of a sandbox that keeps running. The rules of a pod with a sidecar stay: the
+    /// proxy is in the pod, and without the rules its traffic would bypass the proxy in plain text.
+    ///
+    /// # Errors
+    ///
+    /// The failure of the first step that failed. Calling again resumes with what is left.
+    pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
+        // Rules that redirect to a closed port make connections fail, so they go before the listeners.
+        if !record.redirection.is_sidecar() {
+            self.remove_rules(record, deadline_in(5)).await?;
+        }
+        self.remove_workload(record, deadline_in(5)).await?;
+        self.clients
+            .release(&record.sandbox, deadline_in(5))
+            .await?;
+        self.mark_out(record)
+    }
+
+    /// Keeps the redirection to a sidecar but stops managing it: the claim is released. The record keeps the identity
+    /// of the netns, so that a different one at the same path is recognized later.
+    pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        self.clients
+            .release(&record.sandbox, deadline_in(5))
+            .await?;
+        if !matches!(record.intent, Intent::Enrolled { .. }) {
+            // Nothing of ours is in place.
+            return self.mark_out(record);
+        }
+        record.netns = expected_netns(record);
+        record.netns_id = None;
+        log.note("the redirection to its sidecar stays, and is no longer managed");
+        Ok(self.checkpoint.write(record)?)
+    }
+}

@@ -1,0 +1,76 @@
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, future, stream};
+use inpod_types::{Enrollment, Failure};
+use tokio::{sync::oneshot, time::Instant};
+
+use super::Registry;
+use crate::{
+    checkpoint::Record,
+    pod::Pod,
+    source::PodKey,
+    task::{Command, Shared},
+};
+
+/// The time limit of all searches together, as each reads about every process of the node. For pods that are not found
+/// by then, ztunnel keeps the workload it has, and they are searched again later.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
+
+const MAX_CONCURRENT_SEARCHES: usize = 4;
+
+impl Registry {
+    /// Records the pods that may be in the mesh although no ADD was received for them, with their netns if it is found.
+    pub(crate) async fn adopt(&self) -> Result<(), Failure> {
+        let until = Instant::now() + SEARCH_TIMEOUT;
+        let unrecorded_pods = self.unrecorded_pods();
+        let pods = unrecorded_pods.len();
+        let adopted = stream::iter(unrecorded_pods)
+            .map(|key| self.adopt_pod(key, until))
+            .buffer_unordered(MAX_CONCURRENT_SEARCHES)
+            .filter_map(|adopted| future::ready(adopted.err()));
+        let failures: Vec<_> = adopted.collect().await;
+        if let Some(failure) = failures.into_iter().next() {
+            return Err(failure);
+        }
+        if pods > 0 {
+            let records = self.records();
+            let without_netns = records.iter().filter(|it| it.has_unknown_netns()).count();
+            tracing::info!(
+                pods,
+                without_netns,
+                "Adopted the pods that ran before inpod"
+            );
+        }
+        Ok(())
+    }
+
+    async fn adopt_pod(&self, key: PodKey, until: Instant) -> Result<(), Failure> {
+        let (reply, answer) = oneshot::channel();
+        self.dispatch(&key, Command::Adopt(until, reply));
+        // A task that has ended had nothing to record.
+        answer.await.unwrap_or(Ok(()))
+    }
+
+    fn unrecorded_pods(&self) -> Vec<PodKey> {
+        let records = self.records();
+        let inventory = self.shared.source.inventory();
+        let pods = inventory.pods.iter();
+        let unknown =
+            pods.filter(|(_, pod)| may_be_enrolled(&self.shared, pod) && is_new(&records, pod));
+        unknown.map(|(key, _)| key.clone()).collect()
+    }
+}
+
+/// Returns whether another agent may have enrolled the pod. A pod without an address has no network yet, and its ADD
+/// is still to come.
+fn may_be_enrolled(shared: &Shared, pod: &Pod) -> bool {
+    let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled();
+    // Discovery finds a pod with a sidecar, and ztunnel has nothing to keep for it.
+    let sidecar = shared.decide(pod).enrollment == Enrollment::Sidecar;
+    let can = !pod.terminal && !pod.host_network && !sidecar;
+    can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))
+}
+
+fn is_new(records: &[Record], pod: &Pod) -> bool {
+    !records.iter().any(|record| record.belongs_to(pod))
+}

@@ -1,0 +1,45 @@
+//! Forwards events that happened while pod-events was away to the tasks, in the order of their spooling.
+
+use std::time::Duration;
+
+use inpod_types::SandboxRef;
+use tokio::{sync::oneshot, time::timeout};
+
+use super::Registry;
+use crate::{
+    source::PodKey,
+    task::{Command, OfflineAdd, ReplayOutcome},
+};
+
+/// Limits how long a task may be busy with other work. An event that it has not handled by then is replayed later.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Registry {
+    /// Replays the end of a sandbox. Waits until it is recorded, and for nothing else.
+    pub async fn replay_delete(&self, sandbox: &SandboxRef) -> ReplayOutcome {
+        let Some(key) = self.owner(sandbox) else {
+            return ReplayOutcome::Done;
+        };
+        let (reply, answer) = oneshot::channel();
+        self.dispatch(&key, Command::ReplayDelete(sandbox.clone(), reply));
+        await_reply(answer).await
+    }
+
+    /// Replays the admission of a pod. Waits until it is recorded, and for nothing else.
+    pub async fn replay_add(&self, key: &PodKey, admitted: OfflineAdd) -> ReplayOutcome {
+        let (reply, answer) = oneshot::channel();
+        self.dispatch(key, Command::ReplayAdd(admitted, reply));
+        await_reply(answer).await
+    }
+}
+
+async fn await_reply(answer: oneshot::Receiver<ReplayOutcome>) -> ReplayOutcome {
+    match timeout(REPLY_TIMEOUT, answer).await {
+        Ok(Ok(settled)) => settled,
+        Ok(Err(_)) => ReplayOutcome::Retry("the pod's task has ended".to_owned()),
+        Err(_) => ReplayOutcome::Retry("the pod's task is busy".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

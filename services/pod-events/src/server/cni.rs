@@ -1,0 +1,159 @@
+//! RPCs for the CNI plugin: ADD, CHECK and GC.
+
+use std::collections::BTreeSet;
+
+use inpod_proto::{
+    Invalid, addresses_from,
+    podevents::v1::{self as wire},
+    required,
+    types::v1 as types,
+};
+use inpod_service::Trace;
+use inpod_types::{Enrollment, Failure, NetworkName, PodUid, Reason, SandboxRef};
+use tokio::time::Instant;
+use tonic::Request;
+
+use super::{QUERY_TIMEOUT, Server, parse_field};
+use crate::{
+    checkpoint::{Intent, Record},
+    explain,
+    metrics::Phases,
+    pipeline::work_deadline,
+    source::PodKey,
+    task::AddCall,
+};
+
+/// Parses a pod's name, and its UID if it is given.
+fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodUid>), Invalid> {
+    let selector = selector.ok_or_else(|| Invalid::new("pod", "pod is required"))?;
+    let key = (
+        parse_field("pod.namespace", &selector.namespace)?,
+        parse_field("pod.name", &selector.name)?,
+    );
+    let uid = Some(selector.uid).filter(|uid| !uid.is_empty());
+    Ok((
+        key,
+        uid.map(|uid| parse_field("pod.uid", &uid)).transpose()?,
+    ))
+}
+
+fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
+    let trace = Trace::of(request.metadata().as_ref()).here();
+    let deadline = inpod_service::deadline(&request);
+    let message = request.into_inner();
+    let (key, uid) = selected(message.pod)?;
+    let call = AddCall {
+        sandbox: required("sandbox", message.sandbox)?,
+        uid,
+        netns: required("netns", message.netns)?,
+        addresses: addresses_from(&message.addresses, "addresses")?,
+        deadline,
+        work_deadline: work_deadline(deadline),
+        phases: Phases::with_trace(&trace),
+        trace,
+    };
+    Ok((key, call))
+}
+
+fn attachments(
+    message: &wire::CollectGarbageRequest,
+) -> Result<(NetworkName, BTreeSet<SandboxRef>), Invalid> {
+    let network: NetworkName = parse_field("network_name", &message.network_name)?;
+    if network.as_str().is_empty() {
+        return Err(Invalid::new("network_name", "network_name is required"));
+    }
+    let sandbox = |attachment: &wire::Attachment| {
+        Ok(SandboxRef {
+            network_name: network.clone(),
+            container_id: parse_field("valid_attachments.container_id", &attachment.container_id)?,
+            ifname: parse_field("valid_attachments.ifname", &attachment.ifname)?,
+        })
+    };
+    let valid = message
+        .valid_attachments
+        .iter()
+        .map(sandbox)
+        .collect::<Result<_, Invalid>>()?;
+    Ok((network, valid))
+}
+
+impl Server {
+    pub(super) async fn add(
+        &self,
+        request: Request<wire::AddPodRequest>,
+    ) -> Result<wire::AddPodResponse, Failure> {
+        let parsed = add_call(request).inspect_err(|_| self.count_add(Err(Reason::InvalidField)));
+        let (key, call) = parsed?;
+        inpod_service::tell("k8s.namespace.name", &key.0);
+        inpod_service::tell("k8s.pod.name", &key.1);
+        let timer = self.metrics.start_add(call.phases.clone());
+        let added = self.registry.add(&key, call).await;
+        timer.finish(&added);
+        let reason = added
+            .as_ref()
+            .map_or_else(|failure| failure.reason, |added| added.reason);
+        inpod_service::tell("inpod.reason", &reason);
+        let kind = added.as_ref().map(|added| added.enrollment);
+        self.count_add(kind.map_err(|failure| failure.reason));
+        let added = added?;
+        Ok(wire::AddPodResponse {
+            enrollment: types::Enrollment::from(added.enrollment).into(),
+            reason: added.reason.number(),
+            pod: Some((&added.pod).into()),
+        })
+    }
+
+    pub(super) async fn collect(
+        &self,
+        request: &wire::CollectGarbageRequest,
+    ) -> Result<Vec<types::SandboxRef>, Invalid> {
+        let (network, valid) = attachments(request)?;
+        let recorded = self.registry.sandboxes_of(&network).into_iter();
+        let mut dropped = Vec::new();
+        for sandbox in recorded.filter(|sandbox| !valid.contains(sandbox)) {
+            self.registry.delete(&sandbox).await;
+            dropped.push((&sandbox).into());
+        }
+        Ok(dropped)
+    }
+
+    pub(super) async fn check(&self, sandbox: &SandboxRef) -> Result<Enrollment, Failure> {
+        let unknown = || {
+            Failure::new(
+                Reason::SandboxUnknown,
+                format!("sandbox {sandbox} is not recorded"),
+            )
+        };
+        let record = self.registry.record(sandbox).ok_or_else(unknown)?;
+        if !matches!(record.intent, Intent::Enrolled { .. }) || record.is_detached() {
+            return Ok(Enrollment::None);
+        }
+        let deadline = Instant::now() + QUERY_TIMEOUT;
+        let differences = self.clients().verify(&record, deadline).await?.differences;
+        if !differences.is_empty() {
+            return Err(Failure::new(Reason::RulesDiffer, differences.join("; ")));
+        }
+        if record.redirection.is_sidecar() {
+            return Ok(Enrollment::Sidecar);
+        }
+        self.check_acknowledged(&record, deadline)
+            .await
+            .map(|()| Enrollment::Ambient)
+    }
+
+    /// Returns an error unless a ztunnel has acknowledged the sandbox.
+    async fn check_acknowledged(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
+        let workloads = self.clients().list_workloads(deadline).await?;
+        let reports = explain::ztunnels(&workloads, record);
+        if reports
+            .iter()
+            .any(|report| report.acknowledged_at.is_some())
+        {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Reason::ZtunnelSilent,
+            format!("no ztunnel has acknowledged {}", record.pod),
+        ))
+    }
+}

@@ -1,0 +1,292 @@
+//! Lists one kind of object in pages and watches it from there on.
+//!
+//! A watch that ends resumes from its last resource version without a list. Bookmarks keep that version recent, and a
+//! restarted server is not asked for full lists by every node at once. A list is needed if the server has expired the
+//! version (410), if an event cannot be read, if a watch stayed silent past its timeout, and if the server's store has
+//! been restored to a state before the version.
+//!
+//! A watch from a version in the future is no error (Kubernetes 1.34): it stays silent until the store reaches that
+//! version. So after a watch without any event, the server is asked for its current version.
+
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
+
+use futures_util::StreamExt as _;
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Cache, Stores, liveness::Liveness, retry_after::RetryAfter};
+
+/// The first and the longest delay between attempts. It doubles in between, minus a random part of up to one half.
+const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+
+/// A watch that lasted this long resets the delay to the shortest.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// A watch that ends sooner than this is not resumed without a delay.
+const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
+
+/// The timeout of a watch in seconds, minus a random part of up to a quarter, so that the nodes of a
+/// cluster do not renew their watches at the same time. The server sends a bookmark shortly before it ends
+/// a watch (Kubernetes, "API Concepts").
+const WATCH_SECONDS: u32 = 60;
+
+/// The time after its timeout by which a watch must end. Past that the watch is dead, or a proxy withholds its events:
+/// even if the server answers everything else, this is noticed within [`WATCH_SECONDS`] plus this time.
+const WATCH_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The timeout for a page of a list, and for the start of a watch.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The page size for complete objects. It bounds the memory held until they are reduced to what is kept.
+pub(super) const PAGE_OF_OBJECTS: u32 = 100;
+
+/// The page size for metadata alone, which takes one to two kilobytes per object.
+pub(super) const PAGE_OF_METADATA: u32 = 500;
+
+/// An update of one kind of object.
+pub(super) enum Update<K> {
+    ListStarted,
+    ListPage(Vec<K>),
+    /// The list is complete as of this version.
+    ListComplete(u64),
+    /// A watch continues where the last one ended.
+    Resumed,
+    /// An object was added or modified.
+    Applied(K),
+    Deleted(K),
+    /// The connection was lost, for this reason.
+    Lost(String),
+}
+
+/// The reason why a watch ended.
+#[derive(Debug)]
+enum End {
+    /// It timed out, or its connection broke. It resumes from its version.
+    Ended,
+    /// The server does not answer or refuses the request. The watch resumes from its version later.
+    Disconnected(String),
+    /// The watch cannot resume from its version.
+    Expired(String),
+}
+
+impl End {
+    /// Classifies an error. Refusals for lack of authorization or because of load do not concern the version.
+    fn of(error: &kube::Error) -> Self {
+        let is_version_refused = if let kube::Error::Api(status) = error {
+            !matches!(status.code, 401 | 403 | 429 | 500..)
+        } else {
+            matches!(error, kube::Error::SerdeError(_))
+        };
+        let why = inpod_kube::told(error);
+        if is_version_refused {
+            Self::Expired(why)
+        } else {
+            Self::Disconnected(why)
+        }
+    }
+}
+
+/// Keeps a store up to date with one kind of object.
+pub(super) struct Reflector<K> {
+    pub(super) api: Api<K>,
+    /// The field selector; `None` selects all objects.
+    pub(super) fields: Option<String>,
+    /// The number of objects per page of a list.
+    pub(super) page: u32,
+    pub(super) cache: Arc<Cache>,
+    pub(super) liveness: Arc<Liveness>,
+    pub(super) retry_after: RetryAfter,
+    pub(super) apply: fn(&mut Stores, Update<K>),
+    /// The version up to which everything is known; `None` if a list is needed.
+    pub(super) version: Option<String>,
+}
+
+impl<K> Reflector<K>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    /// Lists and watches until the process ends. The first list starts at once, since ADDs wait for it.
+    pub(super) async fn run(mut self) {
+        let [shortest, longest] = RETRY_INTERVAL;
+        let mut wait = shortest;
+        loop {
+            let began = Instant::now();
+            let end = self.list_and_watch().await;
+            let lasted = began.elapsed();
+            if lasted >= STABLE_AFTER {
+                wait = shortest;
+            }
+            match end {
+                End::Ended if lasted >= MIN_WATCH_DURATION => continue,
+                End::Ended => {}
+                End::Disconnected(why) => self.publish(Update::Lost(why)),
+                End::Expired(why) => {
+                    self.version = None;
+                    self.publish(Update::Lost(why));
+                }
+            }
+            // The server's `Retry-After` comes first; the jitter spreads the clients that were given the same.
+            sleep(self.retry_after.remaining() + with_jitter(wait)).await;
+            wait = longest.min(wait * 2);
+        }
+    }
+
+    fn publish(&self, update: Update<K>) {
+        self.cache.change(|stores| (self.apply)(stores, update));
+    }
+
+    async fn list_and_watch(&mut self) -> End {
+        let version = match self.version.clone() {
+            Some(version) => Ok(version),
+            None => self.list().await,
+        };
+        match version {
+            Ok(version) => self.watch(version).await,
+            Err(end) => end,
+        }
+    }
+
+    /// Lists all objects and returns the version of the list.
+    async fn list(&mut self) -> Result<String, End> {
+        let mut params = ListParams {
+            field_selector: self.fields.clone(),
+            limit: Some(self.page),
+            ..ListParams::default()
+        };
+        self.publish(Update::ListStarted);
+        loop {
+            let page = with_timeout(self.api.list(&params)).await?;
+            self.liveness.record_activity();
+            self.publish(Update::ListPage(page.items));
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                let version = page.metadata.resource_version;
+                let none = || {
+                    End::Expired("the API server sent a list without a resource version".to_owned())
+                };
+                let version = version.filter(|text| !text.is_empty()).ok_or_else(none)?;
+                self.publish(Update::ListComplete(super::parse_version(Some(&version))));
+                self.version = Some(version.clone());
+                return Ok(version);
+            }
+        }
+    }
+
+    async fn watch(&mut self, version: String) -> End {
+        let mut failures = self.liveness.failures();
+        let lasts = WATCH_SECONDS - fastrand::u32(..WATCH_SECONDS / 4);
+        let over = Instant::now() + Duration::from_secs(lasts.into());
+        let mut has_events = false;
+        let params = WatchParams {
+            field_selector: self.fields.clone(),
+            timeout: Some(lasts),
+            bookmarks: true,
+            ..WatchParams::default()
+        };
+        let events = match with_timeout(self.api.watch(&params, &version)).await {
+            Ok(events) => events,
+            Err(end) => return end,
+        };
+        self.publish(Update::Resumed);
+        let quiet = Duration::from_secs(lasts.into()) + WATCH_END_TIMEOUT;
+        let mut events = pin!(events);
+        loop {
+            self.liveness.record_activity();
+            let event = tokio::select! {
+                event = timeout(quiet, events.next()) => event,
+                why = liveness_failure(&mut failures) => return End::Disconnected(why),
+            };
+            let end = match event {
+                Err(_) => End::Expired("a watch stayed silent past its timeout".to_owned()),
+                Ok(None) if !has_events && Instant::now() >= over => {
+                    self.check_rollback(&version).await
+                }
+                Ok(None) => End::Ended,
+                Ok(Some(Err(error))) => End::of(&error),
+                Ok(Some(Ok(event))) => match self.handle(event) {
+                    Some(end) => end,
+                    None => {
+                        has_events = true;
+                        continue;
+                    }
+                },
+            };
+            return end;
+        }
+    }
+
+    /// Checks whether the server's store has fallen behind the watched version. It asks for the metadata of
+    /// a single object of any node: the list's version is all it needs, and a server that selects by node
+    /// would search many pods.
+    async fn check_rollback(&self, watched: &str) -> End {
+        let any = ListParams::default().limit(1);
+        let Ok(page) = with_timeout(self.api.list_metadata(&any)).await else {
+            return End::Ended;
+        };
+        let at = page.metadata.resource_version.unwrap_or_default();
+        let numbers = (at.parse::<u64>(), watched.parse::<u64>());
+        if matches!(numbers, (Ok(at), Ok(watched)) if at < watched) {
+            return End::Expired(format!(
+                "the API server is at version {at}, but sent {watched} before: its store was restored from a backup"
+            ));
+        }
+        End::Ended
+    }
+
+    /// Publishes an event. Returns an end if the event is an error.
+    fn handle(&mut self, event: WatchEvent<K>) -> Option<End> {
+        let (version, update) = match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                (object.resource_version(), Some(Update::Applied(object)))
+            }
+            WatchEvent::Deleted(object) => {
+                (object.resource_version(), Some(Update::Deleted(object)))
+            }
+            WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), None),
+            WatchEvent::Error(status) => {
+                return Some(End::Expired(inpod_kube::told(&kube::Error::Api(status))));
+            }
+        };
+        // An object without a version leaves the version as it was.
+        let version = version.filter(|text| !text.is_empty());
+        if version.is_some() {
+            self.version = version;
+        }
+        if let Some(update) = update {
+            self.publish(update);
+        }
+        None
+    }
+}
+
+/// Waits for the liveness probe to fail.
+async fn liveness_failure(failures: &mut watch::Receiver<String>) -> String {
+    match failures.changed().await {
+        Ok(()) => failures.borrow_and_update().clone(),
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn with_timeout<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, End> {
+    match timeout(REQUEST_TIMEOUT, call).await {
+        Ok(answer) => answer.map_err(|error| End::of(&error)),
+        Err(_) => Err(End::Disconnected(
+            "the API server does not answer in time".to_owned(),
+        )),
+    }
+}
+
+/// Returns between one half and the whole of a delay, so that the nodes of a cluster do not reconnect all at once.
+fn with_jitter(wait: Duration) -> Duration {
+    wait / 2 + (wait / 2).mul_f64(fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! The objects of one kind, merged from the watch and from single GETs.
+//!
+//! Resource versions of one kind grow in the order of the watch's events. So an object that was fetched is newer than
+//! the watch as long as its version is above all versions that the watch has reported.
+//!
+//! Changes are made in place: the cost of an event does not depend on the number of objects.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::Hash,
+    mem,
+};
+
+use crate::source::SharedMap;
+
+/// An object as received, parsed if possible.
+#[derive(Clone, Debug)]
+pub(super) struct Observed<K, V> {
+    /// The display name, for example `Pod shop/web`.
+    pub(super) title: String,
+    /// The resource version, or 0 if it is not comparable.
+    pub(super) version: u64,
+    /// The parsed object, or why it cannot be used.
+    pub(super) parsed: Result<(K, V), String>,
+}
+
+/// The progress of the watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// The first list is not complete.
+    Listing,
+    InSync,
+    /// The connection was lost, for this reason. The known objects stay until a watch resumes or a list is complete.
+    Lost(String),
+}
+
+/// All objects of one kind.
+#[derive(Debug)]
+pub(super) struct Store<K, V> {
+    /// The objects of the watch, overlaid with those that were fetched.
+    objects: SharedMap<K, V>,
+    /// The highest version that the watch has reported.
+    watch_version: u64,
+    fetched: BTreeMap<K, Fetched<V>>,
+    /// The keys of `fetched`, ordered by version.
+    by_version: BTreeSet<(u64, K)>,
+    unusable: BTreeSet<String>,
+    list: PendingList<K, V>,
+    progress: Progress,
+    changed: Changed,
+}
+
+/// A fetched object that the watch has not reported yet.
+#[derive(Debug)]
+struct Fetched<V> {
+    version: u64,
+    /// The object as the watch last reported it, if it did.
+    watched: Option<V>,
+}
+
+/// The changes since the last call of [`Store::take_changes`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    pub(super) objects: bool,
+    /// The watch's progress or the set of unusable objects changed.
+    pub(super) gaps: bool,
+}
+
+/// A list in progress, which replaces the known objects when it is complete.
+#[derive(Debug)]
+struct PendingList<K, V> {
+    objects: SharedMap<K, V>,
+    version: u64,
+    unusable: BTreeSet<String>,
+}
+
+impl<K, V> PendingList<K, V> {
+    fn new() -> Self {
+        Self {
+            objects: SharedMap::new(),
+            version: 0,
+            unusable: BTreeSet::new(),
+        }
+    }
+}
+
+impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
+    pub(super) fn new() -> Self {
+        Self {
+            objects: SharedMap::new(),
+            watch_version: 0,
+            fetched: BTreeMap::new(),
+            by_version: BTreeSet::new(),
+            unusable: BTreeSet::new(),
+            list: PendingList::new(),
+            progress: Progress::Listing,
+            changed: Changed::default(),
+        }
+    }
+
+    pub(super) fn begin_list(&mut self) {
+        self.list = PendingList::new();
+    }
+
+    pub(super) fn add_listed(&mut self, observed: Observed<K, V>) {
+        self.list.version = self.list.version.max(observed.version);
+        match observed.parsed {
+            Ok((key, value)) => drop(self.list.objects.insert(key, value)),
+            Err(error) => {
+                log_unusable(&self.unusable, &observed.title, &error);
+                self.list.unusable.insert(observed.title);
+            }
+        }
+    }
+
+    /// Replaces the known objects with the list, which is complete as of a version.
+    pub(super) fn finish_list(&mut self, at: u64) {
+        let mut list = mem::replace(&mut self.list, PendingList::new());
+        let at = list.version.max(at);
+        if at < self.watch_version {
+            self.reset_versions();
+        }
+        for (key, fetched) in &mut self.fetched {
+            fetched.watched = list.objects.get(key).cloned();
+            if let Some(value) = self.objects.get(key) {
+                list.objects.insert(key.clone(), value.clone());
+            }
+        }
+        self.changed.objects |= self.objects.update_to(&list.objects);
+        self.changed.gaps |= self.unusable != list.unusable;
+        self.unusable = list.unusable;
+        self.set_progress(Progress::InSync);
+        self.advance_to(at);
+    }
+
+    /// Forgets versions and fetched objects after the server's store was restored from a backup: they belong to a
+    /// discarded history, and would stay above the current versions for long.
+    fn reset_versions(&mut self) {
+        self.watch_version = 0;
+        self.fetched.clear();
+        self.by_version.clear();
+    }
+
+    /// Applies an object from the watch. One that cannot be used keeps its previous version.
+    pub(super) fn apply(&mut self, observed: Observed<K, V>) {
+        match observed.parsed {
+            Ok((key, value)) => {
+                self.apply_watched(&key, Some(value));
+                self.changed.gaps |= self.unusable.remove(&observed.title);
+            }
+            Err(error) => {
+                log_unusable(&self.unusable, &observed.title, &error);
+                self.changed.gaps |= self.unusable.insert(observed.title);
+            }
+        }
+        self.advance_to(observed.version);
+    }
+
+    /// Removes an object that the watch reports as deleted.
+    pub(super) fn delete(&mut self, observed: Observed<K, V>) {
+        self.changed.gaps |= self.unusable.remove(&observed.title);
+        if let Ok((key, _)) = observed.parsed {
+            self.apply_watched(&key, None);
+        }
+        self.advance_to(observed.version);
+    }
+
+    fn apply_watched(&mut self, key: &K, value: Option<V>) {
+        if let Some(fetched) = self.fetched.get_mut(key) {
+            fetched.watched = value;
+        } else {
+            self.set(key, value);
+        }
+    }
+
+    fn set(&mut self, key: &K, value: Option<V>) {
+        self.changed.objects |= match value {
+            Some(value) => self.objects.insert(key.clone(), value),
+            None => self.objects.remove(key),
+        };
+    }
+
+    fn advance_to(&mut self, version: u64) {
+        self.watch_version = self.watch_version.max(version);
+        while let Some((_, key)) = self
+            .by_version
+            .first()
+            .filter(|(fetched, _)| *fetched <= self.watch_version)
+            .cloned()
+        {
+            self.remove_fetched(&key);
+        }
+    }
+
+    pub(super) fn disconnected(&mut self, why: String) {
+        self.set_progress(Progress::Lost(why));
+    }
+
+    /// Marks the watch as resumed: its further events cover everything since the connection was lost.
+    pub(super) fn resumed(&mut self) {
+        self.set_progress(Progress::InSync);
+    }
+
+    fn set_progress(&mut self, progress: Progress) {
+        self.changed.gaps |= self.progress != progress;
+        self.progress = progress;
+    }
+
+    /// Adds a fetched object, unless the watch has already passed its version.
+    pub(super) fn insert_fetched(&mut self, key: K, version: u64, value: V) {
+        if version <= self.watch_version {
+            return;
+        }
+        let watched = match self.fetched.remove(&key) {
+            Some(earlier) => {
+                self.by_version.remove(&(earlier.version, key.clone()));
+                earlier.watched
+            }
+            None => self.objects.get(&key).cloned(),
+        };
+        self.set(&key, Some(value));
+        self.by_version.insert((version, key.clone()));
+        self.fetched.insert(key, Fetched { version, watched });
+    }
+
+    /// Drops a fetched object: it does not exist, or the watch has reached its version.
+    pub(super) fn remove_fetched(&mut self, key: &K) {
+        if let Some(fetched) = self.fetched.remove(key) {
+            self.by_version.remove(&(fetched.version, key.clone()));
+            self.set(key, fetched.watched);
+        }
+    }
+
+    /// Returns the fetched objects that the watch has not reported yet.
+    pub(super) fn unconfirmed(&self) -> Vec<K> {
+        self.fetched.keys().cloned().collect()
+    }
+
+    pub(super) fn objects(&self) -> &SharedMap<K, V> {
+        &self.objects
+    }
+
+    pub(super) fn take_changes(&mut self) -> Changed {
+        mem::take(&mut self.changed)
+    }
+
+    /// Returns the display names of objects that cannot be used.
+    pub(super) fn unusable(&self) -> &BTreeSet<String> {
+        &self.unusable
+    }
+
+    pub(super) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+}
+
+fn log_unusable(unusable: &BTreeSet<String>, title: &str, error: &str) {
+    if !unusable.contains(title) {
+        tracing::error!(
+            object = title,
+            error,
+            "Cannot use an object; keeping its previous version"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

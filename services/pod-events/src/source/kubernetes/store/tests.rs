@@ -1,0 +1,308 @@
+use super::*;
+
+fn observed(key: &'static str, version: u64, value: u32) -> Observed<&'static str, u32> {
+    Observed {
+        title: key.to_owned(),
+        version,
+        parsed: Ok((key, value)),
+    }
+}
+
+fn broken(key: &'static str, version: u64) -> Observed<&'static str, u32> {
+    Observed {
+        title: key.to_owned(),
+        version,
+        parsed: Err("it is odd".to_owned()),
+    }
+}
+
+/// Returns a store after a list at version 10.
+fn store() -> Store<&'static str, u32> {
+    let mut store = Store::new();
+    store.begin_list();
+    store.add_listed(observed("a", 4, 1));
+    store.add_listed(observed("b", 10, 1));
+    store.finish_list(10);
+    store
+}
+
+fn known(store: &Store<&'static str, u32>) -> Vec<(&'static str, u32)> {
+    let known = store.objects().iter();
+    let mut known: Vec<_> = known.map(|(key, value)| (*key, *value)).collect();
+    known.sort_unstable();
+    known
+}
+
+#[test]
+fn nothing_of_a_list_is_known_before_it_is_whole() {
+    let mut store = Store::new();
+    store.begin_list();
+    store.add_listed(observed("a", 4, 1));
+    assert_eq!(
+        (known(&store), store.progress()),
+        (vec![], &Progress::Listing)
+    );
+    store.finish_list(4);
+    assert_eq!(
+        (known(&store), store.progress()),
+        (vec![("a", 1)], &Progress::InSync)
+    );
+}
+
+#[test]
+fn a_second_list_replaces_the_first_at_once_and_an_interrupted_one_changes_nothing() {
+    let mut store = store();
+    store.begin_list();
+    store.add_listed(observed("c", 12, 1));
+    store.disconnected("gone".to_owned());
+    assert_eq!(known(&store), [("a", 1), ("b", 1)]);
+    store.begin_list();
+    store.add_listed(observed("d", 13, 1));
+    assert_eq!(known(&store), [("a", 1), ("b", 1)]);
+    assert_eq!(store.progress(), &Progress::Lost("gone".to_owned()));
+    store.finish_list(13);
+    assert_eq!(known(&store), [("d", 1)]);
+    assert_eq!(store.progress(), &Progress::InSync);
+}
+
+#[test]
+fn a_fetched_object_counts_until_the_watch_has_reached_its_version() {
+    let mut store = store();
+    store.insert_fetched("c", 15, 2);
+    store.apply(observed("a", 12, 7));
+    assert_eq!(known(&store), [("a", 7), ("b", 1), ("c", 2)]);
+    store.apply(observed("c", 15, 3));
+    assert_eq!(known(&store), [("a", 7), ("b", 1), ("c", 3)]);
+}
+
+#[test]
+fn updates_without_a_difference_are_not_reported() {
+    let changed = |objects, gaps| Changed { objects, gaps };
+    let mut store = store();
+    assert_eq!(store.take_changes(), changed(true, true));
+    store.apply(observed("a", 12, 1));
+    store.begin_list();
+    store.add_listed(observed("c", 12, 1));
+    store.delete(observed("z", 13, 1));
+    assert_eq!(store.take_changes(), changed(false, false));
+    store.apply(observed("a", 13, 2));
+    assert_eq!(store.take_changes(), changed(true, false));
+    store.apply(broken("b", 14));
+    assert_eq!(store.take_changes(), changed(false, true));
+    // A list without differences is no change of objects.
+    store.begin_list();
+    for (key, value) in [("b", 1), ("a", 2)] {
+        store.add_listed(observed(key, 14, value));
+    }
+    store.finish_list(14);
+    assert_eq!(store.take_changes(), changed(false, true));
+}
+
+#[test]
+fn an_object_that_is_fetched_after_the_watch_has_passed_it_is_not_kept() {
+    let mut store = store();
+    store.apply(observed("c", 15, 3));
+    store.delete(observed("c", 16, 3));
+    store.insert_fetched("c", 15, 2);
+    assert_eq!(known(&store), [("a", 1), ("b", 1)]);
+}
+
+#[test]
+fn a_fetched_pod_that_is_deleted_does_not_stay() {
+    let mut deleted = store();
+    deleted.insert_fetched("c", 15, 2);
+    deleted.delete(observed("c", 17, 2));
+    assert_eq!(known(&deleted), [("a", 1), ("b", 1)]);
+    let mut passed = store();
+    passed.insert_fetched("c", 15, 2);
+    passed.apply(observed("a", 18, 2));
+    assert_eq!(known(&passed), [("a", 2), ("b", 1)]);
+    // While the watch is silent the object is fetched again.
+    let mut silent = store();
+    silent.insert_fetched("c", 15, 2);
+    assert_eq!(silent.unconfirmed(), ["c"]);
+    silent.remove_fetched(&"c");
+    assert_eq!(known(&silent), [("a", 1), ("b", 1)]);
+}
+
+#[test]
+fn a_fetched_successor_outlives_the_late_deletion_of_its_predecessor() {
+    let mut store = store();
+    store.insert_fetched("b", 20, 2);
+    store.delete(observed("b", 19, 1));
+    assert_eq!(known(&store), [("a", 1), ("b", 2)]);
+}
+
+#[test]
+fn an_object_that_cannot_be_used_keeps_its_previous_version_and_is_named() {
+    let mut store = store();
+    store.apply(broken("a", 11));
+    assert_eq!(known(&store), [("a", 1), ("b", 1)]);
+    assert_eq!(store.unusable(), &BTreeSet::from(["a".to_owned()]));
+    store.apply(observed("a", 12, 2));
+    assert_eq!(store.unusable(), &BTreeSet::new());
+}
+
+#[test]
+fn a_list_older_than_a_fetched_object_does_not_replace_it_and_shows_when_it_is_removed() {
+    let mut store = store();
+    store.insert_fetched("a", 20, 2);
+    store.begin_list();
+    store.add_listed(observed("a", 12, 3));
+    store.add_listed(observed("b", 10, 1));
+    store.finish_list(12);
+    assert_eq!(known(&store), [("a", 2), ("b", 1)]);
+    store.remove_fetched(&"a");
+    assert_eq!(known(&store), [("a", 3), ("b", 1)]);
+}
+
+#[test]
+fn after_a_list_fetched_objects_of_older_versions_are_dropped() {
+    let mut store = store();
+    store.insert_fetched("a", 12, 2);
+    store.begin_list();
+    store.add_listed(observed("b", 10, 1));
+    // "a" was deleted at 13.
+    store.finish_list(14);
+    store.insert_fetched("a", 13, 2);
+    assert_eq!(known(&store), [("b", 1)]);
+    store.insert_fetched("a", 15, 3);
+    assert_eq!(known(&store), [("a", 3), ("b", 1)]);
+}
+
+#[test]
+fn a_list_of_a_restored_server_replaces_everything_and_later_versions_follow_it() {
+    let mut store = store();
+    store.apply(observed("b", 5000, 7));
+    store.insert_fetched("c", 5001, 7);
+    store.begin_list();
+    store.add_listed(observed("a", 4, 1));
+    store.finish_list(11);
+    assert_eq!(known(&store), [("a", 1)]);
+    store.insert_fetched("d", 12, 1);
+    assert_eq!(known(&store), [("a", 1), ("d", 1)]);
+    store.apply(observed("d", 13, 2));
+    assert_eq!(known(&store), [("a", 1), ("d", 2)]);
+    assert_eq!(store.unconfirmed(), [""; 0]);
+}
+
+#[test]
+fn of_two_fetched_versions_the_later_wins_and_the_watch_replaces_both() {
+    let mut store = store();
+    store.insert_fetched("a", 15, 2);
+    store.insert_fetched("a", 18, 3);
+    store.apply(observed("b", 16, 1));
+    assert_eq!(known(&store), [("a", 3), ("b", 1)]);
+    store.apply(observed("a", 17, 4));
+    assert_eq!(known(&store), [("a", 3), ("b", 1)]);
+    store.apply(observed("b", 18, 1));
+    assert_eq!(known(&store), [("a", 4), ("b", 1)]);
+    assert!(store.unconfirmed().is_empty());
+}
+
+/// Counts how often it is cloned, hashed and compared.
+#[derive(Debug)]
+struct Counted(u32);
+
+thread_local! {
+    static TOUCHED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+fn touch() {
+    TOUCHED.set(TOUCHED.get() + 1);
+}
+
+impl Clone for Counted {
+    fn clone(&self) -> Self {
+        touch();
+        Self(self.0)
+    }
+}
+
+impl PartialEq for Counted {
+    fn eq(&self, other: &Self) -> bool {
+        touch();
+        self.0 == other.0
+    }
+}
+
+impl Eq for Counted {}
+
+impl PartialOrd for Counted {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Counted {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        touch();
+        self.0.cmp(&other.0)
+    }
+}
+
+impl Hash for Counted {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        touch();
+        self.0.hash(state);
+    }
+}
+
+/// Counts the operations on keys and values of a store of this size when one object changes, is fetched, confirmed and
+/// deleted, each with a snapshot and its differences from the one before.
+fn cost_in(objects: u32) -> u32 {
+    let observed = |key, version, value| Observed {
+        title: "object".to_owned(),
+        version,
+        parsed: Ok((Counted(key), Counted(value))),
+    };
+    let mut store = Store::new();
+    store.begin_list();
+    (0..objects).for_each(|key| store.add_listed(observed(key, 1, 0)));
+    store.finish_list(1);
+    let mut before = store.objects().clone();
+    let mut count_changes = |store: &Store<Counted, Counted>| {
+        let now = store.objects().clone();
+        let changed = now.differences(&before).len();
+        before = now;
+        changed
+    };
+    TOUCHED.set(0);
+    store.apply(observed(objects / 2, 2, 1));
+    assert_eq!(count_changes(&store), 1);
+    store.insert_fetched(Counted(objects), 4, Counted(1));
+    assert_eq!(count_changes(&store), 1);
+    store.apply(observed(objects, 4, 1));
+    assert_eq!(count_changes(&store), 0);
+    store.delete(observed(objects / 2, 5, 1));
+    assert_eq!(count_changes(&store), 1);
+    TOUCHED.get()
+}
+
+#[test]
+fn an_event_costs_no_more_among_ten_thousand_objects_than_among_a_leaf_full() {
+    let few = cost_in(16);
+    for objects in [1_000, 10_000] {
+        let cost = cost_in(objects);
+        assert!(cost <= few.max(200), "{objects}: {cost}, of 16: {few}");
+    }
+}
+
+#[test]
+fn a_watch_that_resumes_is_in_sync_again_with_its_known_objects() {
+    let mut store = store();
+    store.disconnected("gone".to_owned());
+    store.take_changes();
+    store.resumed();
+    let gaps = Changed {
+        objects: false,
+        gaps: true,
+    };
+    assert_eq!(
+        (store.take_changes(), store.progress()),
+        (gaps, &Progress::InSync)
+    );
+    store.resumed();
+    assert_eq!(store.take_changes(), Changed::default());
+    assert_eq!(known(&store), [("a", 1), ("b", 1)]);
+}

@@ -1,0 +1,185 @@
+//! Reports pods to Kubernetes: the annotation `ambient.istio.io/redirection`, and Events.
+//!
+//! Nothing waits for these writes. `desired` computes the annotation that a pod should have, `queue` decides what is
+//! sent when, and `controller` reacts to changes.
+
+mod controller;
+pub(crate) mod desired;
+mod events;
+mod failure_events;
+pub(crate) mod metrics;
+mod patch;
+mod queue;
+mod rate_limit;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use inpod_service::Readiness;
+use inpod_types::{NodeName, PodRef, Reason};
+use kube::Client;
+use prometheus_client::registry::Registry as Metrics;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+use crate::{registry::Registry, source::Source, task::Shared};
+use controller::Controller;
+use events::{QUEUE_CAPACITY, QueuedEvent};
+use metrics::StatusMetrics;
+use queue::PatchQueue;
+use rate_limit::RateLimits;
+
+/// The reporting controller of Events and the field manager of patches.
+const REPORTER: &str = "inpod.io/pod-events";
+
+/// Writes annotations and Events of pods to the API server. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct StatusReporter(Option<Arc<Inner>>);
+
+struct Inner {
+    client: Client,
+    source: Source,
+    queue: Mutex<PatchQueue>,
+    rate_limits: Mutex<RateLimits>,
+    event_queue: mpsc::Sender<QueuedEvent>,
+    metrics: StatusMetrics,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").finish_non_exhaustive()
+    }
+}
+
+/// The type of an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    Normal,
+    Warning,
+}
+
+impl StatusReporter {
+    /// Returns a reporter that writes nothing, for pods that come from a directory.
+    pub fn disabled() -> Self {
+        Self(None)
+    }
+
+    /// Returns a reporter to the API server that the pods come from, or a disabled one if they come from a directory.
+    /// It sends Events from now on, and annotations after [`Self::start`].
+    pub fn for_source(source: &Source, node: &NodeName) -> Self {
+        source
+            .client()
+            .map_or_else(Self::disabled, |client| Self::new(client, source, node))
+    }
+
+    fn new(client: Client, source: &Source, node: &NodeName) -> Self {
+        let (event_queue, queued) = mpsc::channel(QUEUE_CAPACITY);
+        let metrics = StatusMetrics::default();
+        let events = events::send(client.clone(), node.clone(), queued, metrics.clone());
+        tokio::spawn(inpod_service::vital("events", events));
+        Self(Some(Arc::new(Inner {
+            client,
+            source: source.clone(),
+            queue: Mutex::default(),
+            rate_limits: Mutex::default(),
+            event_queue,
+            metrics,
+        })))
+    }
+
+    /// Counts the pods whose annotation is not in sync.
+    pub(crate) fn unmet(&self) -> u64 {
+        self.0.as_ref().map_or(0, |inner| inner.queue().unmet())
+    }
+
+    /// Registers the metrics of this module. A disabled reporter has none.
+    pub(crate) fn register(&self, metrics: &mut Metrics) {
+        let Some(inner) = &self.0 else { return };
+        let counted = Arc::clone(inner);
+        inner
+            .metrics
+            .register(metrics, move || counted.queue().unmet());
+    }
+
+    /// Starts to keep annotations in sync with the pods. Pods without a known sandbox keep their annotation until
+    /// `adoption_done` is true, since until then they may have one that has not been found.
+    pub(crate) fn start(
+        &self,
+        shared: &Arc<Shared>,
+        registry: &Registry,
+        conditions: &Readiness,
+        adoption_done: watch::Receiver<bool>,
+    ) {
+        let Some(inner) = &self.0 else { return };
+        let controller = Controller::new(
+            self.clone(),
+            Arc::clone(inner),
+            Arc::clone(shared),
+            registry.clone(),
+            conditions.clone(),
+        );
+        // Subscribes here rather than in the controller, so that no change is missed before its first poll.
+        let changes = shared.pod_changes.subscribe();
+        tokio::spawn(inpod_service::vital(
+            "status",
+            controller.run(changes, adoption_done),
+        ));
+    }
+
+    /// Returns whether peers see that the pod is not redirected: the API server has accepted the removal of the
+    /// annotation, or the pod is gone.
+    ///
+    /// The answer is false while the outcome of the last write is unknown. The pod's task is woken when it becomes
+    /// true, provided that the task has published the intent to leave before it asks.
+    pub fn has_withdrawn(&self, pod: &PodRef) -> bool {
+        let Some(inner) = &self.0 else { return true };
+        let inventory = inner.source.inventory();
+        let key = (pod.namespace.clone(), pod.name.clone());
+        // A static pod stays the same when its mirror pod is created anew, with another UID.
+        let is_same_pod =
+            |shown: &&crate::pod::Pod| shown.has_uid(&pod.uid) || shown.runtime_uid.is_some();
+        match inventory.pod(&key).filter(is_same_pod) {
+            Some(shown) => {
+                let redirection = shown.redirection.as_deref();
+                inner
+                    .queue()
+                    .is_withdrawn(&key, &shown.pod.uid, redirection, Instant::now())
+            }
+            None => inventory.is_complete() || inventory.pods.contains_key(&key),
+        }
+    }
+
+    /// Queues an Event about a pod without waiting. Drops it above the rate limits.
+    pub fn event(&self, pod: &PodRef, kind: EventKind, reason: Reason, message: &str) {
+        let Some(inner) = &self.0 else {
+            tracing::debug!(%pod, ?kind, %reason, message, "No Event: pods come from a directory");
+            return;
+        };
+        tracing::debug!(%pod, ?kind, %reason, message, "Event");
+        let queued = QueuedEvent {
+            pod: pod.clone(),
+            kind,
+            reason,
+            message: message.to_owned(),
+            created: Instant::now(),
+        };
+        let is_allowed = inner
+            .rate_limits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .allow(&pod.uid, reason, Instant::now());
+        if !is_allowed || inner.event_queue.try_send(queued).is_err() {
+            inner.metrics.event("dropped");
+        }
+    }
+}
+
+impl Inner {
+    fn queue(&self) -> MutexGuard<'_, PatchQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

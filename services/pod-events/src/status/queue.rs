@@ -1,0 +1,393 @@
+//! The pods whose annotation is not in sync, and the patches that fix them. It performs no I/O and is given the time.
+//!
+//! A pod that is in sync has no entry.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    time::Duration,
+};
+
+use inpod_types::{PodUid, SandboxRef};
+use tokio::time::Instant;
+
+use super::desired::Annotation;
+use crate::source::PodKey;
+
+const MAX_IN_FLIGHT: usize = 8;
+
+/// The first and the longest delay between attempts. It doubles in between, minus a random part of up to one half.
+const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
+
+/// The time for which an accepted patch counts although the watch does not show its effect.
+const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The time after which an Event reports a Ready pod of the mesh without the annotation.
+pub(super) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(super) struct PatchQueue {
+    entries: BTreeMap<PodKey, Entry>,
+}
+
+/// The pod as the source shows it, and its desired annotation.
+#[derive(Clone, Debug)]
+pub(super) struct PodObservation<'a> {
+    pub(super) uid: &'a PodUid,
+    pub(super) observed: Option<&'a str>,
+    /// `None` if any value is acceptable.
+    pub(super) desired: Option<Annotation>,
+    /// The sandbox in which the pod is both Ready and in the mesh.
+    pub(super) serving_sandbox: Option<&'a SandboxRef>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PatchRequest {
+    pub(super) key: PodKey,
+    pub(super) uid: PodUid,
+    pub(super) annotation: Annotation,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PatchOutcome {
+    Accepted,
+    /// The pod does not exist, or has another UID.
+    Gone,
+    /// The API server rejected the patch with this message and wrote nothing.
+    Refused(String),
+    /// It is unknown whether the patch was written.
+    Unanswered(String),
+}
+
+#[derive(Debug)]
+struct Entry {
+    uid: PodUid,
+    desired: Option<Annotation>,
+    since: Instant,
+    observed: Option<String>,
+    last_write: LastWrite,
+    in_flight: Option<LastWrite>,
+    attempts: u32,
+    retry_at: Instant,
+    error: Option<String>,
+    unannotated: Option<Unannotated>,
+    is_gone: bool,
+}
+
+/// The outcome of the last write, as far as the watch does not show it yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LastWrite {
+    /// The watch shows the current value.
+    Observed,
+    /// This value was accepted. It counts until the watch shows something other than `replaced`, or until `until`.
+    Accepted {
+        annotation: Annotation,
+        replaced: Option<String>,
+        until: Instant,
+    },
+    /// It is unknown whether the last patch was written.
+    Uncertain,
+}
+
+/// A pod that is Ready and in the mesh without the annotation.
+#[derive(Debug)]
+struct Unannotated {
+    sandbox: SandboxRef,
+    since: Option<Instant>,
+    is_reported: bool,
+}
+
+impl LastWrite {
+    /// Returns whether the annotation is known to have this value.
+    fn has_value(&self, annotation: Annotation, observed: Option<&str>, now: Instant) -> bool {
+        match self {
+            Self::Uncertain => false,
+            Self::Accepted {
+                annotation: accepted,
+                replaced,
+                until,
+            } if replaced.as_deref() == observed && now < *until => *accepted == annotation,
+            Self::Observed | Self::Accepted { .. } => annotation.matches(observed),
+        }
+    }
+}
+
+impl Entry {
+    fn new(observation: &PodObservation<'_>, now: Instant) -> Self {
+        Self {
+            uid: observation.uid.clone(),
+            desired: None,
+            since: now,
+            observed: None,
+            last_write: LastWrite::Observed,
+            in_flight: None,
+            attempts: 0,
+            retry_at: now,
+            error: None,
+            unannotated: None,
+            is_gone: false,
+        }
+    }
+
+    fn has_value(&self, annotation: Annotation, now: Instant) -> bool {
+        self.last_write
+            .has_value(annotation, self.observed.as_deref(), now)
+    }
+
+    fn is_satisfied(&self, now: Instant) -> bool {
+        self.is_gone
+            || self
+                .desired
+                .is_none_or(|annotation| self.has_value(annotation, now))
+    }
+
+    /// Updates the entry. Only a changed desired value cuts a retry delay short.
+    fn observe(&mut self, observation: &PodObservation<'_>, now: Instant) {
+        self.observed = observation.observed.map(str::to_owned);
+        if let LastWrite::Accepted {
+            replaced, until, ..
+        } = &self.last_write
+            && (*replaced != self.observed || now >= *until)
+        {
+            self.last_write = LastWrite::Observed;
+        }
+        if self.desired != observation.desired {
+            self.desired = observation.desired;
+            (self.since, self.retry_at, self.attempts) = (now, now, 0);
+        }
+        if self.is_satisfied(now) {
+            self.error = None;
+            self.since = now;
+        }
+        self.track_unannotated(observation.serving_sandbox, now);
+    }
+
+    fn track_unannotated(&mut self, serving_sandbox: Option<&SandboxRef>, now: Instant) {
+        let is_unannotated = |_: &&SandboxRef| !self.has_value(Annotation::Enabled, now);
+        let Some(sandbox) = serving_sandbox.filter(is_unannotated) else {
+            if let Some(unannotated) = &mut self.unannotated {
+                unannotated.since = None;
+            }
+            return;
+        };
+        match &mut self.unannotated {
+            Some(unannotated) if unannotated.sandbox == *sandbox => {
+                unannotated.since.get_or_insert(now);
+            }
+            unannotated => {
+                *unannotated = Some(Unannotated {
+                    sandbox: sandbox.clone(),
+                    since: Some(now),
+                    is_reported: false,
+                });
+            }
+        }
+    }
+
+    fn event_due_at(&self) -> Option<Instant> {
+        let unannotated = self
+            .unannotated
+            .as_ref()
+            .filter(|unannotated| !unannotated.is_reported)?;
+        unannotated.since.map(|since| since + ANNOTATION_TIMEOUT)
+    }
+
+    /// Returns whether the entry can be dropped.
+    fn is_idle(&self, now: Instant) -> bool {
+        let is_reported = self.unannotated.as_ref().is_some_and(|it| it.is_reported);
+        self.last_write == LastWrite::Observed
+            && self.in_flight.is_none()
+            && self.event_due_at().is_none()
+            && !is_reported
+            && !self.is_gone
+            && self.is_satisfied(now)
+    }
+
+    fn is_retry_due(&self, now: Instant) -> bool {
+        !self.is_satisfied(now) && self.in_flight.is_none() && self.retry_at <= now
+    }
+
+    fn retry_later(&mut self, message: String, now: Instant) {
+        let [first, longest] = RETRY_INTERVAL;
+        let wait = first.saturating_mul(1 << self.attempts.min(6)).min(longest);
+        self.attempts = self.attempts.saturating_add(1);
+        self.retry_at = now + wait.mul_f64(fastrand::f64().mul_add(0.5, 0.5));
+        self.error = Some(message);
+    }
+
+    fn complete(
+        &mut self,
+        annotation: Annotation,
+        before: LastWrite,
+        outcome: PatchOutcome,
+        now: Instant,
+    ) {
+        match outcome {
+            PatchOutcome::Accepted => {
+                (self.attempts, self.retry_at, self.error) = (0, now, None);
+                self.last_write = if annotation.matches(self.observed.as_deref()) {
+                    LastWrite::Observed
+                } else {
+                    LastWrite::Accepted {
+                        annotation,
+                        replaced: self.observed.clone(),
+                        until: now + WATCH_LAG_TIMEOUT,
+                    }
+                };
+            }
+            PatchOutcome::Gone => (self.is_gone, self.error) = (true, None),
+            PatchOutcome::Refused(message) => {
+                self.last_write = before;
+                self.retry_later(message, now);
+            }
+            PatchOutcome::Unanswered(message) => self.retry_later(message, now),
+        }
+    }
+}
+
+impl PatchQueue {
+    pub(super) fn observe(&mut self, key: &PodKey, observation: &PodObservation<'_>, now: Instant) {
+        let entry = match self.entries.entry(key.clone()) {
+            btree_map::Entry::Occupied(known) => {
+                let known = known.into_mut();
+                if known.uid != *observation.uid {
+                    *known = Entry::new(observation, now);
+                }
+                known
+            }
+            btree_map::Entry::Vacant(free) => free.insert(Entry::new(observation, now)),
+        };
+        entry.observe(observation, now);
+        if entry.is_idle(now) {
+            self.entries.remove(key);
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &PodKey) {
+        self.entries.remove(key);
+    }
+
+    /// Takes the patch to send now, for the pod that is out of sync the longest. Returns `None` while too
+    /// many are in flight.
+    pub(super) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
+        if !self.has_capacity() {
+            return None;
+        }
+        let retryable = self
+            .entries
+            .iter_mut()
+            .filter(|(_, it)| it.is_retry_due(now));
+        let (key, entry) = retryable.min_by_key(|(_, it)| it.since)?;
+        let annotation = entry.desired?;
+        let last_write = std::mem::replace(&mut entry.last_write, LastWrite::Uncertain);
+        entry.in_flight = Some(last_write);
+        Some(PatchRequest {
+            key: key.clone(),
+            uid: entry.uid.clone(),
+            annotation,
+        })
+    }
+
+    fn has_capacity(&self) -> bool {
+        let in_flight = self.entries.values().filter(|it| it.in_flight.is_some());
+        in_flight.count() < MAX_IN_FLIGHT
+    }
+
+    /// Records the outcome of a patch. Returns how long the desired value took to be written, if the patch wrote it.
+    pub(super) fn complete(
+        &mut self,
+        request: &PatchRequest,
+        outcome: PatchOutcome,
+        now: Instant,
+    ) -> Option<Duration> {
+        let entry = self.entries.get_mut(&request.key);
+        let entry = entry.filter(|it| it.uid == request.uid)?;
+        let before = entry.in_flight.take()?;
+        let is_accepted = outcome == PatchOutcome::Accepted;
+        entry.complete(request.annotation, before, outcome, now);
+        (is_accepted && entry.desired == Some(request.annotation))
+            .then(|| now.saturating_duration_since(entry.since))
+    }
+
+    /// Returns the time at which the queue needs attention even if nothing else changes.
+    pub(super) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
+        let has_capacity = self.has_capacity();
+        let entries = self.entries.values();
+        let times = entries.flat_map(|entry| {
+            let open = has_capacity && entry.in_flight.is_none() && !entry.is_satisfied(now);
+            let expires = match &entry.last_write {
+                LastWrite::Accepted { until, .. } => Some(*until),
+                LastWrite::Observed | LastWrite::Uncertain => None,
+            };
+            [
+                open.then_some(entry.retry_at),
+                expires,
+                entry.event_due_at(),
+            ]
+        });
+        times.flatten().min()
+    }
+
+    /// Returns the pods to report as unannotated, each once per sandbox, and the pods to observe again because the
+    /// watch has not shown an accepted patch in time.
+    pub(super) fn expired(&mut self, now: Instant) -> (Vec<PodKey>, Vec<PodKey>) {
+        let (mut late, mut stale) = (Vec::new(), Vec::new());
+        for (key, entry) in &mut self.entries {
+            if entry.event_due_at().is_some_and(|at| at <= now) {
+                late.push(key.clone());
+                if let Some(unannotated) = &mut entry.unannotated {
+                    unannotated.is_reported = true;
+                }
+            }
+            if matches!(&entry.last_write, LastWrite::Accepted { until, .. } if *until <= now) {
+                stale.push(key.clone());
+            }
+        }
+        (late, stale)
+    }
+
+    /// Retries failed patches at once, since the API server is reachable again.
+    pub(super) fn retry_now(&mut self, now: Instant) {
+        for entry in self.entries.values_mut() {
+            entry.retry_at = entry.retry_at.min(now);
+        }
+    }
+
+    /// Returns whether a pod that the source shows is known not to be announced to peers as redirected.
+    pub(super) fn is_withdrawn(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        observed: Option<&str>,
+        now: Instant,
+    ) -> bool {
+        let entry = self.entries.get(key).filter(|it| it.uid == *uid);
+        let Some(entry) = entry else {
+            return !Annotation::Enabled.matches(observed);
+        };
+        // A desired value may be sent at any time.
+        let is_known =
+            entry.last_write != LastWrite::Uncertain && entry.desired != Some(Annotation::Enabled);
+        entry.is_gone
+            || (is_known
+                && !entry
+                    .last_write
+                    .has_value(Annotation::Enabled, observed, now))
+    }
+
+    /// Counts the pods whose annotation is not in sync.
+    pub(super) fn unmet(&self) -> u64 {
+        let now = Instant::now();
+        let unmet = self.entries.values().filter(|it| !it.is_satisfied(now));
+        unmet.count().try_into().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the number of pods whose last patch failed, and the first error.
+    pub(super) fn failures(&self) -> Option<(usize, String)> {
+        let mut errors = self.entries.values().filter_map(|it| it.error.as_ref());
+        let first = errors.next()?.clone();
+        Some((1 + errors.count(), first))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+use std::{
+    net::IpAddr,
+    pin::{Pin, pin},
+};
+
+use inpod_service::Trace;
+use inpod_types::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
+use tokio::time::Instant;
+
+use super::{Added, CancelReason, POLL_INTERVAL, Task, interrupt};
+use crate::{
+    admission::Permit,
+    boottime::BootInstant,
+    checkpoint::{Intent, Record},
+    metrics::{Phase, Phases},
+    pipeline::{EnrollContext, NetnsState},
+    pod::Pod,
+    resolve::Resolved,
+};
+
+/// An ADD as received from the plugin.
+#[derive(Clone, Debug)]
+pub struct AddCall {
+    pub sandbox: SandboxRef,
+    /// The pod's UID, if the runtime passed it.
+    pub uid: Option<PodUid>,
+    /// The netns as the plugin saw it.
+    pub netns: NetnsRef,
+    pub addresses: Vec<IpAddr>,
+    pub deadline: Instant,
+    /// Until when enrollment steps may start. The time after that is reserved for undoing them.
+    pub work_deadline: Instant,
+    pub trace: Trace,
+    pub phases: Phases,
+}
+
+impl Task {
+    /// Enrolls the sandbox if its pod is to be in the mesh. An ADD that fails undoes what it did.
+    pub(super) async fn add(
+        &mut self,
+        call: AddCall,
+        resolved: Resolved,
+        mut caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+    ) -> Result<Added, Failure> {
+        let (pod, decision) = match resolved {
+            Resolved::Pod(pod, decision) => (pod, decision),
+            Resolved::AdmittedUnenrolled { pod, why } => {
+                return self.admit_unenrolled(&call, &pod, why).await;
+            }
+        };
+        let added = Added {
+            enrollment: decision.enrollment,
+            reason: decision.reason,
+            pod: pod.pod.clone(),
+        };
+        if self.is_additional_interface(&call.sandbox) {
+            return Ok(added);
+        }
+        let mut permit = None;
+        let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
+            && !self.is_redirected_elsewhere(&call.sandbox, added.enrollment);
+        if joins {
+            // Before anything is recorded, so that there is nothing to undo.
+            self.shared.pipeline.broker_for(added.enrollment)?;
+            self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
+            permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
+        }
+        let record = self.new_record(&call, &pod);
+        self.set_current(&call, record).await?;
+        self.failure = None;
+        self.timeline.note(format!(
+            "sandbox {} created: {} ({})",
+            call.sandbox, added.enrollment, added.reason
+        ));
+        if joins {
+            self.enroll_for_caller(&call, permit, caller_gone).await?;
+        } else {
+            self.reconcile_now().await;
+            tracing::info!(
+                pod = %added.pod, uid = %added.pod.uid, sandbox = %call.sandbox,
+                trace_id = call.trace.id(), enrollment = %added.enrollment,
+                reason = %added.reason, "Added",
+            );
+        }
+        Ok(added)
+    }
+
+    /// Waits for the permit to work on the ADD. The wait can be cancelled.
+    async fn acquire_permit(
+        &mut self,
+        call: &AddCall,
+        caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+    ) -> Result<Permit, Failure> {
+        let _waits = call.phases.enter(Phase::Queue);
+        let urgent = interrupt::urgent(self.sent.clone(), self.seen);
+        let permit = tokio::select! {
+            biased;
+            () = caller_gone => Err(CancelReason::CallerGone.into()),
+            reason = urgent => Err(reason.into()),
+            permit = self.shared.admission.acquire(call.work_deadline) => permit,
+        };
+        self.failure = permit.as_ref().err().cloned();
+        permit
+    }
+
+    /// Records a sandbox of which it is unknown whether it is to be in the mesh. Once that is known, it is enrolled
+    /// like any other sandbox outside the mesh.
+    async fn admit_unenrolled(
+        &mut self,
+        call: &AddCall,
+        pod: &Pod,
+        why: String,
+    ) -> Result<Added, Failure> {
+        let added = Added {
+            enrollment: Enrollment::Unknown,
+            reason: Reason::SourceUnavailable,
+            pod: pod.pod.clone(),
+        };
+        if self.is_additional_interface(&call.sandbox) {
+            return Ok(added);
+        }
+        let record = Record {
+            admitted_unenrolled: true,
+            ..self.new_record(call, pod)
+        };
+        self.set_current(call, record).await?;
+        tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, trace_id = call.trace.id(), why, "Admitted unenrolled");
+        self.timeline.note(format!(
+            "sandbox {} admitted unenrolled: {why}",
+            call.sandbox
+        ));
+        self.reconcile_now().await;
+        // Reported until the source answers.
+        if self
+            .records
+            .last()
+            .is_some_and(|record| record.admitted_unenrolled)
+        {
+            self.failure = Some(Failure::new(Reason::SourceUnavailable, why));
+        }
+        Ok(added)
+    }
+
+    /// Completes the record of a pod that was admitted unenrolled as soon as the source shows the pod.
+    pub(super) fn identify(&mut self) -> Result<(), Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self
+            .records
+            .last_mut()
+            .filter(|known| known.admitted_unenrolled)
+        else {
+            return Ok(());
+        };
+        let Some(pod) = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod))
+        else {
+            return Ok(());
+        };
+        let known = Record {
+            pod: pod.pod.clone(),
+            service_account: pod.service_account.clone(),
+            runtime_uid: pod.runtime_uid.clone(),
+            admitted_unenrolled: false,
+            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
+            ..record.clone()
+        };
+        self.shared.pipeline.checkpoint.write(&known)?;
+        *record = known;
+        self.failure = None;
+        self.timeline
+            .note("the source shows the pod that was admitted unenrolled");
+        Ok(())
+    }
+
+    /// Returns whether the sandbox is another interface of a recorded container. It changes nothing: capture works on
+    /// the netns, not on an interface.
+    pub(super) fn is_additional_interface(&self, sandbox: &SandboxRef) -> bool {
+        let same = |record: &Record| {
+            record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
+        };
+        self.records.iter().any(same)
+    }
+
+    /// Makes the sandbox the pod's current one. A repeated ADD keeps its record; a different netns replaces the
+    /// recorded one only if that has ended.
+    async fn set_current(&mut self, call: &AddCall, new: Record) -> Result<(), Failure> {
+        let known = self
+            .index_of(&call.sandbox)
+            .and_then(|index| self.records.get(index))
+            .cloned();
+        let record = match known {
+            Some(known)
+                if known.netns == call.netns
+                    && !matches!(known.intent, Intent::Deleting { .. }) =>
+            {
+                merge_identity(known, new)
+            }
+            Some(known) => {
+                self.replace_sandbox(&known, call).await?;
+                new
+            }
+            None => new,
+        };
+        self.shared.pipeline.checkpoint.write(&record)?;
+        self.records.retain(|known| known.sandbox != record.sandbox);
+        if self.records.iter().any(Record::has_unknown_netns) {
+            // It is forgotten once this one is enrolled.
+            self.wake_in(POLL_INTERVAL);
+        }
+        self.records.push(record);
+        self.publish_view();
+        Ok(())
+    }
+
+    /// Creates the record of a sandbox in which nothing is in place.
+    pub(super) fn new_record(&self, call: &AddCall, pod: &Pod) -> Record {
+        Record {
+            sandbox: call.sandbox.clone(),
+            pod: pod.pod.clone(),
+            service_account: pod.service_account.clone(),
+            runtime_uid: pod.runtime_uid.clone(),
+            admitted_unenrolled: false,
+            // Determined again when it is enrolled.
+            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
+            netns: call.netns.clone(),
+            netns_id: None,
+            addresses: call.addresses.clone(),
+            revision: self.shared.pipeline.revisions.next(),
+            intent: Intent::Out,
+        }
+    }
+
+    async fn replace_sandbox(&self, known: &Record, call: &AddCall) -> Result<(), Failure> {
+        let pipeline = &self.shared.pipeline;
+        let another = known.netns != call.netns;
+        if another
+            && known.intent.has_effects()
+            && pipeline.netns_state(known).await? == NetnsState::InUse
+        {
+            let message = format!(
+                "sandbox {} still runs in the netns {}",
+                known.sandbox,
+                known.netns.path.display()
+            );
+            return Err(Failure::new(Reason::NetnsMismatch, message).at_field("netns"));
+        }
+        pipeline.forget(known).await
+    }
+
+    /// Enrolls for a waiting caller. If that fails, the runtime deletes the sandbox, so its record is not kept.
+    async fn enroll_for_caller(
+        &mut self,
+        call: &AddCall,
+        permit: Option<Permit>,
+        caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+    ) -> Result<(), Failure> {
+        let urgent = interrupt::urgent(self.sent.clone(), self.seen);
+        let mut cancelled = pin!(async {
+            tokio::select! {
+                () = caller_gone => CancelReason::CallerGone,
+                reason = urgent => reason,
+            }
+        });
+        let result = self
+            .enroll(EnrollContext {
+                deadline: call.deadline,
+                work_deadline: call.work_deadline,
+                cancelled: cancelled.as_mut(),
+                permit,
+                phases: call.phases.clone(),
+            })
+            .await;
+        let Err(mut failure) = result else {
+            return Ok(());
+        };
+        let left = failure.undo_failures.clone();
+        if let Some(record) = self.records.last_mut() {
+            if !left.is_empty() {
+                // The deletion of the sandbox repeats what could not be undone now.
+                record.intent = Intent::Deleting {
+                    since: BootInstant::now(),
+                };
+                self.shared.pipeline.checkpoint.write(record)?;
+                self.wake_in(POLL_INTERVAL);
+            } else if !record.intent.has_effects() {
+                let forgotten = self.shared.pipeline.checkpoint.remove(&record.sandbox);
+                failure
+                    .undo_failures
+                    .extend(forgotten.err().map(|error| error.to_string()));
+                self.records.pop();
+            }
+        }
+        self.failure = Some(failure.clone());
+        Err(failure)
+    }
+}
+
+/// Updates the pod's identity in a record. A placeholder identity never replaces a known one.
+fn merge_identity(known: Record, new: Record) -> Record {
+    if new.admitted_unenrolled && !known.admitted_unenrolled {
+        return known;
+    }
+    Record {
+        pod: new.pod,
+        service_account: new.service_account,
+        runtime_uid: new.runtime_uid,
+        admitted_unenrolled: new.admitted_unenrolled,
+        // While the sandbox is enrolled, keep what was applied.
+        redirection: if known.intent.was_in_mesh() {
+            known.redirection
+        } else {
+            new.redirection
+        },
+        ..known
+    }
+}

@@ -1,0 +1,112 @@
+//! Adoption of a pod that another agent enrolled, and for which inpod received no ADD.
+//!
+//! If its netns is not found at once, the pod is recorded without one. The desired set then names it without a netns,
+//! and ztunnel keeps the workload it has. Such a record is named after the pod's UID, with an empty network name, and
+//! is superseded by the pod's next sandbox.
+
+use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
+use tokio::time::Instant;
+
+use super::{Step, Task};
+use crate::{
+    checkpoint::{Intent, Record},
+    pipeline::deadline_in,
+    plan::Action,
+    pod::Pod,
+    redirection::Redirection,
+};
+
+const SEARCH_SECONDS: u64 = 5;
+
+impl Task {
+    /// Records the pod as enrolled, with its netns if that is found in time.
+    pub(super) async fn adopt(&mut self, until: Instant) -> Result<(), Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(pod) = inventory.pod(&self.key) else {
+            return Ok(());
+        };
+        if self.records.iter().any(|record| record.belongs_to(pod)) {
+            return Ok(());
+        }
+        let pipeline = &self.shared.pipeline;
+        let unlocated = Record {
+            revision: pipeline.revisions.next(),
+            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
+            ..record_without_netns(pod)?
+        };
+        let found = pipeline.find(&unlocated, until).await;
+        self.failure = found.as_ref().err().cloned();
+        let record = found.unwrap_or(unlocated);
+        pipeline.checkpoint.write(&record)?;
+        let known = if record.has_unknown_netns() {
+            "is not known yet"
+        } else {
+            "was found"
+        };
+        self.timeline.note(format!(
+            "ran before inpod, its netns {known}: sandbox {}",
+            record.sandbox
+        ));
+        self.records.push(record);
+        Ok(())
+    }
+
+    pub(super) fn needs_netns_lookup(&self, action: Action) -> bool {
+        let acts = matches!(
+            action,
+            Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. }
+        );
+        acts && self.records.last().is_some_and(Record::has_unknown_netns)
+    }
+
+    /// Searches the netns of the current sandbox and replaces its record with that of the sandbox found. A pod that is
+    /// gone or terminal and has no process left has ended.
+    pub(super) async fn locate_netns(&mut self, action: Action) -> Result<Step, Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Done);
+        };
+        let pod = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod));
+        if let Some(pod) = pod {
+            record.addresses.clone_from(&pod.addresses);
+        }
+        let ended =
+            matches!(action, Action::GarbageCollect { .. }) || pod.is_some_and(|pod| pod.terminal);
+        let pipeline = &self.shared.pipeline;
+        let found = match pipeline.find(record, deadline_in(SEARCH_SECONDS)).await {
+            Err(failure) if failure.reason == Reason::NetnsNotFound && ended => {
+                return self.forget_current().await;
+            }
+            found => found?,
+        };
+        pipeline.checkpoint.write(&found)?;
+        self.timeline
+            .note(format!("its netns was found: sandbox {}", found.sandbox));
+        self.failure = None;
+        self.records.push(found);
+        Ok(Step::Continue)
+    }
+}
+
+pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
+    let invalid = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
+    Ok(Record {
+        sandbox: SandboxRef {
+            network_name: NetworkName::default(),
+            container_id: pod.pod.uid.as_str().parse().map_err(invalid)?,
+            ifname: "eth0".parse().map_err(invalid)?,
+        },
+        pod: pod.pod.clone(),
+        service_account: pod.service_account.clone(),
+        netns: NetnsRef::at(""),
+        netns_id: None,
+        addresses: pod.addresses.clone(),
+        revision: inpod_types::Revision::default(),
+        intent: Intent::Adopted,
+        runtime_uid: pod.runtime_uid.clone(),
+        admitted_unenrolled: false,
+        redirection: Redirection::default(),
+    })
+}

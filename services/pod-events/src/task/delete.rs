@@ -1,0 +1,200 @@
+//! The end of sandboxes, as reported by the runtime or the source, or as found by inspection.
+
+use std::time::Duration;
+
+use inpod_types::{Failure, NetnsId, SandboxRef};
+
+use super::{POLL_INTERVAL, Step, Task};
+use crate::{
+    boottime::BootInstant,
+    checkpoint::{Intent, Record},
+    pipeline::NetnsState,
+    trace,
+};
+
+/// The interval of checking the netns of a pod that is outside the mesh and missing from the source.
+const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
+
+const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+impl Task {
+    /// Handles a DEL. Returns whether the deletion was deferred.
+    pub(super) async fn delete(&mut self, sandbox: &SandboxRef) -> bool {
+        let Some(index) = self.index_of(sandbox) else {
+            return false;
+        };
+        let pipeline = &self.shared.pipeline;
+        if let Some(record) = self.records.get_mut(index) {
+            if !record.intent.has_effects()
+                && record.netns_id.is_none()
+                && pipeline.forget(record).await.is_ok()
+            {
+                let trace = trace::current();
+                tracing::info!(pod = %record.pod, %sandbox, trace_id = trace.id(), "Deleted");
+                self.records.remove(index);
+                return false;
+            }
+            record.intent = Intent::Deleting {
+                since: BootInstant::now(),
+            };
+            if let Err(error) = pipeline.checkpoint.write(record) {
+                // A DEL never fails. The intent is kept in memory and acted on all the same.
+                tracing::error!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "Cannot checkpoint a deletion"
+                );
+            }
+        }
+        self.timeline.note(format!("sandbox {sandbox} ends"));
+        self.delete_now(index).await;
+        let deferred = self.index_of(sandbox).is_some();
+        if deferred {
+            tracing::warn!(%sandbox, "Deferred a deletion: the sandbox still runs or a service is unavailable");
+        }
+        deferred
+    }
+
+    /// Deletes what can be deleted now. The caller does not wait for the rest.
+    async fn delete_now(&mut self, index: usize) {
+        self.attempts = 0;
+        if index + 1 < self.records.len() {
+            self.forget_superseded().await;
+            return self.wake_in(Duration::ZERO);
+        }
+        match self.try_delete(false).await {
+            Ok(Step::Continue | Step::Done) => self.wake_in(Duration::ZERO),
+            Ok(Step::Wait(wait)) => self.wake_in(wait),
+            Err(failure) => self.retry_later(failure),
+        }
+    }
+
+    /// Forgets the current sandbox if it has ended. A DEL alone does not end a sandbox in which processes run and whose
+    /// pod the source still shows.
+    pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Done);
+        };
+        let pipeline = &self.shared.pipeline;
+        if pipeline.netns_state(record).await? == NetnsState::InUse {
+            let shown = inventory
+                .pod(&self.key)
+                .is_some_and(|pod| record.belongs_to(pod) && !pod.terminal);
+            if !overdue || shown {
+                return Ok(Step::Wait(POLL_INTERVAL));
+            }
+            // It stays alive without us: no rule may point at listeners that go away.
+            pipeline.withdraw_now(record).await?;
+        }
+        self.forget_current().await
+    }
+
+    /// Cleans up after a pod that is missing from the source: forgets an ended sandbox, and withdraws a running
+    /// one after the timeout.
+    pub(super) async fn garbage_collect(&mut self, overdue: bool) -> Result<Step, Failure> {
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Done);
+        };
+        let pipeline = &self.shared.pipeline;
+        if matches!(
+            pipeline.netns_state(record).await?,
+            NetnsState::Gone | NetnsState::Empty
+        ) {
+            return self.forget_current().await;
+        }
+        if !record.intent.has_effects() {
+            return Ok(Step::Wait(GONE_POLL_INTERVAL));
+        }
+        if overdue {
+            pipeline.withdraw_now(record).await?;
+            tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Withdrew a pod that is gone from the source");
+        }
+        Ok(Step::Wait(POLL_INTERVAL))
+    }
+
+    pub(super) async fn forget_current(&mut self) -> Result<Step, Failure> {
+        let Some(record) = self.records.last() else {
+            return Ok(Step::Done);
+        };
+        self.shared.pipeline.forget(record).await?;
+        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, trace_id = trace::current().id(), "Deleted");
+        self.records.pop();
+        self.failure = None;
+        Ok(Step::Continue)
+    }
+
+    /// Forgets earlier sandboxes of the pod.
+    ///
+    /// A sandbox whose DEL was received is forgotten at once: the broker knows that the pod's UID belongs to a later
+    /// sandbox. One whose netns is unknown is forgotten once the current one is settled; until then it may be all that
+    /// the broker has of the pod. One of an earlier pod of the same name is forgotten when it has ended, without
+    /// waiting for a DEL.
+    pub(super) async fn forget_superseded(&mut self) {
+        let current = self.records.pop();
+        let settled = current
+            .as_ref()
+            .is_some_and(|current| current.intent.is_settled());
+        let mut kept = Vec::new();
+        for record in std::mem::take(&mut self.records) {
+            let is_ending = matches!(record.intent, Intent::Deleting { .. });
+            let stays = if record.has_unknown_netns() {
+                !settled
+            } else {
+                !is_ending && !self.has_ended(&record).await
+            };
+            if stays {
+                kept.push(record);
+            } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
+                tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
+                self.wake_in(FORGET_RETRY_INTERVAL);
+                kept.push(record);
+            }
+        }
+        self.records = kept;
+        self.records.extend(current);
+    }
+
+    /// Returns whether the sandbox of an earlier pod of the same name has ended. Until then it stays enrolled
+    /// and is checked again.
+    async fn has_ended(&mut self, record: &Record) -> bool {
+        let inventory = self.shared.source.inventory();
+        let successor = inventory
+            .pod(&self.key)
+            .filter(|pod| !record.belongs_to(pod));
+        if successor.is_none() || record.admitted_unenrolled {
+            return false;
+        }
+        let life = self.shared.pipeline.netns_state(record).await;
+        let has_ended = matches!(life, Ok(NetnsState::Gone | NetnsState::Empty));
+        if !has_ended {
+            let held = record.intent.has_effects();
+            self.wake_in(if held {
+                POLL_INTERVAL
+            } else {
+                GONE_POLL_INTERVAL
+            });
+        }
+        has_ended
+    }
+
+    /// Handles the release of a netns by netconfig. An earlier undo may have requested it, so the sandbox only counts
+    /// as ended if its netns cannot be claimed again.
+    pub(super) async fn netns_released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
+        let matches = |index: &usize| {
+            self.records
+                .get(*index)
+                .is_some_and(|record| record.netns_id == Some(netns) && record.intent.has_effects())
+        };
+        if self.index_of(sandbox).filter(matches).is_some() {
+            self.unclaimed = true;
+            self.reconcile_now().await;
+        }
+    }
+}
+
+/// Marks a sandbox that ended unnoticed, so that it is forgotten at once.
+pub(super) fn mark_ended(record: &mut Record) {
+    record.intent = Intent::Deleting {
+        since: BootInstant::BOOT,
+    };
+}

@@ -1,0 +1,105 @@
+//! Repair of drift: restores what was in place and no longer is.
+
+use inpod_types::{Failure, Reason, SandboxRef};
+use tokio::time::Instant;
+
+use super::Task;
+use crate::{
+    drift::DriftKind,
+    pipeline::{Reclaimed, is_transient},
+    status,
+};
+
+impl Task {
+    pub(super) async fn rules_drifted(&mut self, sandbox: &SandboxRef, kind: DriftKind) {
+        if self.index_of(sandbox).is_none() {
+            return;
+        }
+        self.drifted = Some(kind);
+        // A failed repair is retried at its interval, however often drift is reported.
+        if self.attempts == 0 || self.wake.is_none() {
+            self.reconcile_now().await;
+        }
+    }
+
+    /// Claims, verifies and repairs what netconfig may have lost or reports as drifted. Repeated repairs are delayed
+    /// more and more: two agents that fight over the rules cost the pod more than one that wins.
+    pub(super) async fn repair(&mut self) -> Result<(), Failure> {
+        if !self.unclaimed && self.drifted.is_none() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if !self.unclaimed
+            && let Some(until) = self.repair_backoff.delayed_until(now)
+        {
+            self.report_contested();
+            self.wake_in(until.duration_since(now));
+            return Ok(());
+        }
+        self.reclaim().await
+    }
+
+    pub(super) fn report_contested(&mut self) {
+        let is_known = |known: &Failure| known.reason == Reason::RulesContested;
+        if self.failure.as_ref().is_some_and(is_known) {
+            return;
+        }
+        let message =
+            "the pod's rules or listeners were repaired several times and are undone again";
+        self.failure = Some(Failure::new(Reason::RulesContested, message));
+        self.timeline.note(message);
+        if let Some(record) = self.records.last() {
+            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, "Another agent keeps undoing repairs; waiting longer");
+        }
+    }
+
+    pub(super) fn record_repair(&mut self, kind: DriftKind) {
+        self.repair_backoff.record_repair(Instant::now());
+        *self.drift.entry(kind).or_default() += 1;
+        self.shared.repairs.count(kind);
+        self.failure
+            .take_if(|known| known.reason == Reason::RulesContested);
+        if let Some(record) = self.records.last() {
+            let message = format!("Repaired drift of kind {kind}");
+            let (pod, reason) = (&record.pod, reason_of(kind));
+            let status = &self.shared.status;
+            status.event(pod, status::EventKind::Warning, reason, &message);
+        }
+    }
+
+    /// Claims and repairs every netns in which something may be in place. Failures are retried.
+    async fn reclaim(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        let mut repaired = false;
+        for record in &mut self.records {
+            if !record.intent.has_effects() || record.has_unknown_netns() {
+                continue;
+            }
+            let pipeline = &self.shared.pipeline;
+            match pipeline.reclaim(record, &mut self.timeline).await {
+                Ok(Reclaimed::Intact) => {}
+                Ok(Reclaimed::Repaired) => repaired = true,
+                Ok(Reclaimed::Gone) => super::delete::mark_ended(record),
+                Err(failure) => result = Err(failure),
+            }
+        }
+        if repaired {
+            let kind = self.drifted.unwrap_or(DriftKind::Changed);
+            self.record_repair(kind);
+        }
+        match &result {
+            Ok(()) => (self.unclaimed, self.drifted) = (false, None),
+            Err(failure) if is_transient(failure.reason) => self.unclaimed = true,
+            // An impossible repair is delayed like a repeated one.
+            Err(_) => self.repair_backoff.record_repair(Instant::now()),
+        }
+        result
+    }
+}
+
+fn reason_of(kind: DriftKind) -> Reason {
+    match kind {
+        DriftKind::Flushed | DriftKind::Replaced | DriftKind::Changed => Reason::RulesDiffer,
+        DriftKind::ListenerLost => Reason::ListenerLost,
+    }
+}

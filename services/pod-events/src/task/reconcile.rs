@@ -1,0 +1,260 @@
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use inpod_service::Leave;
+use inpod_types::{Enrollment, Failure, Reason};
+use tokio::time::Instant;
+
+use super::{POLL_INTERVAL, Step, Task, interrupt};
+use crate::{
+    boottime::BootInstant,
+    checkpoint::{Intent, Record},
+    pipeline::{EnrollContext, is_transient},
+    plan::{Action, Desired, next},
+    trace,
+};
+
+/// The interval of checking that the pod's withdrawal is announced. The announcement wakes the task, too.
+const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The delay after an interrupted enrollment. The command that interrupted it usually reconciles earlier.
+const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+
+const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl Task {
+    pub(super) fn desired(&mut self, record: &Record) -> Desired {
+        let inventory = self.shared.source.inventory();
+        let Some(pod) = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod))
+        else {
+            // A pod that the source has never shown is not gone.
+            if !inventory.is_complete() || record.admitted_unenrolled {
+                return Desired::Unknown;
+            }
+            return Desired::Gone {
+                since: *self.gone_since.get_or_insert_with(BootInstant::now),
+            };
+        };
+        self.gone_since = None;
+        let enrollment = self.shared.decide(pod).enrollment;
+        if record.uses_sidecar() {
+            return self.desired_for_sidecar(record, pod, enrollment);
+        }
+        match enrollment {
+            // First withdraw the redirection to ztunnel in order.
+            Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
+                is_announced: self.shared.status.has_withdrawn(&record.pod),
+            },
+            Enrollment::Ambient | Enrollment::Sidecar => Desired::In {
+                in_sync: self.is_in_sync(record, pod, enrollment),
+            },
+            Enrollment::None => Desired::Out {
+                is_announced: self.shared.status.has_withdrawn(&record.pod),
+            },
+            Enrollment::Unknown => Desired::Unknown,
+        }
+    }
+
+    /// Returns whether the pod is to be left as it is for another agent. Changes that were started are completed first.
+    fn is_handed_over(&self) -> bool {
+        let is_stable = |record: &Record| record.intent.is_stable();
+        self.shared.leave_mode.is(Leave::Handover) && self.records.last().is_none_or(is_stable)
+    }
+
+    /// Runs the next actions for the current sandbox and schedules the next reconcile.
+    pub(super) async fn reconcile(&mut self) {
+        (self.wake, self.next) = (None, None);
+        if self.is_handed_over() {
+            return;
+        }
+        self.reattach();
+        if let Err(failure) = self.repair().await {
+            return self.retry_later(failure);
+        }
+        self.forget_superseded().await;
+        if self.records.is_empty()
+            && let Err(failure) = self.discover().await
+        {
+            return self.retry_later(failure);
+        }
+        // Each action leads to another state, and no path is longer than five.
+        for _ in 0..5 {
+            if let Err(failure) = self.identify() {
+                return self.retry_later(failure);
+            }
+            let Some(current) = self.records.last().cloned() else {
+                // The ADD of its successor may have been missed.
+                match self.discover().await {
+                    Ok(()) if self.records.is_empty() => return,
+                    Ok(()) => continue,
+                    Err(failure) => return self.retry_later(failure),
+                }
+            };
+            let desired = self.desired(&current);
+            let action = next(
+                &current.intent,
+                desired,
+                BootInstant::now(),
+                self.shared.timing(),
+            );
+            self.next = Some(action);
+            match self.execute(action).await {
+                Ok(Step::Continue) => {
+                    self.attempts = 0;
+                    // Reporters to other systems see every step.
+                    self.publish_view();
+                }
+                Ok(Step::Done) => {
+                    self.attempts = 0;
+                    self.clear_failure(desired);
+                    if self
+                        .records
+                        .iter()
+                        .rev()
+                        .skip(1)
+                        .any(Record::has_unknown_netns)
+                    {
+                        // The enrolled sandbox has superseded it.
+                        self.wake_in(POLL_INTERVAL);
+                    }
+                    return self.check_listeners().await;
+                }
+                Ok(Step::Wait(wait)) => return self.wake_in(wait),
+                Err(failure) => return self.retry_later(failure),
+            }
+        }
+        self.wake_in(POLL_INTERVAL);
+    }
+
+    async fn execute(&mut self, action: Action) -> Result<Step, Failure> {
+        if self.needs_netns_lookup(action) {
+            return self.locate_netns(action).await;
+        }
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Done);
+        };
+        let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
+        match action {
+            Action::Idle => Ok(Step::Done),
+            Action::WaitUntil(then) => Ok(Step::Wait(then.since(BootInstant::now()))),
+            Action::Enroll => self.enroll_in_background().await,
+            Action::Update => self.update().await,
+            Action::Detach => pipeline.detach(record, log).await.map(|()| Step::Continue),
+            Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT_POLL_INTERVAL)),
+            Action::AwaitPropagation => pipeline
+                .start_propagation(record, log)
+                .map(|()| Step::Continue),
+            Action::Undo => {
+                let failures = pipeline.undo(record, log).await;
+                let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
+                if failures.is_empty() {
+                    Ok(Step::Continue)
+                } else {
+                    Err(left())
+                }
+            }
+            Action::StartWithdrawal => pipeline
+                .start_withdrawal(record, log)
+                .map(|()| Step::Continue),
+            Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Continue),
+            Action::Finish { overdue } => {
+                let done = pipeline.finish(record, log, overdue).await?;
+                Ok(if done {
+                    Step::Continue
+                } else {
+                    Step::Wait(POLL_INTERVAL)
+                })
+            }
+            Action::Delete { overdue } => self.try_delete(overdue).await,
+            Action::GarbageCollect { overdue } => self.garbage_collect(overdue).await,
+        }
+    }
+
+    /// Enrolls the current sandbox without a waiting caller. Any new command interrupts it.
+    async fn enroll_in_background(&mut self) -> Result<Step, Failure> {
+        let mut cancelled = pin!(interrupt::any(self.sent.clone(), self.seen));
+        let context = EnrollContext::background(
+            Instant::now() + BACKGROUND_ENROLL_TIMEOUT,
+            cancelled.as_mut(),
+        );
+        match self.enroll(context).await {
+            Ok(()) => Ok(Step::Continue),
+            // The interrupting command reconciles again.
+            Err(failure)
+                if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
+            {
+                Ok(Step::Wait(INTERRUPTED_RETRY_INTERVAL))
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.shared);
+        self.update_redirection()?;
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        let stood = Some(record.intent.clone()).filter(Intent::was_in_mesh);
+        let broker = shared.pipeline.begin(record)?;
+        self.publish_view();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        shared
+            .pipeline
+            .enroll(
+                broker.as_deref(),
+                stood,
+                record,
+                &mut self.timeline,
+                context,
+            )
+            .await?;
+        let trace = trace::current();
+        tracing::info!(
+            pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, trace_id = trace.id(),
+            "Enrolled",
+        );
+        self.failure = None;
+        if !record.redirection.is_sidecar() {
+            shared.report_not_permitted(&self.key, record);
+            self.check_listeners_later();
+        }
+        Ok(())
+    }
+
+    /// Clears the failure once nothing is left to do: what failed was done since, or is no longer desired.
+    fn clear_failure(&mut self, desired: Desired) {
+        let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
+        if is_known && self.drifted.is_none() {
+            self.failure = None;
+        }
+    }
+
+    pub(super) fn wake_in(&mut self, wait: Duration) {
+        let then = Instant::now() + wait;
+        self.wake = Some(self.wake.map_or(then, |wake| wake.min(then)));
+    }
+
+    /// Schedules a retry. The wait doubles with each failure, and any event ends it early.
+    pub(super) fn retry_later(&mut self, failure: Failure) {
+        let wait = POLL_INTERVAL
+            .saturating_mul(1 << self.attempts.min(6))
+            .min(MAX_RETRY_INTERVAL)
+            // Jitter: pods that failed together must not retry together.
+            .mul_f64(0.75 + fastrand::f64() / 2.0);
+        if is_transient(failure.reason) {
+            tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will retry");
+        } else {
+            tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will retry");
+        }
+        self.shared.counters.retry(failure.reason);
+        self.attempts = self.attempts.saturating_add(1);
+        self.failure = Some(failure);
+        self.wake_in(wait);
+    }
+}

@@ -1,0 +1,216 @@
+//! Uninstall and handover of a node: every pod is withdrawn in order, or left as it is for another agent. Then a
+//! receipt of one line is written and the process ends.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_service::{
+    Daemon, Leave, Readiness,
+    leave::{self, Marker},
+};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{SERVICE, checkpoint::Record, clients::Clients, registry::Registry, task::Shared};
+
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The condition that reports whether inpod stays on the node.
+const CONDITION: &str = "staying";
+
+/// The node's current leave mode, if any. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct LeaveMode(watch::Receiver<Option<Leave>>);
+
+impl LeaveMode {
+    /// Follows a file. A marker in the service's directory records a removal that was completed earlier.
+    pub fn follow(file: PathBuf, directory: &Path) -> Self {
+        Self(leave::follow(file, Marker::of(directory)))
+    }
+
+    pub fn is(&self, leave: Leave) -> bool {
+        *self.0.borrow() == Some(leave)
+    }
+}
+
+impl Default for LeaveMode {
+    /// Returns the mode of a node that inpod stays on.
+    fn default() -> Self {
+        Self(watch::channel(None).1)
+    }
+}
+
+pub(crate) struct Uninstaller {
+    shared: Arc<Shared>,
+    registry: Registry,
+    daemon: Daemon,
+    adopted: watch::Receiver<bool>,
+    marker: Marker,
+}
+
+impl Uninstaller {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        registry: &Registry,
+        daemon: &Daemon,
+        adopted: watch::Receiver<bool>,
+    ) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            registry: registry.clone(),
+            daemon: daemon.clone(),
+            adopted,
+            marker: Marker::of(&daemon.directory(SERVICE.name)),
+        }
+    }
+
+    /// Follows the leave mode until inpod has left the node.
+    pub(crate) async fn run(self) {
+        let LeaveMode(mut requested) = self.shared.leave_mode.clone();
+        loop {
+            let leave = *requested.borrow_and_update();
+            let pending = self.start(leave);
+            let result = match pending {
+                None => requested.changed().await,
+                Some(leave) => tokio::select! {
+                    changed = requested.changed() => changed,
+                    () = self.run_to_completion(leave) => return,
+                },
+            };
+            if result.is_err() {
+                return;
+            }
+            self.registry.wake(|_| true);
+            self.registry.discover_all();
+        }
+    }
+
+    fn conditions(&self) -> &Readiness {
+        self.daemon.readiness()
+    }
+
+    /// Reports the leave mode. Returns it if work remains to be done for it.
+    fn start(&self, leave: Option<Leave>) -> Option<Leave> {
+        let left = leave.filter(|leave| self.marker.is_set(*leave));
+        // The request to leave must stay readable until Kubernetes deletes this pod.
+        self.daemon.forget(left == Some(Leave::Uninstall));
+        if let Some(leave) = left {
+            // The process was restarted after its work was done: it never becomes ready again.
+            let message = format!("inpod has left this node: {leave}");
+            self.conditions().require(CONDITION, &message);
+            return None;
+        }
+        if let Err(error) = self.marker.clear() {
+            tracing::warn!(%error, "Cannot clear the marker of an earlier uninstall");
+        }
+        match leave {
+            None => self.conditions().set(CONDITION, Ok(())),
+            Some(leave) => tracing::warn!(%leave, "inpod leaves this node"),
+        }
+        leave
+    }
+
+    /// Waits until no work remains, writes the receipt and stops the process.
+    async fn run_to_completion(&self, leave: Leave) {
+        let before = self.managed_pods();
+        let mut ticks = interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let remaining = self.remaining_work(leave).await;
+            let Err(remaining) = remaining else { break };
+            let message = format!("inpod leaves this node ({leave}): {remaining}");
+            self.conditions().set(CONDITION, Err(message));
+        }
+        let done = match leave {
+            Leave::Uninstall => describe_result(before, self.detached_pods()),
+            Leave::Handover => format!("{before} pods stay as they are"),
+        };
+        tracing::warn!(%leave, done, "inpod has left this node");
+        let recorded = self
+            .marker
+            .set(leave)
+            .and_then(|()| leave::receipt(&self.shared.config.receipt_file, leave, &done));
+        if let Err(error) = recorded {
+            tracing::error!(%error, "Cannot write the receipt that inpod has left this node");
+        }
+        self.daemon.stop();
+    }
+
+    /// Returns an error that describes the remaining work, if there is any.
+    async fn remaining_work(&self, leave: Leave) -> Result<(), String> {
+        if !*self.adopted.borrow() {
+            return Err("the pods that ran before inpod are not known yet".to_owned());
+        }
+        match leave {
+            Leave::Handover => self.check_stable(),
+            Leave::Uninstall => {
+                self.check_withdrawn()?;
+                let clients: &Clients = &self.shared.pipeline.clients;
+                let left = clients.leave_node().await;
+                left.map_err(|failure| failure.to_string())
+            }
+        }
+    }
+
+    /// Checks that no pod is on its way into or out of the mesh.
+    fn check_stable(&self) -> Result<(), String> {
+        let records = self.registry.records().into_iter();
+        let count = records.filter(|record| !record.intent.is_stable()).count();
+        expect_none(count, "pods are on their way into the mesh or out of it")
+    }
+
+    fn managed_pods(&self) -> usize {
+        let records = self.registry.records().into_iter();
+        records.filter(Record::is_managed).count()
+    }
+
+    fn detached_pods(&self) -> usize {
+        let records = self.registry.records().into_iter();
+        records.filter(Record::is_detached).count()
+    }
+
+    /// Checks that no pod is in the mesh, that all annotations are withdrawn, and that the plugin has seen it.
+    fn check_withdrawn(&self) -> Result<(), String> {
+        let inventory = self.shared.source.inventory();
+        if let Some(gap) = inventory.gaps.first() {
+            return Err(format!("the pods of this node are not known: {gap}"));
+        }
+        expect_none(self.managed_pods(), "pods are in the mesh")?;
+        let unmet = usize::try_from(self.shared.status.unmet()).unwrap_or(usize::MAX);
+        expect_none(unmet, "annotations are not withdrawn yet")?;
+        let list = EnrolledNamespaces::read(&self.shared.config.plugin_state_dir);
+        let listed = list.map_err(|error| {
+            format!("cannot read the plugin's list of enrolled namespaces: {error}")
+        })?;
+        let listed = listed.map_or(0, |list| list.names().len());
+        expect_none(
+            listed,
+            "namespaces are still in the plugin's list of enrolled namespaces",
+        )
+    }
+}
+
+/// Describes the result for the receipt. Pods with a sidecar keep their redirection and are counted separately.
+fn describe_result(before: usize, detached: usize) -> String {
+    let out = before.saturating_sub(detached);
+    let out = format!("{out} pods were withdrawn from the mesh");
+    if detached == 0 {
+        return out;
+    }
+    format!("{out}, {detached} stay redirected to their sidecars")
+}
+
+fn expect_none(count: usize, what: &str) -> Result<(), String> {
+    if count == 0 {
+        Ok(())
+    } else {
+        Err(format!("{count} {what}"))
+    }
+}

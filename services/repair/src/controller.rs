@@ -1,0 +1,117 @@
+//! The control loop: reconciles every pod after each change and executes the resulting steps.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use kube::Client;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    actions,
+    config::Config,
+    diagnosis::diagnose,
+    enrollments::Enrollments,
+    escalation::{Change, Escalation, Step},
+    events::Events,
+    limit::TokenBucket,
+    metrics::Metrics,
+    pods::{Pod, Pods},
+};
+
+/// The interval at which open cases are reconciled even if nothing changes.
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Changes that arrive within this time are reconciled together.
+const COALESCE_DELAY: Duration = Duration::from_millis(20);
+
+pub(crate) struct Controller {
+    client: Client,
+    config: Arc<Config>,
+    metrics: Metrics,
+    events: Events,
+    pods: Pods,
+    enrollments: Enrollments,
+    escalation: Escalation,
+}
+
+impl Controller {
+    pub(crate) fn new(
+        client: Client,
+        config: Arc<Config>,
+        metrics: Metrics,
+        pods: Pods,
+        enrollments: Enrollments,
+    ) -> Self {
+        let bucket = TokenBucket::per_minute(config.changes_per_minute());
+        Self {
+            events: Events::start(client.clone(), &config.node_name, metrics.clone()),
+            escalation: Escalation::new(config.modes(), config.label(), bucket),
+            client,
+            config,
+            metrics,
+            pods,
+            enrollments,
+        }
+    }
+
+    /// Reconciles all pods forever.
+    pub(crate) async fn run(mut self) -> Infallible {
+        loop {
+            self.reconcile().await;
+            let has_open_cases = self.escalation.has_open_cases();
+            tokio::select! {
+                () = self.pods.changed() => {}
+                () = self.enrollments.changed() => {}
+                () = sleep(TICK_INTERVAL), if has_open_cases => continue,
+            }
+            sleep(COALESCE_DELAY).await;
+        }
+    }
+
+    async fn reconcile(&mut self) {
+        let known = self.pods.now();
+        self.escalation.retain(|uid| known.contains_key(uid));
+        for pod in known.values() {
+            let status = self.enrollments.get(&pod.pod.uid);
+            let diagnosis = diagnose(pod.failed_init.as_ref(), &status);
+            let steps = self.escalation.reconcile(pod, &diagnosis, Instant::now());
+            for step in steps {
+                self.execute(pod, step).await;
+            }
+        }
+        self.metrics.unhealthy(self.escalation.unhealthy());
+    }
+
+    async fn execute(&mut self, pod: &Pod, step: Step) {
+        let Step::Change(change) = step else {
+            self.report(pod, &step);
+            return;
+        };
+        let label = self.config.label();
+        let answer = actions::change(&self.client, pod, change, &label).await;
+        let what = match change {
+            Change::Label => "label",
+            Change::Unlabel => "remove the label",
+            Change::Delete => "delete",
+        };
+        tracing::info!(pod = %pod.pod, uid = %pod.pod.uid, what, ?answer, "Requested a change of a pod");
+        let reports = self
+            .escalation
+            .record_result(pod, change, &answer, Instant::now());
+        reports.iter().for_each(|step| self.report(pod, step));
+    }
+
+    fn report(&self, pod: &Pod, step: &Step) {
+        match step {
+            Step::Count(action, outcome) => self.metrics.count(*action, *outcome),
+            Step::Report(note) if note.is_warning => {
+                tracing::warn!(pod = %pod.pod, reason = note.reason, "{}", note.text);
+                self.events.send(&pod.pod, note);
+            }
+            Step::Report(note) => {
+                tracing::info!(pod = %pod.pod, reason = note.reason, "{}", note.text);
+                self.events.send(&pod.pod, note);
+            }
+            Step::Change(_) => {}
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Read access for callers, watchers and metrics.
+
+use std::{sync::Arc, time::Instant};
+
+use inpod_types::Workload;
+use tokio::sync::broadcast;
+
+use super::Hub;
+use crate::{
+    quarantine::Suspicion,
+    session::Stage,
+    session_view::{Event, Progress, SessionView, WorkloadView},
+    state::State,
+};
+
+/// The state that a watcher receives first.
+#[derive(Debug)]
+pub struct Status {
+    pub seeded: bool,
+    pub sessions: Vec<SessionView>,
+    /// Every desired pod in every session.
+    pub workloads: Vec<WorkloadView>,
+}
+
+/// A desired workload with its state in each session.
+#[derive(Debug)]
+pub struct Listed {
+    pub workload: Workload,
+    /// True if the broker holds the descriptor of its netns.
+    pub descriptor_held: bool,
+    /// Since when the workload has been known in this form.
+    pub since: Instant,
+    pub suspicion: Option<Suspicion>,
+    /// Its state in each session; empty for a sandbox that its pod no longer uses.
+    pub states: Vec<WorkloadView>,
+}
+
+impl Hub {
+    /// Returns the desired set, ordered by sandbox, with the state of each workload.
+    pub fn list(&self) -> (Status, Vec<Listed>) {
+        let state = self.lock();
+        let entries = state.desired().entries().map(|entry| {
+            let workload = entry.workload().clone();
+            let views = state.sessions().greeted();
+            let views = views.filter_map(|(id, _)| state.workload_view(id, &workload.uid));
+            Listed {
+                descriptor_held: entry.descriptor().is_some(),
+                since: entry.since(),
+                suspicion: state.quarantine().worst_suspicion(&workload.uid).cloned(),
+                states: views.filter(|it| it.sandbox == workload.sandbox).collect(),
+                workload,
+            }
+        });
+        (status(&state), entries.collect())
+    }
+
+    pub(crate) fn stages(&self) -> Vec<Stage> {
+        let state = self.lock();
+        let sessions = state.sessions().iter();
+        sessions.map(|(_, slot)| slot.session.stage()).collect()
+    }
+
+    /// The number of pods that wait in the queues of all sessions.
+    pub(crate) fn queued(&self) -> usize {
+        let state = self.lock();
+        let sessions = state.sessions().iter();
+        sessions.map(|(_, slot)| slot.session.queued()).sum()
+    }
+
+    /// The progress of each desired pod in each connected ztunnel.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let state = self.lock();
+        let greeted = state.sessions().greeted();
+        let views = greeted.flat_map(|(id, _)| state.workload_views(id));
+        views.map(|view| view.progress).collect()
+    }
+
+    /// The number of open descriptors.
+    pub fn descriptors(&self) -> u64 {
+        self.descriptors.open()
+    }
+
+    pub(crate) fn is_seeded(&self) -> bool {
+        self.lock().desired().is_seeded()
+    }
+
+    /// The number of desired workloads.
+    pub(crate) fn desired(&self) -> usize {
+        self.lock().desired().entries().count()
+    }
+
+    /// Returns the current state and a receiver of every later change.
+    pub fn watch(&self) -> (Status, broadcast::Receiver<Arc<Event>>) {
+        let state = self.lock();
+        (status(&state), self.events.subscribe())
+    }
+}
+
+fn status(state: &State) -> Status {
+    let sessions = state.session_views();
+    let greeted = state.sessions().greeted();
+    Status {
+        seeded: state.desired().is_seeded(),
+        workloads: greeted
+            .flat_map(|(id, _)| state.workload_views(id))
+            .collect(),
+        sessions,
+    }
+}

@@ -1,0 +1,72 @@
+//! Keeps repeated refusals from filling the log by counting them instead.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+/// After a line about an origin, further refusals of it are only counted for this long.
+const QUIET_PERIOD: Duration = Duration::from_secs(10);
+
+/// The approximate number of lines per [`QUIET_PERIOD`]. A process that may create cgroups can invent
+/// any number of origins.
+const MAX_LINES: usize = 32;
+
+#[derive(Debug, Default)]
+pub struct LogThrottle {
+    lines: BTreeMap<String, Instant>,
+    suppressed: u64,
+}
+
+impl LogThrottle {
+    /// Records a refusal. Returns `None` if it must not be logged, otherwise how many were suppressed
+    /// since the last line.
+    pub fn record(&mut self, origin: &str, now: Instant) -> Option<u64> {
+        self.lines
+            .retain(|_, at| now.saturating_duration_since(*at) < QUIET_PERIOD);
+        if self.lines.contains_key(origin) || self.lines.len() >= MAX_LINES {
+            self.suppressed += 1;
+            return None;
+        }
+        self.lines.insert(origin.to_owned(), now);
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_is_logged_and_the_next_line_counts_the_suppressed_ones() {
+        let (mut throttle, start) = (LogThrottle::default(), Instant::now());
+        assert_eq!(throttle.record("a", start), Some(0));
+        for _ in 0..1000 {
+            assert_eq!(throttle.record("a", start + QUIET_PERIOD / 2), None);
+        }
+        assert_eq!(throttle.record("a", start + QUIET_PERIOD), Some(1000));
+        assert_eq!(throttle.record("a", start + QUIET_PERIOD), None);
+    }
+
+    #[test]
+    fn a_storm_of_one_does_not_hide_another() {
+        let (mut throttle, start) = (LogThrottle::default(), Instant::now());
+        throttle.record("a", start);
+        throttle.record("a", start);
+        assert_eq!(throttle.record("b", start), Some(1));
+        assert_eq!(throttle.record("a", start), None);
+    }
+
+    #[test]
+    fn of_a_thousand_names_a_few_are_logged_and_little_is_kept() {
+        let (mut throttle, start) = (LogThrottle::default(), Instant::now());
+        for round in 0..2 {
+            let at = start + QUIET_PERIOD * round;
+            let names = (0..1000).map(|number| number.to_string());
+            let written: Vec<_> = names.filter_map(|it| throttle.record(&it, at)).collect();
+            assert_eq!(written.len(), MAX_LINES);
+            assert_eq!(written.iter().sum::<u64>(), u64::from(round) * 968);
+            assert_eq!(throttle.lines.len(), MAX_LINES);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Decides the next message about a pod in a session from what ztunnel has acknowledged and what is desired.
+
+use std::time::Instant;
+
+use inpod_types::{NetnsId, WorkloadInfo};
+
+use crate::{desired::Entry, nack::Nack};
+
+/// The content of an Add.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub netns: NetnsId,
+    pub info: WorkloadInfo,
+}
+
+impl Target {
+    /// Returns the content of an Add of this workload; `None` while its descriptor is missing.
+    pub fn of(entry: &Entry) -> Option<Self> {
+        let netns = entry.descriptor()?.netns();
+        let info = entry.workload().info.clone();
+        Some(Self { netns, info })
+    }
+}
+
+/// A pod as ztunnel has acknowledged it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodState {
+    /// It serves the pod in this netns, with this info.
+    Added(Target),
+    /// It continues with what it had before.
+    Kept,
+    Refused(Refusal),
+    /// Deleted within the snapshot, so ztunnel may continue with this info until the snapshot is complete.
+    Cleared(WorkloadInfo),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub target: Target,
+    pub nack: Nack,
+    pub times: u32,
+    /// True if the pod is still pending in ztunnel, which is not ready until a Del removes it.
+    pub pending: bool,
+    pub retry_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The pod is in sync, or no message would improve it.
+    Nothing,
+    /// No message; drop the record.
+    Forget,
+    Add,
+    /// Only possible within the snapshot.
+    Keep,
+    Del,
+}
+
+/// Decides the next action. A pod is not deleted before it can be added again: while the descriptor of its new netns is
+/// missing, ztunnel continues with the old one.
+pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
+    match (state, wanted) {
+        (None, None) => Action::Nothing,
+        (None, Some(entry)) if entry.descriptor().is_some() => Action::Add,
+        (None, Some(_)) => Action::Keep,
+        (Some(PodState::Cleared(_)), None) => Action::Nothing,
+        (Some(PodState::Refused(refusal)), None) if !refusal.pending => Action::Forget,
+        (Some(_), None) => Action::Del,
+        (Some(state), Some(entry)) => decide_change(state, Target::of(entry).as_ref(), now),
+    }
+}
+
+fn decide_change(state: &PodState, wanted: Option<&Target>, now: Instant) -> Action {
+    match (state, wanted) {
+        (PodState::Refused(refusal), _) if refusal.pending => Action::Del,
+        (_, None) => Action::Nothing,
+        (PodState::Kept, Some(_)) => Action::Add,
+        (PodState::Added(target), Some(wanted)) => decide_replacement(target, wanted),
+        (PodState::Refused(refusal), Some(wanted)) => {
+            let due = refusal.retry_at <= now || refusal.target != *wanted;
+            if due { Action::Add } else { Action::Nothing }
+        }
+        // ztunnel ignores changed info of a netns that it serves, and it may serve the pod until
+        // the snapshot is complete.
+        (PodState::Cleared(info), Some(wanted)) if *info == wanted.info => Action::Add,
+        (PodState::Cleared(_), Some(_)) => Action::Nothing,
+    }
+}
+
+/// An Add with another netns replaces the pod; one with the same netns and other info would be ignored.
+fn decide_replacement(acknowledged: &Target, wanted: &Target) -> Action {
+    if acknowledged == wanted {
+        Action::Nothing
+    } else if acknowledged.netns == wanted.netns {
+        Action::Del
+    } else {
+        Action::Add
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        desired::Desired,
+        fixture::{descriptor, info, netns, uid, workload},
+        nack::NackKind,
+    };
+
+    fn wanted(inode: u64, held: bool) -> Entry {
+        let mut desired = Desired::default();
+        let it = workload("c", "p", inode, 1);
+        desired.set(it.revision, vec![it.clone()], Instant::now());
+        if held {
+            desired.store(&it.sandbox, descriptor(inode));
+        }
+        desired.current(&uid("p")).unwrap().clone()
+    }
+
+    fn target(inode: u64, name: &str) -> Target {
+        Target {
+            netns: netns(inode),
+            info: info(name),
+        }
+    }
+
+    fn refused(pending: bool, retry_at: Instant) -> PodState {
+        let message = "failure to start proxy".to_owned();
+        PodState::Refused(Refusal {
+            target: target(1, "p"),
+            nack: Nack {
+                kind: NackKind::StartFailure,
+                message,
+            },
+            times: 1,
+            pending,
+            retry_at,
+        })
+    }
+
+    fn added(inode: u64, name: &str) -> Option<PodState> {
+        Some(PodState::Added(target(inode, name)))
+    }
+
+    fn cleared(name: &str) -> Option<PodState> {
+        Some(PodState::Cleared(info(name)))
+    }
+
+    fn check(now: Instant, state: &Option<PodState>, wanted: &Option<Entry>, expected: Action) {
+        let decided = decide(state.as_ref(), wanted.as_ref(), now);
+        assert_eq!(decided, expected, "state {state:?}, wanted {wanted:?}");
+    }
+
+    #[test]
+    fn a_pod_that_was_not_sent_is_added_or_kept() {
+        let now = Instant::now();
+        check(now, &None, &None, Action::Nothing);
+        check(now, &None, &Some(wanted(1, true)), Action::Add);
+        check(now, &None, &Some(wanted(1, false)), Action::Keep);
+        check(now, &None, &Some(wanted(0, false)), Action::Keep);
+    }
+
+    #[test]
+    fn a_pod_that_is_served_changes_only_to_something_that_can_be_served() {
+        let now = Instant::now();
+        check(now, &added(1, "p"), &Some(wanted(1, true)), Action::Nothing);
+        check(now, &added(1, "p"), &None, Action::Del);
+        check(now, &added(2, "p"), &Some(wanted(1, true)), Action::Add);
+        check(
+            now,
+            &added(2, "p"),
+            &Some(wanted(1, false)),
+            Action::Nothing,
+        );
+        check(now, &added(1, "q"), &Some(wanted(1, true)), Action::Del);
+        let kept = || Some(PodState::Kept);
+        check(now, &kept(), &Some(wanted(1, false)), Action::Nothing);
+        check(now, &kept(), &Some(wanted(1, true)), Action::Add);
+        check(now, &kept(), &None, Action::Del);
+    }
+
+    #[test]
+    fn a_refused_pod_is_taken_back_first_and_tried_again_when_due_or_changed() {
+        let now = Instant::now();
+        let later = now + Duration::from_secs(5);
+        let pending = || Some(refused(true, later));
+        check(now, &pending(), &Some(wanted(1, true)), Action::Del);
+        check(now, &pending(), &None, Action::Del);
+        let back = || Some(refused(false, later));
+        check(now, &back(), &Some(wanted(1, true)), Action::Nothing);
+        check(later, &back(), &Some(wanted(1, true)), Action::Add);
+        check(now, &back(), &Some(wanted(2, true)), Action::Add);
+        check(now, &back(), &None, Action::Forget);
+    }
+
+    #[test]
+    fn a_pod_that_was_deleted_during_the_snapshot_comes_back_with_the_same_info_only() {
+        let now = Instant::now();
+        check(now, &cleared("p"), &None, Action::Nothing);
+        check(now, &cleared("p"), &Some(wanted(1, true)), Action::Add);
+        check(now, &cleared("q"), &Some(wanted(1, true)), Action::Nothing);
+    }
+}

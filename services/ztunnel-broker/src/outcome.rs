@@ -1,0 +1,174 @@
+//! Decides whether an add has succeeded and, if no ztunnel serves the workload, why.
+
+use std::time::{Duration, Instant};
+
+use inpod_types::{PodUid, Revision, SandboxRef, Workload};
+
+use crate::{
+    desired::Entry,
+    next_message::Target,
+    session::{AddStatus, Session, SessionInputs, Stage},
+    sessions::{SessionId, Sessions},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    pub sandbox: SandboxRef,
+    pub uid: PodUid,
+    pub revision: Revision,
+    /// The content that has to be acknowledged.
+    pub target: Target,
+}
+
+impl Awaited {
+    pub fn new(workload: &Workload, netns: inpod_types::NetnsId) -> Self {
+        Self {
+            sandbox: workload.sandbox.clone(),
+            uid: workload.uid.clone(),
+            revision: workload.revision,
+            target: Target {
+                netns,
+                info: workload.info.clone(),
+            },
+        }
+    }
+
+    /// Returns whether the entry is this workload, with the same netns and info.
+    pub fn matches(&self, entry: &Entry) -> bool {
+        let workload = entry.workload();
+        workload.sandbox == self.sandbox
+            && workload.uid == self.uid
+            && workload.revision == self.revision
+            && workload.info == self.target.info
+            && workload.netns == Some(self.target.netns)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unserved {
+    #[error("a newer change of the workload arrived meanwhile")]
+    Superseded,
+    #[error("no ztunnel has connected since the broker started")]
+    NeverConnected,
+    #[error("ztunnel was lost {} s ago ({why}) and has not come back", .ago.as_secs())]
+    Lost { ago: Duration, why: String },
+    #[error("ztunnel is connected, but its snapshot is not finished")]
+    SnapshotUnfinished,
+    #[error("ztunnel did not acknowledge the workload in time")]
+    Silent,
+    #[error(
+        "ztunnel's connection ended {times} times in a row while a message about the pod was unanswered (last cause: {cause}); the next attempt is in {} s",
+        .retry_in.as_secs()
+    )]
+    Quarantined {
+        times: u32,
+        cause: String,
+        retry_in: Duration,
+    },
+    /// All connected ztunnels refused it.
+    #[error("ztunnel refused the workload: {0}")]
+    Refused(String),
+    #[error("the broker is being stopped")]
+    Stopping,
+}
+
+/// The session that serves the workload, or the reason why there is none.
+pub type Outcome = Result<SessionId, Unserved>;
+
+/// The state that decides the outcome of an add.
+#[derive(Clone, Copy, Debug)]
+pub struct Evidence<'a> {
+    pub inputs: SessionInputs<'a>,
+    pub sessions: &'a Sessions,
+}
+
+/// Decides an add as soon as that is possible: on the first positive acknowledgement, on the last refusal, when the pod
+/// is in quarantine, or when a newer change supersedes it.
+pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Option<Outcome> {
+    let current = evidence.inputs.desired.current(&awaited.uid);
+    if !current.is_some_and(|entry| awaited.matches(entry)) {
+        return Some(Err(Unserved::Superseded));
+    }
+    let statuses: Vec<_> = statuses(evidence.sessions, awaited, now).collect();
+    let added =
+        |(id, status): &(SessionId, AddStatus)| matches!(status, AddStatus::Added).then_some(*id);
+    if let Some(id) = statuses.iter().find_map(added) {
+        return Some(Ok(id));
+    }
+    let sent = statuses.iter().any(|(_, it)| matches!(it, AddStatus::Sent));
+    if let Some(quarantine) = quarantined_everywhere(evidence, awaited, now).filter(|_| !sent) {
+        return Some(Err(quarantine));
+    }
+    let refusals: Option<Vec<_>> = statuses.iter().map(|(_, it)| refusal(it)).collect();
+    let refusals = refusals.filter(|refusals| !refusals.is_empty())?;
+    Some(Err(Unserved::Refused(refusals.join("; "))))
+}
+
+/// Returns the shortest quarantine if the pod is in quarantine in every session.
+fn quarantined_everywhere(
+    evidence: &Evidence<'_>,
+    awaited: &Awaited,
+    now: Instant,
+) -> Option<Unserved> {
+    let of = |(_, session): (_, &Session)| {
+        let by = session.ztunnel();
+        let suspicion = evidence
+            .inputs
+            .quarantine
+            .suspicion(&awaited.uid, by)?
+            .clone();
+        Some((suspicion.quarantined_until(now)?, suspicion))
+    };
+    let all: Option<Vec<_>> = evidence.sessions.greeted().map(of).collect();
+    let (until, suspicion) = all?.into_iter().min_by_key(|(until, _)| *until)?;
+    Some(Unserved::Quarantined {
+        times: suspicion.times,
+        cause: suspicion.cause,
+        retry_in: until.saturating_duration_since(now),
+    })
+}
+
+/// Returns why an undecided add ran out of time.
+pub fn timeout_cause(sessions: &Sessions, awaited: &Awaited, now: Instant) -> Unserved {
+    let statuses: Vec<_> = statuses(sessions, awaited, now).collect();
+    if statuses.is_empty() {
+        return no_ztunnel(sessions, now);
+    }
+    if let Some(refusal) = statuses.iter().find_map(|(_, it)| refusal(it)) {
+        return Unserved::Refused(refusal.to_owned());
+    }
+    let sent = statuses.iter().any(|(_, it)| matches!(it, AddStatus::Sent));
+    let live = sessions.greeted().any(|(_, it)| it.stage() == Stage::Live);
+    if sent || live {
+        Unserved::Silent
+    } else {
+        Unserved::SnapshotUnfinished
+    }
+}
+
+fn no_ztunnel(sessions: &Sessions, now: Instant) -> Unserved {
+    sessions
+        .lost()
+        .map_or(Unserved::NeverConnected, |lost| Unserved::Lost {
+            ago: now.saturating_duration_since(lost.at),
+            why: lost.why.clone(),
+        })
+}
+
+fn statuses(
+    sessions: &Sessions,
+    awaited: &Awaited,
+    now: Instant,
+) -> impl Iterator<Item = (SessionId, AddStatus)> {
+    sessions.greeted().map(move |(id, session)| {
+        let status = session.add_status(&awaited.uid, &awaited.target, now);
+        (id, status)
+    })
+}
+
+fn refusal(status: &AddStatus) -> Option<&str> {
+    match status {
+        AddStatus::Refused(nack) => Some(&nack.message),
+        AddStatus::Added | AddStatus::Sent | AddStatus::Queued => None,
+    }
+}

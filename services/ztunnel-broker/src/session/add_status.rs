@@ -1,0 +1,50 @@
+//! The status of a workload in one session.
+
+use std::time::Instant;
+
+use inpod_types::PodUid;
+
+use super::{Record, Session, Subject};
+use crate::{
+    nack::Nack,
+    next_message::{PodState, Target},
+};
+
+/// The status of a workload in one session, for the add that waits for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddStatus {
+    Added,
+    /// Refused, and not retried for a while.
+    Refused(Nack),
+    /// The Add is in flight.
+    Sent,
+    Queued,
+}
+
+impl Session {
+    pub fn add_status(&self, uid: &PodUid, wanted: &Target, now: Instant) -> AddStatus {
+        match self.records.get(uid).map(|record| &record.state) {
+            Some(PodState::Added(target)) if target == wanted => AddStatus::Added,
+            Some(PodState::Refused(refusal))
+                if refusal.target == *wanted && refusal.retry_at > now =>
+            {
+                AddStatus::Refused(refusal.nack.clone())
+            }
+            Some(_) | None if self.is_sent(uid) => AddStatus::Sent,
+            Some(_) | None => AddStatus::Queued,
+        }
+    }
+
+    /// Returns what this ztunnel has acknowledged about a pod.
+    pub fn record_of(&self, uid: &PodUid) -> Option<&Record> {
+        self.records.get(uid)
+    }
+
+    /// Returns whether an Add or a Keep of this pod is in flight.
+    pub fn is_sent(&self, uid: &PodUid) -> bool {
+        match self.in_flight.as_ref().map(|in_flight| &in_flight.subject) {
+            Some(Subject::Add { uid: sent, .. } | Subject::Keep(sent, _)) => sent == uid,
+            Some(Subject::Del(_, _) | Subject::SnapshotSent) | None => false,
+        }
+    }
+}

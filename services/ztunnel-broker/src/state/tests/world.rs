@@ -1,0 +1,408 @@
+//! A broker with its callers and ztunnels.
+
+use std::{
+    collections::BTreeMap,
+    ops::AddAssign,
+    time::{Duration, Instant},
+};
+
+use inpod_types::{Revision, SandboxRef, Workload};
+
+use super::{
+    schedule::{Given, Nature, Op, PODS, ZTUNNELS},
+    ztunnel::Ztunnel,
+};
+use crate::{
+    desired::Entry, fixture, nack::Nack, next_message::Target, peer::Peer, pending::Ticket,
+    session::Stage, state::State,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longer than any quarantine.
+const LONG: Duration = Duration::from_secs(4000);
+
+struct Waiting {
+    ticket: Ticket,
+    before: Option<Workload>,
+    changes: u64,
+}
+
+/// Counts of the events for which the model exists.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reached {
+    pub(super) snapshots: u64,
+    pub(super) keeps: u64,
+    pub(super) refusals: u64,
+    pub(super) served: u64,
+    pub(super) unserved: u64,
+    pub(super) restarts: u64,
+    pub(super) quarantines: u64,
+    pub(super) stopped_by_snapshot: u64,
+}
+
+impl AddAssign for Reached {
+    fn add_assign(&mut self, other: Self) {
+        self.snapshots += other.snapshots;
+        self.keeps += other.keeps;
+        self.refusals += other.refusals;
+        self.served += other.served;
+        self.unserved += other.unserved;
+        self.restarts += other.restarts;
+        self.quarantines += other.quarantines;
+        self.stopped_by_snapshot += other.stopped_by_snapshot;
+    }
+}
+
+/// Each ztunnel is a separate process.
+fn peer(n: usize) -> Peer {
+    Peer::from_pid(i32::try_from(n).unwrap() + 1)
+}
+
+pub(super) struct World {
+    state: State,
+    now: Instant,
+    revision: u64,
+    ztunnels: [Ztunnel; ZTUNNELS],
+    waiting: Vec<Waiting>,
+    /// The number of accepted changes per sandbox, to know when an undo has nothing to restore.
+    changes: BTreeMap<SandboxRef, u64>,
+    nature: Nature,
+    pub(super) reached: Reached,
+}
+
+impl World {
+    pub(super) fn new(nature: Nature) -> Self {
+        Self {
+            state: State::new(TIMEOUT),
+            now: Instant::now(),
+            revision: 10,
+            ztunnels: Default::default(),
+            waiting: Vec::new(),
+            changes: BTreeMap::new(),
+            nature,
+            reached: Reached::default(),
+        }
+    }
+
+    fn workload(&mut self, it: &Given, behind: u64) -> Workload {
+        self.revision += 1;
+        let (container, pod) = (format!("c{}", it.container), format!("p{}", it.pod));
+        // A sandbox has one netns, and a pod has one name unless ztunnels are fresh processes.
+        let inode = if it.netns {
+            u64::from(it.container) + 1
+        } else {
+            0
+        };
+        let name = if self.nature.fresh { it.name } else { 0 };
+        let mut workload = fixture::workload(&container, &pod, inode, self.revision - behind);
+        workload.info = fixture::info(&format!("{pod}-{name}"));
+        workload
+    }
+
+    fn count_change(&mut self, sandbox: &SandboxRef) {
+        *self.changes.entry(sandbox.clone()).or_default() += 1;
+    }
+
+    pub(super) fn run(&mut self, op: Op) {
+        match op {
+            Op::Set { named, behind } => self.set(&named, behind),
+            Op::Add { it, behind } => self.add(&it, behind),
+            Op::Remove { container, behind } => self.remove(container, behind),
+            Op::Conclude(n) if n < self.waiting.len() => self.finish(n),
+            Op::Abandon(n) if n < self.waiting.len() => {
+                let waiting = self.waiting.remove(n);
+                self.state.abandon_add(&waiting.ticket, self.now);
+                self.check_undone(&waiting);
+            }
+            Op::Conclude(_) | Op::Abandon(_) => {}
+            Op::Fetch(n) => self.fetch(Some(n)),
+            Op::Connect(n) => self.connect(n),
+            Op::Hello(n) => self.hello(n),
+            Op::Disconnect(n) => self.disconnect(n, "it closed the connection"),
+            Op::Next(n) => drop(self.next(n)),
+            Op::Ack(n) => self.ack(n),
+            Op::Refuse(n) => self.refuse(n),
+            Op::Misread(n) => self.misread(n),
+            Op::Renew(n) => self.renew(n),
+            Op::Restart => self.restart(),
+            Op::Wait(seconds) => self.wait(Duration::from_secs(seconds)),
+        }
+        self.state.take_events();
+    }
+
+    fn set(&mut self, named: &[Given], behind: u64) {
+        let all: Vec<_> = named.iter().map(|it| self.workload(it, behind)).collect();
+        let known: Vec<_> = self.changes.keys().cloned().collect();
+        known.iter().for_each(|sandbox| self.count_change(sandbox));
+        all.iter().for_each(|it| self.count_change(&it.sandbox));
+        let revision = Revision(self.revision - behind);
+        self.state.set(revision, all, self.now);
+    }
+
+    fn add(&mut self, it: &Given, behind: u64) {
+        let given = Given {
+            netns: true,
+            ..it.clone()
+        };
+        let workload = self.workload(&given, behind);
+        let sandbox = workload.sandbox.clone();
+        let before = self.state.desired().get(&sandbox);
+        let before = before.map(|entry| entry.workload().clone());
+        let mut awaited = self.waiting.iter().map(|it| &it.ticket.awaited.sandbox);
+        let busy = awaited.any(|awaited| *awaited == sandbox);
+        let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
+        if let Ok(ticket) = self.state.add(workload, descriptor, self.now) {
+            self.count_change(&sandbox);
+            // A second add in a row restores what was there before the first; the model does not track that.
+            let changes = if busy {
+                u64::MAX
+            } else {
+                self.changes[&sandbox]
+            };
+            self.waiting.push(Waiting {
+                ticket,
+                before,
+                changes,
+            });
+        }
+    }
+
+    fn remove(&mut self, container: u8, behind: u64) {
+        self.revision += 1;
+        let sandbox = fixture::sandbox(&format!("c{container}"));
+        let revision = Revision(self.revision - behind);
+        if self.state.remove(&sandbox, revision, self.now).is_ok() {
+            self.count_change(&sandbox);
+        }
+    }
+
+    fn finish(&mut self, n: usize) {
+        let waiting = self.waiting.remove(n);
+        match self.state.finish_add(&waiting.ticket, self.now) {
+            Ok(_) => self.reached.served += 1,
+            Err(_) => {
+                self.reached.unserved += 1;
+                self.check_undone(&waiting);
+            }
+        }
+    }
+
+    /// Checks that a failed add leaves the set as it was, unless its sandbox has changed since.
+    fn check_undone(&self, waiting: &Waiting) {
+        let sandbox = &waiting.ticket.awaited.sandbox;
+        if self.changes[sandbox] == waiting.changes {
+            let after = self.state.desired().get(sandbox).map(Entry::workload);
+            assert_eq!(after, waiting.before.as_ref());
+        }
+    }
+
+    fn fetch(&mut self, one: Option<u8>) {
+        let missing = self.state.desired().missing();
+        let missing: Vec<_> = missing.map(|(it, id)| (it.clone(), id)).collect();
+        for (sandbox, id) in missing {
+            if one.is_none_or(|n| sandbox == fixture::sandbox(&format!("c{n}"))) {
+                let descriptor = fixture::descriptor(id.inode);
+                self.state.store(&sandbox, descriptor, self.now);
+            }
+        }
+    }
+
+    fn connect(&mut self, n: usize) {
+        self.disconnect(n, "it closed the connection");
+        let id = self.state.connect(peer(n), self.now);
+        self.ztunnels[n].reconnect(id);
+        if self.nature.fresh {
+            self.ztunnels[n].running.clear();
+        }
+    }
+
+    fn has_quarantine(&self) -> bool {
+        let quarantine = self.state.quarantine();
+        let uids = (0..PODS).map(|pod| fixture::uid(&format!("p{pod}")));
+        let mut worst = uids.filter_map(|uid| quarantine.worst_suspicion(&uid).cloned());
+        worst.any(|suspicion| suspicion.is_in_quarantine())
+    }
+
+    fn hello(&mut self, n: usize) {
+        let ztunnel = &mut self.ztunnels[n];
+        if let Some(id) = ztunnel.session.filter(|_| !ztunnel.greeted) {
+            self.state.hello(id, self.now);
+            ztunnel.greeted = true;
+        }
+    }
+
+    fn disconnect(&mut self, n: usize, why: &str) {
+        if let Some(id) = self.ztunnels[n].session.take() {
+            self.state.disconnect(id, why, self.now);
+        }
+    }
+
+    fn next(&mut self, n: usize) -> bool {
+        let Some(id) = self.ztunnels[n].session else {
+            return false;
+        };
+        let Some(message) = self.state.next(id, self.now) else {
+            return false;
+        };
+        assert!(self.state.desired().is_seeded());
+        self.reached.keeps += u64::from(message.verb() == "keep");
+        self.ztunnels[n].receive(&message);
+        self.check_stopped(n);
+        true
+    }
+
+    /// Checks that the end of a snapshot stops only pods that are not desired, or that must not be kept because
+    /// sessions ended over that.
+    fn check_stopped(&mut self, n: usize) {
+        for uid in self.ztunnels[n].stopping() {
+            let uid = fixture::uid(uid);
+            let deferral = self.state.quarantine().deferral(&uid, &peer(n).ztunnel());
+            let feared = deferral.is_some_and(|it| !it.may_keep);
+            let desired = self.state.desired().current(&uid);
+            assert!(desired.is_none() || feared, "{uid} should have been kept");
+            self.reached.stopped_by_snapshot += 1;
+        }
+    }
+
+    fn ack(&mut self, n: usize) {
+        let ztunnel = &mut self.ztunnels[n];
+        let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) else {
+            return;
+        };
+        let poison = self.nature.poison.map(|pod| format!("p{pod}"));
+        if poison.is_some() && ztunnel.adding() == poison.as_deref() {
+            self.disconnect(n, "it crashed");
+            return;
+        }
+        ztunnel.carry_out();
+        let answered = self.state.ack(id, Ok(()), self.now).unwrap();
+        self.reached.snapshots += u64::from(answered.is_none());
+    }
+
+    fn refuse(&mut self, n: usize) {
+        let Some(id) = self.ztunnels[n].session else {
+            return;
+        };
+        if self.ztunnels[n].refuse() {
+            let nack = Nack::parse("failure to start proxy : in use");
+            self.state.ack(id, nack, self.now).unwrap();
+            self.reached.refusals += 1;
+        }
+    }
+
+    /// ztunnel reports that it cannot read the message, and disconnects.
+    fn misread(&mut self, n: usize) {
+        let ztunnel = &self.ztunnels[n];
+        if let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) {
+            let nack = Nack::parse("failure to read message : truncated");
+            self.state.ack(id, nack, self.now).unwrap_err();
+            self.disconnect(n, "it could not read a message");
+        }
+    }
+
+    fn renew(&mut self, n: usize) {
+        if let Some(id) = self.ztunnels[n].session {
+            self.state.renew(id).unwrap();
+            self.state.check_deadline(id, self.now).unwrap_err();
+            self.disconnect(n, "renewed");
+        }
+    }
+
+    /// Replaces the broker by a new one with the same desired set. The callers' connections have failed.
+    fn restart(&mut self) {
+        let desired = self.state.desired();
+        let seeded = desired.is_seeded();
+        let all: Vec<_> = desired.entries().map(|it| it.workload().clone()).collect();
+        self.state = State::new(TIMEOUT);
+        self.waiting.clear();
+        for ztunnel in &mut self.ztunnels {
+            ztunnel.session = None;
+        }
+        if seeded {
+            self.state.set(Revision(self.revision), all, self.now);
+        }
+        self.reached.restarts += 1;
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        for n in 0..ZTUNNELS {
+            if let Some(id) = self.ztunnels[n].session
+                && self.state.check_deadline(id, self.now).is_err()
+            {
+                self.disconnect(n, "it was silent");
+            }
+        }
+    }
+
+    /// Responds to everything, fetches everything and reconnects until nothing happens any more.
+    pub(super) fn settle(&mut self) {
+        while !self.waiting.is_empty() {
+            self.finish(0);
+        }
+        self.fetch(None);
+        self.answer_all();
+        self.reached.quarantines += u64::from(self.has_quarantine());
+        // Close to the ack timeout, but never beyond it.
+        for step in [Duration::from_secs(8); 10].iter().chain(&[LONG; 4]) {
+            self.answer_all();
+            self.now += *step;
+        }
+        self.answer_all();
+    }
+
+    fn answer_all(&mut self) {
+        for n in 0..ZTUNNELS {
+            // A pod that is poison costs several sessions until it is in quarantine.
+            for _ in 0..8 {
+                if self.ztunnels[n].session.is_none() {
+                    self.connect(n);
+                }
+                self.hello(n);
+                self.ack(n);
+                while self.next(n) {
+                    self.ack(n);
+                }
+            }
+        }
+        self.state.take_events();
+    }
+
+    pub(super) fn check(&self) {
+        if !self.state.desired().is_seeded() {
+            return;
+        }
+        for ztunnel in &self.ztunnels {
+            let session = ztunnel.session.and_then(|id| self.state.sessions().get(id));
+            let session = &session.unwrap().session;
+            assert_eq!(session.stage(), Stage::Live);
+            // A pod that was kept may not have been there.
+            assert!(session.serves() >= ztunnel.running.len());
+            self.check_ztunnel(ztunnel);
+        }
+    }
+
+    fn check_ztunnel(&self, ztunnel: &Ztunnel) {
+        let pending = &ztunnel.pending;
+        assert!(pending.is_empty(), "it would not be ready: {ztunnel:?}");
+        let desired = self.state.desired();
+        for uid in desired.uids().filter(|uid| !self.is_poison(uid.as_str())) {
+            let serves = ztunnel.running.get(uid.as_str());
+            let Some(Target { netns, info }) = desired.current(uid).and_then(Target::of) else {
+                continue;
+            };
+            assert_eq!(serves, Some(&(netns, info.name.to_string())), "{uid}");
+        }
+        for uid in ztunnel.running.keys() {
+            let desired = desired.current(&fixture::uid(uid));
+            assert!(desired.is_some(), "{uid} is served and not desired");
+        }
+    }
+
+    fn is_poison(&self, uid: &str) -> bool {
+        self.nature
+            .poison
+            .is_some_and(|pod| uid == format!("p{pod}"))
+    }
+}

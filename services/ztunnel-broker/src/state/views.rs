@@ -1,0 +1,52 @@
+//! The parts of the state that callers and watchers see.
+
+use inpod_types::{PodUid, SandboxRef};
+
+use super::State;
+use crate::{
+    session_view::{self, Event, SessionView, WorkloadView},
+    sessions::SessionId,
+};
+
+impl State {
+    /// Returns all sessions, oldest first.
+    pub fn session_views(&self) -> Vec<SessionView> {
+        let slots = self.sessions.iter();
+        slots
+            .map(|(id, slot)| session_view::session(id, slot))
+            .collect()
+    }
+
+    /// Returns all desired pods in a session.
+    pub fn workload_views(&self, id: SessionId) -> Vec<WorkloadView> {
+        let uids = self.desired.uids();
+        uids.filter_map(|uid| self.workload_view(id, uid)).collect()
+    }
+
+    /// Returns a desired pod in a session.
+    pub fn workload_view(&self, id: SessionId, uid: &PodUid) -> Option<WorkloadView> {
+        let slot = self.sessions.get(id)?;
+        let sandbox = &self.desired.current(uid)?.workload().sandbox;
+        Some(session_view::workload(
+            self.inputs(),
+            id,
+            &slot.session,
+            uid,
+            sandbox,
+        ))
+    }
+
+    pub(super) fn report_session(&mut self, id: SessionId) {
+        if let Some(slot) = self.sessions.get(id) {
+            let event = Event::Session(session_view::session(id, slot));
+            self.events.push(event);
+        }
+    }
+
+    pub(super) fn report_workload(&mut self, id: SessionId, uid: &PodUid, sandbox: &SandboxRef) {
+        if let Some(slot) = self.sessions.get(id) {
+            let view = session_view::workload(self.inputs(), id, &slot.session, uid, sandbox);
+            self.events.push(Event::Workload(view));
+        }
+    }
+}
