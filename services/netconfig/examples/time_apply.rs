@@ -1,7 +1,8 @@
-//! How long an apply takes on a fresh netns, and once more on the same; and one of a sidecar on a fresh one. Needs root. A backend that is iptables is run
-//! through netconfig's binary, which is to be named.
+//! Measures an apply on a fresh netns, a second one on the same, a verify, and an apply of a sidecar's redirection.
+//! Needs root. iptables backends run through netconfig's binary, whose path has to be given.
 //!
 //! `cargo run --release -p netconfig --example time_apply -- 200`
+//!
 //! `cargo run --release -p netconfig --example time_apply -- 200 iptables-nft target/release/netconfig`
 
 use std::{
@@ -47,7 +48,7 @@ fn main() -> anyhow::Result<()> {
         let other = new_netns()?;
         of_sidecars.push(timed(|| writer.apply(&other, &sidecar, &sandbox))?);
         held.push(other);
-        // The kernel's work of taking a netns down is none of ours.
+        // Keeps the netns: its removal by the kernel is not part of the measurement.
         held.push(netns);
     }
     report("apply, fresh netns", fresh)?;
@@ -57,7 +58,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of the backend and the binary that are named, if they are.
+/// Uses the backend and the binary of the arguments, if given.
 fn writer() -> anyhow::Result<Writer> {
     let mut arguments = std::env::args().skip(2);
     let (Some(name), Some(runner)) = (arguments.next(), arguments.next()) else {
@@ -76,7 +77,7 @@ fn writer() -> anyhow::Result<Writer> {
     })
 }
 
-/// A netns with `lo` up, made by a thread that ends.
+/// Creates a netns with `lo` up, from a thread that ends.
 fn new_netns() -> anyhow::Result<Netns> {
     let made = thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;

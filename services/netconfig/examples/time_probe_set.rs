@@ -1,5 +1,5 @@
-//! How long it takes to name a pod in the node's probe set, and to release it, beside an `ipset` that is executed for
-//! it, in one run. Needs root, and the program ipset.
+//! Measures how long it takes to add a pod to the node's probe set and to remove it, compared with running `ipset`.
+//! Needs root, and the program ipset.
 //!
 //! `cargo run --release -p netconfig --example time_probe_set -- 200`
 
@@ -14,10 +14,10 @@ use std::{
 use anyhow::{Context as _, ensure};
 use inpod_service::Readiness;
 use inpod_types::SandboxRef;
-use netconfig::host::{By, Host, Settings};
+use netconfig::probes::{ProbeSet, ProbeSettings, SetBackendKind};
 use nix::sched::{CloneFlags, unshare};
 
-/// How many pods are there already.
+/// Numbers of pods that are already in the set.
 const OTHERS: [u16; 2] = [10, 500];
 
 fn main() -> anyhow::Result<()> {
@@ -25,7 +25,7 @@ fn main() -> anyhow::Result<()> {
         .nth(1)
         .map_or(Ok(200), |text| text.parse::<u16>())?;
     for others in OTHERS {
-        // A netns that ends with the thread.
+        // The netns ends with the thread.
         let measured = thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET)?;
             measure(others, count)
@@ -37,19 +37,23 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn measure(others: u16, count: u16) -> anyhow::Result<()> {
-    let host = Host::start(Settings::default(), By::Nftables, Readiness::default())?;
+    let host = ProbeSet::start(
+        ProbeSettings::default(),
+        SetBackendKind::Nftables,
+        Readiness::default(),
+    )?;
     ipset(&["create", "others", "hash:ip", "family", "inet", "comment"])?;
     for n in 0..others {
-        host.name(&sandbox(n)?, &[address(n)].into())?;
+        host.set_addresses(&sandbox(n)?, &[address(n)].into())?;
         add(n)?;
     }
     let (mut named, mut again, mut released, mut executed) = (vec![], vec![], vec![], vec![]);
-    // Each in a loop of its own: one that is executed would leave the others' memory cold.
+    // Separate loops, since a started program would leave cold caches for the other measurements.
     let numbers = || others..others.saturating_add(count);
     for times in [&mut named, &mut again] {
         for n in numbers() {
             let (sandbox, addresses) = (sandbox(n)?, [address(n)].into());
-            times.push(timed(|| host.name(&sandbox, &addresses))?);
+            times.push(timed(|| host.set_addresses(&sandbox, &addresses))?);
         }
     }
     for n in numbers() {
@@ -101,7 +105,7 @@ fn timed<T, E>(f: impl FnOnce() -> Result<T, E>) -> Result<Duration, E> {
     Ok(start.elapsed())
 }
 
-/// Gives back the median.
+/// Prints the statistics and returns the median.
 fn report(what: &str, mut times: Vec<Duration>) -> io::Result<Duration> {
     times.sort();
     let at = |percent: usize| {

@@ -1,5 +1,5 @@
-//! Makes a netns hold exactly one redirection, compares, tells what it would do, and takes it away: reads everything,
-//! decides (`plan`), does it step by step, and reads everything back.
+//! Applies, verifies, previews and removes a netns's redirection: reads the current state, plans (`plan`), executes the
+//! plan step by step and reads everything back.
 
 mod observe;
 mod remove;
@@ -17,31 +17,30 @@ use crate::{
     family::Family,
     inspect::{self, Connections},
     iptables::Programs,
-    link::{Link, ReachError},
     netlink::KernelError,
+    netns_session::{NetnsSession, ReachError},
     plan::{self, Plan, State, Step},
     rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
     sysctl::Sysctls,
 };
 use undo::Undo;
 
-/// How often a change is tried while others keep changing the netns's tables.
+/// Attempts to change tables that another process changes at the same time.
 const ATTEMPTS: usize = 8;
 
-/// Writes rules: with which backend, and by which programs.
+/// Writes redirections into network namespaces.
 #[derive(Clone, Debug)]
 pub struct Writer {
-    /// With which backend every pod is written, if that was configured. One that is written with another is changed.
+    /// The backend for every pod, if one is configured. Pods that use another one are rewritten.
     pub configured: Option<Backend>,
-    /// With which one a pod is written that is written with none.
+    /// The backend for pods that have no rules yet, unless one is configured.
     pub detected: Backend,
-    /// The programs of iptables.
     pub programs: Programs,
-    /// The way to pods' sysctls. To be shared: what it keeps makes the next pod cheaper.
+    /// Shared by all pods: its cache makes each further pod cheaper.
     pub sysctls: Sysctls,
 }
 
-/// By nf_tables, without any program.
+/// Uses nf_tables, without any programs.
 impl Default for Writer {
     fn default() -> Self {
         Self {
@@ -53,62 +52,58 @@ impl Default for Writer {
     }
 }
 
-/// What an apply came to.
+/// The result of an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
-    /// Identifies the rules.
     pub fingerprint: Fingerprint,
-    /// What they are written with.
     pub backend: Backend,
-    /// Whether anything had to be written.
     pub changed: bool,
-    /// Connections from before that go past ztunnel, where those are kept; 0 where they are not.
+    /// Existing connections that bypass ztunnel, where those are kept; otherwise 0.
     pub direct_flows: u32,
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Identifies the rules that belong there.
+    /// The fingerprint of the expected rules.
     pub fingerprint: Fingerprint,
-    /// What they are or would be written with.
+    /// The backend in use, or the one that an apply would use.
     pub backend: Backend,
-    /// One sentence per difference.
+    /// One sentence for each difference.
     pub differences: Vec<String>,
 }
 
-/// What an apply would come to.
+/// The result of a preview.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// The comparison.
     pub verified: Verified,
-    /// What would be done, in the words of sysctl, ip, nft and iptables-restore.
+    /// The steps as commands of sysctl, ip, nft, conntrack and iptables-restore.
     pub transaction: String,
 }
 
 impl Writer {
-    /// What a pod is written with that is written with nothing.
+    /// Returns the backend for a pod that has no rules yet.
     pub fn backend(&self) -> Backend {
         self.configured.unwrap_or(self.detected)
     }
 
-    /// Makes the redirection of a netns exactly this, and reads it back. Where it is so already nothing is written.
+    /// Applies exactly this redirection to a netns and verifies it. Writes nothing if it is already in place.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or holds something else afterwards. What was there before is then put
-    /// back, unless it was another backend's or the incumbent's and was being deleted: then the new rules stay.
+    /// When the kernel or a program refuses, or the rules differ afterwards. The previous state is then restored,
+    /// unless the deletion of another backend's or Istio's rules had begun: then the new rules stay.
     pub fn apply(
         &self,
         netns: &Netns,
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (plan, changed, proxies) = self.with_link(netns, |link| {
-            let before = self.read(link)?;
-            let plan = self.plan(link, &before, redirection)?;
-            let changed = make_so(link, &plan, before, sandbox)?;
-            let proxies = link.proxies(&plan.tables);
+        let (plan, changed, proxies) = self.with_session(netns, |session| {
+            let before = self.read(session)?;
+            let plan = self.plan(session, &before, redirection)?;
+            let changed = apply_plan(session, &plan, before, sandbox)?;
+            let proxies = session.proxies(&plan.tables);
             Ok::<_, ApplyError>((plan, changed, proxies))
         })?;
         Ok(Applied {
@@ -123,106 +118,107 @@ impl Writer {
         })
     }
 
-    /// Compares a netns with a redirection, reading everything back.
+    /// Compares a netns with a redirection.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or the redirection cannot be in this netns.
+    /// When the netns cannot be read, or cannot hold the redirection.
     pub fn verify(
         &self,
         netns: &Netns,
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let plan = self.plan(link, &state, redirection)?;
-            Ok(verified(&plan, &state))
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
+            let plan = self.plan(session, &state, redirection)?;
+            Ok(to_verified(&plan, &state))
         })
     }
 
-    /// What an apply would do now.
+    /// Computes what [`Self::apply`] would do now.
     ///
     /// # Errors
     ///
-    /// As of [`Self::verify`].
+    /// The same as of [`Self::verify`].
     pub fn preview(
         &self,
         netns: &Netns,
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let plan = self.plan(link, &state, redirection)?;
-            let steps = plan.steps(&state, &tag(&plan, &state, sandbox));
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
+            let plan = self.plan(session, &state, redirection)?;
+            let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
             Ok(Planned {
-                verified: verified(&plan, &state),
-                transaction: plan::print(&steps, &state, &plan, |backend, seen, change| {
-                    link.script(backend, seen, change)
+                verified: to_verified(&plan, &state),
+                transaction: plan::render(&steps, &state, &plan, |backend, seen, change| {
+                    session.script(backend, seen, change)
                 }),
             })
         })
     }
 
-    fn with_link<'a, T, E: From<ReachError>>(
+    fn with_session<'a, T, E: From<ReachError>>(
         &'a self,
         netns: &'a Netns,
-        work: impl FnOnce(&mut Link<'a>) -> Result<T, E>,
+        work: impl FnOnce(&mut NetnsSession<'a>) -> Result<T, E>,
     ) -> Result<T, E> {
-        Link::with(netns, &self.programs, &self.sysctls, work)
+        NetnsSession::with(netns, &self.programs, &self.sysctls, work)
     }
 
-    fn read(&self, link: &mut Link<'_>) -> Result<State, BackendError> {
-        link.read(self.backend())
+    fn read(&self, session: &mut NetnsSession<'_>) -> Result<State, BackendError> {
+        session.read(self.backend())
     }
 
     fn plan(
         &self,
-        link: &Link<'_>,
+        session: &NetnsSession<'_>,
         state: &State,
         redirection: &Redirection,
     ) -> Result<Plan, NoIpv6> {
         let ipv6 = redirection.ipv6();
         let families = match ipv6 {
             Ipv6::Off => &[Family::V4],
-            Ipv6::Auto | Ipv6::On => link.families(),
+            Ipv6::Auto | Ipv6::On => session.families(),
         };
         if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
             return Err(NoIpv6);
         }
         let (form, ruleset) = (redirection.form(), redirection.ruleset());
-        let plan = self.plan_of(link, state, form, &ruleset, families);
-        let first = redirection.of_beginnings().map(|first| first.ruleset());
-        let first = first.map(|first| link.shape(plan.backend, &first));
-        Ok(plan.with_first(first.unwrap_or_default()))
+        let plan = self.plan_for(session, state, form, &ruleset, families);
+        let new_only = redirection.for_new_connections_only();
+        let new_only =
+            new_only.map(|new_only| session.normalize(plan.backend, &new_only.ruleset()));
+        Ok(plan.with_new_only(new_only.unwrap_or_default()))
     }
 
-    /// A pod keeps the backend that it is written with, unless another one was configured. Where iptables may not ask
-    /// whose socket sends a packet, nf_tables does it.
-    fn plan_of(
+    /// Plans with the backend that the pod already uses, unless another one is configured. In netns where iptables
+    /// cannot match socket owners, nf_tables is used instead.
+    fn plan_for(
         &self,
-        link: &Link<'_>,
+        session: &NetnsSession<'_>,
         state: &State,
         form: Form,
         ruleset: &Ruleset,
         families: &[Family],
     ) -> Plan {
         let kept = self.configured.or_else(|| state.backend());
-        let backend = if link.has_other_users() && ruleset.asks_for_owners() {
+        let backend = if session.has_other_users() && ruleset.matches_socket_owners() {
             Backend::Nftables
         } else {
             kept.unwrap_or(self.detected)
         };
-        Plan::new(backend, form, link.shape(backend, ruleset), families)
+        Plan::new(backend, form, session.normalize(backend, ruleset), families)
     }
 }
 
-/// IPv6 is to be captured, and the netns has none.
+/// IPv6 capture is requested in a netns without IPv6.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("IPv6 is to be captured, but it is switched off in the netns")]
+#[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
 pub struct NoIpv6;
 
-fn verified(plan: &Plan, state: &State) -> Verified {
+fn to_verified(plan: &Plan, state: &State) -> Verified {
     Verified {
         fingerprint: plan.fingerprint,
         backend: plan.backend,
@@ -230,16 +226,16 @@ fn verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// The sysctl is switched back at the end by whoever switched it on: what a tag says of it outlives the tag.
-fn tag(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
-    let switched_before = state.tag().is_some_and(|tag| tag.migrates);
-    let migrates = switched_before || state.migrates == Some(false);
+/// Builds the tag. Once inpod has enabled the sysctl, every later tag records it, so that removal disables it.
+fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
+    let enabled_before = state.tag().is_some_and(|tag| tag.migrates);
+    let migrates = enabled_before || state.migrates == Some(false);
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
-/// Whether anything had to be done for it.
-fn make_so(
-    link: &mut Link<'_>,
+/// Returns whether anything had to be changed.
+fn apply_plan(
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     before: State,
     sandbox: &SandboxRef,
@@ -247,104 +243,108 @@ fn make_so(
     if plan.differences(&before).is_empty() {
         return Ok(false);
     }
-    let tag = tag(plan, &before, sandbox);
+    let tag = tag_for(plan, &before, sandbox);
     let steps = plan.steps(&before, &tag);
     let mut undo = Undo::new(before);
-    match forward(link, plan, &steps, &tag, &mut undo) {
+    match run_steps(session, plan, &steps, &tag, &mut undo) {
         Ok(()) => Ok(true),
-        Err(cause) => Err(cause.with_undo_failures(undo.run(link, plan))),
+        Err(cause) => Err(cause.with_undo_failures(undo.run(session, plan))),
     }
 }
 
-fn forward(
-    link: &mut Link<'_>,
+fn run_steps(
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     steps: &[Step],
     tag: &Tag,
     undo: &mut Undo,
 ) -> Result<(), ApplyError> {
-    let mut left = Connections::default();
+    let mut unclosed = Connections::default();
     for step in steps {
-        take(link, plan, step, tag, undo, &mut left)?;
+        execute(session, plan, step, tag, undo, &mut unclosed)?;
     }
     if plan.needs_address() {
-        link.routes.until_led()?;
+        session.routes.wait_for_address()?;
     }
-    let state = link.read(plan.backend)?;
+    let state = session.read(plan.backend)?;
     match plan.differences(&state) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
     }
 }
 
-fn take(
-    link: &mut Link<'_>,
+fn execute(
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     step: &Step,
     tag: &Tag,
     undo: &mut Undo,
-    left: &mut Connections,
+    unclosed: &mut Connections,
 ) -> Result<(), ApplyError> {
     match step {
-        Step::Migrate => {
-            link.set_migrates(true)?;
-            undo.switched = true;
+        Step::EnableMigration => {
+            session.set_migrates(true)?;
+            undo.migration_enabled = true;
         }
         Step::Add(item) => {
-            link.routes.add(*item).map_err(explain)?;
-            undo.added.push(*item);
+            session.routes.add(*item).map_err(to_apply_error)?;
+            undo.added_routing.push(*item);
         }
-        Step::Adopt(item) => link.routes.adopt(*item)?,
-        Step::Begin(change) => {
-            undo.rewritten = true;
+        Step::Adopt(item) => session.routes.adopt(*item)?,
+        Step::WriteNewOnly(change) => {
+            undo.tables_written = true;
             let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
-            write(link, &plan.first(), change, tag, &seen)?;
-            undo.begun = true;
+            write_tables(session, &plan.new_only_plan(), change, tag, &seen)?;
+            undo.new_only_written = true;
         }
-        Step::ForgetStrangers(families) => {
-            let carried = carried(link, plan);
-            link.nftables.forget_strangers(families, &carried)?;
+        Step::FlushUntranslated(families) => {
+            let proxied = proxy_connections(session, plan);
+            session.nftables.flush_untranslated(families, &proxied)?;
         }
-        Step::Settle => *left = inspect::settle(link.netns, &link.proxies(&plan.tables)),
-        Step::Write(change) => {
-            undo.rewritten = true;
-            let seen = if undo.begun {
-                link.read_of(plan.backend)?
+        Step::AwaitClosed => {
+            *unclosed = inspect::await_closed(session.netns, &session.proxies(&plan.tables));
+        }
+        Step::WriteTables(change) => {
+            undo.tables_written = true;
+            let seen = if undo.new_only_written {
+                session.read_backend(plan.backend)?
             } else {
                 undo.before.of(plan.backend).cloned().unwrap_or_default()
             };
-            write(link, plan, change, tag, &seen)?;
+            write_tables(session, plan, change, tag, &seen)?;
         }
-        Step::ForgetBefore(families) => {
-            let carried = carried(link, plan);
-            link.nftables.forget_from_before(families, left, &carried)?;
+        Step::FlushExisting(families) => {
+            let proxied = proxy_connections(session, plan);
+            session
+                .nftables
+                .flush_existing(families, unclosed, &proxied)?;
         }
-        Step::ForgetCaptured(families) => link.nftables.forget_captured(families)?,
-        Step::Clear(backend, change) => {
-            if !undo.cleared {
-                read_back(link, plan)?;
+        Step::FlushCaptured(families) => session.nftables.flush_captured(families)?,
+        Step::DeleteLeftovers(backend, change) => {
+            if !undo.leftovers_deleted {
+                verify_tables(session, plan)?;
             }
-            let seen = link.read_of(*backend)?;
-            undo.cleared = true;
-            link.change(*backend, &seen, change)?;
+            let seen = session.read_backend(*backend)?;
+            undo.leftovers_deleted = true;
+            session.change(*backend, &seen, change)?;
         }
-        Step::Delete(item) => link.routes.delete(*item)?,
-        Step::ForgetNames(led) => link.nftables.forget_names(led)?,
+        Step::Delete(item) => session.routes.delete(*item)?,
+        Step::FlushDns(captured) => session.nftables.flush_dns(captured)?,
     }
     Ok(())
 }
 
-/// Those that cannot be seen are none.
-fn carried(link: &Link<'_>, plan: &Plan) -> Connections {
-    let carried = inspect::carried(link.netns, &link.proxies(&plan.tables));
-    carried.unwrap_or_else(|error| {
-        tracing::warn!(%error, "Connections of ztunnel or a sidecar may be cut");
+/// Returns none if the connections cannot be listed.
+fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
+    let proxied = inspect::proxied(session.netns, &session.proxies(&plan.tables));
+    proxied.unwrap_or_else(|error| {
+        tracing::warn!(%error, "Cannot list the connections of ztunnel or the sidecar; some may be cut");
         Connections::default()
     })
 }
 
-/// The kernel says that the network is down, and means the interface that the route leads to.
-fn explain(error: KernelError) -> ApplyError {
+/// The kernel reports "network is down" and means the interface of the route.
+fn to_apply_error(error: KernelError) -> ApplyError {
     if error.is(nix::Error::ENETDOWN) {
         ApplyError::LoopbackDown(error)
     } else {
@@ -352,30 +352,30 @@ fn explain(error: KernelError) -> ApplyError {
     }
 }
 
-/// Writes the tables; again from what is there by then, when somebody else was faster.
-fn write(
-    link: &mut Link<'_>,
+/// Writes the tables; after a concurrent change it starts again from the tables as they are then.
+fn write_tables(
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     first: &Change,
     tag: &Tag,
     seen: &Observed,
 ) -> Result<(), ApplyError> {
-    let mut result = link.change(plan.backend, seen, first);
+    let mut result = session.change(plan.backend, seen, first);
     for _ in 1..ATTEMPTS {
         match &result {
             Err(error) if error.is_race() => {}
             Ok(()) | Err(_) => break,
         }
-        let seen = link.read_of(plan.backend)?;
+        let seen = session.read_backend(plan.backend)?;
         let change = plan.write(&seen, tag);
-        result = link.change(plan.backend, &seen, &change);
+        result = session.change(plan.backend, &seen, &change);
     }
     Ok(result?)
 }
 
-/// Before anything of another origin goes, what was written is read back.
-fn read_back(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
-    match plan.table_differences(&link.read_of(plan.backend)?) {
+/// Verifies the new tables before rules of another origin are deleted.
+fn verify_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), ApplyError> {
+    match plan.table_differences(&session.read_backend(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
     }

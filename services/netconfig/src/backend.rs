@@ -1,4 +1,6 @@
-//! What rules are written with. Each backend takes and gives plain data, so that everything above is the same for all.
+//! The interface of rule backends. All of them exchange plain data, so that the code above is the same for each.
+
+pub(crate) mod detect;
 
 use std::fmt;
 
@@ -9,22 +11,22 @@ use crate::{
     rules::{Ruleset, Table, TableFamily, Tag},
 };
 
-/// What rules are written with.
+/// A way to write rules into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backend {
-    /// nf_tables, over netlink.
+    /// nf_tables, directly over netlink.
     Nftables,
-    /// `iptables-nft-restore`.
+    /// The programs of iptables-nft, such as `iptables-nft-restore`.
     IptablesNft,
-    /// `iptables-legacy-restore`.
+    /// The programs of iptables-legacy, such as `iptables-legacy-restore`.
     IptablesLegacy,
 }
 
 impl Backend {
-    /// All of them, in the order in which one is preferred.
+    /// All backends, in order of preference.
     pub const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
 
-    /// As settings and people name it.
+    /// Returns the name in settings and output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
@@ -40,19 +42,17 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Why a backend could not read or write.
+/// A failed read or write of a backend.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// The kernel refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A program of iptables did not do it.
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
 
 impl BackendError {
-    /// Whether somebody else changed something meanwhile, so that it can be tried again from what is there by then.
+    /// Returns whether a concurrent change caused the failure, so that a retry from the current state makes sense.
     pub(crate) fn is_race(&self) -> bool {
         match self {
             Self::Kernel(error) => error.is_race(),
@@ -61,93 +61,90 @@ impl BackendError {
     }
 }
 
-/// What holds rules in one netns.
+/// A rule backend in one netns.
 pub(crate) trait RuleBackend {
-    /// The tables of a ruleset as this backend keeps them: one per family, where it knows no tables for both.
-    fn shape(&self, ruleset: &Ruleset) -> Vec<Table>;
+    /// Returns a ruleset's tables as this backend stores them: split by family if it has no dual-stack tables.
+    fn normalize(&self, ruleset: &Ruleset) -> Vec<Table>;
 
-    /// What is there of inpod and of Istio's node agent.
+    /// Reads the tables of inpod and of Istio.
     fn read(&mut self) -> Result<Observed, BackendError>;
 
-    /// Makes a change, provided that nothing has changed since `seen` was read; otherwise the error may be a race.
-    /// Of one table it is one step, and nothing of it is done where any of it is refused.
+    /// Applies a change, provided that nothing has changed since `seen` was read; otherwise the error may be a race.
+    /// Each table is changed atomically.
     fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError>;
 
-    /// The change as text for `nft -f` or `iptables-restore`.
+    /// Renders the change for `nft -f` or `iptables-restore`.
     fn script(&self, seen: &Observed, change: &Change) -> String;
 }
 
-/// What was read together.
+/// The state of a netns's packet filter at one point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// Counts the changes to the netns's packet filter, anybody's. 0 where nothing counts them.
+    /// The kernel's count of changes to the netns's packet filter; 0 if the backend has none.
     pub(crate) generation: u32,
-    /// Our tables, in the order in which they take effect.
+    /// inpod's tables, in evaluation order.
     pub(crate) tables: Vec<ObservedTable>,
-    /// What Istio's node agent left, by names that [`Change::delete_incumbent`] deletes.
+    /// Remains of Istio's node agent, by the names that [`Change::delete_incumbent`] deletes.
     pub(crate) incumbent: Vec<String>,
-    /// What Istio's sidecar installer left, by names that [`Change::delete_sidecar`] deletes. Only where a sidecar is
-    /// redirected by us it is ours to replace.
+    /// Remains of Istio's sidecar installer, by the names that [`Change::delete_sidecar`] deletes. They are replaced
+    /// only where inpod redirects to the sidecar itself.
     pub(crate) sidecar: Vec<String>,
-    /// What leads to our chains and the incumbent's, where those stand in tables of others. It goes with them.
+    /// Jumps from foreign chains to inpod's and Istio's chains. They are deleted along with the chains.
     pub(crate) jumps: Vec<Jump>,
 }
 
-/// A rule of a chain of others that leads to one of ours, or of the incumbent's.
+/// A rule in a foreign chain that jumps to a chain of inpod or Istio.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Jump {
-    /// Ours, or the one of ours that would stand there.
+    /// The table of inpod at that position, whether it exists or not.
     pub(crate) table: TableId,
-    /// The chain that it leads to. Nothing for a rule of Istio's sidecar installer that stands alone.
+    /// The target chain; empty for a standalone rule of Istio's sidecar installer.
     pub(crate) to: String,
-    /// Its chain and the rule, in the backend's words.
+    /// The chain and the rule in the backend's syntax.
     pub(crate) rule: String,
 }
 
-/// A table that was read.
+/// A table as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObservedTable {
     pub(crate) table: Table,
     /// The tag, as text.
     pub(crate) comment: Option<String>,
-    /// Sets and other objects in it, of which ours have none.
-    pub(crate) others: u32,
+    /// Sets and other objects in the table; inpod's have none.
+    pub(crate) unknown_objects: u32,
 }
 
-/// Which table.
 pub(crate) type TableId = (TableFamily, String);
 
 impl Observed {
-    /// Whether nothing of anybody's is there.
     pub(crate) fn is_empty(&self) -> bool {
         self.tables.is_empty() && self.incumbent.is_empty()
     }
 
-    /// Whether rules of ours or the incumbent's capture connections of a family when they begin. Not those that take the
-    /// place of capture while a pod is withdrawn, nor what is left of ones that were torn out.
+    /// Returns whether new connections of a family are captured by rules of inpod or Istio's node agent. The rules of a
+    /// draining pod and remains of broken ones capture nothing.
     pub(crate) fn captures(&self, family: Family) -> bool {
         let mut ours = self.tables.iter().map(|found| &found.table);
         ours.any(|table| table.family.has(family) && table.captures())
             || self.has_others(&self.incumbent, family)
     }
 
-    /// The same of rules of Istio's sidecar installer.
+    /// Like [`Self::captures`], for rules of Istio's sidecar installer.
     pub(crate) fn captures_for_sidecar(&self, family: Family) -> bool {
         self.has_others(&self.sidecar, family)
     }
 
-    /// What Istio left is of a family as the jumps to it are; its tables of nf_tables, to which none leads, are of both.
+    /// The family of Istio's remains is that of the jumps to them; its nf_tables tables have no such
+    /// jumps and are dual-stack.
     fn has_others(&self, names: &[String], family: Family) -> bool {
         let is_led = || self.jumps.is_empty() || self.jumps.iter().any(|it| it.table.0.has(family));
         !names.is_empty() && is_led()
     }
 
-    /// Our tables.
     pub(crate) fn ids(&self) -> Vec<TableId> {
         self.tables.iter().map(|found| found.table.id()).collect()
     }
 
-    /// The tag of our tables.
     pub(crate) fn tag(&self) -> Option<Tag> {
         self.tables.iter().find_map(ObservedTable::tag)
     }
@@ -159,29 +156,28 @@ impl ObservedTable {
     }
 }
 
-/// What is to be different.
+/// A change to a netns's tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
-    /// Tables to delete. They must exist: deleting what may not exist takes creating it first, and closing a socket
-    /// that deleted something takes the kernel tens of milliseconds (crates-and-floor.md, 0.4).
+    /// Tables to delete. They must exist: nft's way to delete a table that may not exist is to create it first, and
+    /// closing a socket that has deleted something takes the kernel tens of milliseconds.
     pub(crate) delete: Vec<TableId>,
-    /// Tables to create, of those that are deleted or not there.
+    /// Tables to create; none of them may exist after the deletions.
     pub(crate) create: Vec<NewTable>,
-    /// Whether what Istio's node agent left is deleted, after the rest.
+    /// Deletes the remains of Istio's node agent, after everything else.
     pub(crate) delete_incumbent: bool,
-    /// Whether what Istio's sidecar installer left is deleted, likewise.
+    /// Deletes the remains of Istio's sidecar installer, after everything else.
     pub(crate) delete_sidecar: bool,
 }
 
 impl Change {
-    /// Whether nothing is to be different.
     pub(crate) fn is_empty(&self) -> bool {
         let deletes_others = self.delete_incumbent || self.delete_sidecar;
         self.delete.is_empty() && self.create.is_empty() && !deletes_others
     }
 }
 
-/// A table to create.
+/// A table to create, with its tag.
 #[derive(Clone, Debug)]
 pub(crate) struct NewTable {
     pub(crate) table: Table,

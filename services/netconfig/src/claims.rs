@@ -1,9 +1,9 @@
-//! Which netns is held for which sandbox, and what was last seen in it. The one place where a netns gets a name that
-//! callers may use.
+//! The claims: which netns is held for which sandbox, and the state last published for it. Callers refer to a netns
+//! by its sandbox only.
 
-mod paths;
-pub(crate) mod proof;
+mod path_watcher;
 pub(crate) mod sweep;
+pub(crate) mod validate;
 
 use std::{
     collections::BTreeMap,
@@ -16,30 +16,30 @@ use inpod_linux::Netns;
 use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::broadcast;
 
-use crate::{apply::Observation, error::ClaimError, events::Queue, inspect};
-use proof::Proven;
+use crate::{apply::Observation, error::ClaimError, inspect, notifications::Queue};
+use validate::ValidatedNetns;
 
-/// How many events a slow watcher may lag behind before it has to read everything again.
-const BACKLOG: usize = 1024;
+/// Number of events that a slow watcher may lag behind before it has to start a new watch.
+const EVENT_BACKLOG: usize = 1024;
 
-/// A proven netns, held for a sandbox.
+/// A claimed network namespace.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: Netns,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) since: SystemTime,
-    /// Held by whoever changes the netns, so that changes of one netns come one after another.
-    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
+    /// Serializes changes of this netns: held during each change and each read.
+    pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// What was seen in a claimed netns.
+/// The observed state of a claimed netns.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: NetnsId,
     pub(crate) observation: Observation,
-    /// Grows with everything that is told of any claim.
+    /// Increases with every event of any claim.
     pub(crate) revision: u64,
 }
 
@@ -48,22 +48,20 @@ pub(crate) struct State {
 pub(crate) struct Released {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: NetnsId,
-    /// As of [`State`].
     pub(crate) revision: u64,
 }
 
-/// What happened to a claim. Names it only: an event that waits for a slow watcher must not hold a netns.
+/// A change of a claim. It contains names only: an event that waits for a slow watcher must not hold a netns open.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// It is new, or was found at another path.
-    Placed(SandboxRef),
-    /// What is in its netns is not what was told last.
+    /// The claim is new, or its netns moved to another path.
+    Claimed(SandboxRef),
+    /// The state differs from the one published before.
     State(Arc<State>),
-    /// It ended.
     Released(Released),
 }
 
-/// The claims held.
+/// All claims of this process.
 #[derive(Debug)]
 pub(crate) struct Claims {
     table: Mutex<Table>,
@@ -80,8 +78,8 @@ struct Table {
 #[derive(Debug)]
 struct Held {
     claim: Arc<Claim>,
-    /// What was told of it last.
-    told: Option<Arc<State>>,
+    /// The state published last; none before the first read.
+    published: Option<Arc<State>>,
 }
 
 impl Table {
@@ -90,7 +88,7 @@ impl Table {
         self.revision
     }
 
-    /// Of the same netns: a claim that was confirmed at another path has not ended.
+    /// Returns the current entry of the claim's netns. A claim that was confirmed at another path has not ended.
     fn current(&mut self, claim: &Claim) -> Option<&mut Held> {
         let held = self.held.get_mut(&claim.sandbox);
         held.filter(|held| held.claim.netns.same_as(&claim.netns))
@@ -98,66 +96,74 @@ impl Table {
 }
 
 impl Claims {
-    /// None yet. Those that come are put into the queue of netns that are read.
+    /// Creates an empty table. `queue` receives every claim, to have its netns read.
     pub(crate) fn new(queue: Arc<Queue>) -> Self {
         Self {
             table: Mutex::default(),
-            events: broadcast::Sender::new(BACKLOG),
+            events: broadcast::Sender::new(EVENT_BACKLOG),
             queue,
         }
     }
 
-    /// Holds a proven netns for a sandbox. One that the sandbox holds already is confirmed; another one takes its
-    /// place only when it is gone.
+    /// Claims a validated netns for a sandbox. If the sandbox already holds this netns, the claim is confirmed; if it
+    /// holds another one, that claim is replaced only if its netns is gone.
     ///
-    /// May look through the node's processes, and hence block.
+    /// May scan the node's processes, and hence block.
     pub(crate) fn claim(
         &self,
         sandbox: &SandboxRef,
-        proven: Proven,
+        validated: ValidatedNetns,
     ) -> Result<Arc<Claim>, ClaimError> {
         if let Some(held) = self.find(sandbox) {
-            if held.netns.same_as(&proven.netns) {
-                return self.confirm(held, proven);
+            if held.netns.same_as(&validated.netns) {
+                return self.confirm(held, validated);
             }
             if !is_gone(&held) {
                 return Err(ClaimError::Held {
                     held: held.netns.id(),
-                    found: proven.netns.id(),
+                    found: validated.netns.id(),
                 });
             }
             self.release(&held);
         }
-        self.insert(sandbox, proven)
+        self.insert(sandbox, validated)
     }
 
-    /// Where the path that it was claimed at is gone, the claim goes on at the one that it was found at now.
-    fn confirm(&self, held: Arc<Claim>, proven: Proven) -> Result<Arc<Claim>, ClaimError> {
+    /// Keeps a claim whose netns was found again. If its old path is gone, the claim moves to the new path.
+    fn confirm(
+        &self,
+        held: Arc<Claim>,
+        validated: ValidatedNetns,
+    ) -> Result<Arc<Claim>, ClaimError> {
         if held.netns.path_intact() {
             return Ok(held);
         }
         let mut table = self.lock();
         let Some(current) = table.current(&held) else {
             drop(table);
-            // It ended since it was found.
-            return self.insert(&held.sandbox, proven);
+            // The claim ended after it was looked up.
+            return self.insert(&held.sandbox, validated);
         };
         let claim = Arc::new(Claim {
             sandbox: held.sandbox.clone(),
-            netns: proven.netns,
-            addresses: proven.addresses,
+            netns: validated.netns,
+            addresses: validated.addresses,
             since: held.since,
-            turn: Arc::clone(&held.turn),
+            change_lock: Arc::clone(&held.change_lock),
         });
         current.claim = Arc::clone(&claim);
-        self.announce(Event::Placed(claim.sandbox.clone()));
+        self.send_event(Event::Claimed(claim.sandbox.clone()));
         Ok(claim)
     }
 
-    fn insert(&self, sandbox: &SandboxRef, proven: Proven) -> Result<Arc<Claim>, ClaimError> {
+    fn insert(
+        &self,
+        sandbox: &SandboxRef,
+        validated: ValidatedNetns,
+    ) -> Result<Arc<Claim>, ClaimError> {
         let mut table = self.lock();
-        let found = proven.netns.id();
-        // Who else has it: another sandbox, or this one by a call that was faster.
+        let found = validated.netns.id();
+        // The other claim may be another sandbox's, or this one's from a concurrent call.
         let mut others = table.held.values().map(|held| &held.claim);
         if let Some(other) = others.find(|claim| claim.netns.id() == found) {
             return if other.sandbox == *sandbox {
@@ -167,57 +173,55 @@ impl Claims {
                 Err(ClaimError::InUse { found, other })
             };
         }
-        if let Some(faster) = table.held.get(sandbox) {
-            let held = faster.claim.netns.id();
+        if let Some(existing) = table.held.get(sandbox) {
+            let held = existing.claim.netns.id();
             return Err(ClaimError::Held { held, found });
         }
         let claim = Arc::new(Claim {
             sandbox: sandbox.clone(),
-            netns: proven.netns,
-            addresses: proven.addresses,
+            netns: validated.netns,
+            addresses: validated.addresses,
             since: SystemTime::now(),
-            turn: Arc::default(),
+            change_lock: Arc::default(),
         });
         let held = Held {
             claim: Arc::clone(&claim),
-            told: None,
+            published: None,
         };
         table.held.insert(sandbox.clone(), held);
         self.queue.add(sandbox);
-        self.announce(Event::Placed(sandbox.clone()));
+        self.send_event(Event::Claimed(sandbox.clone()));
         Ok(claim)
     }
 
-    /// The claim of a sandbox.
     pub(crate) fn get(&self, sandbox: &SandboxRef) -> Result<Arc<Claim>, ClaimError> {
         self.find(sandbox)
             .ok_or_else(|| ClaimError::Unknown(sandbox.clone()))
     }
 
-    /// The claim of a sandbox, if there is one.
     pub(crate) fn find(&self, sandbox: &SandboxRef) -> Option<Arc<Claim>> {
         let table = self.lock();
         table.held.get(sandbox).map(|held| Arc::clone(&held.claim))
     }
 
-    /// All of them, ordered by sandbox.
+    /// Returns all claims, ordered by sandbox.
     pub(crate) fn list(&self) -> Vec<Arc<Claim>> {
         let table = self.lock();
         let claims = table.held.values().map(|held| Arc::clone(&held.claim));
         claims.collect()
     }
 
-    /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.lock().held.len()
     }
 
-    /// Whether a claim has not ended.
+    /// Returns whether a claim has not ended.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
         self.lock().current(claim).is_some()
     }
 
-    /// Ends a claim, unless another netns has taken its place. Its descriptor is closed when the last call on it ends.
+    /// Ends a claim, unless another netns has replaced it. Its descriptor is closed when the last call
+    /// that uses it ends.
     pub(crate) fn release(&self, claim: &Claim) -> bool {
         let mut table = self.lock();
         if table.current(claim).is_none() {
@@ -226,7 +230,7 @@ impl Claims {
         table.held.remove(&claim.sandbox);
         let netns = claim.netns.id();
         self.queue.remove(&claim.sandbox, netns);
-        self.announce(Event::Released(Released {
+        self.send_event(Event::Released(Released {
             sandbox: claim.sandbox.clone(),
             netns,
             revision: table.next_revision(),
@@ -234,26 +238,27 @@ impl Claims {
         true
     }
 
-    /// What is in a claim's netns was changed through it: it is read, and watchers are told, also where they were told
-    /// the same before. What was mended and then broken again is another thing than what was never mended.
-    pub(crate) fn touched(&self, claim: &Claim) {
+    /// Schedules a read after a change through this claim, and has its result published even if it equals the last one:
+    /// a netns that was repaired and then broken again differs from one that was never repaired.
+    pub(crate) fn republish(&self, claim: &Claim) {
         if let Some(held) = self.lock().current(claim) {
-            held.told = None;
+            held.published = None;
         }
-        self.queue.mark(&claim.sandbox);
+        self.queue.mark_changed(&claim.sandbox);
     }
 
-    /// What was seen in a claim's netns. Watchers are told where it is not what they were told last. Gives back what
-    /// they know now, and whether it is new; `None` where the claim has ended.
-    pub(crate) fn tell(
+    /// Publishes the observed state to watchers if it differs from the last one. Returns the current state and whether
+    /// it is new, or `None` if the claim has ended.
+    pub(crate) fn publish(
         &self,
         claim: &Claim,
         observation: Observation,
     ) -> Option<(Arc<State>, bool)> {
         let mut table = self.lock();
-        let told = table.current(claim)?.told.clone();
-        if let Some(told) = told.filter(|told| told.observation == observation) {
-            return Some((told, false));
+        let published = table.current(claim)?.published.clone();
+        if let Some(published) = published.filter(|published| published.observation == observation)
+        {
+            return Some((published, false));
         }
         let state = Arc::new(State {
             sandbox: claim.sandbox.clone(),
@@ -261,36 +266,35 @@ impl Claims {
             observation,
             revision: table.next_revision(),
         });
-        table.current(claim)?.told = Some(Arc::clone(&state));
-        self.announce(Event::State(Arc::clone(&state)));
+        table.current(claim)?.published = Some(Arc::clone(&state));
+        self.send_event(Event::State(Arc::clone(&state)));
         Some((state, true))
     }
 
-    /// What watchers were told of a claim's netns last.
-    pub(crate) fn told(&self, claim: &Claim) -> Option<Arc<State>> {
-        self.lock().current(claim)?.told.clone()
+    pub(crate) fn last_published(&self, claim: &Claim) -> Option<Arc<State>> {
+        self.lock().current(claim)?.published.clone()
     }
 
-    /// Whose claims there are, and every event from then on.
+    /// Returns the sandboxes with claims, and a receiver of all later events.
     pub(crate) fn subscribe(&self) -> (Vec<SandboxRef>, broadcast::Receiver<Event>) {
         let table = self.lock();
         let sandboxes = table.held.keys().cloned().collect();
         (sandboxes, self.events.subscribe())
     }
 
-    fn announce(&self, event: Event) {
-        // An error says that nobody watches.
+    fn send_event(&self, event: Event) {
+        // Sending fails if there are no watchers.
         drop(self.events.send(event));
     }
 
-    /// A panic while it was held cannot have left it half changed: nothing that is called with it panics.
+    /// A poisoned lock is safe to use: no code that runs under it panics half way through a change.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether nothing uses a netns but this process: its path does not lead to it, and no process is in it. Looks
-/// through the node's processes in the worst case.
+/// Returns whether no other process uses a netns: its path leads elsewhere, and no process is in it. Scans the node's
+/// processes in the worst case.
 pub(crate) fn is_gone(claim: &Claim) -> bool {
-    !claim.netns.path_intact() && !inspect::is_inhabited(&claim.netns)
+    !claim.netns.path_intact() && !inspect::has_processes(&claim.netns)
 }

@@ -4,92 +4,82 @@ use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
-    choice::Setting,
-    host::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
+    backend::detect::BackendSetting,
+    probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
 };
 
-/// The settings of this service alone.
 pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "netns_roots",
         // /var/run may be a directory of its own; dockershim passes the third, cri-dockerd the last.
         default: Some("/run/netns,/var/run/netns,/var/run/docker/netns,/proc"),
-        help: "Directories below which a netns may be, with commas between them",
+        help: "Directories in which a network namespace may be, separated by commas",
     },
     Key {
         name: "sweep_seconds",
         default: Some("5"),
-        help: "How often claims are looked through for those whose netns is gone",
+        help: "How often to check whether the network namespaces of claims still exist",
     },
     Key {
         name: "verify_seconds",
         default: Some("300"),
-        help: "How often each claimed netns is read where nothing is heard of it: iptables-legacy tells nobody",
+        help: "How often to read each claimed netns without a change notification: iptables-legacy sends none",
     },
     Key {
         name: "event_buffer_bytes",
         default: Some("8388608"),
-        help: "How much of what the kernel tells of all netns waits to be taken; beyond it everything is read again",
+        help: "Receive buffer for kernel notifications, in bytes; when it overflows, every claimed netns is read again",
     },
     Key {
         name: "backend",
         default: Some("auto"),
-        help: "What rules are written with: auto, nftables, iptables-nft or iptables-legacy",
+        help: "How to write rules: auto, nftables, iptables-nft or iptables-legacy",
     },
     Key {
         name: "probe_match",
         default: Some("socket"),
-        help: "Whose packets to a pod are probes: socket (any process on the node's network), kubelet (its user), uid:NUMBER, cgroup:PATH, or off (probes are not let through, and nothing is written in the node's netns)",
+        help: "Which packets from the node to a pod are probes: socket (from any process on the node's network), kubelet (from its user), uid:NUMBER, cgroup:PATH, or off (probes are not exempted, and nothing is written in the node's netns)",
     },
     Key {
         name: "probe_source_v4",
         default: Some("169.254.7.127"),
-        help: "The address that IPv4 probes come from, as pods see them",
+        help: "Source address of IPv4 probes, as pods see them",
     },
     Key {
         name: "probe_source_v6",
         default: Some("fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
-        help: "The address that IPv6 probes come from, as pods see them",
+        help: "Source address of IPv6 probes, as pods see them",
     },
     Key {
         name: "aws_branch_eni",
         default: Some("auto"),
-        help: "Whether probes of pods with an interface of AWS's own are led to them by ip rules: auto (where the node's tcp_early_demux is 0) or off",
+        help: "Whether to add ip rules that keep probes of pods with an AWS branch ENI on the node: auto (where the node's tcp_early_demux is 0) or off",
     },
 ];
 
-/// The settings, parsed.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// Directories below which a netns may be.
     #[serde(deserialize_with = "inpod_service::list")]
     pub netns_roots: Vec<PathBuf>,
-    /// How often claims are looked through.
     #[serde(rename = "sweep_seconds", deserialize_with = "seconds")]
     pub sweep: Duration,
-    /// How often each claimed netns is read where nothing is heard of it.
+    /// Interval of reads of a claimed netns without a notification.
     #[serde(rename = "verify_seconds", deserialize_with = "seconds")]
     pub verify: Duration,
-    /// The receive buffer of each of the two sockets that hear of changes, in bytes as SO_RCVBUF takes them.
+    /// The receive buffer of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
-    /// What rules are written with.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
-    pub backend: Setting,
-    /// Whose packets to a pod are probes.
+    pub backend: BackendSetting,
     pub probe_match: ProbeMatch,
-    /// The address that IPv4 probes come from.
     pub probe_source_v4: SourceV4,
-    /// The address that IPv6 probes come from.
     pub probe_source_v6: SourceV6,
-    /// Whether probes are led to pods with an interface of AWS's own.
     pub aws_branch_eni: AwsBranchEni,
 }
 
 impl Config {
-    /// What is done with probes.
-    pub(crate) fn probes(&self) -> host::Settings {
-        host::Settings {
+    pub(crate) fn probes(&self) -> probes::ProbeSettings {
+        probes::ProbeSettings {
             probe_match: self.probe_match.clone(),
             source_v4: self.probe_source_v4,
             source_v6: self.probe_source_v6,

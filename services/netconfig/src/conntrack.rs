@@ -1,8 +1,8 @@
-//! Connection tracking of a netns, as far as it keeps captured what is to go direct, or the other way round.
+//! Deletes connection tracking entries that would keep a connection on its old path after rules change.
 
 mod connections;
 
-pub(crate) use connections::{forget_captured, forget_from_before, forget_strangers};
+pub(crate) use connections::{flush_captured, flush_existing, flush_untranslated};
 
 use crate::{
     family::Family,
@@ -17,44 +17,40 @@ use netlink_bindings::{
 
 /// NFNL_SUBSYS_CTNETLINK and IPCTNL_MSG_CT_DELETE (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h).
 const DELETE: u16 = (1 << 8) | 2;
-/// CTA_TUPLE_ORIG: who began it, and how.
+/// CTA_TUPLE_ORIG: the endpoints of the first packet.
 const TUPLE_ORIG: u16 = 1;
-/// CTA_ID: which entry, among those that had the same first packet one after the other.
+/// CTA_ID: distinguishes entries whose first packets had the same endpoints.
 const ID: u16 = 12;
-/// CTA_ZONE.
-const ZONE: u16 = 18;
-/// NLA_F_NESTED.
-const NESTED: u16 = 0x8000;
-/// IPPROTO_UDP.
-const UDP: u8 = 17;
-/// How often a dump is begun again because entries came and went meanwhile.
+const ZONE: u16 = 18; // CTA_ZONE
+const NESTED: u16 = 0x8000; // NLA_F_NESTED
+const UDP: u8 = 17; // IPPROTO_UDP
+/// Attempts to get a dump during which no entry changed.
 const ATTEMPTS: usize = 8;
 
-/// Whose answers an entry of a question bears that goes the wrong way, given the families whose questions are to go to
-/// ztunnel. One that goes the right way stays: without its entry the answer that is awaited would be lost.
-pub(crate) fn wrong_way(led: &[Family], family: Family) -> u16 {
-    if led.contains(&family) {
+/// Returns the source port of answers in entries of DNS queries that are stale, given the families whose queries go to
+/// ztunnel. Entries on the right path stay: without its entry, an outstanding answer would be lost.
+pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
+    if captured.contains(&family) {
         DNS_PORT
     } else {
         ZTUNNEL_DNS_PORT
     }
 }
 
-/// Deletes the entries of questions for names over UDP that go the wrong way, in every zone and both families.
-pub(crate) fn forget_names(socket: &mut Socket, led: &[Family]) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
-        is_wrong_question(header, attributes, led).unwrap_or(false)
+/// Deletes entries of UDP DNS queries on a stale path, in every zone and both families.
+pub(crate) fn flush_dns(socket: &mut Socket, captured: &[Family]) -> Result<(), KernelError> {
+    delete_matching(socket, |header, attributes| {
+        is_stale_query(header, attributes, captured).unwrap_or(false)
     })
 }
 
-/// Deletes the entries that are meant.
-fn forget(
+fn delete_matching(
     socket: &mut Socket,
-    is_meant: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
+    is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<(), KernelError> {
-    for entry in entries(socket, is_meant)? {
+    for entry in entries(socket, is_selected)? {
         match socket.act("delete a connection tracking entry", &entry) {
-            // It ended by itself.
+            // The entry expired by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
             result => result?,
         }
@@ -62,7 +58,7 @@ fn forget(
     Ok(())
 }
 
-/// An entry, as a request that deletes it.
+/// A request to delete an entry.
 struct Entry(Vec<u8>);
 
 impl NetlinkRequest for Entry {
@@ -86,13 +82,12 @@ impl NetlinkRequest for Entry {
     fn decode_reply(_: &[u8]) {}
 }
 
-/// NETLINK_NETFILTER of linux/netlink.h.
-const PROTOCOL: u16 = 12;
+const PROTOCOL: u16 = 12; // NETLINK_NETFILTER of linux/netlink.h
 
-/// A dump that entries came to or went from while it was made may lack some.
+/// Repeats dumps during which entries came or went, since they may be incomplete.
 fn entries(
     socket: &mut Socket,
-    is_meant: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
+    is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<Vec<Entry>, KernelError> {
     let mut attempts = ATTEMPTS;
     loop {
@@ -104,8 +99,8 @@ fn entries(
             Ok(payloads) => {
                 let entry = |payload: &Vec<u8>| {
                     let (header, attributes) = OpGetDump::decode_reply(payload);
-                    let meant = is_meant(&header, &attributes);
-                    meant.then(|| delete(&header, attributes.get_buf()))?
+                    let is_selected = is_selected(&header, &attributes);
+                    is_selected.then(|| delete(&header, attributes.get_buf()))?
                 };
                 return Ok(payloads.iter().filter_map(entry).collect());
             }
@@ -118,22 +113,22 @@ fn family_of(header: &Nfgenmsg) -> Option<Family> {
     families.find(|family| family.number() == header.nfgen_family)
 }
 
-/// `None` for what is no question.
-fn is_wrong_question(
+/// Returns `None` for entries that are not DNS queries.
+fn is_stale_query(
     header: &Nfgenmsg,
     attributes: &IterableConntrackAttrs<'_>,
-    led: &[Family],
+    captured: &[Family],
 ) -> Option<bool> {
     let proto = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let is_question =
         proto.get_proto_num().ok()? == UDP && proto.get_proto_dst_port().ok()? == DNS_PORT;
     let family = family_of(header)?;
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
-    let is_wrong = answers.get_proto_src_port().ok()? == wrong_way(led, family);
+    let is_wrong = answers.get_proto_src_port().ok()? == stale_reply_port(captured, family);
     Some(is_question && is_wrong)
 }
 
-/// An entry is named by its first packet and its zone, and by its number: by now there may be another one of these.
+/// Identifies an entry by its first packet, its zone and its id, since the first two may have been reused.
 fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     let mut payload = vec![header.nfgen_family, 0, 0, 0];
     push(
@@ -149,7 +144,7 @@ fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     Some(Entry(payload))
 }
 
-/// An attribute: its length with the four bytes of its head, its kind, its bytes, and what fills up to four.
+/// Appends an attribute: its length including the header of four bytes, its type, its value and padding to four bytes.
 fn push(payload: &mut Vec<u8>, kind: u16, bytes: &[u8]) -> Option<()> {
     let length = u16::try_from(bytes.len().checked_add(4)?).ok()?;
     payload.extend(length.to_ne_bytes());

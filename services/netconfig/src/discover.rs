@@ -1,4 +1,4 @@
-//! Finds the netns of a pod that no CNI call was seen for, by its processes' cgroups.
+//! Finds the netns of a pod without a CNI call, by the cgroups of its processes.
 
 use std::{
     collections::BTreeMap,
@@ -18,49 +18,48 @@ use inpod_types::{
 use crate::{
     claims::{
         Claim, Claims,
-        proof::{self, Proven},
+        validate::{self, ValidatedNetns},
     },
     error::{ClaimError, FindError},
     inspect::{self, PROC, Process},
 };
 
-/// The interface of a discovered sandbox: what every runtime calls a pod's first one.
+/// The interface of a discovered sandbox: every runtime gives a pod's first interface this name.
 const IFNAME: &str = "eth0";
 
-/// A pod's netns, held.
+/// A pod's netns that was found and validated.
 #[derive(Debug)]
-pub struct Found {
-    /// The pod's oldest process in it.
+pub struct DiscoveredNetns {
+    /// The pod's oldest process in the netns.
     pub process: Process,
     /// The container of that process.
     pub container_id: ContainerId,
-    proven: Proven,
+    validated: ValidatedNetns,
 }
 
-impl Found {
-    /// The netns.
+impl DiscoveredNetns {
     pub fn netns(&self) -> &Netns {
-        &self.proven.netns
+        &self.validated.netns
     }
 }
 
-/// Finds a pod's netns: of those that its processes are in, neither the node's nor this process's own, the one of
-/// the oldest process that holds one of the addresses. `proc` is where procfs is.
+/// Finds a pod's netns. Of the netns that the pod's processes are in, other than the node's and netconfig's, this is
+/// the one of the oldest process that has one of the addresses. `proc` is the path of procfs.
 ///
-/// Its time grows with the number of the node's processes; it may block.
+/// Scans all of the node's processes, and may block.
 ///
 /// # Errors
 ///
-/// When there is none, processes cannot be listed, or one of the pod's netns cannot be looked into.
-pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Found, FindError> {
+/// When there is no such netns, processes cannot be listed, or one of the pod's netns cannot be inspected.
+pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
-    for netns in by_age(scan.members) {
-        match prove(netns, addresses) {
+    for netns in group_by_netns(scan.members) {
+        match validate_group(netns, addresses) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
-            // Another one may still be the pod's.
+            // Another netns may still be the pod's.
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -74,21 +73,21 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Found, Fi
     ))
 }
 
-/// Finds a pod's netns and holds it, for a sandbox that is named after the container of the oldest process. One that
-/// was found before keeps its name, also when that container has ended since.
+/// Finds a pod's netns and claims it for a sandbox that is named after the container of the oldest process. A netns
+/// that was discovered before keeps its sandbox, even if that container has ended since.
 pub(crate) fn find_and_claim(
     claims: &Claims,
     pod: &PodUid,
     addresses: &[IpAddr],
 ) -> Result<(Arc<Claim>, Process), FindError> {
     let found = find(Path::new(PROC), pod, addresses)?;
-    let sandbox = match found_before(claims, found.netns()) {
+    let sandbox = match existing_discovery(claims, found.netns()) {
         Some(sandbox) => sandbox,
         None => discovered(found.container_id.clone())?,
     };
-    let claim = claims.claim(&sandbox, found.proven)?;
+    let claim = claims.claim(&sandbox, found.validated)?;
     let (netns, path) = (claim.netns.id(), claim.netns.path().display());
-    tracing::info!(%pod, %sandbox, %netns, %path, "Found and claimed");
+    tracing::info!(%pod, %sandbox, %netns, %path, "Discovered and claimed a netns");
     let process = Process {
         sandbox_own: claim.sandbox.container_id == found.container_id,
         ..found.process
@@ -99,23 +98,23 @@ pub(crate) fn find_and_claim(
 /// A process of the pod.
 #[derive(Debug)]
 struct Member {
-    /// What stands first orders: the start, then the pid.
+    /// The first field, so that the derived order is by start time, then by pid.
     process: Process,
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode number.
     netns: (u64, u64),
     container_id: ContainerId,
 }
 
-/// What was found below `/proc`.
+/// The result of scanning `/proc`.
 #[derive(Debug, Default)]
 struct Scan {
     members: Vec<Member>,
-    /// How many processes of the pod may not be looked at.
+    /// Number of the pod's processes that could not be inspected.
     hidden: usize,
 }
 
-/// The pod's processes that are in a netns of their own. One that ends meanwhile is left out.
+/// Lists the pod's processes that are in a netns of their own. Processes that end meanwhile are left out.
 fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let Some(pod) = PodKey::of(pod.as_str()) else {
@@ -144,22 +143,22 @@ fn netns_at(path: &Path) -> io::Result<(u64, u64)> {
 fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Member> {
     let container_id = container_of(pod, &path)?;
     Some(Member {
-        process: inspect::look_at_process(pid, &path, Some(container_id.as_str()))?,
+        process: inspect::read_process(pid, &path, Some(container_id.as_str()))?,
         path,
         netns,
         container_id,
     })
 }
 
-/// The container of the pod that a process is in. A cgroup's name may be any bytes.
+/// Returns the container of the pod that a process is in. The name of a cgroup may contain any bytes.
 fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
     let cgroup = fs::read(process.join("cgroup")).ok()?;
     let place = place(&String::from_utf8_lossy(&cgroup))?;
     (place.pod == pod).then_some(place.container)
 }
 
-/// The processes by netns, each oldest first, and the netns by their oldest one.
-fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
+/// Groups processes by netns. Each group, and the list of groups, starts with the oldest process.
+fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     members.sort_by(|a, b| a.process.cmp(&b.process));
     let mut netns: BTreeMap<_, usize> = BTreeMap::new();
     let mut groups: Vec<Vec<Member>> = Vec::new();
@@ -173,8 +172,11 @@ fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     groups
 }
 
-/// Judges a netns, once: through the first of its processes that is still there. `None`: none is.
-fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, ClaimError> {
+/// Validates a netns through the first of its processes that still runs. Returns `None` if none does.
+fn validate_group(
+    members: Vec<Member>,
+    addresses: &[IpAddr],
+) -> Result<Option<DiscoveredNetns>, ClaimError> {
     for member in members {
         let (device, inode) = member.netns;
         let wanted = NetnsRef {
@@ -182,15 +184,15 @@ fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, Cl
             inode: Some(inode),
             ..NetnsRef::at(member.path.join("ns/net"))
         };
-        match proof::prove(&wanted, addresses.to_vec(), &[PROC.into()]) {
-            Ok(proven) if is_still(&member) => {
-                return Ok(Some(Found {
+        match validate::validate(&wanted, addresses.to_vec(), &[PROC.into()]) {
+            Ok(validated) if is_same_process(&member) => {
+                return Ok(Some(DiscoveredNetns {
                     process: member.process,
                     container_id: member.container_id,
-                    proven,
+                    validated,
                 }));
             }
-            // The process has ended, or moved, or its number is another one's by now.
+            // The process ended or moved, or another process reuses its pid.
             Ok(_) | Err(ClaimError::Open(OpenError::Missing(_)) | ClaimError::Mismatch { .. }) => {}
             Err(refusal) => return Err(refusal),
         }
@@ -198,14 +200,14 @@ fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, Cl
     Ok(None)
 }
 
-fn is_still(member: &Member) -> bool {
+fn is_same_process(member: &Member) -> bool {
     let id = Some(member.container_id.as_str());
-    inspect::look_at_process(member.process.pid, &member.path, id)
+    inspect::read_process(member.process.pid, &member.path, id)
         .is_some_and(|now| now.start_time == member.process.start_time)
 }
 
-/// The sandbox for which an earlier search claimed a netns.
-fn found_before(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
+/// Returns the sandbox for which an earlier search claimed the netns.
+fn existing_discovery(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
     let held = claims.list();
     let held = held.iter().find(|claim| claim.netns.same_as(netns))?;
     let is_discovered = held.sandbox.network_name == NetworkName::default();

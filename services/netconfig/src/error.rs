@@ -1,4 +1,4 @@
-//! Why an operation failed: an enum for each, and the one place that says how it looks to a caller.
+//! The errors of each operation. [`failure`] maps them to what a caller receives.
 
 mod failure;
 
@@ -9,48 +9,44 @@ use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
 
 pub(crate) use self::failure::{IntoFailure, reason_of_program};
 pub use crate::{
-    apply::NoIpv6, backend::BackendError, host::HostError, iptables::ProgramError,
-    netlink::KernelError,
+    apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
+    probes::ProbeSetError,
 };
-use crate::{host::Unnamed, link::ReachError};
+use crate::{netns_session::ReachError, probes::SetAddressesError};
 
-/// Why a redirection could not be applied.
+/// An error of applying a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The netns could not be reached.
     #[error("cannot apply the rules")]
     Reach(#[from] ReachError),
-    /// Nothing can be redirected in a netns whose loopback interface is down.
+    /// Redirection needs a loopback interface that is up.
     #[error("cannot apply the rules while `lo` is down in the netns: `ip link set lo up` there")]
     LoopbackDown(#[source] KernelError),
-    /// IPv6 is to be captured where there is none.
+    /// IPv6 capture is required, but the netns has no IPv6.
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
-    /// The connections that go past ztunnel could not be counted; the rules are there.
+    /// The rules are applied, but the connections that bypass ztunnel could not be counted.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
-    /// The pod's addresses could not be named in the node's probe set; nothing else was tried.
+    /// The pod's addresses could not be added to the node's probe set; no rules were written.
     #[error("cannot apply the rules")]
-    Host {
-        /// Why.
-        source: HostError,
-        /// What could not be put back after that.
+    ProbeSet {
+        source: ProbeSetError,
+        /// The steps that could not be undone.
         undo_failures: Vec<String>,
     },
-    /// The kernel or a program refused.
     #[error("cannot apply the rules")]
     Backend {
-        /// What it refused.
         source: BackendError,
-        /// What could not be put back after that.
+        /// The steps that could not be undone.
         undo_failures: Vec<String>,
     },
-    /// The kernel took the rules and holds others.
+    /// The kernel accepted the rules, but holds different ones.
     #[error("the kernel holds other rules than were written: {}", .differences.join("; "))]
     Differs {
-        /// One sentence each.
+        /// One sentence per difference.
         differences: Vec<String>,
-        /// What could not be put back after that.
+        /// The steps that could not be undone.
         undo_failures: Vec<String>,
     },
 }
@@ -64,13 +60,13 @@ impl From<BackendError> for ApplyError {
     }
 }
 
-impl From<Unnamed> for ApplyError {
-    fn from(unnamed: Unnamed) -> Self {
-        let Unnamed {
+impl From<SetAddressesError> for ApplyError {
+    fn from(unnamed: SetAddressesError) -> Self {
+        let SetAddressesError {
             cause,
             undo_failures,
         } = unnamed;
-        Self::Host {
+        Self::ProbeSet {
             source: cause,
             undo_failures,
         }
@@ -95,7 +91,7 @@ impl ApplyError {
         match &mut self {
             Self::Backend { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
-            | Self::Host { undo_failures, .. } => undo_failures.extend(failures),
+            | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
             Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
                 for failure in failures {
                     tracing::warn!(failure, "Cannot undo a failed apply");
@@ -106,40 +102,37 @@ impl ApplyError {
     }
 }
 
-/// Why a netns could not be compared.
+/// An error of comparing a netns with a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// The netns could not be reached.
     #[error("cannot read the rules")]
     Reach(#[from] ReachError),
-    /// IPv6 is to be captured where there is none.
+    /// IPv6 capture is required, but the netns has no IPv6.
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
-    /// The kernel or a program refused.
     #[error("cannot read the rules")]
     Backend(#[from] BackendError),
 }
 
-/// Why a redirection could not be taken away.
+/// An error of removing a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// The netns could not be reached.
     #[error("cannot remove the rules")]
     Reach(#[from] ReachError),
-    /// Its connections could not be counted.
+    /// The netns's connections could not be counted.
     #[error("cannot remove the rules")]
     Inspect(#[from] InspectError),
-    /// They could not be read.
+    /// The rules could not be read.
     #[error("cannot remove the rules")]
     Backend(#[from] BackendError),
-    /// They could not give way to those of the first phase.
+    /// The rules could not be replaced by those of the drain phase.
     #[error("cannot remove the rules")]
     Drain(#[source] Box<ApplyError>),
-    /// The pod's addresses are still in the node's probe set; the rules are gone.
+    /// The rules are removed, but the pod's addresses are still in the node's probe set.
     #[error("the rules are removed")]
-    Host(#[from] HostError),
-    /// What failed and what is left when it is read back, a sentence each.
-    #[error("the rules are not all removed: {}", .0.join("; "))]
+    ProbeSet(#[from] ProbeSetError),
+    /// One sentence for each step that failed, and for each rule that is left when the netns is read back.
+    #[error("some rules were not removed: {}", .0.join("; "))]
     Left(Vec<String>),
 }
 
@@ -159,109 +152,98 @@ impl RemoveError {
     }
 }
 
-/// Why a netns could not be looked into.
+/// An error of inspecting a netns.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// It could not be entered.
-    #[error("cannot look into the netns")]
+    #[error("cannot inspect the netns")]
     Enter(#[from] EnterError),
-    /// The kernel refused.
-    #[error("cannot look into the netns")]
+    #[error("cannot inspect the netns")]
     Kernel(#[from] KernelError),
-    /// Something in it could not be read.
     #[error("cannot read {what} of the netns")]
     Read {
-        /// What.
         what: &'static str,
-        /// The cause.
         source: io::Error,
     },
 }
 
-/// Why a netns could not be claimed, or is not claimed.
+/// An error of claiming a netns, or of using a claim.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// It could not be opened.
     #[error("cannot open the netns")]
     Open(#[from] OpenError),
-    /// It could not be opened where it is said to be, and is alive.
-    #[error("processes run in the netns that was meant, which cannot be opened")]
+    /// Nothing can be opened at the path, but processes use the netns.
+    #[error("the netns is in use, but cannot be opened at its path")]
     Unreachable(#[source] OpenError),
-    /// It could not be looked into.
-    #[error("cannot prove the netns")]
+    #[error("cannot validate the netns")]
     Inspect(#[from] InspectError),
-    /// It is the node's own, or netconfig's.
+    /// The netns is the node's own, or netconfig's.
     #[error("{0} is the node's own netns")]
-    Host(NetnsId),
-    /// It is not what the caller means.
-    #[error("found {found}, which is not the netns that was meant")]
+    HostNetns(NetnsId),
+    /// The netns is not the one that the caller identified.
+    #[error("found {found}, which is not the requested netns")]
     Mismatch {
-        /// What is at the path.
+        /// The netns at the path.
         found: NetnsId,
     },
-    /// The sandbox has another one, which is alive.
-    #[error("the sandbox holds {held}, which is alive, and {found} was offered")]
+    /// The sandbox already holds another netns, which is still in use.
+    #[error("the sandbox holds {held}, which is still in use, and the request names {found}")]
     Held {
-        /// What it has.
+        /// The netns that the sandbox holds.
         held: NetnsId,
-        /// What is at the path.
+        /// The netns at the path.
         found: NetnsId,
     },
-    /// Another sandbox has it.
+    /// Another sandbox holds the netns.
     #[error("{found} is claimed for sandbox {other}")]
     InUse {
-        /// What is at the path.
+        /// The netns at the path.
         found: NetnsId,
-        /// Whose it is.
+        /// The sandbox that holds it.
         other: SandboxRef,
     },
-    /// It has none of the addresses.
+    /// The netns has none of the expected addresses.
     #[error("the netns holds {found}, none of the expected addresses")]
     Address {
-        /// What it holds, as a list for people.
+        /// Its addresses, as text for messages.
         found: String,
     },
-    /// Nothing is claimed for the sandbox.
     #[error("no netns is claimed for sandbox {0}")]
     Unknown(SandboxRef),
 }
 
-/// Why a pod's netns could not be found, or not claimed.
+/// An error of finding a pod's netns by its processes, or of claiming it.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// The node's processes cannot be listed.
     #[error("cannot list the node's processes")]
     List(#[source] io::Error),
     /// None of the pod's processes is in a netns of the pod.
     #[error(
         "no process of pod {pod} is in a netns of its own that holds one of the pod's addresses{}",
-        but(*.hidden, .others)
+        describe_rejected(*.hidden, .others)
     )]
     Nowhere {
-        /// The pod.
         pod: PodUid,
-        /// How many of its processes may not be looked at.
+        /// Number of the pod's processes that could not be inspected.
         hidden: usize,
-        /// Why the netns that its processes are in are not its own, a sentence each.
+        /// One sentence for each netns that was rejected.
         others: Vec<String>,
     },
-    /// It was found, and could not be proven or claimed.
+    /// The netns was found, but not validated or claimed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// It cannot be given a name.
     #[error("cannot name the sandbox")]
     Name(#[from] InvalidIdentifier),
 }
 
-/// What was seen instead.
-fn but(hidden: usize, others: &[String]) -> String {
+/// Describes the processes and netns that were found instead.
+fn describe_rejected(hidden: usize, others: &[String]) -> String {
     let mut text = String::new();
     for other in others {
         text = format!("{text}; {other}");
     }
     if hidden > 0 {
         let needed = "CAP_SYS_PTRACE is needed";
-        text = format!("{text}; {hidden} of its processes may not be looked at ({needed})");
+        text = format!("{text}; {hidden} of its processes cannot be inspected ({needed})");
     }
     text
 }

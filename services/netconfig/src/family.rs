@@ -1,19 +1,16 @@
 use std::fmt;
 
-/// An address family.
+/// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// AF_INET, AF_INET6 (address_families(7)).
+    /// AF_INET and AF_INET6 (address_families(7)).
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::V4 => 2,
@@ -21,7 +18,6 @@ impl Family {
         }
     }
 
-    /// Of an address.
     pub(crate) fn of(address: std::net::IpAddr) -> Self {
         if address.is_ipv4() {
             Self::V4

@@ -1,24 +1,25 @@
-//! What is in a netns: addresses, processes, sockets.
+//! Reads addresses, processes and sockets of a netns.
 
 mod address;
 mod cgroup;
 mod connections;
 mod diag;
 mod flows;
+mod grace_period;
 mod listeners;
 mod process;
-mod settle;
 mod tcp;
 
 pub use address::addresses;
 pub(crate) use address::all_addresses;
-pub(crate) use connections::{Connections, carried};
+pub(crate) use connections::{Connections, proxied};
+pub(crate) use grace_period::{GRACE_PERIOD, await_closed};
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
-    PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories, walks,
+    PROC, has_processes, has_processes_in, parse_stat, proc_scans, process_directories,
+    read_process,
 };
 pub use process::{Process, processes};
-pub(crate) use settle::{SETTLING, settle};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
@@ -26,39 +27,39 @@ use inpod_linux::Netns;
 
 use crate::error::InspectError;
 
-/// TCP sockets of a netns.
+/// A summary of a netns's TCP sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
-    /// Ports that something listens on, ascending.
+    /// Ports with listeners, ascending.
     pub listening_ports: BTreeSet<u16>,
-    /// Established connections that ztunnel holds: on its ports, and those of other ports that TPROXY led to it. A
-    /// kernel without sock_diag does not tell the latter, and they count as direct.
+    /// Established connections of ztunnel: on its ports, and on other ports by TPROXY. Without sock_diag the latter are
+    /// not recognised and count as direct.
     pub captured_flows: u32,
-    /// Established connections that go past ztunnel, or past the sidecar.
+    /// Established connections that bypass ztunnel or the sidecar.
     pub direct_flows: u32,
 }
 
-/// The users, as this process numbers them, whose sockets are a sidecar's: what those open goes past nobody.
+/// The users whose sockets are a sidecar's, as this process numbers them. Their connections bypass nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(BTreeSet<u32>);
 
 impl Proxies {
-    /// These users. By default there are none.
+    /// By default there are none.
     pub fn of(users: impl IntoIterator<Item = u32>) -> Self {
         Self(users.into_iter().collect())
     }
 
-    /// A socket of which nobody tells whose it is is none of theirs.
+    /// Returns `false` for sockets whose user is unknown.
     fn own(&self, socket: &tcp::Socket) -> bool {
         socket.user.is_some_and(|user| self.0.contains(&user))
     }
 }
 
-/// Looks at the TCP sockets of a netns, in which `proxies` are a sidecar's.
+/// Summarises the TCP sockets of a netns, in which `proxies` are a sidecar's users.
 ///
 /// # Errors
 ///
-/// When it cannot be entered, or the kernel does not tell.
+/// When the netns cannot be entered or its sockets cannot be read.
 pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError> {
     let sockets = read(netns)?;
     let listening = sockets
@@ -71,31 +72,31 @@ pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError
     })
 }
 
-/// How many connections a ztunnel holds in a netns, as of [`Sockets::captured_flows`].
+/// Counts the connections of ztunnel in a netns, as [`Sockets::captured_flows`].
 ///
 /// # Errors
 ///
-/// As of [`sockets`].
+/// The same as of [`sockets`].
 pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
     Ok(flows::captured(&read(netns)?))
 }
 
-/// How many established TCP connections go past ztunnel, or past a sidecar: not with the pod itself, and not their own. A kernel
-/// without sock_diag does not tell those to the outside from the application's, and they are counted too.
+/// Counts established TCP connections that bypass ztunnel or a sidecar, except for those within the pod and their own.
+/// Without sock_diag their own connections to the outside cannot be recognised and are counted, too.
 ///
 /// # Errors
 ///
-/// As of [`sockets`].
+/// The same as of [`sockets`].
 pub fn direct_flows(netns: &Netns, proxies: &Proxies) -> Result<u32, InspectError> {
     Ok(flows::direct(&read(netns)?, proxies))
 }
 
 fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
-    or_else(diag::read(netns), || read_tables(netns))
+    or_without_sock_diag(diag::read(netns), || read_tables(netns))
 }
 
-/// Reads another way where the kernel is without sock_diag.
-fn or_else<T>(
+/// Falls back to another way of reading on kernels without sock_diag.
+fn or_without_sock_diag<T>(
     found: Result<T, InspectError>,
     read: impl FnOnce() -> Result<T, InspectError>,
 ) -> Result<T, InspectError> {
@@ -105,14 +106,14 @@ fn or_else<T>(
     }
 }
 
-/// A table shows the netns in which it was opened, so that only this is done inside: reading takes the kernel
-/// milliseconds, whatever is in it.
+/// The files show the netns in which they were opened, so only opening happens inside; reading
+/// takes the kernel milliseconds.
 fn read_tables(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     let tables = ["tcp", "tcp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
     let [v4, v6] = netns.within(|| tables.map(File::open))?;
     let read = || {
         let v4 = io::read_to_string(v4?)?;
-        // There is none in a kernel without IPv6.
+        // Missing on kernels without IPv6.
         let v6 = v6.map_or_else(|_| Ok(String::new()), io::read_to_string)?;
         Ok(tcp::parse(&v4).chain(tcp::parse(&v6)).collect())
     };
@@ -131,11 +132,11 @@ mod tests {
     fn a_kernel_without_sock_diag_is_read_another_way_and_a_refusal_is_an_error() {
         let failed = |errno| Err(KernelError::new("read the sockets", errno).into());
         let other = || Ok("tables");
-        assert_eq!(or_else(Ok("diag"), other).unwrap(), "diag");
+        assert_eq!(or_without_sock_diag(Ok("diag"), other).unwrap(), "diag");
         assert_eq!(
-            or_else(failed(nix::Error::ENOENT), other).unwrap(),
+            or_without_sock_diag(failed(nix::Error::ENOENT), other).unwrap(),
             "tables"
         );
-        assert!(or_else(failed(nix::Error::EPERM), other).is_err());
+        assert!(or_without_sock_diag(failed(nix::Error::EPERM), other).is_err());
     }
 }

@@ -1,22 +1,22 @@
-//! Rules by way of iptables' own programs, for nodes that need them: read by `iptables-save`, written by one
-//! `iptables-restore --noflush` per family. What is written of one table is done at once or not at all; tables and
-//! families are not one, and come in an order in which nothing is let out in between.
+//! Writes rules with iptables' own programs, for nodes that need them: `iptables-save` reads them, and one
+//! `iptables-restore --noflush` per family writes them. The change of one table is atomic; a change of several tables
+//! or families is not, so that its parts are ordered such that nothing escapes capture in between.
 
 mod child;
 mod error;
+mod layout;
 mod lift;
 mod lock;
+mod normalize;
 mod observe;
-mod place;
 mod process;
 mod programs;
 mod render;
 mod run;
 mod save;
 mod script;
-mod shape;
 mod sidecar;
-mod words;
+mod tokens;
 
 pub use child::run_program;
 pub use error::ProgramError;
@@ -33,19 +33,18 @@ use crate::{
     rules::{Ruleset, Table},
 };
 use lock::Session;
-use programs::{Act, Program, families};
+use programs::{Action, Program, families};
 
-/// Which iptables.
+/// A variant of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// On nf_tables.
+    /// iptables on top of nf_tables.
     Nft,
-    /// On the kernel's own tables.
+    /// iptables on the kernel's legacy tables.
     Legacy,
 }
 
 impl Variant {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -55,15 +54,15 @@ impl fmt::Display for Variant {
     }
 }
 
-/// A ruleset as a script for `iptables-restore --noflush`, or `ip6tables-restore`, on a netns that has nothing of
-/// ours yet: for goldens. Empty where there is no rule for the family.
+/// Renders a ruleset for `iptables-restore --noflush` or `ip6tables-restore` in a netns without rules of inpod, for
+/// golden files. Empty if there are no rules for the family.
 pub fn script(ruleset: &Ruleset, family: Family, comment: &str) -> String {
     let create = |table| NewTable {
         table,
         comment: comment.to_owned(),
     };
     let change = Change {
-        create: shape::shape(ruleset, &[family])
+        create: normalize::normalize(ruleset, &[family])
             .into_iter()
             .map(create)
             .collect(),
@@ -90,18 +89,18 @@ impl<'a> Iptables<'a> {
         }
     }
 
-    fn program(&self, family: Family, act: Act) -> Program {
+    fn program(&self, family: Family, action: Action) -> Program {
         Program {
             variant: self.variant,
             family,
-            act,
+            action,
         }
     }
 
     fn read_in(&self, session: &Session) -> Result<Observed, ProgramError> {
         let mut saved = Vec::new();
         for family in families() {
-            let program = self.program(*family, Act::Save);
+            let program = self.program(*family, Action::Save);
             let printed = self.programs.run(program, self.netns, "", session)?;
             let tables = save::parse(&printed).map_err(|save::Unreadable(line)| {
                 ProgramError::Unreadable {
@@ -116,15 +115,15 @@ impl<'a> Iptables<'a> {
 
     fn restore(&self, scripts: &[(Family, String)], session: &Session) -> Result<(), ProgramError> {
         for (family, script) in scripts {
-            let program = self.program(*family, Act::Restore);
+            let program = self.program(*family, Action::Restore);
             self.programs.run(program, self.netns, script, session)?;
         }
         Ok(())
     }
 
-    /// A refusal may come of what others did after `seen` was read. Then there is something by now that was neither
-    /// there before nor is of this change.
-    fn explain(
+    /// A concurrent change can cause a refusal. Then there are rules that neither existed in `seen` nor are
+    /// part of this change.
+    fn classify_refusal(
         &self,
         refusal: ProgramError,
         seen: &Observed,
@@ -134,26 +133,32 @@ impl<'a> Iptables<'a> {
         let ProgramError::Refused { line, .. } = &refusal else {
             return refusal;
         };
-        let is_about_owners = is_about_owners(line.as_deref(), change);
+        let is_about_owner_match = is_about_owner_match(line.as_deref(), change);
         match self.read_in(session) {
-            Ok(now) if is_overtaken(&now, seen, change) => {
-                ProgramError::Overtaken(Box::new(refusal))
+            Ok(now) if has_concurrent_change(&now, seen, change) => {
+                ProgramError::ConcurrentChange(Box::new(refusal))
             }
-            Ok(_) | Err(_) if is_about_owners => ProgramError::OwnersRefused(Box::new(refusal)),
+            Ok(_) | Err(_) if is_about_owner_match => {
+                ProgramError::OwnerMatchRefused(Box::new(refusal))
+            }
             Ok(_) | Err(_) => refusal,
         }
     }
 }
 
-/// Whether a refused line asks whose socket sends a packet. The kernel tells iptables-legacy of a whole table alone.
-fn is_about_owners(line: Option<&str>, change: &Change) -> bool {
-    let asks = change.create.iter().any(|new| new.table.asks_for_owners());
+/// Returns whether the refused line matches socket owners. For iptables-legacy the kernel refuses the whole table,
+/// which is reported at its COMMIT line.
+fn is_about_owner_match(line: Option<&str>, change: &Change) -> bool {
+    let asks = change
+        .create
+        .iter()
+        .any(|new| new.table.matches_socket_owners());
     let is_named = |line: &str| line.contains(" -m owner ") || line.trim() == "COMMIT";
     asks && line.is_some_and(is_named)
 }
 
-/// Whether anything is neither as it was nor as it was to be.
-fn is_overtaken(now: &Observed, seen: &Observed, change: &Change) -> bool {
+/// Returns whether anything differs from both the state before and the requested state.
+fn has_concurrent_change(now: &Observed, seen: &Observed, change: &Change) -> bool {
     let created: Vec<_> = change.create.iter().map(|new| &new.table).collect();
     let (now_there, seen_there) = (tables_of(now), tables_of(seen));
     let is_explained = |table: &&Table| {
@@ -180,8 +185,8 @@ fn tables_of(observed: &Observed) -> Vec<&Table> {
 }
 
 impl RuleBackend for Iptables<'_> {
-    fn shape(&self, ruleset: &Ruleset) -> Vec<Table> {
-        shape::shape(ruleset, families())
+    fn normalize(&self, ruleset: &Ruleset) -> Vec<Table> {
+        normalize::normalize(ruleset, families())
     }
 
     fn read(&mut self) -> Result<Observed, BackendError> {
@@ -189,18 +194,18 @@ impl RuleBackend for Iptables<'_> {
         Ok(self.read_in(&session)?)
     }
 
-    /// One program per family, and in it one step per table.
+    /// Runs one program per family, which changes each table atomically.
     fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
         let scripts = script::scripts(seen, change);
         let session = self.programs.session(self.variant, self.netns)?;
         let done = self.restore(&scripts, &session);
-        Ok(done.map_err(|refusal| self.explain(refusal, seen, change, &session))?)
+        Ok(done.map_err(|refusal| self.classify_refusal(refusal, seen, change, &session))?)
     }
 
     fn script(&self, seen: &Observed, change: &Change) -> String {
         let scripts = script::scripts(seen, change).into_iter();
         let named = scripts.map(|(family, text)| {
-            let program = self.program(family, Act::Restore);
+            let program = self.program(family, Action::Restore);
             format!("# {program} --noflush\n{text}")
         });
         named.collect()
@@ -219,7 +224,7 @@ mod tests {
         let observed = |table: &Table| ObservedTable {
             table: table.clone(),
             comment: None,
-            others: 0,
+            unknown_objects: 0,
         };
         Observed {
             tables: tables.iter().map(observed).collect(),
@@ -229,9 +234,9 @@ mod tests {
 
     #[test]
     fn what_is_as_before_or_as_it_was_to_be_is_nobodys_doing_but_ours() {
-        let before = shape::shape(&ambient::drain(), &[Family::V4]);
+        let before = normalize::normalize(&ambient::drain(), &[Family::V4]);
         let ruleset = Redirection::Ambient(crate::rules::Ambient::default()).ruleset();
-        let after = shape::shape(&ruleset, &[Family::V4]);
+        let after = normalize::normalize(&ruleset, &[Family::V4]);
         let new = |table: &Table| NewTable {
             table: table.clone(),
             comment: String::new(),
@@ -249,12 +254,12 @@ mod tests {
             half(&second, &before),
             half(&first, &after),
         ] {
-            assert!(!is_overtaken(&now, &seen, &change));
+            assert!(!has_concurrent_change(&now, &seen, &change));
         }
         let mut theirs = before.clone();
         theirs[1].chains[0].rules.push(Rule(vec![Expr::Drop]));
-        assert!(is_overtaken(&observed(&theirs), &seen, &change));
-        assert!(is_overtaken(
+        assert!(has_concurrent_change(&observed(&theirs), &seen, &change));
+        assert!(has_concurrent_change(
             &observed(&second),
             &observed(&after),
             &Change::default()
@@ -263,7 +268,7 @@ mod tests {
             incumbent: vec!["ip nat ISTIO_OUTPUT".to_owned()],
             ..seen.clone()
         };
-        assert!(is_overtaken(&incumbent, &seen, &change));
-        assert!(!is_overtaken(&seen, &incumbent, &change));
+        assert!(has_concurrent_change(&incumbent, &seen, &change));
+        assert!(!has_concurrent_change(&seen, &incumbent, &change));
     }
 }

@@ -1,47 +1,49 @@
-//! Claims pods' network namespaces, writes their redirection and reads it back. The only process that enters one.
+//! Claims pods' network namespaces (netns), writes their redirection rules and reads them back. netconfig is the only
+//! process of inpod that enters a pod's netns.
 //!
-//! [`apply`] is the heart: what [`rules`] says as data becomes so in the kernel, is read back, or is taken away. A
-//! caller names a netns by the claim that it holds; this process alone resolves a path. It holds no credential,
-//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's, but for [`host`].
+//! [`rules`] describes a redirection as data; [`apply`] applies it, compares it with the kernel and removes it. Callers
+//! name a netns by the claim that they hold; only this process resolves paths. It holds no credential, keeps no state
+//! but the detected backend, and changes nothing outside of claimed netns except for the probe set of [`probes`].
 
 pub mod apply;
 mod backend;
-mod choice;
 mod claims;
 mod config;
+pub mod conflicts;
 mod conntrack;
-mod departure;
 pub mod discover;
 pub mod error;
-mod events;
 mod family;
-pub mod floor;
-pub mod host;
 pub mod inspect;
 mod iptables;
-mod link;
+pub mod kernel_version;
 mod marks;
 mod metrics;
 mod netlink;
+mod netns_session;
 mod netns_sock;
 mod nftables;
+mod notifications;
 mod plan;
-pub mod radar;
-mod rehearsal;
+mod preflight;
+pub mod probes;
 mod routes;
 pub mod rules;
 pub mod selftest;
 mod server;
 mod sysctl;
+mod uninstall;
 mod watch;
 
-pub use backend::{Backend, BackendError};
-pub use choice::{NoSetting, Setting};
+pub use backend::{
+    Backend, BackendError,
+    detect::{BackendSetting, InvalidBackendSetting},
+};
 pub use config::Config;
 pub use family::Family;
 pub use iptables::{ProgramError, Programs, Variant, run_program, script as iptables_script};
-pub use link::ReachError;
 pub use marks::Mark;
+pub use netns_session::ReachError;
 pub use sysctl::Sysctls;
 
 use std::sync::Arc;
@@ -53,72 +55,78 @@ use tokio::task::JoinSet;
 
 use crate::{
     apply::Writer,
-    choice::{Chosen, choose},
+    backend::detect::{SelectedBackend, select_backend},
     claims::Claims,
-    events::{Ears, Queue, Reader},
-    host::Host,
-    metrics::Drift,
+    metrics::DriftMetrics,
+    notifications::{Queue, Reader, Subscriptions},
+    probes::ProbeSet,
     server::Handler,
 };
 
-/// What this service is.
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "netconfig",
-    about: "Claims pods' network namespaces, writes their redirection and reads it back",
+    about: "Claims pods' network namespaces, writes their redirection rules and reads them back",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
 
-/// Whether there is something to write rules with. Holds readiness up.
+/// Readiness condition: a backend for rules is usable.
 const BACKEND: &str = "backend";
 
-/// Serves until the process is to stop. Claims end with it; rules stay.
+/// Serves until the process stops. Claims end with the process; rules stay.
 ///
 /// # Errors
 ///
-/// When the kernel is too old, or a socket cannot be had.
+/// When the kernel is too old, or a socket cannot be opened.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
-    floor::check()?;
+    kernel_version::check()?;
     let probes = config.probes();
-    let writer = chosen(config.backend, &daemon).await?;
+    let writer = select_writer(config.backend, &daemon).await?;
     let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
-    let counts = daemon.metrics().register(Drift::register);
+    let counts = daemon.metrics().register(DriftMetrics::register);
     let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
-    let options = events::Options {
+    let options = notifications::Options {
         shared: true,
-        room: config.event_buffer_bytes,
+        buffer_bytes: config.event_buffer_bytes,
     };
-    let ears = Ears::open(options, Arc::clone(&queue), counts);
-    daemon.readiness().set("shared-events", ears.are_shared());
+    let subscriptions = Subscriptions::open(options, Arc::clone(&queue), counts);
+    daemon
+        .readiness()
+        .set("shared-events", subscriptions.are_shared());
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
-    let by = host::programs::by(writer.backend(), &writer.programs);
-    let host = Host::start(probes.clone(), by, daemon.readiness().clone());
-    let host = Arc::new(host.context("cannot open a netlink socket")?);
-    let _guard = host.guard().context("cannot start a thread")?;
+    let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
+    let probe_set = ProbeSet::start(probes.clone(), backend, daemon.readiness().clone());
+    let probe_set = Arc::new(probe_set.context("cannot open a netlink socket")?);
+    let _guard = probe_set
+        .start_reconciler()
+        .context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(vital("events", events::run(queue, reader.clone(), ears)));
+    tasks.spawn(vital(
+        "notifications",
+        notifications::run(queue, reader.clone(), subscriptions),
+    ));
     let sweep = claims::sweep::run(Arc::clone(&claims), config.sweep);
     tasks.spawn(vital("sweep", sweep));
-    let follows = host::follow::run(Arc::clone(&host), Arc::clone(&claims));
-    tasks.spawn(vital("host", follows));
-    let hands_over = netns_sock::serve(broker, claims, daemon.clone());
-    tasks.spawn(vital("netns.sock", hands_over));
-    let doubt = rehearsal::start(&mut tasks, &writer, probes, daemon.readiness());
+    let release_task = probes::release::run(Arc::clone(&probe_set), Arc::clone(&claims));
+    tasks.spawn(vital("probe-set", release_task));
+    let netns_sock_task = netns_sock::serve(broker, claims, daemon.clone());
+    tasks.spawn(vital("netns.sock", netns_sock_task));
+    let recheck = preflight::start(&mut tasks, &writer, probes, daemon.readiness());
     let handler = Handler::new(
         reader,
         config.netns_roots,
         writer,
         probe_sources,
-        host,
-        doubt,
+        probe_set,
+        recheck,
         &daemon,
     );
     let server = daemon.server();
     let server = server.add_service(NetconfigServiceServer::new(handler));
     server.serve().await?;
-    // The broker's socket is served until then.
+    // netns.sock is served until here, while the gRPC server drains its calls.
     tasks.shutdown().await;
     if daemon.forgets() {
         netns_sock::remove(&daemon)?;
@@ -126,12 +134,12 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What rules are written with. Whether that can be used is told.
-async fn chosen(setting: Setting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
+/// Selects the backend and sets the readiness condition [`BACKEND`].
+async fn select_writer(setting: BackendSetting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
     let directory = daemon.directory(SERVICE.name);
-    let choice = tokio::task::spawn_blocking(move || choose(setting, &directory));
-    let Chosen { writer, usable } = choice.await?;
-    daemon.readiness().require(BACKEND, "not looked at yet");
+    let selection = tokio::task::spawn_blocking(move || select_backend(setting, &directory));
+    let SelectedBackend { writer, usable } = selection.await?;
+    daemon.readiness().require(BACKEND, "not checked yet");
     daemon.readiness().set(BACKEND, usable);
     Ok(Arc::new(writer))
 }

@@ -1,4 +1,4 @@
-//! Claims pods' network namespaces, writes their redirection and reads it back. The only process that enters one.
+//! The netconfig binary. Started by itself as a helper process, it executes an iptables program instead of serving.
 
 fn main() -> std::process::ExitCode {
     if let Some(failed) = netconfig::run_program(std::env::args_os()) {

@@ -1,10 +1,9 @@
-//! The numbers that inpod and a ztunnel must agree on. ztunnel's are fixed in its source; Istio's node agent uses the
-//! same (shared facts: services/docs/facts/istio-ambient.md, 1.8).
+//! Marks, ports, tables and zones that inpod shares with ztunnel and with a sidecar's proxy. ztunnel's are fixed in its
+//! source; Istio's node agent uses the same (services/docs/facts/istio-ambient.md, 1.8).
 
 use std::fmt;
 
-/// A packet's or connection's mark in the bits that are ours. Other bits belong to others and are never read or
-/// written.
+/// A packet or connection mark within inpod's bits. Other bits are never read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     value: u32,
@@ -12,7 +11,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// A value within its mask.
+    /// Returns `None` if the value has bits outside of the mask.
     pub(crate) const fn new(value: u32, mask: u32) -> Option<Self> {
         if value & !mask == 0 {
             Some(Self { value, mask })
@@ -21,7 +20,7 @@ impl Mark {
         }
     }
 
-    /// One of the numbers below; a test shows that they lie within the mask.
+    /// Unchecked, to be a constant; a test verifies that all values lie within the mask.
     const fn ours(value: u32) -> Self {
         Self {
             value,
@@ -29,7 +28,7 @@ impl Mark {
         }
     }
 
-    /// The same value where every bit counts.
+    /// Returns the same value, compared in all bits.
     pub(crate) const fn whole(self) -> Self {
         Self {
             value: self.value,
@@ -37,12 +36,10 @@ impl Mark {
         }
     }
 
-    /// The value.
     pub(crate) const fn value(self) -> u32 {
         self.value
     }
 
-    /// Which bits count.
     pub(crate) const fn mask(self) -> u32 {
         self.mask
     }
@@ -54,61 +51,60 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The bits of a mark that are ours.
 const OUR_BITS: u32 = 0xfff;
 
-/// On every packet that ztunnel sends itself: it must not be captured again. Set by ztunnel on its sockets.
+/// Set by ztunnel on its sockets: its packets must not be captured again.
 pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 
-/// On the connections that ztunnel opened to the application with the client's address, and on the replies, which
-/// must go back to ztunnel by way of [`TABLE`]. Set and read by our rules alone; the value is Istio's.
+/// Set on connections that ztunnel opens to the application from the client's address, and on their replies, which must
+/// return to ztunnel through [`ZTUNNEL_TABLE`]. Only our rules set and read it; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
-/// On what a sidecar's proxy sends to the application in a client's name, and on the connections that it makes so. The
-/// proxy sets it on its sockets (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
-pub(crate) const OF_PROXY: Mark = Mark::ours(0x539);
+/// Set by a sidecar's proxy on sockets that speak to the application from a
+/// client's address (services/docs/facts/istio-sidecar.md, 4.4.2).
+pub(crate) const FROM_PROXY: Mark = Mark::ours(0x539);
 
-/// On what is delivered to this netns for a sidecar's proxy by way of [`PROXY_TABLE`]. Istio has the one above for that
-/// too; but what Istio's rules find it on they take for the proxy's, so that where they are still there beside ours a
-/// client's connection would be taken for one to the application.
+/// Set on packets that [`PROXY_TABLE`] delivers to a sidecar's proxy. Istio uses [`FROM_PROXY`] for this as well, but
+/// its rules take every packet with that mark for the proxy's: where they still exist next to ours, a client's
+/// connection would be taken for one to the application.
 pub(crate) const TO_PROXY: Mark = Mark::ours(0x53b);
 
-/// On what a sidecar's proxy sends within the pod, and TPROXY is to lead back to it (4.4.2).
+/// Set on packets from a sidecar's proxy to the pod that TPROXY returns to
+/// the proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
 
-/// The route table that delivers everything to this netns, for a sidecar's proxy (4.4.2).
+/// The route table that delivers everything locally, for a
+/// sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const PROXY_TABLE: u8 = 133;
 
-/// In which zones of connection tracking a sidecar's proxy asks for names, and is asked for them (4.4.5).
+/// The conntrack zones of DNS queries from and to a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.5).
 pub(crate) const PROXY_DNS_ZONE: u16 = 1;
 pub(crate) const APPLICATION_DNS_ZONE: u16 = 2;
 
-/// Where ztunnel takes outbound connections, and a sidecar's proxy does.
+/// ztunnel's and a sidecar's listener for outbound connections.
 pub(crate) const OUTBOUND_PORT: u16 = 15001;
 
-/// Where ztunnel takes inbound connections in plaintext, and a sidecar's proxy all.
+/// ztunnel's listener for inbound plaintext, and a sidecar's for all inbound connections.
 pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 
-/// Where ztunnel takes inbound connections from other ztunnels (HBONE).
+/// ztunnel's listener for connections from other ztunnels (HBONE).
 pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
 
-/// Where ztunnel answers names, over UDP and TCP, and a sidecar's proxy does.
+/// ztunnel's and a sidecar's DNS server, UDP and TCP.
 pub(crate) const ZTUNNEL_DNS_PORT: u16 = 15053;
 
-/// Where names are asked for.
 pub(crate) const DNS_PORT: u16 = 53;
 
-/// In which zone of connection tracking ztunnel's own questions are: the application's may come from the same port.
+/// The conntrack zone of ztunnel's own DNS queries, since the application's may use the same source port.
 pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
 
-/// Everything that ztunnel takes connections on.
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
-/// The route table that delivers everything to this netns, for ztunnel.
-pub(crate) const TABLE: u8 = 100;
+/// The route table that delivers everything locally, for ztunnel.
+pub(crate) const ZTUNNEL_TABLE: u8 = 100;
 
-/// The priority of the ip rule that leads there: before the tables main and default (32766, 32767).
+/// The priority of ip rules for these tables: before the rules for the tables main and default (32766, 32767).
 pub(crate) const RULE_PRIORITY: u32 = 32764;
 
 #[cfg(test)]
@@ -117,7 +113,7 @@ mod tests {
 
     #[test]
     fn our_marks_lie_within_their_mask() {
-        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, OF_PROXY, TO_PROXY, PROXY_TO_POD] {
+        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, FROM_PROXY, TO_PROXY, PROXY_TO_POD] {
             assert_eq!(Mark::new(mark.value(), mark.mask()), Some(mark));
         }
     }

@@ -1,4 +1,4 @@
-//! What netconfig counts.
+//! The metrics of netconfig.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,47 +9,45 @@ use prometheus_client::{
 };
 use tonic::Status;
 
-use crate::{claims::Claims, host::Host, inspect};
+use crate::{claims::Claims, inspect, probes::ProbeSet};
 
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
 
-/// What was done in claimed netns.
+/// Metrics of the work in claimed netns.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     operations: Family<ByOperationAndResult, Histogram, fn() -> Histogram>,
-    differing: Counter,
+    differences: Counter,
 }
 
 impl Metrics {
-    /// Declares netconfig's metrics.
     pub(crate) fn register(
         registry: &mut Registry,
         claims: &Arc<Claims>,
-        host: &Arc<Host>,
+        probe_set: &Arc<ProbeSet>,
     ) -> Self {
         let metrics = Self {
             operations: Family::new_with_constructor(durations),
-            differing: Counter::default(),
+            differences: Counter::default(),
         };
-        let help = "Work on the rules of a netns without the wait for its turn; the result is OK or a reason";
+        let help = "Time to apply, plan, verify, drain or remove the rules of a netns, once its lock is held; the result is OK or a reason";
         let operations = metrics.operations.clone();
         registry.register_with_unit("rules_duration", help, Unit::Seconds, operations);
-        let help = "Verifications that found other rules than there should be";
-        registry.register("rules_differing", help, metrics.differing.clone());
+        let help = "Verifications that found rules out of sync";
+        registry.register("rules_differing", help, metrics.differences.clone());
         let claims = Arc::clone(claims);
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
         registry.register_collector(Watched::one("claims", help, held));
-        let help =
-            "How often the node's processes were gone through, to find a netns or what runs in one";
-        registry.register_collector(Watched::one("process_walks", help, inspect::walks));
-        register_probes(registry, host);
+        let help = "Scans of the node's processes, to find a netns or the processes in one";
+        registry.register_collector(Watched::one("process_walks", help, inspect::proc_scans));
+        register_probes(registry, probe_set);
         metrics
     }
 
-    /// Something was done to the rules of a netns, or could not be.
-    pub(crate) fn done<T>(
+    /// Records an operation on the rules of a netns, by its result.
+    pub(crate) fn record<T>(
         &self,
         operation: &'static str,
         result: &Result<T, Status>,
@@ -64,72 +62,68 @@ impl Metrics {
         operations.observe(took.as_secs_f64());
     }
 
-    /// A verification found something.
-    pub(crate) fn differs(&self) {
-        self.differing.inc();
+    pub(crate) fn record_difference(&self) {
+        self.differences.inc();
     }
 }
 
-/// What was heard of netns, and what was done about it. Cheap to clone.
+/// Metrics of drift detection. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Drift {
+pub(crate) struct DriftMetrics {
     events: Family<ByOrigin, Counter>,
     overruns: Counter,
     reads: Counter,
-    told: Counter,
+    published: Counter,
 }
 
-impl Drift {
-    /// Declares its metrics.
+impl DriftMetrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let drift = Self::default();
-        let help = "Messages about changes of nf_tables, routes and ip rules, by whether the netns is claimed";
+        let help = "Kernel notifications of changes to nf_tables, routes and ip rules, by whether the netns is claimed";
         registry.register("drift_events", help, drift.events.clone());
-        let help = "How often the kernel dropped such messages, so that everything was read again";
+        let help = "Times that the kernel dropped notifications, after which every claimed netns was read again";
         registry.register("drift_overruns", help, drift.overruns.clone());
-        let help = "How often a claimed netns was read to see what has become of it";
+        let help = "Reads of a claimed netns to check its state";
         registry.register("drift_reads", help, drift.reads.clone());
-        let help = "How often watchers were told that a claimed netns is not as they knew it";
-        registry.register("drift_told", help, drift.told.clone());
+        let help = "Changes of a claimed netns that were reported to watchers";
+        registry.register("drift_told", help, drift.published.clone());
         drift
     }
 
-    /// A message came.
-    pub(crate) fn heard(&self, is_claimed: bool) {
+    /// Counts a notification of the kernel.
+    pub(crate) fn event(&self, is_claimed: bool) {
         let netns = if is_claimed { "claimed" } else { "other" };
         self.events.get_or_create(&[("netns", netns)]).inc();
     }
 
-    /// Messages were dropped.
+    /// Counts dropped notifications (ENOBUFS).
     pub(crate) fn overrun(&self) {
         self.overruns.inc();
     }
 
-    /// A netns is read.
     pub(crate) fn read(&self) {
         self.reads.inc();
     }
 
-    /// Watchers were told.
-    pub(crate) fn told(&self) {
-        self.told.inc();
+    pub(crate) fn published(&self) {
+        self.published.inc();
     }
 }
 
-fn register_probes(registry: &mut Registry, host: &Arc<Host>) {
-    let help = "Repairs of the node's probe set after somebody else changed it";
-    registry.register("probe_restores", help, host.restores_counter());
+fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
+    let help = "Repairs of the node's probe set after another process changed it";
+    registry.register("probe_restores", help, probe_set.restores_counter());
     let elements = {
-        let host = Arc::clone(host);
-        move || host.elements()
+        let probe_set = Arc::clone(probe_set);
+        move || probe_set.elements()
     };
     let help = "Addresses in the node's probe set";
     registry.register_collector(Watched::one("probe_elements", help, elements));
-    let host = Arc::clone(host);
+    let probe_set = Arc::clone(probe_set);
     let user = move || {
-        let user = host.kubelets_user();
+        let user = probe_set.kubelet_user();
         user.map(|user| ("kubelet", u64::from(user)))
     };
-    let help = "The user that the kubelet runs as, where probes are told by it and it was found";
+    let help = "User id of the kubelet, if probes are matched by it and it was found";
     registry.register_collector(Watched::by("match", "probe_kubelet_uid", help, user));
 }

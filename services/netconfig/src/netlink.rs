@@ -1,8 +1,8 @@
-//! A netlink socket: one request, its answer, a deadline.
+//! A netlink socket with request, response and timeout.
 //!
-//! Not `netlink-socket2`: its reads have no timeout, it cannot tell a dump that was changed under way
-//! (`NLM_F_DUMP_INTR`) from a whole one, and it has every message of a transaction acknowledged. What is in the
-//! messages is `netlink-bindings`'.
+//! `netlink-socket2` is not used: its reads have no timeout, it cannot detect dumps that were changed meanwhile
+//! (`NLM_F_DUMP_INTR`), and it requests an acknowledgement of every message in a transaction. The contents of
+//! messages come from `netlink-bindings`.
 
 mod error;
 mod message;
@@ -31,14 +31,14 @@ use nix::{setsockopt_impl, sockopt_impl};
 
 use message::{Answer, DUMP, Message, messages};
 
-/// The kernel answers before `send` returns, so this only bounds what should never happen.
-const PATIENCE_SECONDS: libc::time_t = 5;
+/// The kernel answers before `send` returns, so this timeout should never be reached.
+const RECEIVE_TIMEOUT_SECONDS: libc::time_t = 5;
 
-/// The kernel writes a dump in pieces of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
+/// The kernel writes dumps in chunks of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 const RECEIVE_BYTES: usize = 32 * 1024;
 
 sockopt_impl!(
-    /// Errors come with a sentence (netlink(7)).
+    /// Adds a message to errors (netlink(7)).
     ExtendedAck,
     SetOnly,
     libc::SOL_NETLINK,
@@ -47,7 +47,7 @@ sockopt_impl!(
 );
 
 sockopt_impl!(
-    /// Errors come without a copy of the request (netlink(7)).
+    /// Removes the copy of the request from errors (netlink(7)).
     CappedAck,
     SetOnly,
     libc::SOL_NETLINK,
@@ -55,7 +55,7 @@ sockopt_impl!(
     bool
 );
 
-/// A netlink socket. It belongs to the netns in which it was opened, wherever it is used later.
+/// A netlink socket. It belongs to the netns in which it was opened, wherever it is used.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -64,7 +64,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Opens one in the calling thread's netns.
+    /// Opens a socket in the calling thread's netns.
     pub(crate) fn open(protocol: SockProtocol) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -74,8 +74,8 @@ impl Socket {
         )?;
         setsockopt(&fd, ExtendedAck, &true)?;
         setsockopt(&fd, CappedAck, &true)?;
-        let patience = TimeVal::new(PATIENCE_SECONDS, 0);
-        setsockopt(&fd, sockopt::ReceiveTimeout, &patience)?;
+        let timeout = TimeVal::new(RECEIVE_TIMEOUT_SECONDS, 0);
+        setsockopt(&fd, sockopt::ReceiveTimeout, &timeout)?;
         Ok(Self {
             fd,
             sequence: 0,
@@ -83,22 +83,21 @@ impl Socket {
         })
     }
 
-    /// Gives the socket a port and a longer reach: the number by which events name what it changes, and room for what
-    /// is sent at once.
-    pub(crate) fn prepare(&self, bytes_at_once: usize) -> io::Result<u32> {
-        // What one sends counts with its bookkeeping; only with NET_ADMIN it is more than the system's default bound.
+    /// Binds the socket to a port, which names it in notifications, and sets the size of its send buffer.
+    pub(crate) fn bind(&self, bytes_at_once: usize) -> io::Result<u32> {
+        // The buffer includes the kernel's overhead. Sizes above the system's limit require NET_ADMIN.
         let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
         forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
         bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         Ok(getsockname::<NetlinkAddr>(self.fd.as_raw_fd())?.pid())
     }
 
-    /// Begins messages that are sent at once.
+    /// Begins a batch of messages.
     pub(crate) fn batch(&self) -> Batch {
         Batch::after(self.sequence)
     }
 
-    /// Sends a request that is only acknowledged.
+    /// Sends a request that has no response but its acknowledgement.
     pub(crate) fn act<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -110,14 +109,14 @@ impl Socket {
         self.transact(act, &batch)
     }
 
-    /// Sends messages of which one is acknowledged, and waits for that.
+    /// Sends a batch and waits until its last message is acknowledged.
     pub(crate) fn transact(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
         self.send(act, batch)?;
         let mut refusal = None;
         loop {
             let Ok(received) = self.receive(act) else {
-                // What was refused is known even where the end is not.
-                return Err(refusal.unwrap_or_else(|| KernelError::silent(act)));
+                // A refusal is final even if the end of the batch is not confirmed.
+                return Err(refusal.unwrap_or_else(|| KernelError::no_answer(act)));
             };
             for message in messages(received) {
                 match message.answer() {
@@ -125,7 +124,7 @@ impl Socket {
                         return refusal.map_or(Ok(()), Err);
                     }
                     Answer::Error(error) if batch.contains(message.sequence) => {
-                        let error = refusal.take().unwrap_or_else(|| error.of(act));
+                        let error = refusal.take().unwrap_or_else(|| error.into_error(act));
                         if batch.ends_with(message.sequence) {
                             return Err(error);
                         }
@@ -137,7 +136,7 @@ impl Socket {
         }
     }
 
-    /// Asks for one thing and gives back the payload of the answer.
+    /// Sends a request and returns the payload of its single response.
     pub(crate) fn get<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -147,12 +146,12 @@ impl Socket {
         batch.push(request);
         self.collect(act, &batch, |_| true)?
             .pop()
-            .ok_or_else(|| KernelError::silent(act))
+            .ok_or_else(|| KernelError::no_answer(act))
     }
 
-    /// Asks for all things of a kind and gives back the payload of each.
+    /// Requests all objects of a type and returns their payloads.
     ///
-    /// A dump that was changed under way is an error for which [`KernelError::is_race`] holds.
+    /// If the objects changed during the dump, it fails with an error for which [`KernelError::is_race`] holds.
     pub(crate) fn dump<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -176,7 +175,7 @@ impl Socket {
             for message in messages(received).filter(|message| batch.contains(message.sequence)) {
                 interrupted |= message.is_interrupted();
                 let last = match message.answer() {
-                    Answer::Error(error) => return Err(error.of(act)),
+                    Answer::Error(error) => return Err(error.into_error(act)),
                     Answer::Done | Answer::Ack => true,
                     Answer::Data => {
                         found.push(message.payload.to_vec());
@@ -193,7 +192,7 @@ impl Socket {
 
     fn send(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
         self.sequence = batch.last();
-        // Netlink takes a message whole or not at all.
+        // Netlink sends a message completely or fails.
         send(self.fd.as_raw_fd(), batch.bytes(), MsgFlags::empty())
             .map(drop)
             .map_err(|errno| KernelError::new(act, errno))
@@ -207,7 +206,7 @@ impl Socket {
                 Ok(length) => break length,
             }
         };
-        // Longer than the buffer: truncated, which the bound above rules out.
+        // A length above the buffer's means truncation, which the buffer's size rules out.
         self.buffer
             .get(..length)
             .ok_or_else(|| KernelError::new(act, nix::Error::EMSGSIZE))

@@ -1,4 +1,5 @@
-//! How the broker gets the descriptor of a claimed netns (`proto/inpod/netconfig/v1/netns_socket.proto`).
+//! Serves netns.sock, on which the broker fetches the descriptor of
+//! a claimed netns (`proto/inpod/netconfig/v1/netns_socket.proto`).
 
 use std::{
     io,
@@ -34,26 +35,24 @@ use crate::{
     error::{ClaimError, IntoFailure as _},
 };
 
-/// For the whole exchange.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of the whole exchange.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest request.
-const LONGEST: u32 = 4096;
+const MAX_REQUEST_BYTES: u32 = 4096;
 
-/// The byte beside which the descriptor travels.
-const DESCRIPTOR_FOLLOWS: [u8; 1] = [0];
+/// The byte that carries the descriptor: SCM_RIGHTS needs at least one byte of data.
+const DESCRIPTOR_BYTE: [u8; 1] = [0];
 
-/// Listens in a directory of its own, so that it can be shared with the broker alone.
+/// Listens in a separate directory, so that only that one needs to be mounted into the broker.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
-    uds::bind(&socket(daemon))
+    uds::bind(&socket_path(daemon))
 }
 
-/// Removes the socket when nobody listens any more.
 pub(crate) fn remove(daemon: &Daemon) -> Result<(), BindError> {
-    uds::remove(&socket(daemon), SockType::Stream)
+    uds::remove(&socket_path(daemon), SockType::Stream)
 }
 
-fn socket(daemon: &Daemon) -> PathBuf {
+fn socket_path(daemon: &Daemon) -> PathBuf {
     daemon.directory("netns").join("netns.sock")
 }
 
@@ -63,25 +62,25 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: some will come back.
-                tracing::error!(%error, "Cannot accept");
+                // Most likely out of descriptors, which is temporary.
+                tracing::error!(%error, "Cannot accept a connection on netns.sock");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         if let Err(refused) = daemon.policy().admit(&stream, Class::Service) {
-            tracing::warn!(error = %refused, "Refused a connection");
+            tracing::warn!(error = %refused, "Refused a connection on netns.sock");
             continue;
         }
-        tokio::spawn(converse(stream, Arc::clone(&claims)));
+        tokio::spawn(handle_connection(stream, Arc::clone(&claims)));
     }
 }
 
-async fn converse(stream: UnixStream, claims: Arc<Claims>) {
-    match timeout(PATIENCE, exchange(stream, &claims)).await {
+async fn handle_connection(stream: UnixStream, claims: Arc<Claims>) {
+    match timeout(EXCHANGE_TIMEOUT, exchange(stream, &claims)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "A request for a descriptor broke off"),
-        Err(_) => tracing::warn!("A request for a descriptor took too long"),
+        Ok(Err(error)) => tracing::warn!(%error, "A netns.sock request failed"),
+        Err(_) => tracing::warn!("A netns.sock request timed out"),
     }
 }
 
@@ -90,26 +89,26 @@ async fn exchange(mut stream: UnixStream, claims: &Claims) -> io::Result<()> {
     match find(claims, request) {
         Ok(claim) => {
             let netns = claim.netns.id();
-            answer(
+            respond(
                 &mut stream,
                 fetch_netns_response::Result::Netns(netns.into()),
             )
             .await?;
-            hand_over(&stream, &claim).await
+            send_descriptor(&stream, &claim).await
         }
         Err(failure) => {
             let failure = FetchNetnsFailure {
                 failure: Some((&failure).into()),
                 message: failure.message,
             };
-            answer(&mut stream, fetch_netns_response::Result::Failure(failure)).await
+            respond(&mut stream, fetch_netns_response::Result::Failure(failure)).await
         }
     }
 }
 
 async fn receive(stream: &mut UnixStream) -> io::Result<FetchNetnsRequest> {
     let length = stream.read_u32().await?;
-    if length > LONGEST {
+    if length > MAX_REQUEST_BYTES {
         return Err(io::Error::other(format!("a request of {length} bytes")));
     }
     let mut bytes = Vec::new();
@@ -129,7 +128,7 @@ fn find(claims: &Claims, request: FetchNetnsRequest) -> Result<Arc<Claim>, Failu
     }
 }
 
-async fn answer(stream: &mut UnixStream, result: fetch_netns_response::Result) -> io::Result<()> {
+async fn respond(stream: &mut UnixStream, result: fetch_netns_response::Result) -> io::Result<()> {
     let response = FetchNetnsResponse {
         result: Some(result),
     };
@@ -139,12 +138,12 @@ async fn answer(stream: &mut UnixStream, result: fetch_netns_response::Result) -
     stream.write_all(&bytes).await
 }
 
-/// The descriptor that the claim holds, opened O_RDONLY. The receiver's copy lives on when the claim ends.
-async fn hand_over(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
+/// Sends the claim's descriptor, which is opened O_RDONLY. The receiver's copy stays valid when the claim ends.
+async fn send_descriptor(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
     let descriptor = claim.netns.as_fd().as_raw_fd();
     loop {
         stream.ready(Interest::WRITABLE).await?;
-        match stream.send_with_fd(&DESCRIPTOR_FOLLOWS, &[descriptor]) {
+        match stream.send_with_fd(&DESCRIPTOR_BYTE, &[descriptor]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             result => return result.map(drop),
         }

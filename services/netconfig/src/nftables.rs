@@ -1,11 +1,11 @@
-//! Rules in the kernel's nf_tables, over netlink: read whole, replaced in one transaction.
+//! Reads and writes rules of the kernel's nf_tables over netlink: reads them whole, replaces them in one transaction.
 
 mod change;
+mod constants;
 mod decode;
 mod encode;
 mod lift;
 mod lower;
-mod number;
 mod op;
 mod read;
 mod script;
@@ -26,18 +26,18 @@ use crate::{
     rules::{Ruleset, Table, ambient::TABLES},
 };
 
-/// The tables of Istio's node agent (shared facts: services/docs/facts/istio-ambient.md, 1.8).
+/// The tables of Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
 const INCUMBENT_TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
 
-/// The tables of Istio's sidecar installer (shared facts: services/docs/facts/istio-sidecar.md, 4.8).
+/// The tables of Istio's sidecar installer (services/docs/facts/istio-sidecar.md, 4.8).
 const SIDECAR_TABLES: [&str; 3] = ["istio-proxy-nat", "istio-proxy-mangle", "istio-proxy-raw"];
 
-/// In bytes; ten thousand elements of a set with the longest comments.
-const LARGEST_TRANSACTION: usize = 4 << 20;
+/// Enough for ten thousand set elements with the longest comments.
+const MAX_TRANSACTION_BYTES: usize = 4 << 20;
 
 /// The kernel's nf_tables in one netns.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Nftables {
 }
 
 impl Nftables {
-    /// Opens a socket in the calling thread's netns; it can be used from any other.
+    /// Opens a socket in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {
             socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
@@ -55,65 +55,63 @@ impl Nftables {
         })
     }
 
-    /// The same, to be kept open: can take large transactions, and gives the port that events name them by.
-    pub(crate) fn open_for_long() -> io::Result<(Self, u32)> {
+    /// Opens a socket for long use and large transactions. Returns its port, which names it in notifications.
+    pub(crate) fn open_persistent() -> io::Result<(Self, u32)> {
         let opened = Self::open()?;
-        let port = opened.socket.prepare(LARGEST_TRANSACTION)?;
+        let port = opened.socket.bind(MAX_TRANSACTION_BYTES)?;
         Ok((opened, port))
     }
 
-    /// Closes the socket. After a deletion that waits for the kernel to have freed what was deleted, for tens of
-    /// milliseconds, so that another thread does it. It is started at home, and there it stays.
+    /// Closes the socket. After a deletion, close(2) waits tens of milliseconds until the kernel has freed the objects;
+    /// another thread does that. New threads start and stay in the process's own netns.
     pub(crate) fn close(self) {
         if self.has_deleted {
             let closing = std::thread::Builder::new().spawn(move || drop(self));
-            // Without a thread it was closed right here.
+            // If no thread can be started, the socket is closed here.
             drop(closing);
         }
     }
 }
 
 impl Nftables {
-    /// Deletes what connection tracking knows of questions for names that go the wrong way, where those of these
-    /// families are to go to ztunnel: it is reached by the same kind of socket.
-    pub(crate) fn forget_names(&mut self, led: &[Family]) -> Result<(), KernelError> {
-        conntrack::forget_names(&mut self.socket, led)
+    /// Deletes conntrack entries of DNS queries whose path is stale, given the families whose queries go to ztunnel.
+    /// conntrack uses the same kind of socket.
+    pub(crate) fn flush_dns(&mut self, captured: &[Family]) -> Result<(), KernelError> {
+        conntrack::flush_dns(&mut self.socket, captured)
     }
 
-    /// Deletes what connection tracking knows of connections that no rules of ours are there for, but for those that
-    /// are carried.
-    pub(crate) fn forget_strangers(
+    /// Deletes untranslated conntrack entries of families without rules, except for connections of proxies.
+    pub(crate) fn flush_untranslated(
         &mut self,
         families: &[Family],
-        carried: &Connections,
+        proxied: &Connections,
     ) -> Result<(), KernelError> {
-        conntrack::forget_strangers(&mut self.socket, families, carried)
+        conntrack::flush_untranslated(&mut self.socket, families, proxied)
     }
 
-    /// Deletes what connection tracking knows of connections that were there before it was, and of those that are left,
-    /// but for those that are carried.
-    pub(crate) fn forget_from_before(
+    /// Deletes conntrack entries of connections that are older than the rules, except for connections of proxies.
+    pub(crate) fn flush_existing(
         &mut self,
         families: &[Family],
-        left: &Connections,
-        carried: &Connections,
+        unclosed: &Connections,
+        proxied: &Connections,
     ) -> Result<(), KernelError> {
-        conntrack::forget_from_before(&mut self.socket, families, left, carried)
+        conntrack::flush_existing(&mut self.socket, families, unclosed, proxied)
     }
 
-    /// Deletes what connection tracking knows of connections that ztunnel took on or opened.
-    pub(crate) fn forget_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
-        conntrack::forget_captured(&mut self.socket, families)
+    /// Deletes conntrack entries of connections that ztunnel accepted or opened.
+    pub(crate) fn flush_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
+        conntrack::flush_captured(&mut self.socket, families)
     }
 
-    /// Chains of iptables-nft, by their names: tables of nf_tables that others write.
+    /// Returns the names of chains that iptables-nft may have written.
     pub(crate) fn chains_of_iptables(&mut self) -> Result<Vec<String>, KernelError> {
         read::chains_of_iptables(&mut self.socket)
     }
 }
 
 impl RuleBackend for Nftables {
-    fn shape(&self, ruleset: &Ruleset) -> Vec<Table> {
+    fn normalize(&self, ruleset: &Ruleset) -> Vec<Table> {
         ruleset.tables.clone()
     }
 
@@ -121,7 +119,7 @@ impl RuleBackend for Nftables {
         Ok(read::read(&mut self.socket, &TABLES)?)
     }
 
-    /// One transaction.
+    /// Applies the change in one transaction.
     fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
         self.has_deleted |=
             !change.delete.is_empty() || change.delete_incumbent || change.delete_sidecar;

@@ -1,9 +1,9 @@
-//! What belongs in a netns, how what is there differs from it, and what is to be done about it. Pure.
+//! The desired state of a netns, its difference from the observed state, and the steps in between. Pure functions.
 
 mod differences;
 mod steps;
 
-pub(crate) use steps::{Step, print};
+pub(crate) use steps::{Step, render};
 
 use crate::{
     backend::{Backend, Observed},
@@ -12,108 +12,106 @@ use crate::{
     routes::{self, Item, Part, Routing},
     rules::{
         Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, Tag, Transport, ambient::RAW,
-        sidecar::RETURNING_V6,
+        sidecar::PASSTHROUGH_V6,
     },
 };
 
-/// What is in a netns that could be ours.
+/// The observed state of a netns.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
-    /// What each backend holds. One that holds nothing may be missing.
+    /// The tables per backend. A backend without tables may be missing.
     pub(crate) seen: Vec<(Backend, Observed)>,
     pub(crate) routing: Routing,
-    /// Whether a connection was ever begun there.
+    /// True if any TCP connection was ever opened in the netns.
     pub(crate) has_connected: bool,
-    /// Whether connections are given to another listener when theirs closes; `None` where the kernel cannot.
+    /// The state of `net.ipv4.tcp_migrate_req`, with which the kernel moves pending connections to another listener
+    /// when theirs closes. `None` if the kernel does not support it.
     pub(crate) migrates: Option<bool>,
 }
 
 impl State {
-    /// What a backend holds.
     pub(crate) fn of(&self, backend: Backend) -> Option<&Observed> {
         let found = self.seen.iter().find(|(found, _)| *found == backend);
         found.map(|(_, observed)| observed)
     }
 
-    /// The backend that our tables are written with.
+    /// Returns the backend of inpod's tables.
     pub(crate) fn backend(&self) -> Option<Backend> {
         let found = self.seen.iter().find(|(_, seen)| !seen.tables.is_empty());
         found.map(|(backend, _)| *backend)
     }
 
-    /// The tag of our tables.
     pub(crate) fn tag(&self) -> Option<Tag> {
         self.seen.iter().find_map(|(_, observed)| observed.tag())
     }
 
-    /// Whether Istio's node agent left anything.
+    /// Returns whether remains of Istio's node agent exist.
     pub(crate) fn has_incumbent(&self) -> bool {
         self.seen.iter().any(|(_, seen)| !seen.incumbent.is_empty())
     }
 
-    /// Whether Istio's sidecar installer left anything.
+    /// Returns whether remains of Istio's sidecar installer exist.
     pub(crate) fn has_sidecar(&self) -> bool {
         let left = self.seen.iter().any(|(_, seen)| !seen.sidecar.is_empty());
         left || !self.routing.incumbents().is_empty()
     }
 
-    /// Whether rules of ours are a sidecar's.
+    /// Returns whether inpod's rules redirect to a sidecar.
     pub(crate) fn is_of_sidecar(&self) -> bool {
-        self.our_tables().any(Table::asks_for_owners)
+        self.our_tables().any(Table::matches_socket_owners)
     }
 
-    /// Routes, ip rules and addresses of ours, in the order in which they go.
+    /// Returns inpod's routes, ip rules and addresses in the order of deletion.
     pub(crate) fn own_routing(&self) -> Vec<Item> {
-        let returning = Expr::Source(Network::host(RETURNING_V6.into()));
+        let returning = Expr::Source(Network::host(PASSTHROUGH_V6.into()));
         let uses_address = self
             .our_tables()
             .any(|table| table.has(|expr| *expr == returning));
         self.routing.ours(uses_address)
     }
 
-    /// What is there of ours, whichever backend holds it.
     pub(crate) fn our_tables(&self) -> impl Iterator<Item = &Table> {
         let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
         tables.map(|seen| &seen.table)
     }
 
-    /// Whether there are rules of anybody's, those of Istio's sidecar installer left out.
+    /// Returns whether any rules exist, other than those of Istio's sidecar installer.
     pub(crate) fn has_rules(&self) -> bool {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
-    /// Whether connections of a family are captured when they begin, by rules of anybody's, those of Istio's sidecar
-    /// installer left out. iptables' tables are of one family each, and the kernel tracks those alone.
+    /// Returns whether any rules capture new connections of a family, other than those of Istio's sidecar installer.
+    /// iptables' tables have one family each, and the kernel tracks only the connections of that family.
     fn captures(&self, family: Family) -> bool {
         self.seen.iter().any(|(_, seen)| seen.captures(family))
     }
 
-    /// The same of rules of Istio's sidecar installer.
+    /// Like [`Self::captures`], for rules of Istio's sidecar installer.
     fn captures_for_sidecar(&self, family: Family) -> bool {
         let mut seen = self.seen.iter().map(|(_, seen)| seen);
         seen.any(|seen| seen.captures_for_sidecar(family))
     }
 
-    /// Whether rules of ours capture only what begins.
-    fn captures_beginnings(&self) -> bool {
-        self.our_tables().any(captures_beginnings)
+    /// Returns whether inpod's rules capture only new connections.
+    fn captures_new_only(&self) -> bool {
+        self.our_tables().any(captures_new_only)
     }
 
-    /// Whether name resolution may be captured. Rules may be missing: a part of them is enough.
-    pub(crate) fn captures_names(&self) -> bool {
+    /// Returns whether DNS may be captured. Rules may be missing: a part of them is enough.
+    pub(crate) fn captures_dns(&self) -> bool {
         let mut tables = self.our_tables();
         self.has_incumbent()
             || self.has_sidecar()
-            || tables.any(|table| table.name == RAW || !led_names(table).is_empty())
+            || tables.any(|table| table.name == RAW || !dns_families(table).is_empty())
     }
 }
 
-fn captures_beginnings(table: &Table) -> bool {
-    table.has(|expr| *expr == Expr::Begins)
+fn captures_new_only(table: &Table) -> bool {
+    table.has(|expr| *expr == Expr::TcpSyn)
 }
 
-/// The families whose questions for names over UDP a table leads to ztunnel.
-fn led_names(table: &Table) -> Vec<Family> {
+/// Returns the families whose UDP DNS queries a table redirects to ztunnel.
+fn dns_families(table: &Table) -> Vec<Family> {
     let leads = |rule: &&Rule| {
         let of = |expr| rule.0.contains(expr);
         of(&Expr::Redirect(ZTUNNEL_DNS_PORT)) && of(&Expr::Protocol(Transport::Udp))
@@ -129,24 +127,22 @@ fn led_names(table: &Table) -> Vec<Family> {
         .collect()
 }
 
-/// What belongs in a netns.
+/// The desired state of a netns.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) backend: Backend,
-    /// What the redirection is of.
     pub(crate) form: Form,
-    /// As the backend keeps them, in the order in which they take effect.
+    /// In evaluation order, as the backend stores them.
     pub(crate) tables: Vec<Table>,
-    /// What is written before them where connections may be there that no rule has seen: the same, capturing only
-    /// what begins. Empty where that makes no difference.
-    pub(crate) first: Vec<Table>,
-    /// In the order in which they are added.
+    /// The tables to write before `tables` if uncaptured connections may exist: the same, capturing only new
+    /// connections. Empty if there is no difference.
+    pub(crate) new_only: Vec<Table>,
+    /// In the order of addition.
     pub(crate) routing: Vec<Item>,
     pub(crate) fingerprint: Fingerprint,
 }
 
 impl Plan {
-    /// Tables, and what they need beside them for these families.
     pub(crate) fn new(
         backend: Backend,
         form: Form,
@@ -159,33 +155,32 @@ impl Plan {
             form,
             fingerprint: fingerprint(&tables, &routing),
             tables,
-            first: Vec::new(),
+            new_only: Vec::new(),
             routing,
         }
     }
 
-    /// Whether the address from which a sidecar's proxy calls the application belongs to it.
+    /// Returns whether the redirection needs the source address that a sidecar's proxy uses to call the application.
     pub(crate) fn needs_address(&self) -> bool {
         self.routing.contains(&(Family::V6, Part::Address))
     }
 
-    /// Whether what Istio's sidecar installer left is to be replaced.
+    /// Returns whether the plan replaces the rules of Istio's sidecar installer.
     fn replaces_sidecar(&self) -> bool {
         self.form != Form::Ambient
     }
 
-    /// Lets connections from before end, if they do so soon.
-    pub(crate) fn with_first(self, first: Vec<Table>) -> Self {
-        Self { first, ..self }
+    pub(crate) fn with_new_only(self, new_only: Vec<Table>) -> Self {
+        Self { new_only, ..self }
     }
 
-    /// The families whose questions for names go to ztunnel.
-    fn led_names(&self) -> Vec<Family> {
-        self.tables.iter().flat_map(led_names).collect()
+    /// Returns the families whose DNS queries go to ztunnel.
+    fn dns_families(&self) -> Vec<Family> {
+        self.tables.iter().flat_map(dns_families).collect()
     }
 }
 
-/// Identifies tables and routes: equal ones, equal fingerprint.
+/// Equal tables and routes have equal fingerprints.
 fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
     let tables: String = tables.iter().map(ToString::to_string).collect();
     let routing = routing.iter();
@@ -195,8 +190,7 @@ fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
     Fingerprint::of(&format!("schema {SCHEMA}\n{tables}{routing}"))
 }
 
-/// Whether what is there is exactly what bears a fingerprint: the tables, and what one form or another needs beside
-/// them for one family or both.
+/// Returns whether tables and routing are exactly those of a fingerprint, for any form and either or both families.
 pub(crate) fn is_intact(state: &State, backend: Backend, tagged: Fingerprint) -> bool {
     let Some(seen) = state.of(backend) else {
         return false;

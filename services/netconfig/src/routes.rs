@@ -1,6 +1,7 @@
-//! What a redirection needs beside its tables: ways to whoever captures, by which what is marked for it is delivered to
-//! this netns, whatever its destination, and the address of IPv6 from which a sidecar's proxy calls the application. A
-//! way is one ip rule and one route per family, each of its own, so that a missing one never hides another.
+//! The routing that a redirection needs next to its tables. For each recipient and family, an ip rule and a route
+//! table deliver marked packets locally, whatever their destination; each recipient has its own table, so that a
+//! missing route never hides another. A sidecar's redirection also needs the IPv6 source address of the proxy's
+//! calls to the application.
 
 mod kernel;
 
@@ -10,67 +11,71 @@ use std::fmt;
 
 use crate::{
     family::Family,
-    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY, TABLE, TO_PROXY, TO_ZTUNNEL},
+    marks::{FROM_PROXY, Mark, PROXY_TABLE, RULE_PRIORITY, TO_PROXY, TO_ZTUNNEL, ZTUNNEL_TABLE},
     netlink::route::PROTOCOL,
-    rules::{Form, sidecar::RETURNING_V6},
+    rules::{Form, sidecar::PASSTHROUGH_V6},
 };
 
-/// To whom a way leads.
+/// The recipient of marked packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Replies, to ztunnel.
-    ToZtunnel,
-    /// What TPROXY captured, and replies, to a sidecar's proxy.
-    ToProxy,
+pub(crate) enum Recipient {
+    /// ztunnel, which receives replies.
+    Ztunnel,
+    /// A sidecar's proxy, which receives packets captured by TPROXY and replies.
+    Proxy,
 }
 
-impl Way {
-    const ALL: [Self; 2] = [Self::ToZtunnel, Self::ToProxy];
+impl Recipient {
+    const ALL: [Self; 2] = [Self::Ztunnel, Self::Proxy];
 
-    /// What takes it.
+    /// Returns the mark that selects the recipient's table.
     const fn mark(self) -> Mark {
         match self {
-            Self::ToZtunnel => TO_ZTUNNEL,
-            Self::ToProxy => TO_PROXY,
+            Self::Ztunnel => TO_ZTUNNEL,
+            Self::Proxy => TO_PROXY,
         }
     }
 
     const fn table(self) -> u8 {
         match self {
-            Self::ToZtunnel => TABLE,
-            Self::ToProxy => PROXY_TABLE,
+            Self::Ztunnel => ZTUNNEL_TABLE,
+            Self::Proxy => PROXY_TABLE,
         }
     }
 }
 
-/// One of the things that a family may need.
+/// A part of a family's routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// `::6/128 dev lo`. Of IPv6 alone.
+    /// `::6/128 dev lo`, for IPv6 only.
     Address,
     /// `local default dev lo table 100`.
-    Route(Way),
+    Route(Recipient),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
-    Rule(Way),
-    /// What Istio's sidecar installer writes for the same, at that priority: for its own mark, the whole of it, and once more
-    /// each time that it runs (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
+    Rule(Recipient),
+    /// The ip rule of Istio's sidecar installer at that priority. It compares the whole mark, and each run of the
+    /// installer adds another one (services/docs/facts/istio-sidecar.md, 4.4.2).
     IncumbentRule(u32),
 }
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address => write!(f, "address `{RETURNING_V6}/128 dev lo`"),
-            Self::Route(way) => write!(f, "route `local default dev lo table {}`", way.table()),
-            Self::Rule(way) => {
-                let (mark, table) = (way.mark(), way.table());
+            Self::Address => write!(f, "address `{PASSTHROUGH_V6}/128 dev lo`"),
+            Self::Route(recipient) => write!(
+                f,
+                "route `local default dev lo table {}`",
+                recipient.table()
+            ),
+            Self::Rule(recipient) => {
+                let (mark, table) = (recipient.mark(), recipient.table());
                 write!(
                     f,
                     "ip rule `fwmark {mark} pref {RULE_PRIORITY} lookup {table}`"
                 )
             }
             Self::IncumbentRule(priority) => {
-                let mark = OF_PROXY.value();
+                let mark = FROM_PROXY.value();
                 write!(
                     f,
                     "ip rule `fwmark {mark:#x} pref {priority} lookup {PROXY_TABLE}`"
@@ -80,16 +85,16 @@ impl fmt::Display for Part {
     }
 }
 
-/// Something of a family.
+/// A part of the routing of a family.
 pub(crate) type Item = (Family, Part);
 
-/// What may be ours, in the order in which it is added: a rule must not lead to an empty table.
+/// The order of addition: an ip rule must not refer to an empty table.
 const ORDER: [Part; 5] = [
     Part::Address,
-    Part::Route(Way::ToZtunnel),
-    Part::Route(Way::ToProxy),
-    Part::Rule(Way::ToZtunnel),
-    Part::Rule(Way::ToProxy),
+    Part::Route(Recipient::Ztunnel),
+    Part::Route(Recipient::Proxy),
+    Part::Rule(Recipient::Ztunnel),
+    Part::Rule(Recipient::Proxy),
 ];
 
 fn in_order() -> impl DoubleEndedIterator<Item = Item> {
@@ -97,19 +102,21 @@ fn in_order() -> impl DoubleEndedIterator<Item = Item> {
     ORDER.into_iter().flat_map(of_part)
 }
 
-/// What a redirection of these families needs, in the order in which it is added.
+/// Returns what a redirection of these families needs, in the order of addition.
 pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     let is_needed = |(family, part): &Item| match part {
         Part::Address => *family == Family::V6 && form != Form::Ambient,
-        Part::Route(Way::ToZtunnel) | Part::Rule(Way::ToZtunnel) => form == Form::Ambient,
-        Part::Route(Way::ToProxy) | Part::Rule(Way::ToProxy) => form == Form::SidecarByTproxy,
+        Part::Route(Recipient::Ztunnel) | Part::Rule(Recipient::Ztunnel) => form == Form::Ambient,
+        Part::Route(Recipient::Proxy) | Part::Rule(Recipient::Proxy) => {
+            form == Form::SidecarByTproxy
+        }
         Part::IncumbentRule(_) => false,
     };
     let items = in_order().filter(|(family, _)| families.contains(family));
     items.filter(is_needed).collect()
 }
 
-/// What adds, replaces or deletes an item, in the words of ip.
+/// Returns the command of ip that adds, replaces or deletes an item.
 pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     let ip = match family {
         Family::V4 => "ip",
@@ -117,79 +124,81 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     };
     let rule_verb = if verb == "replace" { "add" } else { verb };
     match part {
-        // Without who made it: ip takes that since iproute2 6.3.
-        Part::Address => format!("{ip} addr {verb} {RETURNING_V6}/128 dev lo"),
-        Part::Route(way) => {
-            let table = way.table();
+        // Without a protocol, which ip supports for addresses only since iproute2 6.3.
+        Part::Address => format!("{ip} addr {verb} {PASSTHROUGH_V6}/128 dev lo"),
+        Part::Route(recipient) => {
+            let table = recipient.table();
             format!("{ip} route {verb} local default dev lo table {table} proto {PROTOCOL}")
         }
-        Part::Rule(way) => {
-            let (mark, table) = (way.mark(), way.table());
+        Part::Rule(recipient) => {
+            let (mark, table) = (recipient.mark(), recipient.table());
             format!(
                 "{ip} rule {rule_verb} fwmark {mark} pref {RULE_PRIORITY} lookup {table} protocol {PROTOCOL}"
             )
         }
         Part::IncumbentRule(priority) => {
-            let mark = OF_PROXY.value();
+            let mark = FROM_PROXY.value();
             format!("{ip} rule {rule_verb} fwmark {mark:#x} pref {priority} lookup {PROXY_TABLE}")
         }
     }
 }
 
-/// What is there.
+/// The observed routing of a netns.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routing {
     ours: Vec<Item>,
-    equal: Vec<Item>,
+    equivalent: Vec<Item>,
     /// Ip rules of Istio's sidecar installer.
     incumbents: Vec<Item>,
-    /// Whether the kernel tells who made an address.
-    tells_makers: bool,
+    /// The kernel reports the protocol of addresses.
+    reports_protocols: bool,
 }
 
 impl Routing {
-    /// Whether something does what the item does, ours or not.
+    /// Returns whether the item or an equivalent of other origin exists.
     pub(crate) fn has(&self, item: Item) -> bool {
-        self.has_ours(item) || self.equal.contains(&item)
+        self.has_ours(item) || self.equivalent.contains(&item)
     }
 
-    /// Whether the item is there and ours.
+    /// Returns whether the item exists with inpod's protocol.
     pub(crate) fn has_ours(&self, item: Item) -> bool {
         self.ours.contains(&item)
     }
 
-    /// What does the same as Istio's node agent's, and is not ours.
-    pub(crate) fn equal_for_ztunnel(&self) -> Vec<Item> {
+    /// Returns items of other origin that do what Istio's node agent needs.
+    pub(crate) fn equivalent_for_ztunnel(&self) -> Vec<Item> {
         let is_for_ztunnel = |part: Part| {
             matches!(
                 part,
-                Part::Route(Way::ToZtunnel) | Part::Rule(Way::ToZtunnel)
+                Part::Route(Recipient::Ztunnel) | Part::Rule(Recipient::Ztunnel)
             )
         };
-        let equal = self.equal.iter().copied();
-        equal.filter(|(_, part)| is_for_ztunnel(*part)).collect()
+        let equivalent = self.equivalent.iter().copied();
+        equivalent
+            .filter(|(_, part)| is_for_ztunnel(*part))
+            .collect()
     }
 
-    /// What Istio's sidecar installer left.
+    /// Returns the ip rules of Istio's sidecar installer.
     pub(crate) fn incumbents(&self) -> &[Item] {
         &self.incumbents
     }
 
-    /// All of ours, in the order in which they go: nothing is led to a table that is empty. An address of which the
-    /// kernel does not tell who made it is ours where our tables make use of it.
+    /// Returns inpod's items in the order of deletion: no ip rule may refer to an empty table. If the kernel does not
+    /// report protocols, the address is inpod's where inpod's tables use it.
     pub(crate) fn ours(&self, uses_address: bool) -> Vec<Item> {
         let is_ours = |item: &Item| {
-            let is_untold = item.1 == Part::Address && !self.tells_makers && uses_address;
-            self.has_ours(*item) || (is_untold && self.equal.contains(item))
+            let may_be_ours = item.1 == Part::Address && !self.reports_protocols && uses_address;
+            self.has_ours(*item) || (may_be_ours && self.equivalent.contains(item))
         };
         in_order().rev().filter(is_ours).collect()
     }
 
-    fn note(&mut self, item: Item, protocol: u8) {
+    fn record(&mut self, item: Item, protocol: u8) {
         let list = if protocol == PROTOCOL {
             &mut self.ours
         } else {
-            &mut self.equal
+            &mut self.equivalent
         };
         list.push(item);
     }
@@ -201,14 +210,14 @@ mod tests {
 
     #[test]
     fn each_form_needs_its_own_and_rules_come_after_routes() {
-        let told = |form, families: &[Family]| -> Vec<String> {
+        let described = |form, families: &[Family]| -> Vec<String> {
             let items = needed(form, families).into_iter();
             items
                 .map(|(family, part)| format!("{family} {part}"))
                 .collect()
         };
         assert_eq!(
-            told(Form::Ambient, &Family::ALL),
+            described(Form::Ambient, &Family::ALL),
             [
                 "IPv4 route `local default dev lo table 100`",
                 "IPv6 route `local default dev lo table 100`",
@@ -216,10 +225,10 @@ mod tests {
                 "IPv6 ip rule `fwmark 0x111/0xfff pref 32764 lookup 100`",
             ]
         );
-        assert_eq!(told(Form::Sidecar, &[Family::V4]), [""; 0]);
+        assert_eq!(described(Form::Sidecar, &[Family::V4]), [""; 0]);
         let address = "IPv6 address `::6/128 dev lo`";
-        assert_eq!(told(Form::Sidecar, &Family::ALL), [address]);
-        let by_tproxy = told(Form::SidecarByTproxy, &Family::ALL);
+        assert_eq!(described(Form::Sidecar, &Family::ALL), [address]);
+        let by_tproxy = described(Form::SidecarByTproxy, &Family::ALL);
         assert_eq!(by_tproxy.len(), 5);
         assert_eq!(by_tproxy[0], address);
         assert_eq!(
@@ -232,12 +241,12 @@ mod tests {
     fn an_address_of_an_unknown_maker_is_ours_only_where_our_tables_use_it() {
         let address = (Family::V6, Part::Address);
         let mut routing = Routing::default();
-        routing.note(address, 0);
+        routing.record(address, 0);
         assert_eq!(routing.ours(true), [address]);
         assert_eq!(routing.ours(false), []);
-        routing.tells_makers = true;
+        routing.reports_protocols = true;
         assert_eq!(routing.ours(true), []);
-        routing.note(address, PROTOCOL);
+        routing.record(address, PROTOCOL);
         assert_eq!(routing.ours(false), [address]);
     }
 }

@@ -1,6 +1,6 @@
-//! What is to be in a netns's packet filter, as data.
+//! The rules of a redirection, as data.
 //!
-//! A [`Redirection`] becomes a [`Ruleset`] by a pure function. It means the same to every backend, and prints as a
+//! A pure function turns a [`Redirection`] into a [`Ruleset`], which is independent of the backend and prints as a
 //! script for `nft -f`.
 
 pub mod ambient;
@@ -18,17 +18,17 @@ pub use settings::{
     Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork,
 };
 pub use sidecar::{Loopback, NoLoopback, Owner, Selection, Sidecar};
-pub(crate) use tag::name_of;
+pub(crate) use tag::sandbox_name;
 pub use tag::{ForeignComment, Tag};
 
 use std::fmt;
 
 use crate::family::Family;
 
-/// The version of how rules are written and tagged. A netns that carries another one is rewritten.
+/// The version of the rules and their tag. Pods with another version are rewritten.
 pub const SCHEMA: u32 = 2;
 
-/// How a pod's traffic is to be redirected. The whole of it.
+/// The complete settings of a pod's redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
     /// To the node's ztunnel, which listens in the pod's netns.
@@ -37,24 +37,21 @@ pub enum Redirection {
     Sidecar(Sidecar),
 }
 
-/// What a redirection is of, as far as it matters beside its tables.
+/// The kinds of redirection that need different routes and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Ambient mode.
     Ambient,
-    /// A sidecar, to which nothing is led by TPROXY.
+    /// Sidecar mode without TPROXY.
     Sidecar,
-    /// A sidecar, to which inbound TCP is led by TPROXY.
+    /// Sidecar mode with inbound TCP captured by TPROXY.
     SidecarByTproxy,
 }
 
 impl Form {
-    /// All of them.
     pub(crate) const ALL: [Self; 3] = [Self::Ambient, Self::Sidecar, Self::SidecarByTproxy];
 }
 
 impl Redirection {
-    /// The rules that do it.
     pub fn ruleset(&self) -> Ruleset {
         match self {
             Self::Ambient(settings) => ambient::ruleset(settings),
@@ -62,7 +59,6 @@ impl Redirection {
         }
     }
 
-    /// What it is of.
     pub(crate) fn form(&self) -> Form {
         match self {
             Self::Ambient(_) => Form::Ambient,
@@ -71,8 +67,8 @@ impl Redirection {
         }
     }
 
-    /// The same, capturing only what begins; `None` where it does no more.
-    pub(crate) fn of_beginnings(&self) -> Option<Self> {
+    /// Returns the same redirection, capturing only new connections. `None` if it does so already.
+    pub(crate) fn for_new_connections_only(&self) -> Option<Self> {
         if self.keeps_existing() {
             return None;
         }
@@ -89,7 +85,7 @@ impl Redirection {
         })
     }
 
-    /// Whether connections from before go on as they are.
+    /// Returns whether existing connections continue uncaptured.
     pub(crate) fn keeps_existing(&self) -> bool {
         match self {
             Self::Ambient(settings) => settings.keep_existing_connections,
@@ -97,7 +93,6 @@ impl Redirection {
         }
     }
 
-    /// Whether IPv6 is captured.
     pub(crate) fn ipv6(&self) -> Ipv6 {
         match self {
             Self::Ambient(settings) => settings.ipv6,
@@ -106,34 +101,29 @@ impl Redirection {
     }
 }
 
-/// Tables, each with its chains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruleset {
-    /// The tables, in the order in which they take effect: the last one commits.
+    /// In the order of creation; the last one completes the redirection.
     pub tables: Vec<Table>,
 }
 
-/// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The packets that it sees.
     pub family: TableFamily,
-    /// Its name.
     pub name: String,
-    /// Its chains, in no order that matters.
     pub chains: Vec<Chain>,
 }
 
 impl Ruleset {
-    /// Whether it asks whose socket sends a packet.
-    pub(crate) fn asks_for_owners(&self) -> bool {
-        self.tables.iter().any(Table::asks_for_owners)
+    /// Returns whether any rule matches the owner of a packet's socket.
+    pub(crate) fn matches_socket_owners(&self) -> bool {
+        self.tables.iter().any(Table::matches_socket_owners)
     }
 }
 
 impl Table {
-    /// Whether a rule of it asks whose socket sends a packet, which those of a sidecar alone do.
-    pub(crate) fn asks_for_owners(&self) -> bool {
+    /// Returns whether any rule matches the owner of a packet's socket, as only a sidecar's rules do.
+    pub(crate) fn matches_socket_owners(&self) -> bool {
         self.has(|expr| {
             matches!(
                 expr,
@@ -142,8 +132,8 @@ impl Table {
         })
     }
 
-    /// The users that it asks for: those that a sidecar's proxy runs as, once for each rule that does.
-    pub(crate) fn users(&self) -> impl Iterator<Item = u32> {
+    /// Returns the matched users, which are the sidecar proxy's: once for each rule.
+    pub(crate) fn matched_users(&self) -> impl Iterator<Item = u32> {
         let rules = self.chains.iter().flat_map(|chain| &chain.rules);
         let user = |expr: &Expr| {
             if let Expr::FromUser(user) = expr {
@@ -155,38 +145,34 @@ impl Table {
         rules.flat_map(|rule| &rule.0).filter_map(user)
     }
 
-    /// Whether there is an expression in a rule of it of which something holds.
+    /// Returns whether any expression satisfies the predicate.
     pub(crate) fn has(&self, holds: impl Fn(&Expr) -> bool) -> bool {
         let mut rules = self.chains.iter().flat_map(|chain| &chain.rules);
         rules.any(|rule| rule.0.iter().any(&holds))
     }
 
-    /// Whether packets that enter it are captured, some of them.
+    /// Returns whether the table captures some of the packets that enter it.
     pub(crate) fn captures(&self) -> bool {
         let captures = |rule: &Rule| rule.0.iter().any(Expr::captures);
         let mut entered = self.chains.iter().filter(|chain| chain.base.is_some());
         entered.any(|chain| chain.rules.iter().any(captures))
     }
 
-    /// Which table it is.
     pub(crate) fn id(&self) -> (TableFamily, String) {
         (self.family, self.name.clone())
     }
 }
 
-/// The packets that a table sees.
+/// The address families that a table processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TableFamily {
-    /// Those of both families. nf_tables alone has such tables.
+    /// Both families. Only nf_tables has such tables.
     Inet,
-    /// Those of IPv4.
     Ip,
-    /// Those of IPv6.
     Ip6,
 }
 
 impl TableFamily {
-    /// Whether a table of this family sees packets of that one.
     pub fn has(self, family: Family) -> bool {
         match self {
             Self::Inet => true,
@@ -206,65 +192,51 @@ impl fmt::Display for TableFamily {
     }
 }
 
-/// A chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name.
     pub name: String,
-    /// Where packets enter it; `None` for one that is only jumped to.
+    /// The hook; `None` for a chain that is only jumped to.
     pub base: Option<Base>,
-    /// Its rules, in order.
     pub rules: Vec<Rule>,
 }
 
-/// Where packets enter a chain.
+/// A base chain's attachment to a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// What the chain may do.
     pub kind: Kind,
-    /// At which point of a packet's way.
     pub hook: Hook,
-    /// In which order among the chains of that point.
+    /// Order among the chains of the hook.
     pub priority: i32,
-    /// What happens to a packet that no rule decided on.
+    /// Applies to packets without a verdict.
     pub policy: Policy,
 }
 
-/// What a base chain may do.
+/// The type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Looks at every packet.
     Filter,
-    /// Looks at the first packet of a connection and may redirect it.
+    /// Sees the first packet of each connection and may translate the connection.
     Nat,
-    /// Looks at every packet and, where it changed the mark, routes it again.
+    /// Sees every packet and reroutes those whose mark it changes.
     Route,
 }
 
-/// A point of a packet's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Arrived, not routed yet.
     Prerouting,
-    /// For this netns.
     Input,
-    /// Passing through.
     Forward,
-    /// Made in this netns.
     Output,
-    /// About to leave.
     Postrouting,
 }
 
-/// The fate of a packet that no rule decided on.
+/// A base chain's default verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// It goes on.
     Accept,
-    /// It is gone.
     Drop,
 }
 
-/// A rule: each expression in turn, until one does not hold.
+/// A rule: its expressions are evaluated in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule(pub Vec<Expr>);

@@ -1,10 +1,10 @@
-//! Sends real packets through real rules, in two netns that are made for it, and names what fails.
+//! Sends real packets through real rules, in two temporary netns, and reports what fails.
 //!
-//! One netns is a pod, with listeners where ztunnel has them; the other is the rest of the world. What is seen is the
-//! socket at which a packet arrived, never only that something answered.
+//! One netns is a pod, with listeners on ztunnel's ports; the other is its peer. A check observes the socket at which a
+//! packet arrives, never just that something replied.
 
 mod listeners;
-mod world;
+mod network;
 
 use std::{fmt, net::IpAddr};
 
@@ -14,77 +14,73 @@ use inpod_types::SandboxRef;
 use crate::{
     apply::Writer,
     backend::Backend,
-    error::{ApplyError, HostError, InspectError},
+    error::{ApplyError, InspectError, ProbeSetError},
     family::Family,
-    host, inspect,
+    inspect,
     marks::{DNS_PORT, INBOUND_HBONE_PORT},
+    probes,
     rules::{Ambient, Ipv6, Redirection},
 };
-use listeners::{At, Listeners};
-pub use world::WorldError;
-use world::{APPLICATION, Packet, World};
+use listeners::{Arrival, Listeners};
+pub use network::TestNetworkError;
+use network::{APPLICATION, Packet, TestNetwork};
 
-/// What was tried, and how it went.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Its name.
     pub name: String,
-    /// What was seen; where it failed, what was expected besides.
+    /// The observation; for a failed check also what was expected.
     pub outcome: Result<String, String>,
 }
 
-/// All of it.
+/// The results of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What the rules were written with.
+    /// The backend that wrote the rules.
     pub backend: Backend,
-    /// In order.
     pub checks: Vec<Check>,
 }
 
-/// Why nothing could be tried.
+/// An error that prevented the self-test.
 #[derive(Debug, thiserror::Error)]
 pub enum SelfTestError {
-    /// The two netns could not be made.
-    #[error("cannot test")]
-    World(#[from] WorldError),
-    /// The rules could not be written.
-    #[error("cannot test")]
+    #[error("cannot run the self-test")]
+    Network(#[from] TestNetworkError),
+    #[error("cannot run the self-test")]
     Apply(#[from] ApplyError),
-    /// A pod's addresses could not be named.
-    #[error("cannot test")]
-    Host(#[from] HostError),
-    /// A netns could not be looked into.
-    #[error("cannot test")]
+    #[error("cannot run the self-test")]
+    ProbeSet(#[from] ProbeSetError),
+    #[error("cannot run the self-test")]
     Inspect(#[from] InspectError),
-    /// A name of the test's is none; a defect.
-    #[error("cannot test: {0}")]
+    /// A name of the test's own is invalid, which is a bug.
+    #[error("cannot run the self-test: {0}")]
     Name(#[from] inpod_types::InvalidIdentifier),
 }
 
-/// Makes the two netns, applies rules with everything on, and tries them.
+/// Creates the two netns, applies rules with all features, and checks them.
 ///
 /// # Errors
 ///
-/// When there is nothing to try; what fails of the rules is in the report.
+/// When the checks cannot run. Failed checks are part of the report.
 pub fn run(writer: &Writer, probe_sources: &[IpAddr]) -> Result<Report, SelfTestError> {
     run_after(writer, probe_sources, |_pod| ())
 }
 
-/// The same, after something was done to the pod's netns and the rules in it: how it is shown that a check can fail.
+/// Runs the self-test, with a hook between applying the rules and the checks. Tests use it to show
+/// that checks can fail.
 ///
 /// # Errors
 ///
-/// As of [`run`].
+/// See [`run`] for the cases.
 pub fn run_after(
     writer: &Writer,
     probe_sources: &[IpAddr],
     interfere: impl FnOnce(&Netns),
 ) -> Result<Report, SelfTestError> {
-    let world = World::new(probe_sources)?;
+    let network = TestNetwork::new(probe_sources)?;
     let redirection = Redirection::Ambient(Ambient {
         dns_capture: true,
-        ipv6: if world.has_ipv6 {
+        ipv6: if network.has_ipv6 {
             Ipv6::Auto
         } else {
             Ipv6::Off
@@ -92,17 +88,17 @@ pub fn run_after(
         probe_sources: probe_sources.to_vec(),
         ..Ambient::default()
     });
-    let applied = writer.apply(&world.pod, &redirection, &sandbox()?)?;
-    interfere(&world.pod);
-    let listeners = Listeners::open(&world).map_err(WorldError::from)?;
+    let applied = writer.apply(&network.pod, &redirection, &sandbox()?)?;
+    interfere(&network.pod);
+    let listeners = Listeners::open(&network).map_err(TestNetworkError::from)?;
     let mut checks = Vec::new();
-    for family in world.families() {
-        checks.extend(try_family(&world, &listeners, *family, probe_sources));
+    for family in network.families() {
+        checks.extend(try_family(&network, &listeners, *family, probe_sources));
     }
     checks.push(Check {
         name: "IPv6 of the node".to_owned(),
-        outcome: Ok(if world.has_ipv6 {
-            "the kernel has IPv6, and it was tried".to_owned()
+        outcome: Ok(if network.has_ipv6 {
+            "the kernel has IPv6, and it was tested".to_owned()
         } else {
             "the kernel has no IPv6: there is nothing to capture".to_owned()
         }),
@@ -113,18 +109,21 @@ pub fn run_after(
     })
 }
 
-/// Does what every ADD asks for, each half in a netns that is made for it, and sends nothing: what is refused here is
-/// refused there.
+/// Does everything that an ADD does, in temporary netns and without sending packets: an error here would
+/// be an error there.
 ///
 /// # Errors
 ///
-/// When an ADD would be refused, or no netns could be made.
-pub(crate) fn rehearse(writer: &Writer, probes: &host::Settings) -> Result<(), SelfTestError> {
-    let node = world::bare()?;
-    let by = host::programs::by(writer.backend(), &writer.programs);
-    node.within(|| host::rehearse(probes.clone(), by))
-        .map_err(WorldError::from)??;
-    let pod = world::bare()?;
+/// When an ADD would be refused, or a netns cannot be created.
+pub(crate) fn preflight(
+    writer: &Writer,
+    probes: &probes::ProbeSettings,
+) -> Result<(), SelfTestError> {
+    let node = network::netns_with_loopback()?;
+    let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
+    node.within(|| probes::preflight(probes.clone(), backend))
+        .map_err(TestNetworkError::from)??;
+    let pod = network::netns_with_loopback()?;
     inspect::all_addresses(&pod)?;
     let redirection = Redirection::Ambient(Ambient {
         probe_sources: probes.sources(),
@@ -143,42 +142,58 @@ fn sandbox() -> Result<SandboxRef, inpod_types::InvalidIdentifier> {
 }
 
 fn try_family(
-    world: &World,
+    network: &TestNetwork,
     listeners: &Listeners,
     family: Family,
     probe_sources: &[IpAddr],
 ) -> Vec<Check> {
     let packets = packets(family, probe_sources);
-    let check = |(name, packet, wanted): (&str, Packet, At)| Check {
+    let check = |(name, packet, wanted): (&str, Packet, Arrival)| Check {
         name: format!("{name} {family}"),
-        outcome: listeners.judge(world.send(packet), wanted),
+        outcome: listeners.check_arrival(network.send(packet), wanted),
     };
     packets.into_iter().map(check).collect()
 }
 
-/// What is sent, and where it is to arrive.
-fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<(&'static str, Packet, At)> {
-    let (pod, peer) = (world::pod_address(family), world::peer_address(family));
+/// Returns the packets to send, and where each has to arrive.
+fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<(&'static str, Packet, Arrival)> {
+    let (pod, peer) = (network::pod_address(family), network::peer_address(family));
     let (inside, outside) = ((pod, APPLICATION), (peer, APPLICATION));
     let ztunnels = |source, to| Packet::FromZtunnel { source, to };
     let from_peer = |source, to| Packet::FromPeer { source, to };
     let hbone = (pod, INBOUND_HBONE_PORT);
     let mut packets = vec![
-        ("outbound", Packet::FromPod(outside), At::Outbound),
-        ("outbound of ztunnel", ztunnels(None, outside), At::Peer),
-        ("inbound", from_peer(None, inside), At::Plaintext),
-        ("inbound from a ztunnel", from_peer(None, hbone), At::Hbone),
-        ("pod to itself", Packet::FromPod(inside), At::Application),
+        ("outbound", Packet::FromPod(outside), Arrival::Outbound),
+        (
+            "outbound of ztunnel",
+            ztunnels(None, outside),
+            Arrival::Peer,
+        ),
+        ("inbound", from_peer(None, inside), Arrival::Plaintext),
+        (
+            "inbound from a ztunnel",
+            from_peer(None, hbone),
+            Arrival::Hbone,
+        ),
+        (
+            "pod to itself",
+            Packet::FromPod(inside),
+            Arrival::Application,
+        ),
         (
             "reply to ztunnel",
             ztunnels(Some(peer), inside),
-            At::Application,
+            Arrival::Application,
         ),
-        ("DNS over TCP", Packet::FromPod((peer, DNS_PORT)), At::Names),
+        (
+            "DNS over TCP",
+            Packet::FromPod((peer, DNS_PORT)),
+            Arrival::Dns,
+        ),
         (
             "DNS over UDP",
-            Packet::Question((peer, DNS_PORT)),
-            At::NamesOverUdp,
+            Packet::DnsQuery((peer, DNS_PORT)),
+            Arrival::DnsUdp,
         ),
     ];
     let is_of_family = |source: &&IpAddr| Family::of(**source) == family;
@@ -187,7 +202,7 @@ fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<(&'static str, Packe
         (
             "host probe",
             from_peer(Some(*source), inside),
-            At::Application,
+            Arrival::Application,
         )
     };
     packets.extend(source.map(probe));

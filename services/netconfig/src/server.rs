@@ -1,8 +1,8 @@
-//! The gRPC face: parse, call, answer. Work in a netns is done by tasks of their own: a client that goes away takes
-//! its handler with it, and nothing may be left half done.
+//! The gRPC service: parses requests, calls, responds. Work in a netns runs in tasks of its own, since a client that
+//! disconnects cancels its handler, and no change may stop half way.
 
-mod look;
-mod probes;
+mod inspect;
+mod probe_addresses;
 mod wire;
 mod work;
 
@@ -28,22 +28,22 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     apply::{self, Applied, Planned, Removed, Writer},
-    claims::{Claim, Claims, proof},
-    departure::Departure,
+    claims::{Claim, Claims, validate},
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
-    events::Reader,
-    host::{self, Host},
     metrics::Metrics,
-    rehearsal::Doubt,
-    selftest, watch,
+    notifications::Reader,
+    preflight::Recheck,
+    probes::{self, ProbeSet},
+    selftest,
+    uninstall::UninstallState,
+    watch,
 };
 use wire::{
-    describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, refusal,
+    describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, to_status,
 };
 use work::{blocking, detached};
 
-/// Answers calls.
 #[derive(Debug)]
 pub(crate) struct Handler {
     claims: Arc<Claims>,
@@ -51,11 +51,11 @@ pub(crate) struct Handler {
     roots: Arc<[PathBuf]>,
     writer: Arc<Writer>,
     probe_sources: Vec<IpAddr>,
-    /// Held by the self-test that is under way.
+    /// Held during a self-test, so that only one runs at a time.
     self_test: Arc<tokio::sync::Mutex<()>>,
-    host: Arc<Host>,
-    doubt: Doubt,
-    departure: Departure,
+    probe_set: Arc<ProbeSet>,
+    recheck: Recheck,
+    uninstall: UninstallState,
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
@@ -69,14 +69,14 @@ impl Handler {
         roots: Vec<PathBuf>,
         writer: Arc<Writer>,
         probe_sources: Vec<IpAddr>,
-        host: Arc<Host>,
-        doubt: Doubt,
+        probe_set: Arc<ProbeSet>,
+        recheck: Recheck,
         daemon: &Daemon,
     ) -> Self {
         let claims = Arc::clone(reader.claims());
         let metrics = daemon
             .metrics()
-            .register(|registry| Metrics::register(registry, &claims, &host));
+            .register(|registry| Metrics::register(registry, &claims, &probe_set));
         Self {
             claims,
             reader,
@@ -84,17 +84,17 @@ impl Handler {
             writer,
             probe_sources,
             self_test: Arc::default(),
-            host,
-            doubt,
-            departure: Departure::new(daemon),
+            probe_set,
+            recheck,
+            uninstall: UninstallState::new(daemon),
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
             metrics,
         }
     }
 
-    /// Does something in a claimed netns when it is its turn, and tells watchers where it changed anything.
-    async fn in_turn<T, E>(
+    /// Runs `work` in a claimed netns under its lock. If it changed anything, the state is published to watchers.
+    async fn with_change_lock<T, E>(
         &self,
         operation: &'static str,
         claim: Arc<Claim>,
@@ -107,9 +107,9 @@ impl Handler {
     {
         let (claims, metrics) = (Arc::clone(&self.claims), self.metrics.clone());
         detached(async move {
-            let _turn = claim.turn.lock().await;
+            let _guard = claim.change_lock.lock().await;
             if !claims.is_current(&claim) {
-                return Err(refusal(ClaimError::Unknown(claim.sandbox.clone())));
+                return Err(to_status(ClaimError::Unknown(claim.sandbox.clone())));
             }
             let began = Instant::now();
             let result = blocking({
@@ -117,9 +117,9 @@ impl Handler {
                 move || work(&claim)
             });
             let result = result.await;
-            metrics.done(operation, &result, began.elapsed());
+            metrics.record(operation, &result, began.elapsed());
             if result.as_ref().map_or(true, changed) {
-                claims.touched(&claim);
+                claims.republish(&claim);
             }
             result
         })
@@ -131,7 +131,7 @@ impl Handler {
         sandbox: Option<inpod_proto::types::v1::SandboxRef>,
     ) -> Result<Arc<Claim>, Status> {
         let sandbox: SandboxRef = required("sandbox", sandbox).map_err(invalid)?;
-        self.claims.get(&sandbox).map_err(refusal)
+        self.claims.get(&sandbox).map_err(to_status)
     }
 }
 
@@ -146,7 +146,7 @@ impl NetconfigService for Handler {
         let claimed = detached(blocking(move || {
             claim(&claims, &roots, &sandbox, &wanted, expected)
         }));
-        let (claim, addresses) = self.doubt.about(claimed.await)?;
+        let (claim, addresses) = self.recheck.observe(claimed.await)?;
         Ok(Response::new(ClaimNetnsResponse {
             instance_id: self.instance_id.clone(),
             netns: Some(claim.netns.id().into()),
@@ -160,10 +160,10 @@ impl NetconfigService for Handler {
     ) -> Answer<ReleaseNetnsResponse> {
         let request = request.into_inner();
         let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
-        let (claims, host) = (Arc::clone(&self.claims), Arc::clone(&self.host));
+        let (claims, probe_set) = (Arc::clone(&self.claims), Arc::clone(&self.probe_set));
         let released = detached(async move {
             let released = release(&claims, &sandbox).await;
-            host::follow::release(&host, &claims, sandbox).await;
+            probes::release::release(&probe_set, &claims, sandbox).await;
             Ok(released)
         });
         let released = released.await?;
@@ -187,12 +187,12 @@ impl NetconfigService for Handler {
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
-        let probed = probes::parse(&request.probe_addresses).map_err(invalid)?;
+        let probed = probe_addresses::parse(&request.probe_addresses).map_err(invalid)?;
         let claim = self.claim_of(request.sandbox)?;
-        self.departure.is_off();
-        let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
-        let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
-            let applied = probes::apply(&host, claim, &probed, || {
+        self.uninstall.cancel();
+        let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
+        let applied = self.with_change_lock("apply", claim, |applied: &Applied| applied.changed, move |claim| {
+            let applied = probe_addresses::apply(&probe_set, claim, &probed, || {
                 writer.apply(&claim.netns, &redirection, &claim.sandbox)
             })?;
             let Applied { fingerprint, backend, changed, direct_flows } = applied;
@@ -200,7 +200,7 @@ impl NetconfigService for Handler {
             tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
             Ok::<_, ApplyError>(applied)
         });
-        let applied = self.doubt.about(applied.await)?;
+        let applied = self.recheck.observe(applied.await)?;
         Ok(Response::new(ApplyRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
@@ -215,7 +215,7 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
         let writer = Arc::clone(&self.writer);
-        let planned = self.in_turn(
+        let planned = self.with_change_lock(
             "plan",
             claim,
             |_| false,
@@ -252,7 +252,9 @@ impl NetconfigService for Handler {
         request: Request<ListListenersRequest>,
     ) -> Answer<ListListenersResponse> {
         let (peer, target) = (peer::of(&request), request.into_inner().target);
-        let answer = self.look_into(&peer, target, look::listeners).await?;
+        let answer = self
+            .inspect_target(&peer, target, inspect::listeners)
+            .await?;
         Ok(Response::new(ListListenersResponse {
             instance_id: self.instance_id.clone(),
             ..answer
@@ -263,7 +265,7 @@ impl NetconfigService for Handler {
         let (writer, sources) = (Arc::clone(&self.writer), self.probe_sources.clone());
         let turn = Arc::clone(&self.self_test);
         let report = detached(async move {
-            let _turn = turn.lock().await;
+            let _guard = turn.lock().await;
             blocking(move || selftest::run(&writer, &sources)).await
         });
         Ok(Response::new(SelfTestResponse {
@@ -273,9 +275,9 @@ impl NetconfigService for Handler {
     }
 
     async fn leave_node(&self, _request: Request<LeaveNodeRequest>) -> Answer<LeaveNodeResponse> {
-        let host = Arc::clone(&self.host);
-        let changed = detached(blocking(move || host.clear())).await?;
-        self.departure.is_due();
+        let probe_set = Arc::clone(&self.probe_set);
+        let changed = detached(blocking(move || probe_set.clear())).await?;
+        self.uninstall.mark_complete();
         Ok(Response::new(LeaveNodeResponse {
             instance_id: self.instance_id.clone(),
             changed,
@@ -293,8 +295,8 @@ impl NetconfigService for Handler {
             apply::Phase::Drain => "drain",
             apply::Phase::Final => "remove",
         };
-        let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
-        let removed = self.in_turn(
+        let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
+        let removed = self.with_change_lock(
             operation,
             claim,
             |_| true,
@@ -302,7 +304,7 @@ impl NetconfigService for Handler {
                 let Removed { captured_flows } =
                     writer.remove(&claim.netns, &claim.sandbox, phase)?;
                 if phase == apply::Phase::Final {
-                    host.release(&claim.sandbox)?;
+                    probe_set.release(&claim.sandbox)?;
                 }
                 tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
                 Ok::<_, RemoveError>(captured_flows)
@@ -322,8 +324,8 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
         let writer = Arc::clone(&self.writer);
-        // In turn, or an apply under way would look like drift.
-        let verified = self.in_turn(
+        // Under the lock: otherwise an apply in progress would look like drift.
+        let verified = self.with_change_lock(
             "verify",
             claim,
             |_| false,
@@ -331,7 +333,7 @@ impl NetconfigService for Handler {
         );
         let verified = verified.await?;
         if !verified.differences.is_empty() {
-            self.metrics.differs();
+            self.metrics.record_difference();
         }
         Ok(Response::new(VerifyRulesResponse {
             instance_id: self.instance_id.clone(),
@@ -346,8 +348,8 @@ impl NetconfigService for Handler {
     ) -> Answer<InspectNetnsResponse> {
         let (peer, target) = (peer::of(&request), request.into_inner().target);
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
-        let look = move |subject: &_| look::inspect(subject, &claims, &writer);
-        let answer = self.look_into(&peer, target, look).await?;
+        let inspect = move |subject: &_| inspect::inspect(subject, &claims, &writer);
+        let answer = self.inspect_target(&peer, target, inspect).await?;
         Ok(Response::new(InspectNetnsResponse {
             instance_id: self.instance_id.clone(),
             ..answer
@@ -372,20 +374,20 @@ fn claim(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
 ) -> Result<(Arc<Claim>, Vec<IpAddr>), ClaimError> {
-    let proven = proof::prove(wanted, expected, roots)?;
-    let addresses = proven.addresses.clone();
-    let claim = claims.claim(sandbox, proven)?;
+    let validated = validate::validate(wanted, expected, roots)?;
+    let addresses = validated.addresses.clone();
+    let claim = claims.claim(sandbox, validated)?;
     let (netns, path) = (claim.netns.id(), claim.netns.path().display());
     tracing::info!(%sandbox, %netns, %path, "Claimed");
     Ok((claim, addresses))
 }
 
-/// When a change is under way, after it.
+/// Waits for the end of a change in progress.
 async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
     let Some(claim) = claims.find(sandbox) else {
         return false;
     };
-    let _turn = claim.turn.lock().await;
+    let _guard = claim.change_lock.lock().await;
     let released = claims.release(&claim);
     tracing::info!(%sandbox, released, "Released");
     released

@@ -1,9 +1,9 @@
-//! The sysctls of a pod that matter to inpod, at a cost that does not grow with the number of pods.
+//! Access to the sysctls of a pod's netns, at a cost that does not grow with the number of pods.
 //!
-//! Every netns has a `/proc/sys/net/ipv4` of its own. The kernel keeps each that was looked at for as long as the netns
-//! lives, and all of them hang under one name (`proc_sys_compare` in fs/proc/proc_sysctl.c): whoever looks at another
-//! netns for the first time is led past all. Each mount of procfs begins without any (since Linux 5.8), so that this
-//! module looks through mounts of its own, each for a few netns.
+//! Every netns has its own `/proc/sys/net/ipv4`. The kernel keeps a dentry for each one that was looked up for as long
+//! as the netns lives, and all of them hash to one name (`proc_sys_compare` in fs/proc/proc_sysctl.c): the first lookup
+//! for another netns compares them all. Each procfs mount starts without dentries (since Linux 5.8), so this module
+//! looks up through private mounts, each used for a few netns.
 
 use std::{
     fs::File,
@@ -21,44 +21,44 @@ use nix::{
 };
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-/// Connections that wait to be accepted are given to another listener of the port when theirs closes, which is what
-/// a ztunnel that takes over from another one needs: 88 of 200 were reset without it (services/docs/facts/kernel.md, 6). Since Linux
-/// 5.14.
+/// On close of a listener, hands connections in its accept queue over to another listener of the same port. A
+/// handover between ztunnels needs this: 88 of 200 connections were reset without it (services/docs/facts/kernel.md,
+/// 6). Since Linux 5.14.
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 
-/// As people name it.
-pub(crate) const MIGRATES: &str = "net.ipv4.tcp_migrate_req";
+pub(crate) const TCP_MIGRATE_REQ_NAME: &str = "net.ipv4.tcp_migrate_req";
 
-/// Whether IPv6 is switched off where it matters to us.
+/// The switch of IPv6 on `lo`, which is the interface that matters to redirection.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 
-/// Of every netns. To whom it belongs tells whose the netns is.
-const OWNED: &str = "sys/net/ipv4/ip_forward";
+/// A file that exists in every netns. Its owner is root of the user namespace that owns the netns.
+const OWNERSHIP_PROBE_PATH: &str = "sys/net/ipv4/ip_forward";
 
-/// How often a mount is looked through. Making and unmounting one takes 20 to 30 us; each netns that was looked at
-/// through it makes the first look at another one 0.1 to 0.3 us longer per sysctl (measured, Linux 6.18).
-const VISITS: u32 = 32;
+/// Number of netns that one mount is used for. Creating and unmounting one takes 20 to 30 us; each netns
+/// that was looked up through it makes the first lookup for another netns 0.1 to 0.3 us longer per
+/// sysctl (measured, Linux 6.18).
+const MAX_USES: u32 = 32;
 
-/// The way to the sysctls of any netns.
+/// Opens the sysctls of netns.
 #[derive(Clone, Debug, Default)]
-pub struct Sysctls(Arc<Mutex<Renewed<OwnedFd>>>);
+pub struct Sysctls(Arc<Mutex<Recycled<OwnedFd>>>);
 
 impl Sysctls {
-    /// A look at the sysctls of one netns. The calling thread need not be in it yet.
-    pub(crate) fn visit(&self) -> io::Result<Visit> {
-        let mut renewed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        renewed.get(procfs).map(Visit)
+    /// Returns access to the sysctls of one netns. The calling thread need not be in it yet.
+    pub(crate) fn open_for_netns(&self) -> io::Result<NetnsSysctls> {
+        let mut recycled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recycled.get(procfs).map(NetnsSysctls)
     }
 }
 
-/// What is used a few times and then made anew. What is in use meanwhile stays until its user is done.
+/// A value that is replaced after a number of uses. Users of the previous value keep it alive.
 #[derive(Debug)]
-struct Renewed<T> {
+struct Recycled<T> {
     current: Option<Arc<T>>,
     uses_left: u32,
 }
 
-impl<T> Default for Renewed<T> {
+impl<T> Default for Recycled<T> {
     fn default() -> Self {
         Self {
             current: None,
@@ -67,12 +67,12 @@ impl<T> Default for Renewed<T> {
     }
 }
 
-impl<T> Renewed<T> {
+impl<T> Recycled<T> {
     fn get(&mut self, make: impl FnOnce() -> io::Result<T>) -> io::Result<Arc<T>> {
         let kept = self.current.take().filter(|_| self.uses_left > 0);
         let (value, uses_left) = match kept {
             Some(value) => (value, self.uses_left),
-            None => (Arc::new(make()?), VISITS),
+            None => (Arc::new(make()?), MAX_USES),
         };
         self.uses_left = uses_left.saturating_sub(1);
         self.current = Some(Arc::clone(&value));
@@ -80,33 +80,33 @@ impl<T> Renewed<T> {
     }
 }
 
-/// A procfs of our own, or the machine's where we may not mount: then only the cost grows.
+/// Opens a private procfs mount, or `/proc` if mounting is not permitted: then only the cost grows.
 fn procfs() -> io::Result<OwnedFd> {
     mount().or_else(|error| {
-        tracing::debug!(%error, "Cannot mount a procfs, and use the one that is there");
+        tracing::debug!(%error, "Cannot mount a procfs; using /proc");
         File::open("/proc").map(Into::into)
     })
 }
 
-/// A procfs that stands nowhere, and is unmounted when it is closed. Its processes are those of the calling process's
-/// pid namespace, whichever that is; its `sys/net` is that of the netns of whoever looks (`net_ctl_header_lookup` in
-/// net/sysctl_net.c), and can be written where a container has its `/proc/sys` read-only.
+/// Mounts a procfs that is attached nowhere and unmounted on close. Its processes are those of the calling process's
+/// pid namespace. Its `sys/net` is that of the netns of the accessing thread (`net_ctl_header_lookup` in
+/// net/sysctl_net.c), and is writable even where a container's `/proc/sys` is read-only.
 fn mount() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
-    let harmless = MountAttrFlags::MOUNT_ATTR_NOSUID
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, harmless)?;
+    let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     Ok(mounted)
 }
 
-/// The sysctls of whichever netns the calling thread is in while it asks.
+/// The sysctls of the netns that the calling thread is in at the time of access.
 #[derive(Debug)]
-pub(crate) struct Visit(Arc<OwnedFd>);
+pub(crate) struct NetnsSysctls(Arc<OwnedFd>);
 
-impl Visit {
-    /// Whether `tcp_migrate_req` is on. `None` where the kernel does not have it.
+impl NetnsSysctls {
+    /// Returns whether `tcp_migrate_req` is on, `None` if the kernel does not have it.
     pub(crate) fn migrates(&self) -> io::Result<Option<bool>> {
         match self.read(TCP_MIGRATE_REQ) {
             Ok(text) => Ok(Some(text.trim() != "0")),
@@ -115,14 +115,13 @@ impl Visit {
         }
     }
 
-    /// Switches it.
     pub(crate) fn set_migrates(&self, on: bool) -> io::Result<()> {
         let mut file = self.open(TCP_MIGRATE_REQ, OFlag::O_WRONLY)?;
         file.write_all(if on { b"1" } else { b"0" })
     }
 
-    /// Whether IPv6 is switched on. A kernel without it has no such file. Where it cannot be read for another reason,
-    /// trying tells.
+    /// Returns whether IPv6 is enabled. A kernel without IPv6 has no such file. If it cannot be read for another
+    /// reason, IPv6 is assumed, and applying rules will show.
     pub(crate) fn has_ipv6(&self) -> bool {
         match self.read(DISABLE_IPV6) {
             Ok(text) => text.trim() != "1",
@@ -130,10 +129,10 @@ impl Visit {
         }
     }
 
-    /// Root of the user namespace that owns the netns, as the calling process numbers users: a netns's sysctls belong to
-    /// it (`net_ctl_set_ownership` in net/sysctl_net.c).
+    /// Returns the uid of root in the user namespace that owns the netns, as this process sees it: that root owns the
+    /// sysctls of the netns (`net_ctl_set_ownership` in net/sysctl_net.c).
     pub(crate) fn root(&self) -> io::Result<u32> {
-        let owned = self.open(OWNED, OFlag::O_RDONLY)?;
+        let owned = self.open(OWNERSHIP_PROBE_PATH, OFlag::O_RDONLY)?;
         Ok(owned.metadata()?.uid())
     }
 
@@ -159,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// In a netns that ends with the thread. Needs root.
+    /// Runs a test in a netns that ends with the thread. Needs root.
     fn in_a_new_netns(test: impl FnOnce() + Send) {
         let run = move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("this test makes a netns: run it as root");
@@ -168,7 +167,7 @@ mod tests {
         thread::scope(|scope| scope.spawn(run).join()).unwrap();
     }
 
-    /// What the calling thread may no longer do: mount.
+    /// Drops the calling thread's right to mount.
     fn give_up_mounting() {
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::SYS_ADMIN);
@@ -176,14 +175,14 @@ mod tests {
     }
 
     fn switches_and_reads_its_own(sysctls: &Sysctls) {
-        let visit = sysctls.visit().unwrap();
+        let netns = sysctls.open_for_netns().unwrap();
         for on in [true, false] {
-            visit.set_migrates(on).unwrap();
-            assert_eq!(visit.migrates().unwrap(), Some(on));
+            netns.set_migrates(on).unwrap();
+            assert_eq!(netns.migrates().unwrap(), Some(on));
         }
         for (text, wanted) in [("1", false), ("0", true)] {
             std::fs::write(Path::new("/proc").join(DISABLE_IPV6), text).unwrap();
-            assert_eq!(visit.has_ipv6(), wanted);
+            assert_eq!(netns.has_ipv6(), wanted);
         }
     }
 
@@ -191,9 +190,16 @@ mod tests {
     fn one_mount_shows_each_netns_its_own_sysctls() {
         let sysctls = Sysctls::default();
         in_a_new_netns(|| {
-            sysctls.visit().unwrap().set_migrates(true).unwrap();
+            sysctls
+                .open_for_netns()
+                .unwrap()
+                .set_migrates(true)
+                .unwrap();
             in_a_new_netns(|| switches_and_reads_its_own(&sysctls));
-            assert_eq!(sysctls.visit().unwrap().migrates().unwrap(), Some(true));
+            assert_eq!(
+                sysctls.open_for_netns().unwrap().migrates().unwrap(),
+                Some(true)
+            );
         });
     }
 
@@ -209,25 +215,25 @@ mod tests {
 
     #[test]
     fn what_was_used_often_enough_is_made_anew() {
-        let (mut renewed, mut made) = (Renewed::default(), 0);
+        let (mut recycled, mut made) = (Recycled::default(), 0);
         let mut used = Vec::new();
-        for _ in 0..2 * VISITS + 1 {
+        for _ in 0..2 * MAX_USES + 1 {
             let make = || {
                 made += 1;
                 Ok(made)
             };
-            used.push(*renewed.get(make).unwrap());
+            used.push(*recycled.get(make).unwrap());
         }
         let times = |which| used.iter().filter(|used| **used == which).count();
-        let visits = usize::try_from(VISITS).unwrap();
+        let visits = usize::try_from(MAX_USES).unwrap();
         assert_eq!([1, 2, 3].map(times), [visits, visits, 1]);
     }
 
     #[test]
     fn what_could_not_be_made_is_tried_again() {
-        let mut renewed = Renewed::default();
-        let failed = renewed.get(|| Err(io::ErrorKind::PermissionDenied.into()));
+        let mut recycled = Recycled::default();
+        let failed = recycled.get(|| Err(io::ErrorKind::PermissionDenied.into()));
         assert!(failed.is_err());
-        assert_eq!(*renewed.get(|| Ok(7)).unwrap(), 7);
+        assert_eq!(*recycled.get(|| Ok(7)).unwrap(), 7);
     }
 }

@@ -1,4 +1,4 @@
-//! What is in the claimed netns, as a stream: all of it first, then changes.
+//! The stream of WatchDrift: first the state of every claimed netns, then changes.
 
 use std::{collections::BTreeMap, vec};
 
@@ -9,23 +9,24 @@ use inpod_proto::netconfig::v1::{
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tonic::Status;
-use watch_drift_response::Event as Said;
+use watch_drift_response::Event as ResponseEvent;
 
 use crate::{
     apply::Observation,
     claims::{Event, Released, State},
-    events::Reader,
+    notifications::Reader,
 };
 
 type Item = Result<WatchDriftResponse, Status>;
 
-/// The stream of one watcher.
 pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Item> + use<> {
     let (held, events) = reader.claims().subscribe();
-    let first = stream::iter([Ok(say(Said::InstanceId(instance_id.to_owned())))]);
+    let first = stream::iter([Ok(response(ResponseEvent::InstanceId(
+        instance_id.to_owned(),
+    )))]);
     let watcher = Watcher {
         reader,
-        unread: held.into_iter(),
+        pending_sandboxes: held.into_iter(),
         is_complete: false,
         events,
         known: BTreeMap::new(),
@@ -33,49 +34,49 @@ pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Ite
     first.chain(stream::unfold(Some(watcher), async |watcher| {
         let mut watcher = watcher?;
         let item = watcher.next().await?;
-        let goes_on = item.is_ok();
-        Some((item, goes_on.then_some(watcher)))
+        let may_continue = item.is_ok();
+        Some((item, may_continue.then_some(watcher)))
     }))
 }
 
 struct Watcher {
     reader: Reader,
-    /// Whose states are still to be sent. Names only: whoever reads slowly must not hold a netns.
-    unread: vec::IntoIter<SandboxRef>,
+    /// The sandboxes whose states are still to be sent. Names only, since a slow watcher must not hold a netns open.
+    pending_sandboxes: vec::IntoIter<SandboxRef>,
     is_complete: bool,
     events: Receiver<Event>,
-    /// Up to which revision of a claim the watcher was told at first. Events from before wait among the others.
+    /// The revision of each claim that the watcher received initially. Older events may still be in `events`.
     known: BTreeMap<SandboxRef, u64>,
 }
 
 impl Watcher {
     async fn next(&mut self) -> Option<Item> {
-        for sandbox in self.unread.by_ref() {
-            // One that is gone by now has its end among the events.
+        for sandbox in self.pending_sandboxes.by_ref() {
+            // If the claim has ended, `events` contains its end.
             if let Some(state) = self.reader.read(&sandbox).await {
                 self.known.insert(sandbox, state.revision);
-                return Some(Ok(describe(&state)));
+                return Some(Ok(describe_state(&state)));
             }
         }
         if !std::mem::replace(&mut self.is_complete, true) {
-            return Some(Ok(say(Said::StateComplete(StateComplete {}))));
+            return Some(Ok(response(ResponseEvent::StateComplete(StateComplete {}))));
         }
-        self.change().await
+        self.next_change().await
     }
 
-    async fn change(&mut self) -> Option<Item> {
+    async fn next_change(&mut self) -> Option<Item> {
         loop {
             match self.events.recv().await {
                 Ok(Event::State(state)) if self.is_new(&state.sandbox, state.revision) => {
-                    return Some(Ok(describe(&state)));
+                    return Some(Ok(describe_state(&state)));
                 }
                 Ok(Event::Released(released))
                     if self.is_new(&released.sandbox, released.revision) =>
                 {
-                    return Some(Ok(end(&released)));
+                    return Some(Ok(describe_release(&released)));
                 }
-                Ok(Event::State(_) | Event::Released(_) | Event::Placed(_)) => {}
-                Err(RecvError::Lagged(missed)) => return Some(Err(too_slow(missed))),
+                Ok(Event::State(_) | Event::Released(_) | Event::Claimed(_)) => {}
+                Err(RecvError::Lagged(missed)) => return Some(Err(lagged_status(missed))),
                 Err(RecvError::Closed) => return None,
             }
         }
@@ -88,7 +89,7 @@ impl Watcher {
     }
 }
 
-fn describe(state: &State) -> WatchDriftResponse {
+fn describe_state(state: &State) -> WatchDriftResponse {
     let Observation {
         tag,
         intact,
@@ -97,7 +98,7 @@ fn describe(state: &State) -> WatchDriftResponse {
     } = &state.observation;
     let fingerprint = tag.as_ref().map(|tag| tag.fingerprint.to_string());
     let backend = backend.map_or(v1::Backend::Unspecified, Into::into);
-    say(Said::State(NetnsState {
+    response(ResponseEvent::State(NetnsState {
         sandbox: Some((&state.sandbox).into()),
         netns: Some(state.netns.into()),
         fingerprint: fingerprint.unwrap_or_default(),
@@ -106,18 +107,19 @@ fn describe(state: &State) -> WatchDriftResponse {
     }))
 }
 
-fn end(released: &Released) -> WatchDriftResponse {
-    say(Said::ClaimReleased(ClaimReleased {
+fn describe_release(released: &Released) -> WatchDriftResponse {
+    response(ResponseEvent::ClaimReleased(ClaimReleased {
         sandbox: Some((&released.sandbox).into()),
         netns: Some(released.netns.into()),
     }))
 }
 
-fn say(event: Said) -> WatchDriftResponse {
+fn response(event: ResponseEvent) -> WatchDriftResponse {
     WatchDriftResponse { event: Some(event) }
 }
 
-fn too_slow(missed: u64) -> Status {
-    let message = format!("{missed} events were missed: read everything again");
+fn lagged_status(missed: u64) -> Status {
+    let message =
+        format!("{missed} events were dropped, the watcher is too slow: start a new watch");
     inpod_proto::into_status(&Failure::new(Reason::Overloaded, message))
 }

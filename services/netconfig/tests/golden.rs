@@ -1,4 +1,4 @@
-//! The rules of every scenario, as recorded for each backend. `UPDATE_GOLDEN=1` records them anew.
+//! The rules of every scenario, compared with those recorded for each backend. `UPDATE_GOLDEN=1` records them again.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -17,7 +17,7 @@ fn path(scenario: &str, extension: &str) -> PathBuf {
     directory.join(format!("{scenario}.{extension}"))
 }
 
-/// What is empty has no file.
+/// Empty output has no file.
 fn compare(extension: &str, render: impl Fn(&Redirection) -> String) {
     for (name, redirection) in scenarios::redirections() {
         let path = path(&name, extension);

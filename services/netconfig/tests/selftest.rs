@@ -1,4 +1,4 @@
-//! The self-test tells what works and what does not. Needs root.
+//! The self-test reports what works and what fails. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -38,7 +38,7 @@ fn on_a_machine_that_can_redirect_every_check_passes() {
     }
 }
 
-/// What fails after a command was run in the pod.
+/// Returns the checks that fail after a command in the pod.
 fn fails_after(program: &'static str, arguments: &str) -> Vec<String> {
     let interfere = |pod: &inpod_linux::Netns| {
         let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! Many at once. A process of its own: it counts descriptors and looks at every thread. Needs root.
+//! Many netns at once. A process of its own, since it counts descriptors and scans all threads. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -22,7 +22,7 @@ use netconfig::{
 
 use support::{Fresh, plain, sandbox};
 
-/// How many pods there are, and how many call at once.
+/// Number of pods, and of concurrent callers.
 const PODS: usize = 200;
 const CALLERS: usize = 32;
 
@@ -30,7 +30,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// The threads that are in another netns than this one. One may end while it is looked at.
+/// Counts the threads that are in another netns. A thread may end during the scan.
 fn strays() -> usize {
     let home = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
     let tasks = fs::read_dir("/proc/self/task").unwrap();
@@ -46,7 +46,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Netns that live by their descriptors alone: the threads that made them are gone.
+/// Creates netns that only their descriptors keep alive: the threads that made them have ended.
 fn pods(count: usize) -> Vec<Fresh> {
     let mut pods: Vec<_> = (0..count).map(|_| Fresh::new()).collect();
     assert!(pods.iter().all(|pod| pod.nft("list ruleset").is_empty()));
@@ -55,7 +55,7 @@ fn pods(count: usize) -> Vec<Fresh> {
     pods
 }
 
-/// Each item is taken by the next caller that is free.
+/// Gives each item to the next free caller.
 fn storm<T: Send>(items: impl Iterator<Item = T> + Send, call: impl Fn(T) + Sync) {
     let items = Mutex::new(items);
     thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn storm<T: Send>(items: impl Iterator<Item = T> + Send, call: impl Fn(T) + Sync
     });
 }
 
-/// Each with the redirection that is its own, so that one that got another's would show.
+/// Each has a redirection of its own, so that a mix-up would show.
 #[test]
 fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let pods = pods(PODS);
@@ -81,7 +81,7 @@ fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let abroad = thread::scope(|scope| {
         let most = scope.spawn(|| most_strays(&is_done));
         storm(pods.iter().enumerate(), |(number, pod)| {
-            // Twice: the second one has what the first one wrote to take away.
+            // Applies twice, so that the second time rules have to be replaced.
             for number in [number + 1, number] {
                 let applied = plain().apply(&pod.netns, &of(number), &sandbox("c1"));
                 assert!(applied.unwrap().changed);
@@ -113,7 +113,7 @@ fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     });
 }
 
-/// How many threads were abroad at once. That of the looking one is at home.
+/// Returns the greatest number of threads that were in other netns at once. The scanning thread is not in one.
 fn most_strays(is_done: &AtomicBool) -> usize {
     let mut most = 0;
     while !is_done.load(Ordering::Relaxed) {

@@ -1,32 +1,30 @@
-//! What a netns bears, without anything to compare it with.
+//! Reads a netns's redirection without a desired state to compare it with.
 
 use inpod_linux::Netns;
 
 use super::Writer;
 use crate::{backend::Backend, error::VerifyError, inspect::Proxies, plan, rules::Tag};
 
-/// What rules a netns bears.
+/// The redirection that is found in a netns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// The tag of ours; `None` where there are none.
     pub tag: Option<Tag>,
-    /// Whether what is there is exactly what bears the tag's fingerprint, routes and sysctl included.
+    /// True if tables, routes and sysctl are exactly those of the tag's fingerprint.
     pub intact: bool,
-    /// What ours are written with.
     pub backend: Option<Backend>,
-    /// Whose sockets ours take for a sidecar's.
+    /// The users whose sockets the rules treat as the sidecar's.
     pub proxies: Proxies,
 }
 
 impl Writer {
-    /// What rules a netns bears.
+    /// Reads the redirection of a netns.
     ///
     /// # Errors
     ///
-    /// When it cannot be read.
+    /// When the netns cannot be read.
     pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
             let (tag, backend) = (state.tag(), state.backend());
             let intact = match (&tag, backend) {
                 (Some(tag), Some(backend)) => plan::is_intact(&state, backend, tag.fingerprint),
@@ -36,7 +34,7 @@ impl Writer {
                 tag,
                 intact,
                 backend,
-                proxies: link.proxies(state.our_tables()),
+                proxies: session.proxies(state.our_tables()),
             })
         })
     }

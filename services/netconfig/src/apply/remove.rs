@@ -1,41 +1,41 @@
-//! Takes a netns's redirection away.
+//! Removes a netns's redirection.
 
 use inpod_linux::Netns;
 use inpod_types::{SandboxRef, with_causes};
 
-use super::{ATTEMPTS, Writer, make_so};
+use super::{ATTEMPTS, Writer, apply_plan};
 use crate::{
     backend::{Backend, BackendError, Change},
     error::{ApplyError, RemoveError},
     family::Family,
     inspect,
-    link::Link,
+    netns_session::NetnsSession,
     plan::State,
     rules::{Form, ambient},
 };
 
-/// How far a redirection is taken away.
+/// The extent of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// New connections go direct, captured ones live on. Of a sidecar's redirection: nothing is left.
+    /// New connections go direct and captured ones continue. A sidecar's redirection is removed completely.
     Drain,
-    /// Nothing of ours is left.
+    /// All that inpod wrote is removed.
     Final,
 }
 
-/// What a removal came to.
+/// The result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// Connections that were captured when it was done.
+    /// Connections that were captured at the time of the removal.
     pub captured_flows: u32,
 }
 
 impl Writer {
-    /// Takes a netns's redirection away as far as the phase says.
+    /// Removes a netns's redirection as far as the phase requires.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or something is left when it is read back.
+    /// When the kernel or a program refuses, or the final read finds remains.
     pub fn remove(
         &self,
         netns: &Netns,
@@ -43,79 +43,84 @@ impl Writer {
         phase: Phase,
     ) -> Result<Removed, RemoveError> {
         let captured_flows = inspect::captured_flows(netns)?;
-        self.with_link(netns, |link| match phase {
-            Phase::Drain => self.drain(link, sandbox),
-            Phase::Final => self.remove_all(link),
+        self.with_session(netns, |session| match phase {
+            Phase::Drain => self.drain(session, sandbox),
+            Phase::Final => self.remove_all(session),
         })?;
         Ok(Removed { captured_flows })
     }
 
-    /// The rules give way to ones that capture nothing new; routes stay, for what is captured lives on. Those of a
-    /// sidecar go at once: its proxy is in the pod as long as the pod is, so that there is nothing to wait for.
-    fn drain(&self, link: &mut Link<'_>, sandbox: &SandboxRef) -> Result<(), RemoveError> {
-        let before = self.read(link)?;
+    /// Replaces the rules by ones that capture nothing new; the routes stay for captured connections. A sidecar's rules
+    /// are removed at once: its proxy stays as long as the pod does, so there is nothing to drain.
+    fn drain(
+        &self,
+        session: &mut NetnsSession<'_>,
+        sandbox: &SandboxRef,
+    ) -> Result<(), RemoveError> {
+        let before = self.read(session)?;
         if !before.has_rules() {
             return Ok(());
         }
         if before.is_of_sidecar() {
-            return self.remove_all(link);
+            return self.remove_all(session);
         }
-        let families = link.families();
-        let plan = self.plan_of(link, &before, Form::Ambient, &ambient::drain(), families);
-        make_so(link, &plan, before, sandbox)
+        let families = session.families();
+        let plan = self.plan_for(session, &before, Form::Ambient, &ambient::drain(), families);
+        apply_plan(session, &plan, before, sandbox)
             .map(drop)
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
     }
 
-    /// The tables, then ip rules, then routes: nothing is led to a table that is empty. What fails does not keep the
-    /// rest.
-    fn remove_all(&self, link: &mut Link<'_>) -> Result<(), RemoveError> {
-        let seen = self.read(link)?;
+    /// Removes tables, then ip rules, then routes, so that no ip rule refers to an empty table. Goes
+    /// on after a failure.
+    fn remove_all(&self, session: &mut NetnsSession<'_>) -> Result<(), RemoveError> {
+        let seen = self.read(session)?;
         let mut failures = Vec::new();
-        let mut note = |result: Result<(), BackendError>| {
+        let mut record = |result: Result<(), BackendError>| {
             failures.extend(result.err().map(|error| with_causes(&error)));
         };
         for (backend, _) in &seen.seen {
-            note(clear(link, *backend));
+            record(delete_tables(session, *backend));
         }
         if seen.has_incumbent() {
-            // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
-            for item in seen.routing.equal_for_ztunnel() {
-                note(link.routes.adopt(item).map_err(Into::into));
+            // Items equivalent to ours belonged to Istio's node agent; adopting them makes them ours to delete.
+            for item in seen.routing.equivalent_for_ztunnel() {
+                record(session.routes.adopt(item).map_err(Into::into));
             }
         }
         let rest = State {
-            routing: link.routes.read()?,
+            routing: session.routes.read()?,
             ..seen.clone()
         };
         for item in rest.own_routing() {
-            note(link.routes.delete(item).map_err(Into::into));
+            record(session.routes.delete(item).map_err(Into::into));
         }
-        if seen.captures_names() {
-            note(link.nftables.forget_names(&[]).map_err(Into::into));
+        if seen.captures_dns() {
+            record(session.nftables.flush_dns(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
-            note(
-                link.nftables
-                    .forget_captured(&Family::ALL)
+            record(
+                session
+                    .nftables
+                    .flush_captured(&Family::ALL)
                     .map_err(Into::into),
             );
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
-            let switched = link.set_migrates(false);
-            failures.extend(switched.err().map(|error| with_causes(&error)));
+            let disabled = session.set_migrates(false);
+            failures.extend(disabled.err().map(|error| with_causes(&error)));
         }
-        failures.extend(left(&self.read(link)?));
+        failures.extend(remaining(&self.read(session)?));
         RemoveError::unless_empty(failures)
     }
 }
 
-/// Again when somebody else was faster.
-fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
+/// Starts again after a concurrent change.
+fn delete_tables(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let seen = link.read_of(backend)?;
+        let seen = session.read_backend(backend)?;
         let change = Change {
             delete: seen.ids(),
             delete_incumbent: !seen.incumbent.is_empty(),
@@ -124,23 +129,23 @@ fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
         if change.is_empty() {
             return Ok(());
         }
-        match link.change(backend, &seen, &change) {
+        match session.change(backend, &seen, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }
     }
 }
 
-/// What is left, a sentence each.
-fn left(state: &State) -> Vec<String> {
-    let mut left = Vec::new();
+/// Lists what is left, one sentence each.
+fn remaining(state: &State) -> Vec<String> {
+    let mut remaining = Vec::new();
     for (backend, seen) in &state.seen {
         let ours = seen.tables.iter().map(|seen| &seen.table.name);
-        left.extend(ours.map(|name| format!("table {name} is left in {backend}")));
+        remaining.extend(ours.map(|name| format!("table {name} is left in {backend}")));
         let incumbent = seen.incumbent.iter();
-        left.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
+        remaining.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
     }
     let items = state.own_routing().into_iter();
-    left.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
-    left
+    remaining.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
+    remaining
 }

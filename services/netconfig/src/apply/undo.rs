@@ -3,73 +3,73 @@ use inpod_types::with_causes;
 
 use crate::{
     backend::{BackendError, Change, NewTable, Observed, ObservedTable},
-    link::Link,
+    netns_session::NetnsSession,
     plan::{Plan, State},
     routes::Item,
 };
 
-/// What has to be put back when an apply fails.
+/// Records what to restore when an apply fails.
 pub(super) struct Undo {
     pub(super) before: State,
-    pub(super) switched: bool,
-    pub(super) added: Vec<Item>,
-    pub(super) rewritten: bool,
-    /// Whether what is written first is there.
-    pub(super) begun: bool,
-    /// Whether anything of another origin may be gone, which nobody here can write again.
-    pub(super) cleared: bool,
+    pub(super) migration_enabled: bool,
+    pub(super) added_routing: Vec<Item>,
+    pub(super) tables_written: bool,
+    pub(super) new_only_written: bool,
+    /// Set when rules that inpod cannot write again may be gone.
+    pub(super) leftovers_deleted: bool,
 }
 
-/// What is told where there is no way back.
-const NO_WAY_BACK: &str = "the new rules stay, for what they replace was being deleted already";
+const CANNOT_UNDO: &str = "the new rules stay: what they replace was already being deleted";
 
 impl Undo {
     pub(super) fn new(before: State) -> Self {
         Self {
             before,
-            switched: false,
-            added: Vec::new(),
-            rewritten: false,
-            begun: false,
-            cleared: false,
+            migration_enabled: false,
+            added_routing: Vec::new(),
+            tables_written: false,
+            new_only_written: false,
+            leftovers_deleted: false,
         }
     }
 
-    /// In reverse; what fails is told and the rest goes on. What replaces something that may be gone by now was read
-    /// back before, and stays: without it traffic would be let out.
-    pub(super) fn run(&self, link: &mut Link<'_>, plan: &Plan) -> Vec<String> {
-        if self.cleared {
-            return vec![NO_WAY_BACK.to_owned()];
+    /// Restores in reverse order, collects failures and goes on. Rules whose predecessors may be gone were verified
+    /// before and stay: without them traffic would escape.
+    pub(super) fn run(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Vec<String> {
+        if self.leftovers_deleted {
+            return vec![CANNOT_UNDO.to_owned()];
         }
         let mut failures = Vec::new();
-        if self.rewritten {
+        if self.tables_written {
             failures.extend(
-                self.restore(link, plan)
+                self.restore(session, plan)
                     .err()
                     .map(|error| with_causes(&error)),
             );
         }
-        for item in self.added.iter().rev() {
-            let deleted = link.routes.delete(*item);
+        for item in self.added_routing.iter().rev() {
+            let deleted = session.routes.delete(*item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
-        if self.switched {
-            let switched = link.set_migrates(false);
-            failures.extend(switched.err().map(|error| with_causes(&error)));
+        if self.migration_enabled {
+            let disabled = session.set_migrates(false);
+            failures.extend(disabled.err().map(|error| with_causes(&error)));
         }
         failures
     }
 
-    fn restore(&self, link: &mut Link<'_>, plan: &Plan) -> Result<(), BackendError> {
+    fn restore(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), BackendError> {
         let nothing = Observed::default();
         let before = self.before.of(plan.backend).unwrap_or(&nothing);
-        change(link, plan, |now| back(&now.tables, &before.tables))
+        change_with_retry(session, plan, |now| {
+            restoring_change(&now.tables, &before.tables)
+        })
     }
 }
 
-/// From what is there to what was there before. What is as it was is left alone: of several steps some may have been
-/// refused, and would be again.
-fn back(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
+/// Returns the change from the current tables to the previous ones. Unchanged tables are left out: some of several
+/// steps may have been refused, and would be refused again.
+fn restoring_change(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
     let changed = now.iter().filter(|table| !before.contains(table));
     let gone = before.iter().filter(|table| !now.contains(table));
     Change {
@@ -86,21 +86,21 @@ fn as_new(observed: &ObservedTable) -> NewTable {
     }
 }
 
-/// Changes the tables from what is there; again when somebody else was faster.
-fn change(
-    link: &mut Link<'_>,
+/// Changes the tables, starting again from the current state after a concurrent change.
+fn change_with_retry(
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     wanted: impl Fn(&Observed) -> Change,
 ) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let now = link.read_of(plan.backend)?;
+        let now = session.read_backend(plan.backend)?;
         let change = wanted(&now);
         if change.is_empty() {
             return Ok(());
         }
-        match link.change(plan.backend, &now, &change) {
+        match session.change(plan.backend, &now, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }

@@ -1,6 +1,6 @@
-//! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network, and the host side of its veth,
-//! alive (services/docs/facts/kernel.md, 7). A name that goes is seen at once; what is not seen, a process that ends after that for
-//! example, is found by looking through all claims every so often.
+//! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, and with it the host side of
+//! its veth (services/docs/facts/kernel.md, 7). A path that is removed is noticed at once; all else, such as a process
+//! that ends later, is found by a periodic sweep of all claims.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,30 +12,30 @@ use tokio::{
 
 use super::{
     Claim, Claims, Event, is_gone,
-    paths::{Paths, Sight},
+    path_watcher::{PathEvent, PathWatcher},
 };
 
-/// Watches the names of claimed netns, and looks through the claims every so often, for ever.
+/// Watches the paths of claimed netns and sweeps all claims every `every`, forever.
 pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (_, mut events) = claims.subscribe();
-    let mut watch = Watch {
+    let mut sweeper = Sweeper {
         claims,
-        paths: None,
+        path_watcher: None,
     };
     loop {
         let seen = tokio::select! {
-            _ = ticks.tick() => Sight::Lost,
-            seen = watch.next() => seen,
-            event = events.recv() => watch.follow(event),
+            _ = ticks.tick() => PathEvent::Lost,
+            seen = sweeper.next() => seen,
+            event = events.recv() => sweeper.handle_claim_event(event),
         };
         match seen {
-            Sight::Nothing => {}
-            Sight::Gone(names) => watch.look_at(&names),
-            Sight::Lost => {
-                watch.cover_all();
-                sweep_all(&watch.claims).await;
+            PathEvent::Irrelevant => {}
+            PathEvent::Removed(names) => sweeper.check_names(&names),
+            PathEvent::Lost => {
+                sweeper.watch_all();
+                sweep_all(&sweeper.claims).await;
             }
         }
     }
@@ -44,21 +44,20 @@ pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
 async fn sweep_all(claims: &Arc<Claims>) {
     let claims = Arc::clone(claims);
     if let Err(error) = spawn_blocking(move || sweep(&claims)).await {
-        tracing::error!(%error, "A sweep of the claims failed");
+        tracing::error!(%error, "The sweep of the claims failed");
     }
 }
 
-/// Looks through the claims once.
 fn sweep(claims: &Claims) {
     for claim in claims.list() {
-        // Whoever is at work on it finds out by himself.
-        if let Ok(_turn) = claim.turn.try_lock() {
+        // If the lock is held, the operation that holds it finds out by itself.
+        if let Ok(_turn) = claim.change_lock.try_lock() {
             release_if_gone(claims, &claim);
         }
     }
 }
 
-/// As it is held by now: it may have been confirmed at another path since it was looked up.
+/// Looks the claim up again: it may have been confirmed at another path in the meantime.
 fn release_if_gone(claims: &Claims, claim: &Claim) {
     let found = claims.find(&claim.sandbox);
     let Some(claim) = found.filter(|found| found.netns.same_as(&claim.netns)) else {
@@ -70,80 +69,87 @@ fn release_if_gone(claims: &Claims, claim: &Claim) {
     }
 }
 
-/// The names of claimed netns that are watched.
-struct Watch {
+struct Sweeper {
     claims: Arc<Claims>,
-    /// `None` where the kernel gives none: there is a bound per user (fs.inotify.max_user_instances).
-    paths: Option<Paths>,
+    /// `None` if the kernel refuses another instance (fs.inotify.max_user_instances).
+    path_watcher: Option<PathWatcher>,
 }
 
-impl Watch {
-    async fn next(&mut self) -> Sight {
-        let Some(paths) = &mut self.paths else {
+impl Sweeper {
+    async fn next(&mut self) -> PathEvent {
+        let Some(path_watcher) = &mut self.path_watcher else {
             return std::future::pending().await;
         };
-        paths.next().await.unwrap_or_else(|error| {
+        path_watcher.next().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "Cannot watch directories any more");
-            self.paths = None;
-            Sight::Lost
+            self.path_watcher = None;
+            PathEvent::Lost
         })
     }
 
-    /// A claim is at a name that is new.
-    fn follow(&mut self, event: Result<Event, RecvError>) -> Sight {
+    /// Watches the path of a new or moved claim.
+    fn handle_claim_event(&mut self, event: Result<Event, RecvError>) -> PathEvent {
         match event {
-            Ok(Event::Placed(sandbox)) => {
+            Ok(Event::Claimed(sandbox)) => {
                 if let Some(claim) = self.claims.find(&sandbox) {
-                    self.cover(&claim);
-                    // It may have gone before it was watched.
+                    self.watch_path(&claim);
+                    // The path may have been removed before the watch was added.
                     if !claim.netns.path_intact() {
-                        self.let_go(claim);
+                        self.release_when_idle(claim);
                     }
                 }
-                Sight::Nothing
+                PathEvent::Irrelevant
             }
-            Err(RecvError::Lagged(_)) => Sight::Lost,
-            // It is closed when the claims are dropped, which this holds.
-            Ok(Event::State(_) | Event::Released(_)) | Err(RecvError::Closed) => Sight::Nothing,
+            Err(RecvError::Lagged(_)) => PathEvent::Lost,
+            // Closed is impossible: `self.claims` owns the sender.
+            Ok(Event::State(_) | Event::Released(_)) | Err(RecvError::Closed) => {
+                PathEvent::Irrelevant
+            }
         }
     }
 
-    fn cover_all(&mut self) {
-        if self.paths.is_none() {
-            let opened = Paths::open();
+    fn watch_all(&mut self) {
+        if self.path_watcher.is_none() {
+            let opened = PathWatcher::open();
             let opened =
                 opened.inspect_err(|error| tracing::warn!(%error, "Cannot watch directories"));
-            self.paths = opened.ok();
+            self.path_watcher = opened.ok();
         }
         for claim in self.claims.list() {
-            self.cover(&claim);
+            self.watch_path(&claim);
         }
     }
 
-    fn cover(&mut self, claim: &Claim) {
+    fn watch_path(&mut self, claim: &Claim) {
         let path = claim.netns.path();
-        if let Some(Err(error)) = self.paths.as_mut().map(|paths| paths.watch(path)) {
+        if let Some(Err(error)) = self
+            .path_watcher
+            .as_mut()
+            .map(|path_watcher| path_watcher.watch(path))
+        {
             tracing::debug!(path = %path.display(), %error, "Cannot watch the directory of a netns");
         }
     }
 
-    fn look_at(&self, names: &[PathBuf]) {
+    fn check_names(&self, names: &[PathBuf]) {
         let mut claims = self.claims.list();
         claims.retain(|claim| names.iter().any(|name| name == claim.netns.path()));
-        claims.into_iter().for_each(|claim| self.let_go(claim));
+        claims
+            .into_iter()
+            .for_each(|claim| self.release_when_idle(claim));
     }
 
-    /// When whoever is at work in the netns is done.
-    fn let_go(&self, claim: Arc<Claim>) {
+    /// Waits for operations in the netns to end, then releases the claim if its netns is gone.
+    fn release_when_idle(&self, claim: Arc<Claim>) {
         let claims = Arc::clone(&self.claims);
         tokio::spawn(async move {
-            let turn = Arc::clone(&claim.turn).lock_owned().await;
-            let looked = spawn_blocking(move || {
+            let change_lock = Arc::clone(&claim.change_lock).lock_owned().await;
+            let checked = spawn_blocking(move || {
                 release_if_gone(&claims, &claim);
-                drop(turn);
+                drop(change_lock);
             });
-            if let Err(error) = looked.await {
-                tracing::error!(%error, "A look at a claim failed");
+            if let Err(error) = checked.await {
+                tracing::error!(%error, "The check of a claim failed");
             }
         });
     }

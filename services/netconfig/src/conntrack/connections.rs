@@ -1,69 +1,69 @@
-//! Entries of TCP connections that must not outlive the rules that they were made under.
+//! Deletes entries of TCP connections that must not outlive the rules under which they were created.
 
 use std::net::{IpAddr, SocketAddr};
 
 use netlink_bindings::conntrack::{IterableConntrackAttrs, Nfgenmsg};
 
-use super::{family_of, forget};
+use super::{delete_matching, family_of};
 use crate::{
     family::Family,
     inspect::Connections,
-    marks::{OF_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
+    marks::{FROM_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     netlink::{KernelError, Socket},
 };
 
 /// IPS_SRC_NAT and IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h).
 const TRANSLATED: u32 = 0x30;
 
-/// IPPROTO_TCP.
-const TCP: u8 = 6;
+const TCP: u8 = 6; // IPPROTO_TCP
 
-/// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h): given to whoever sent the first packet that was seen
-/// where that was no SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of that name does not set it.
+/// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h): set for the sender of a connection's first packet if
+/// that was not a SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of the same name does not set it.
 const BE_LIBERAL: u8 = 0x08;
 
-/// Deletes what is known of connections of families that no rules capture: what is left of an earlier enrollment, and would
-/// pass for it a new connection of the same ports, what others have tracked, and what began meanwhile. Not what others
-/// translate, nor what the pod says to itself, nor what ztunnel or a sidecar's proxy carries: where its other end spoke
-/// first it would be captured.
-pub(crate) fn forget_strangers(
+/// Deletes entries of families that no rules capture yet: remains of an earlier enrollment, which a new connection with
+/// the same ports would match, connections that others have tracked, and those that began meanwhile. Entries with NAT
+/// of others, the pod's connections to itself and those of ztunnel or a sidecar's proxy stay: the latter would be
+/// captured if their other end sent the next packet.
+pub(crate) fn flush_untranslated(
     socket: &mut Socket,
     families: &[Family],
-    carried: &Connections,
+    proxied: &Connections,
 ) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
+    delete_matching(socket, |header, attributes| {
         is_of(header, families)
             && is_untranslated(attributes)
             && !is_loopback(attributes).unwrap_or(false)
-            && !is_among(attributes, carried)
+            && !is_among(attributes, proxied)
     })
 }
 
-/// Deletes the entries of connections of some families that were there before the rules: their next packet is once more
-/// the first that is seen, and meets the rules. Connection tracking may have been there before them, and have seen
-/// those begin: the ones that are `left` are known by their ends. Not what ztunnel or a sidecar's proxy carries.
-pub(crate) fn forget_from_before(
+/// Deletes entries of connections that are older than the rules: their next packet counts as the first of a connection
+/// and meets the rules. If connection tracking was active before the rules and has seen the connections begin, they are
+/// identified by the endpoints in `unclosed`. Connections of ztunnel and of a sidecar's proxy stay.
+pub(crate) fn flush_existing(
     socket: &mut Socket,
     families: &[Family],
-    left: &Connections,
-    carried: &Connections,
+    unclosed: &Connections,
+    proxied: &Connections,
 ) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
-        let is_past = || is_untranslated(attributes) && !is_ztunnels(attributes);
-        let is_left = || is_among(attributes, left) && is_past();
+    delete_matching(socket, |header, attributes| {
+        let bypasses = || is_untranslated(attributes) && !is_ztunnels(attributes);
+        let is_unclosed = || is_among(attributes, unclosed) && bypasses();
         is_of(header, families)
-            && (is_from_before(attributes).unwrap_or(false) || is_left())
-            && !is_among(attributes, carried)
+            && (is_picked_up(attributes).unwrap_or(false) || is_unclosed())
+            && !is_among(attributes, proxied)
     })
 }
 
-/// Deletes what is known of connections that ztunnel or a sidecar's proxy took on, or opened in the name of a client. The kernel remembers
-/// them for minutes after their rules are gone, and would do with a later connection of the same ports as with them.
-pub(crate) fn forget_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
+/// Deletes entries of connections that ztunnel or a sidecar's proxy accepted, or opened from a client's
+/// address. The kernel keeps them for minutes after their rules are gone, and would treat a new connection with
+/// the same ports alike.
+pub(crate) fn flush_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
+    delete_matching(socket, |header, attributes| {
         is_of(header, families)
             && is_tcp(attributes)
-            && (is_led(attributes).unwrap_or(false) || is_ztunnels(attributes))
+            && (is_redirected(attributes).unwrap_or(false) || is_ztunnels(attributes))
     })
 }
 
@@ -71,8 +71,8 @@ fn is_of(header: &Nfgenmsg, families: &[Family]) -> bool {
     family_of(header).is_some_and(|family| families.contains(&family))
 }
 
-/// `None` for what is no TCP connection.
-fn is_from_before(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
+/// Returns `None` if the entry is not of a TCP connection.
+fn is_picked_up(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let tcp = attributes.get_protoinfo().ok()?.get_protoinfo_tcp().ok()?;
     let first = tcp.get_tcp_flags_original().ok()?;
     Some(first.flags & BE_LIBERAL != 0)
@@ -86,7 +86,7 @@ fn is_tcp(attributes: &IterableConntrackAttrs<'_>) -> bool {
     proto.is_ok_and(|found| found == TCP)
 }
 
-/// What goes to whom it is addressed to.
+/// Returns whether the entry has no NAT.
 fn is_untranslated(attributes: &IterableConntrackAttrs<'_>) -> bool {
     let status = attributes.get_status();
     is_tcp(attributes) && status.is_ok_and(|status| status & TRANSLATED == 0)
@@ -96,7 +96,7 @@ fn is_among(attributes: &IterableConntrackAttrs<'_>, connections: &Connections) 
     ends(attributes).is_some_and(|(from, to)| connections.has(from, to))
 }
 
-/// Who began it, and who was addressed.
+/// Returns source and destination of the first packet.
 fn ends(attributes: &IterableConntrackAttrs<'_>) -> Option<(SocketAddr, SocketAddr)> {
     let asked = attributes.get_tuple_orig().ok()?;
     let (address, port) = (asked.get_tuple_ip().ok()?, asked.get_tuple_proto().ok()?);
@@ -114,8 +114,8 @@ fn is_loopback(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     ends(attributes).map(|(_, to)| to.ip().is_loopback())
 }
 
-/// Whether answers come from another port than was addressed, and that one is ztunnel's.
-fn is_led(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
+/// Returns whether the destination was translated to a port of ztunnel.
+fn is_redirected(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let asked = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
     let from = answers.get_proto_src_port().ok()?;
@@ -126,7 +126,7 @@ fn is_led(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
 fn is_ztunnels(attributes: &IterableConntrackAttrs<'_>) -> bool {
     let mark = attributes.get_mark();
     let is_marked = |mark: u32| {
-        let mut known = [TO_ZTUNNEL, OF_PROXY].into_iter();
+        let mut known = [TO_ZTUNNEL, FROM_PROXY].into_iter();
         known.any(|known| mark & known.mask() == known.value())
     };
     mark.is_ok_and(is_marked)

@@ -7,7 +7,7 @@ use super::*;
 const POD: &str = "11111111-2222-3333-4444-55555555abcd";
 const OTHER: &str = "99999999-2222-3333-4444-55555555abcd";
 
-/// A made-up `/proc`. A netns is a file there: what is looked at are device and inode.
+/// A fake `/proc`. A netns is a plain file there, since only device and inode number are compared.
 struct Proc(TempDir);
 
 impl Proc {
@@ -34,10 +34,10 @@ impl Proc {
         self.process(pid, start_time, netns, &cgroup);
     }
 
-    /// The pids by netns, in the order in which they are tried.
+    /// Returns the pids by netns, in the order in which they are tried.
     fn order(&self) -> Vec<Vec<u32>> {
         let scan = scan(self.0.path(), &POD.parse().unwrap()).unwrap();
-        let groups = by_age(scan.members).into_iter();
+        let groups = group_by_netns(scan.members).into_iter();
         let pids = |group: Vec<Member>| group.iter().map(|member| member.process.pid).collect();
         groups.map(pids).collect()
     }
@@ -78,7 +78,7 @@ fn processes_of_others_and_what_is_no_process_are_left_out() {
     proc.process(30, 500, "a", &format!("0::/kubepods/pod{OTHER}/c1\n"));
     proc.process(31, 500, "b", "0::/system.slice/docker-c1.scope\n");
     fs::create_dir(proc.0.path().join("sys")).unwrap();
-    // One that ends while it is looked at.
+    // A process that ends during the scan.
     fs::create_dir(proc.0.path().join("32")).unwrap();
     assert_eq!(proc.order(), [[0; 0]; 0]);
 }
@@ -102,7 +102,7 @@ fn what_was_seen_instead_is_told() {
         error.to_string(),
         format!(
             "no process of pod {POD} is in a netns of its own that holds one of the pod's addresses; the netns holds \
-             10.0.0.9; 2 of its processes may not be looked at (CAP_SYS_PTRACE is needed)"
+             10.0.0.9; 2 of its processes cannot be inspected (CAP_SYS_PTRACE is needed)"
         )
     );
 }

@@ -1,4 +1,4 @@
-//! How an error looks to a caller: its reason, the field to blame, and what is left.
+//! Maps errors to the [`Failure`] that a caller receives.
 
 use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
@@ -7,24 +7,23 @@ use super::{
     ApplyError, BackendError, ClaimError, FindError, InspectError, ProgramError, RemoveError,
     VerifyError,
 };
-use crate::{host::NotCleared, selftest::SelfTestError};
+use crate::{probes::ClearError, selftest::SelfTestError};
 
-/// How an error looks to a caller.
+/// An error that has a reason for callers.
 pub(crate) trait IntoFailure: std::error::Error + Sized {
-    /// The cause in the closed list.
     fn reason(&self) -> Reason;
 
-    /// The field of the request that is to blame.
+    /// The field of the request that is invalid, if one is.
     fn field(&self) -> &'static str {
         ""
     }
 
-    /// What could not be put back, or is left.
+    /// The steps that could not be undone, or the rules that are left.
     fn undo_failures(&self) -> &[String] {
         &[]
     }
 
-    /// All of it, with the causes in one sentence.
+    /// Builds the failure, with the chain of causes as its message.
     fn into_failure(self) -> Failure {
         Failure {
             undo_failures: self.undo_failures().to_vec(),
@@ -40,7 +39,7 @@ impl IntoFailure for ApplyError {
                 Reason::KernelRefused
             }
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
-            Self::Host { source, .. } => source.reason(),
+            Self::ProbeSet { source, .. } => source.reason(),
             Self::Backend { source, .. } => reason_of_backend(source),
         }
     }
@@ -50,7 +49,7 @@ impl IntoFailure for ApplyError {
             Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
             Self::Backend { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
-            | Self::Host { undo_failures, .. } => undo_failures,
+            | Self::ProbeSet { undo_failures, .. } => undo_failures,
         }
     }
 }
@@ -71,7 +70,7 @@ impl IntoFailure for RemoveError {
             Self::Reach(_) | Self::Inspect(_) | Self::Left(_) => Reason::KernelRefused,
             Self::Backend(error) => reason_of_backend(error),
             Self::Drain(error) => error.reason(),
-            Self::Host(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
         }
     }
 
@@ -79,16 +78,16 @@ impl IntoFailure for RemoveError {
         match self {
             Self::Left(left) => left,
             Self::Drain(error) => error.undo_failures(),
-            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::Host(_) => &[],
+            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::ProbeSet(_) => &[],
         }
     }
 }
 
-impl IntoFailure for NotCleared {
+impl IntoFailure for ClearError {
     fn reason(&self) -> Reason {
         match self {
             Self::Held(_) => Reason::NetnsInUse,
-            Self::Host(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
         }
     }
 }
@@ -96,9 +95,9 @@ impl IntoFailure for NotCleared {
 impl IntoFailure for SelfTestError {
     fn reason(&self) -> Reason {
         match self {
-            Self::World(_) | Self::Inspect(_) => Reason::KernelRefused,
+            Self::Network(_) | Self::Inspect(_) => Reason::KernelRefused,
             Self::Apply(error) => error.reason(),
-            Self::Host(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
         }
     }
@@ -118,7 +117,7 @@ impl IntoFailure for ClaimError {
             Self::Open(error) => reason_of_open(error),
             Self::Unreachable(_) => Reason::NetnsUnreachable,
             Self::Inspect(_) => Reason::KernelRefused,
-            Self::Host(_) => Reason::NetnsIsHost,
+            Self::HostNetns(_) => Reason::NetnsIsHost,
             Self::Mismatch { .. } | Self::Held { .. } => Reason::NetnsMismatch,
             Self::InUse { .. } => Reason::NetnsInUse,
             Self::Address { .. } => Reason::AddressMismatch,
@@ -130,7 +129,7 @@ impl IntoFailure for ClaimError {
         match self {
             Self::Open(_) | Self::Unreachable(_) => "netns.path",
             Self::Address { .. } => "addresses",
-            Self::Host(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
+            Self::HostNetns(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
                 "netns"
             }
             Self::Unknown(_) => "sandbox",
@@ -148,13 +147,15 @@ fn reason_of_backend(error: &BackendError) -> Reason {
 
 pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
     match error {
-        // Both are over with nf_tables, which may ask.
-        ProgramError::Missing { .. } | ProgramError::OwnersRefused(_) => Reason::BackendUnavailable,
+        // nf_tables helps against both: it needs no programs, and may match owners.
+        ProgramError::Missing { .. } | ProgramError::OwnerMatchRefused(_) => {
+            Reason::BackendUnavailable
+        }
         ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
         ProgramError::Spawn { .. }
         | ProgramError::Lock { .. }
         | ProgramError::Refused { .. }
-        | ProgramError::Overtaken(_)
+        | ProgramError::ConcurrentChange(_)
         | ProgramError::Unreadable { .. } => Reason::KernelRefused,
     }
 }

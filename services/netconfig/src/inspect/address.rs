@@ -8,18 +8,18 @@ use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
 use crate::error::InspectError;
 
-/// The unicast addresses of a netns's interfaces, loopback and link-local ones left out.
+/// Returns the unicast addresses of a netns's interfaces, except for loopback and link-local ones.
 ///
 /// # Errors
 ///
-/// When it cannot be entered, or the kernel does not tell.
+/// When the netns cannot be entered or its addresses cannot be read.
 pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let mut addresses = all_addresses(netns)?;
     addresses.retain(is_global);
     Ok(addresses)
 }
 
-/// Every address of a netns's interfaces, each once, in order.
+/// Returns all addresses of a netns's interfaces, sorted and without duplicates.
 pub(crate) fn all_addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let interfaces = netns.within(getifaddrs)?;
     let interfaces = interfaces.map_err(|errno| InspectError::Read {
@@ -36,7 +36,7 @@ fn address(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
-/// Whether an address can be a pod's.
+/// Returns whether the address can be a pod's.
 pub(crate) fn is_global(address: &IpAddr) -> bool {
     let usable = !address.is_loopback() && !address.is_unspecified() && !address.is_multicast();
     usable

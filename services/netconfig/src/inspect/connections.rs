@@ -1,13 +1,13 @@
-//! Which connections a netns has, by their ends.
+//! The connections of a netns, identified by their endpoints.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use inpod_linux::Netns;
 
-use super::{Proxies, diag, flows, or_else, read_tables, tcp::Socket};
+use super::{Proxies, diag, flows, or_without_sock_diag, read_tables, tcp::Socket};
 use crate::error::InspectError;
 
-/// Connections, each by its own end and the other one.
+/// Connections, each with its local and remote endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Connections(BTreeSet<(SocketAddr, SocketAddr)>);
 
@@ -25,38 +25,39 @@ impl Connections {
         self.0.is_empty()
     }
 
-    /// Those that are among others too.
-    pub(super) fn among(&self, others: &Self) -> Self {
+    pub(super) fn intersection(&self, others: &Self) -> Self {
         Self(&self.0 & &others.0)
     }
 
-    /// Whether there is one between these ends, whoever began it.
+    /// Returns whether there is a connection between two endpoints, in either direction.
     pub(crate) fn has(&self, one: SocketAddr, other: SocketAddr) -> bool {
         self.0.contains(&(one, other)) || self.0.contains(&(other, one))
     }
 }
 
-/// Those that go past ztunnel, or past a sidecar, now.
-pub(super) fn past(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
-    let sockets = unended(netns)?;
-    let past = sockets.iter().filter(|it| flows::goes_out(it, proxies));
-    Ok(Connections::of(past))
+/// Returns the current connections that bypass ztunnel or a sidecar.
+pub(super) fn bypassing(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
+    let sockets = open_connections(netns)?;
+    let bypassing = sockets
+        .iter()
+        .filter(|it| flows::bypasses_proxy(it, proxies));
+    Ok(Connections::of(bypassing))
 }
 
-/// Those of ztunnel and of a sidecar's proxy, whatever for.
+/// Returns all connections of ztunnel and of a sidecar's proxy.
 ///
 /// # Errors
 ///
-/// When the netns cannot be entered, or the kernel does not tell.
-pub(crate) fn carried(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
-    let sockets = unended(netns)?;
-    let carried = sockets.iter().filter(|it| flows::is_carried(it, proxies));
-    Ok(Connections::of(carried))
+/// When the netns cannot be entered or its sockets cannot be read.
+pub(crate) fn proxied(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
+    let sockets = open_connections(netns)?;
+    let proxied = sockets.iter().filter(|it| flows::is_proxied(it, proxies));
+    Ok(Connections::of(proxied))
 }
 
-/// A kernel without sock_diag tells established ones alone.
-fn unended(netns: &Netns) -> Result<Vec<Socket>, InspectError> {
-    or_else(diag::connections(netns), || {
+/// Without sock_diag only established connections are returned.
+fn open_connections(netns: &Netns) -> Result<Vec<Socket>, InspectError> {
+    or_without_sock_diag(diag::connections(netns), || {
         let sockets = read_tables(netns)?.into_iter();
         Ok(sockets.filter(flows::is_established).collect())
     })

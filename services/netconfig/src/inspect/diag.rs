@@ -1,5 +1,5 @@
-//! Sockets by sock_diag(7): in a third of the time that `/proc/net/tcp` takes, since the kernel tells only of those
-//! that are asked for.
+//! Reads sockets by sock_diag(7). It takes a third of the time of `/proc/net/tcp`, since the kernel returns only the
+//! sockets that are asked for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -19,31 +19,26 @@ use crate::{
 
 const ACT: &str = "read the sockets";
 
-/// AF_INET, AF_INET6.
 const FAMILIES: [u8; 2] = [AF_INET, 10];
 const AF_INET: u8 = 2;
-/// IPPROTO_TCP.
-pub(super) const TCP: u8 = 6;
-/// IPPROTO_UDP.
-pub(super) const UDP: u8 = 17;
-/// TCP_ESTABLISHED (linux/tcp_states.h); of UDP those that are connected.
+pub(super) const TCP: u8 = 6; // IPPROTO_TCP
+pub(super) const UDP: u8 = 17; // IPPROTO_UDP
+/// TCP_ESTABLISHED (linux/tcp_states.h); for UDP: connected.
 pub(super) const ESTABLISHED: u8 = 1;
-/// TCP_CLOSE; of UDP those that are not connected.
+/// TCP_CLOSE; for UDP: not connected.
 pub(super) const CLOSE: u8 = 7;
-/// TCP_LISTEN.
-pub(super) const LISTEN: u8 = 10;
+pub(super) const LISTEN: u8 = 10; // TCP_LISTEN
 
-/// Every state but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN: established, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2,
-/// CLOSE_WAIT, LAST_ACK, CLOSING.
-const UNENDED: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
+/// TCP's states from the first to the last packet: all but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN.
+const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
 
-/// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h. Comes unasked, since Linux 5.10.
+/// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h, always included since Linux 5.10.
 const OPTIONS: u16 = 22;
-/// Of its first byte.
+/// Bits of its first byte.
 const FREEBIND: u8 = bit_field(2);
 const TRANSPARENT: u8 = bit_field(5);
 
-/// Bit fields begin at the lowest bit on little-endian machines, and at the highest one on others.
+/// Bit fields begin at the lowest bit on little-endian machines and at the highest bit on others.
 const fn bit_field(number: u8) -> u8 {
     if cfg!(target_endian = "little") {
         1 << number
@@ -52,25 +47,25 @@ const fn bit_field(number: u8) -> u8 {
     }
 }
 
-/// The sockets of a netns that listen or are established, of both families.
+/// Returns the listening and established sockets of a netns, of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &[ESTABLISHED, LISTEN], tcp_socket)
 }
 
-/// Connections of a netns that are not over: both ends are named, whatever state they are in between the first packet
-/// and the last.
+/// Returns the open connections of a netns: both endpoints are known, in any state between the first
+/// and the last packet.
 pub(super) fn connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
-    dump(netns, TCP, &UNENDED, tcp_socket)
+    dump(netns, TCP, &OPEN_STATES, tcp_socket)
 }
 
-/// Whether an error says that the kernel is without sock_diag or its module for a protocol: it may be built so, or load
-/// no modules any more.
+/// Returns whether the kernel lacks sock_diag or its module for the protocol: it may be built without it, or not
+/// load modules any more.
 pub(super) fn is_missing(error: &InspectError) -> bool {
     let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
     matches!(error, InspectError::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
 }
 
-/// The sockets of a protocol in some states, of both families. A kernel without IPv6 has none of it.
+/// Returns a protocol's sockets in some states, of both families if the kernel has IPv6.
 pub(super) fn dump<T>(
     netns: &Netns,
     protocol: u8,
@@ -97,7 +92,6 @@ pub(super) fn dump<T>(
     Ok(found)
 }
 
-/// Its own end.
 pub(super) fn local(message: &Msg) -> SocketAddr {
     end(message.family, message.sockid.src, message.sockid.sport())
 }
@@ -125,15 +119,15 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
             LISTEN => tcp::State::Listening,
             _ => tcp::State::Other,
         },
-        // INET_DIAG_MARK comes unasked, to a caller with CAP_NET_ADMIN alone (inet_diag_msg_attrs_fill in
-        // net/ipv4/inet_diag.c).
+        // The kernel adds INET_DIAG_MARK unasked, but only for callers with
+        // CAP_NET_ADMIN (inet_diag_msg_attrs_fill in net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
         user: Some(message.uid),
-        for_others: is_for_others(attributes),
+        is_transparent: is_transparent(attributes),
     }
 }
 
-fn is_for_others(attributes: &IterableReplyAttrs<'_>) -> bool {
+fn is_transparent(attributes: &IterableReplyAttrs<'_>) -> bool {
     let options = find_attr(attributes.get_buf(), OPTIONS).and_then(<[u8]>::first);
     options.is_some_and(|options| options & (TRANSPARENT | FREEBIND) == TRANSPARENT)
 }
@@ -163,7 +157,7 @@ mod tests {
             state: tcp::State::Listening,
             mark: None,
             user: Some(1337),
-            for_others: false,
+            is_transparent: false,
         };
         assert_eq!(of(message.as_slice()), wanted);
         assert_eq!(of(&message.as_slice()[..8]).state, tcp::State::Other);
@@ -173,11 +167,11 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn what_is_transparent_takes_what_is_for_others_unless_it_may_bind_to_any_address() {
         for (options, wanted) in [
-            // As Linux 6.18 says it of an accepted connection: is_icsk, mc_loop, transparent, mc_all.
+            // An accepted connection on Linux 6.18: is_icsk, mc_loop, transparent, mc_all.
             (&[0b0111_0010, 0][..], true),
             (&[0b0111_0110, 0], false),
             (&[0b0101_0010, 0], false),
-            // A kernel to come may say more, and an old one nothing.
+            // Later kernels may send more bytes, and old ones none.
             (&[0b0010_0000, 0, 0, 0], true),
             (&[], false),
         ] {
@@ -186,7 +180,7 @@ mod tests {
             let payload = [Msg::new().as_slice(), &attribute, options].concat();
             let (message, attributes) =
                 <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
-            let found = tcp_socket(&message, &attributes).for_others;
+            let found = tcp_socket(&message, &attributes).is_transparent;
             assert_eq!(found, wanted, "{options:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Which connections of a netns ztunnel or a sidecar carries, and which go past it.
+//! Distinguishes connections of ztunnel or a sidecar from those that bypass them.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -8,27 +8,27 @@ use super::{
 };
 use crate::{
     marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
-    rules::sidecar::RETURNING_V6,
+    rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// Ports of ztunnel that outbound connections are led to: its end bears the application's address as the remote one.
+/// Ports of ztunnel for outbound connections. The remote address of such a socket is the application's.
 const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
 
-/// Established sockets on ztunnel's ports, and those that it took on by TPROXY, which bear the port that the client
-/// addressed.
+/// Counts established sockets on ztunnel's ports, and those that it accepted by TPROXY, which keep the port
+/// that the client addressed.
 pub(super) fn captured(sockets: &[Socket]) -> u32 {
     let ends = ends_of(sockets);
     count(established(sockets).filter(|socket| {
-        ZTUNNEL_PORTS.contains(&socket.local.port()) || is_taken_by_tproxy(socket, &ends)
+        ZTUNNEL_PORTS.contains(&socket.local.port()) || is_captured_by_tproxy(socket, &ends)
     }))
 }
 
-/// Connections that go past ztunnel, or past a sidecar. Not ztunnel's own, by port or mark, nor a sidecar's, by user; not the pod's with itself, nor those that
-/// ztunnel opens to the application in the name of a client, of which both ends are here; and not the application's
-/// end of what was led to ztunnel.
+/// Counts connections that bypass ztunnel or a sidecar. Excluded are ztunnel's own (by port or mark), a sidecar's (by
+/// user), those with both ends in the pod, which include those that ztunnel opens to the application from a client's
+/// address, and the application's end of connections that are redirected to ztunnel.
 pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     let ends = ends_of(sockets);
-    let led_away: BTreeSet<_> = established(sockets)
+    let captured_outbound: BTreeSet<_> = established(sockets)
         .filter(|socket| OUTBOUND_PORTS.contains(&socket.local.port()))
         .map(|socket| socket.remote)
         .collect();
@@ -37,20 +37,20 @@ pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
             && !is_ztunnels(socket)
             && !proxies.own(socket)
             && !is_between(socket, &ends)
-            && !socket.for_others
-            && !led_away.contains(&socket.local)
+            && !socket.is_transparent
+            && !captured_outbound.contains(&socket.local)
     }))
 }
 
-/// Whether a connection may leave the netns without ztunnel or a sidecar, as far as its own end tells.
-pub(super) fn goes_out(socket: &Socket, proxies: &Proxies) -> bool {
-    !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.for_others
+/// Returns whether a connection may leave the netns without ztunnel or a sidecar, judging by its local socket.
+pub(super) fn bypasses_proxy(socket: &Socket, proxies: &Proxies) -> bool {
+    !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.is_transparent
 }
 
-/// Whether ztunnel or a sidecar's proxy holds it, by what no application can give its socket. Not those by address
-/// translation, which connection tracking knows for what they are.
-pub(super) fn is_carried(socket: &Socket, proxies: &Proxies) -> bool {
-    is_marked(socket) || proxies.own(socket) || socket.for_others
+/// Returns whether the socket is ztunnel's or a sidecar's proxy's, by properties that no application can set.
+/// Translated connections are not included; conntrack identifies those.
+pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
+    is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
 
 pub(super) fn is_established(socket: &Socket) -> bool {
@@ -63,7 +63,7 @@ fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
         .filter(|socket| socket.state == State::Established)
 }
 
-/// The ends of every connection, its own first.
+/// The local and remote endpoint of each connection.
 type Ends = BTreeSet<(SocketAddr, SocketAddr)>;
 
 fn ends_of(sockets: &[Socket]) -> Ends {
@@ -72,24 +72,24 @@ fn ends_of(sockets: &[Socket]) -> Ends {
         .collect()
 }
 
-/// Whether both ends are here.
+/// Returns whether both ends are in the netns.
 fn is_between(socket: &Socket, ends: &Ends) -> bool {
     ends.contains(&(socket.remote, socket.local))
 }
 
-/// Of those for others: what a proxy opens to the application for a client, without IP_FREEBIND, has both ends here.
-fn is_taken_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
-    socket.for_others && !is_loopback(socket) && !is_between(socket, ends)
+/// A proxy's transparent connections to the application, without IP_FREEBIND, have both ends here and are excluded.
+fn is_captured_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
+    socket.is_transparent && !is_loopback(socket) && !is_between(socket, ends)
 }
 
-/// A sidecar calls the application from an address of its own on `lo`, which of IPv6 is not called a loopback one.
+/// Includes the source address of a sidecar's calls to the application: the IPv6 one is not a loopback address.
 fn is_loopback(socket: &Socket) -> bool {
     [socket.local, socket.remote]
         .iter()
-        .any(|end| end.ip().is_loopback() || end.ip() == RETURNING_V6)
+        .any(|end| end.ip().is_loopback() || end.ip() == PASSTHROUGH_V6)
 }
 
-/// Where the kernel does not tell marks, ztunnel's own connections to the outside are not known for what they are.
+/// If the kernel does not report marks, ztunnel's own outbound connections are not recognised.
 fn is_ztunnels(socket: &Socket) -> bool {
     let port = socket.local.port();
     ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
@@ -108,7 +108,7 @@ fn count<'a>(sockets: impl Iterator<Item = &'a Socket>) -> u32 {
 mod tests {
     use super::*;
 
-    /// Where no sidecar is.
+    /// In a pod without a sidecar.
     fn direct(sockets: &[Socket]) -> u32 {
         super::direct(sockets, &Proxies::default())
     }
@@ -124,13 +124,13 @@ mod tests {
             state: State::Established,
             mark: Some(0),
             user: Some(0),
-            for_others: false,
+            is_transparent: false,
         }
     }
 
-    fn for_others(local: &str, remote: &str) -> Socket {
+    fn transparent(local: &str, remote: &str) -> Socket {
         Socket {
-            for_others: true,
+            is_transparent: true,
             ..socket(local, remote)
         }
     }
@@ -151,9 +151,9 @@ mod tests {
 
     #[test]
     fn what_only_bears_a_port_of_ztunnels_is_not_carried() {
-        let carried = |socket: &Socket| is_carried(socket, &Proxies::of([1337]));
+        let proxied = |socket: &Socket| is_proxied(socket, &Proxies::of([1337]));
         let port = socket(&at(15006), CLIENT);
-        assert!(!carried(&port));
+        assert!(!proxied(&port));
         for change in [
             Socket {
                 mark: Some(FROM_ZTUNNEL.value()),
@@ -164,11 +164,11 @@ mod tests {
                 ..port
             },
             Socket {
-                for_others: true,
+                is_transparent: true,
                 ..port
             },
         ] {
-            assert!(carried(&change), "{change:?}");
+            assert!(proxied(&change), "{change:?}");
         }
     }
 
@@ -188,7 +188,7 @@ mod tests {
         for ends in [("127.0.0.1:1", "127.0.0.9:2"), ("[::1]:1", "[::1]:2")] {
             assert_eq!(direct(&[socket(ends.0, ends.1)]), 0);
         }
-        // One end is enough.
+        // One loopback end is enough.
         assert_eq!(direct(&[socket("127.0.0.1:1", SERVER)]), 0);
     }
 
@@ -199,7 +199,7 @@ mod tests {
             assert_eq!((direct(&sockets), captured(&sockets)), (0, 1), "{port}");
         }
         assert_eq!(direct(&[socket(&at(15053), CLIENT)]), 0);
-        // Somebody else's.
+        // Another host's port.
         assert_eq!(direct(&[socket(&at(51000), "10.9.0.3:15008")]), 1);
     }
 
@@ -210,7 +210,7 @@ mod tests {
             (&at(15006), CLIENT),
             ("[fd09::1]:8080", "[fd09::2]:40000"),
         ] {
-            let taken = [for_others(local, client)];
+            let taken = [transparent(local, client)];
             assert_eq!((direct(&taken), captured(&taken)), (0, 1), "{local}");
         }
     }
@@ -218,10 +218,10 @@ mod tests {
     #[test]
     fn what_a_proxy_opens_to_the_application_for_a_client_is_not_captured_again() {
         let sockets = [
-            for_others(&at(8080), CLIENT),
-            for_others("10.9.0.2:41000", &at(8080)),
+            transparent(&at(8080), CLIENT),
+            transparent("10.9.0.2:41000", &at(8080)),
             socket(&at(8080), "10.9.0.2:41000"),
-            for_others("127.0.0.1:8080", "127.0.0.1:40000"),
+            transparent("127.0.0.1:8080", "127.0.0.1:40000"),
         ];
         assert_eq!((direct(&sockets), captured(&sockets)), (0, 1));
     }
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_connection_of_which_both_ends_are_here_is_not_direct() {
-        // ztunnel speaks for a client, and the pod calls itself.
+        // ztunnel connects from a client's address, and the pod calls itself.
         let sockets = [
             socket(CLIENT, &at(8080)),
             socket(&at(8080), CLIENT),
@@ -278,7 +278,7 @@ mod tests {
         for (user, wanted) in [(Some(1337), 0), (Some(2000), 0), (Some(1000), 1), (None, 1)] {
             let sockets = [of(user)];
             assert_eq!(super::direct(&sockets, &proxies), wanted, "{user:?}");
-            assert_eq!(goes_out(&of(user), &proxies), wanted == 1, "{user:?}");
+            assert_eq!(bypasses_proxy(&of(user), &proxies), wanted == 1, "{user:?}");
         }
         assert_eq!(direct(&[of(Some(1337))]), 1, "where no sidecar is");
     }
@@ -292,7 +292,7 @@ mod tests {
             for (local, remote) in [ends, (ends.1, ends.0)] {
                 let socket = socket(local, remote);
                 assert_eq!(direct(&[socket]), 0, "{local}");
-                assert!(!goes_out(&socket, &Proxies::default()), "{local}");
+                assert!(!bypasses_proxy(&socket, &Proxies::default()), "{local}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What listens in a netns, and who.
+//! Lists the listening sockets of a netns and their owners.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,41 +11,37 @@ use netlink_bindings::{
 use super::diag::{self, CLOSE, LISTEN, TCP, UDP};
 use crate::error::InspectError;
 
-/// INET_DIAG_SKV6ONLY (linux/inet_diag.h): one byte, of IPv6 sockets alone.
+/// INET_DIAG_SKV6ONLY (linux/inet_diag.h): one byte, only for IPv6 sockets.
 const ONLY_IPV6: u16 = 11;
 
-/// A socket that takes what comes.
+/// A socket that accepts connections or datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listener {
-    /// What it speaks.
     pub protocol: Protocol,
-    /// The port that it is bound to.
     pub port: u16,
-    /// The address that it is bound to; unspecified for every one.
+    /// The bound address; unspecified for all addresses.
     pub address: IpAddr,
-    /// Whether it takes IPv4 too, of an IPv6 socket.
+    /// An IPv6 socket that accepts IPv4, too.
     pub dual_stack: bool,
-    /// The user of its owner as this process's user namespace sees it.
+    /// The owner as this process's user namespace numbers it.
     pub uid: u32,
-    /// The index of the interface that it is bound to, if it is.
+    /// The index of the interface that it is bound to, if any.
     pub interface_index: Option<u32>,
 }
 
-/// What a socket speaks.
+/// A listener's transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
-/// The TCP sockets of a netns that listen, and the UDP sockets that are bound and not connected, by protocol, port and
-/// address.
+/// Returns the listening TCP sockets and the bound, unconnected UDP sockets of a netns, ordered by
+/// protocol, port and address.
 ///
 /// # Errors
 ///
-/// When it cannot be entered, or the kernel does not tell: it needs sock_diag with its modules for TCP and UDP.
+/// When the netns cannot be entered, or the kernel lacks sock_diag or its modules for TCP and UDP.
 pub fn listeners(netns: &Netns) -> Result<Vec<Listener>, InspectError> {
     let of = |protocol| {
         move |message: &Msg, attributes: &IterableReplyAttrs<'_>| {
@@ -65,7 +61,7 @@ fn listener(protocol: Protocol, message: &Msg, attributes: &[u8]) -> Listener {
         protocol,
         port: local.port(),
         address: local.ip(),
-        // One that is bound to an IPv4 address takes nothing else.
+        // A socket bound to an IPv4 address accepts only IPv4.
         dual_stack: takes_both && local.is_ipv6(),
         uid: message.uid,
         interface_index: Some(message.sockid.r#if).filter(|index| *index != 0),

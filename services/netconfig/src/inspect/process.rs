@@ -11,27 +11,25 @@ use inpod_types::NetnsRef;
 use super::cgroup;
 use crate::error::InspectError;
 
-/// Where the node's processes are.
 pub(crate) const PROC: &str = "/proc";
 
-/// A process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// Its start, in clock ticks since boot (proc(5), field 22 of stat). With the pid it names the process for good.
+    /// The start time in clock ticks since boot (proc(5), field 22 of stat). Together with the pid it is unique.
     pub start_time: u64,
-    /// Its pid as netconfig sees it.
+    /// The pid in netconfig's pid namespace.
     pub pid: u32,
-    /// Its command name (proc(5), comm).
+    /// The command name (proc(5), comm).
     pub command: String,
-    /// Whether its cgroup names the container.
+    /// Whether the process's cgroup names the container.
     pub sandbox_own: bool,
 }
 
-/// The processes in a netns, oldest first. `container_id` tells the sandbox's own.
+/// Returns the processes in a netns, oldest first. `container_id` identifies the sandbox's own.
 ///
 /// # Errors
 ///
-/// When procfs cannot be listed. A process that ends meanwhile, or may not be looked at, is left out.
+/// When procfs cannot be listed. Processes that end meanwhile or that may not be inspected are left out.
 pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Process>, InspectError> {
     let directories =
         process_directories(Path::new(PROC)).map_err(|source| InspectError::Read {
@@ -39,20 +37,20 @@ pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Proces
             source,
         })?;
     let inside = directories.filter(|(_, path)| is_inside(netns, path));
-    let found = inside.filter_map(|(pid, path)| look_at_process(pid, &path, container_id));
+    let found = inside.filter_map(|(pid, path)| read_process(pid, &path, container_id));
     let mut processes: Vec<_> = found.collect();
     processes.sort();
     Ok(processes)
 }
 
-/// Whether any process is in a netns.
-pub(crate) fn is_inhabited(netns: &Netns) -> bool {
+/// Returns whether any process is in the netns.
+pub(crate) fn has_processes(netns: &Netns) -> bool {
     any_process(|path| is_inside(netns, path))
 }
 
-/// Whether any process is in the netns that is meant, which could not be opened. Without device and inode it is not
-/// known which one that is.
-pub(crate) fn is_alive(meant: &NetnsRef) -> bool {
+/// Returns whether any process is in a netns that could not be opened. Returns `false` if its device
+/// and inode are unknown.
+pub(crate) fn has_processes_in(meant: &NetnsRef) -> bool {
     let (Some(device), Some(inode)) = (meant.device, meant.inode) else {
         return false;
     };
@@ -60,18 +58,18 @@ pub(crate) fn is_alive(meant: &NetnsRef) -> bool {
         let path = path.join("ns/net");
         let found = fs::metadata(&path);
         found.is_ok_and(|found| (found.dev(), found.ino()) == (device, inode))
-            && agrees(meant, &path)
+            && cookie_may_match(meant, &path)
     })
 }
 
-/// Whether a netns of the device and inode that are meant has the cookie that is meant: numbers are recycled at once.
-/// One that cannot be asked agrees.
-fn agrees(meant: &NetnsRef, path: &Path) -> bool {
+/// Returns whether a netns with the expected device and inode also has the expected cookie, since inodes are reused at
+/// once. If the cookie cannot be read, the netns counts as the expected one.
+fn cookie_may_match(meant: &NetnsRef, path: &Path) -> bool {
     meant.cookie.is_none()
         || Netns::open(path, &["/proc".into()]).map_or(true, |netns| meant.agrees_with(&netns.id()))
 }
 
-/// Where processes cannot be listed there may be one: nothing is let go on a guess.
+/// If processes cannot be listed, there may be one: nothing is released on a guess.
 fn any_process(is_it: impl Fn(&Path) -> bool) -> bool {
     process_directories(Path::new(PROC))
         .map_or(true, |mut found| found.any(|(_, path)| is_it(&path)))
@@ -81,19 +79,18 @@ fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
 }
 
-/// How often the node's processes were gone through in this run: what costs the most of all looks.
-static WALKS: AtomicU64 = AtomicU64::new(0);
+/// Scans of the node's processes since the start, the most expensive part of inspections.
+static PROC_SCANS: AtomicU64 = AtomicU64::new(0);
 
-/// See [`WALKS`].
-pub(crate) fn walks() -> u64 {
-    WALKS.load(Ordering::Relaxed)
+pub(crate) fn proc_scans() -> u64 {
+    PROC_SCANS.load(Ordering::Relaxed)
 }
 
-/// The processes that procfs shows, with their directories.
+/// Returns the processes in procfs with their directories.
 pub(crate) fn process_directories(
     proc: &Path,
 ) -> io::Result<impl Iterator<Item = (u32, PathBuf)> + use<>> {
-    WALKS.fetch_add(1, Ordering::Relaxed);
+    PROC_SCANS.fetch_add(1, Ordering::Relaxed);
     let entries = fs::read_dir(proc)?.flatten();
     Ok(entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -101,12 +98,8 @@ pub(crate) fn process_directories(
     }))
 }
 
-/// What procfs says of a process in its directory; `None` where it has ended.
-pub(crate) fn look_at_process(
-    pid: u32,
-    path: &Path,
-    container_id: Option<&str>,
-) -> Option<Process> {
+/// Reads a process from its procfs directory. Returns `None` if it has ended.
+pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) -> Option<Process> {
     let stat = fs::read_to_string(path.join("stat")).ok()?;
     let (start_time, command) = parse_stat(&stat)?;
     let cgroup = fs::read_to_string(path.join("cgroup")).unwrap_or_default();
@@ -118,12 +111,12 @@ pub(crate) fn look_at_process(
     })
 }
 
-/// Start time and command of proc(5)'s stat. The command stands in parentheses and may contain any, so that the last
-/// one counts.
+/// Parses start time and command of stat (proc(5)). The command is in parentheses and may contain some itself, so the
+/// last closing one counts.
 pub(crate) fn parse_stat(stat: &str) -> Option<(u64, &str)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_pid, command) = before.split_once('(')?;
-    // The first word after the command is field 3.
+    // The first field after the command is field 3.
     let start_time = after.split_ascii_whitespace().nth(22 - 3)?;
     Some((start_time.parse().ok()?, command))
 }

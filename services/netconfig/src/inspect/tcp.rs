@@ -1,27 +1,25 @@
-//! `/proc/net/tcp` and `tcp6` (proc_net(5)): one socket a line, addresses and ports in hexadecimal. For kernels
-//! without sock_diag.
+//! Parses `/proc/net/tcp` and `tcp6` (proc_net(5)), for kernels without sock_diag: one socket per line, with
+//! hexadecimal addresses and ports.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Socket {
-    /// Its own end. IPv4 addresses are IPv4 addresses, also of IPv6 sockets.
+    /// The local endpoint. IPv4-mapped addresses are converted to IPv4.
     pub(super) local: SocketAddr,
-    /// The other end.
     pub(super) remote: SocketAddr,
     pub(super) state: State,
-    /// What it marks its packets with; `None` where the kernel does not tell.
+    /// The mark of its packets; `None` if the kernel does not report it.
     pub(super) mark: Option<u32>,
-    /// Who opened it, as this process numbers users; `None` where nobody tells.
+    /// The owner, as this process numbers users; `None` if it is not reported.
     pub(super) user: Option<u32>,
-    /// Whether it takes what is addressed to others, or was accepted by one that does, whose options it bears: it is
-    /// transparent, and not made to speak from an address of others (IP_TRANSPARENT without IP_FREEBIND of ip(7)).
-    /// `false` where the kernel does not tell.
-    pub(super) for_others: bool,
+    /// Whether the socket accepts connections to foreign addresses, or was accepted by such a socket and inherited its
+    /// options: IP_TRANSPARENT without IP_FREEBIND (ip(7)), which a socket that connects from a foreign address has.
+    /// `false` if the kernel does not report it.
+    pub(super) is_transparent: bool,
 }
 
-/// What it does (enum in linux/tcp_states.h).
+/// The state (enum in linux/tcp_states.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Established,
@@ -29,7 +27,7 @@ pub(super) enum State {
     Other,
 }
 
-/// The sockets of a table. Its first line is the heading, which is no socket.
+/// Parses a table. Its heading is skipped, since it does not parse.
 pub(super) fn parse(table: &str) -> impl Iterator<Item = Socket> {
     table.lines().filter_map(parse_line)
 }
@@ -38,7 +36,7 @@ fn parse_line(line: &str) -> Option<Socket> {
     let mut words = line.split_ascii_whitespace();
     let (_number, local, remote, state) =
         (words.next()?, words.next()?, words.next()?, words.next()?);
-    // After the queues, the timer and the retransmissions.
+    // Skips the queues, the timer and the retransmissions.
     let user = words.nth(3).and_then(|user| user.parse().ok());
     Some(Socket {
         local: end(local)?,
@@ -50,7 +48,7 @@ fn parse_line(line: &str) -> Option<Socket> {
         },
         mark: None,
         user,
-        for_others: false,
+        is_transparent: false,
     })
 }
 
@@ -63,7 +61,7 @@ fn end(text: &str) -> Option<SocketAddr> {
     ))
 }
 
-/// Words of 32 bits, each printed as this machine's number of what stands in the packet's order.
+/// Parses an address: each group of 32 bits is printed as a native number.
 fn address(text: &str) -> Option<IpAddr> {
     let words = text.as_bytes().chunks(8).map(|digits| {
         let digits = std::str::from_utf8(digits).ok()?;
@@ -81,7 +79,7 @@ fn address(text: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    /// As x86 and arm64 print it.
+    /// The output on x86 and arm64.
     const V4: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 00000000:3A9E 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0200000A:3A99 0100000A:9C40 01 00000000:00000000 00:00000000 00000000  1337        0 2 1 0 20 4 30 10 -1
@@ -100,7 +98,7 @@ mod tests {
             state,
             mark: None,
             user: None,
-            for_others: false,
+            is_transparent: false,
         }
     }
 

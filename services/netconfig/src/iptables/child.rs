@@ -1,5 +1,6 @@
-//! netconfig as its own helper: the process that a program of iptables is started through. It says what becomes of it
-//! when netconfig is killed, waits for its predecessor, hides what the program has no business with, and becomes it.
+//! The helper process that starts a program of iptables: netconfig's own binary, called with [`MODE`]. It ties
+//! its lifetime to netconfig's, waits until a previous program has ended, hides the name service from the
+//! program and executes it.
 
 use std::{
     ffi::{CString, OsStr, OsString},
@@ -19,46 +20,46 @@ use nix::{
     unistd::{Pid, execv, getppid},
 };
 
-use super::lock::wait_for;
+use super::lock::acquire_lock;
 
-/// What netconfig is called with to be this.
+/// The argument that makes netconfig run as this helper.
 const MODE: &str = "run-program";
 
-/// What each line of its own on standard error begins with.
-pub(super) const REMARK: &str = "run-program: ";
+/// The prefix of the helper's own messages on standard error.
+pub(super) const LOG_PREFIX: &str = "run-program: ";
 
-/// It ended because the predecessor's lock did not come free. No program of iptables ends so.
-pub(super) const LOCKED: i32 = 120;
+/// Exit code if the previous program did not release its lock in time. No program of iptables uses it.
+pub(super) const EXIT_LOCKED: i32 = 120;
 
-/// It ended because the program could not be started.
-pub(super) const NOT_STARTED: i32 = 121;
+/// Exit code if the program could not be started.
+pub(super) const EXIT_NOT_STARTED: i32 = 121;
 
-/// Where names are looked up that no rule of ours has (`xt_owner` asks for users): possibly over the network, by
-/// the pod's own name servers.
+/// Users are looked up here (by `xt_owner`), possibly over the network and through the pod's own DNS servers. inpod's
+/// rules contain no names that would have to be resolved.
 const NAME_SERVICE: &str = "/etc/nsswitch.conf";
 
-/// What is to be run, and how.
+/// A program to run, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Order {
-    /// The process that it must not outlive.
+pub(super) struct Invocation {
+    /// The process that the program must not outlive.
     pub(super) parent: u32,
-    /// How long the predecessor may take to be gone.
-    pub(super) patience: Duration,
-    /// What it holds as long as it lives, if anything.
+    /// Timeout for the previous program to end.
+    pub(super) timeout: Duration,
+    /// The file to lock while the program runs.
     pub(super) lock: Option<PathBuf>,
-    /// The program, by its absolute path, and its arguments.
+    /// The program's absolute path and arguments.
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
 }
 
-impl Order {
-    /// As arguments of netconfig.
+impl Invocation {
+    /// Encodes the invocation as arguments of netconfig.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let lock = self.lock.as_deref().unwrap_or_else(|| Path::new(""));
         let mut arguments: Vec<OsString> = vec![
             MODE.into(),
             self.parent.to_string().into(),
-            self.patience.as_millis().to_string().into(),
+            self.timeout.as_millis().to_string().into(),
             lock.into(),
             self.program.clone().into(),
         ];
@@ -66,14 +67,14 @@ impl Order {
         arguments
     }
 
-    /// Without the mode. `None` for what [`Self::arguments`] never gives.
+    /// Decodes the arguments after [`MODE`]. Returns `None` for arguments that [`Self::arguments`] does not produce.
     fn parse(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut number = || arguments.next()?.to_str()?.parse::<u64>().ok();
-        let (parent, patience) = (number()?, number()?);
+        let (parent, timeout) = (number()?, number()?);
         let lock = arguments.next().filter(|lock| !lock.is_empty());
         Some(Self {
             parent: parent.try_into().ok()?,
-            patience: Duration::from_millis(patience),
+            timeout: Duration::from_millis(timeout),
             lock: lock.map(PathBuf::from),
             program: arguments.next()?.into(),
             arguments: arguments
@@ -83,55 +84,64 @@ impl Order {
     }
 }
 
-/// Becomes a program of iptables if that is what the command line asks for; gives an exit code where that failed, and
-/// nothing where the command line asks for something else. To be called first of all, while there is one thread.
+/// Executes a program of iptables if the command line asks for it. Returns an exit code if that failed, and `None` for
+/// other command lines. Must be called first in `main`, while the process has one thread.
 pub fn run_program(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.nth(1).as_deref() != Some(OsStr::new(MODE)) {
         return None;
     }
-    let (code, error) = match Order::parse(arguments) {
-        Some(order) => become_program(&order),
-        None => (NOT_STARTED, io::Error::other("netconfig alone calls this")),
+    let (code, error) = match Invocation::parse(arguments) {
+        Some(invocation) => exec_program(&invocation),
+        None => (
+            EXIT_NOT_STARTED,
+            io::Error::other("only netconfig may run this command"),
+        ),
     };
-    remark(&error.to_string());
+    log(&error.to_string());
     Some(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Returns only where it failed.
-fn become_program(order: &Order) -> (i32, io::Error) {
-    if let Err(error) = live_no_longer_than(order.parent) {
-        return (NOT_STARTED, error);
+/// Returns only on failure.
+fn exec_program(invocation: &Invocation) -> (i32, io::Error) {
+    if let Err(error) = die_with_parent(invocation.parent) {
+        return (EXIT_NOT_STARTED, error);
     }
-    // Open until the program ends: nobody closes it.
-    let lock = match order.lock.as_deref().map(|path| hold(path, order.patience)) {
-        Some(Err(error)) => return (LOCKED, error),
+    // Open until the program ends: nothing closes it.
+    let lock = match invocation
+        .lock
+        .as_deref()
+        .map(|path| acquire(path, invocation.timeout))
+    {
+        Some(Err(error)) => return (EXIT_LOCKED, error),
         Some(Ok(lock)) => Some(lock),
         None => None,
     };
     if let Err(error) = hide_name_service() {
-        remark(&format!("cannot hide {NAME_SERVICE}: {error}"));
+        log(&format!("cannot hide {NAME_SERVICE}: {error}"));
     }
-    let error = execute(order);
+    let error = exec(invocation);
     drop(lock);
-    (NOT_STARTED, error)
+    (EXIT_NOT_STARTED, error)
 }
 
-/// Without a shell, which std would try where the file is none that the kernel knows. The environment is what this
-/// process was given: nothing but what is needed.
-fn execute(order: &Order) -> io::Error {
-    let words = [order.program.as_os_str()].into_iter();
-    let words = words.chain(order.arguments.iter().map(OsStr::new));
-    let words: Result<Vec<_>, _> = words.map(|word| CString::new(word.as_bytes())).collect();
-    match words.as_deref() {
-        Ok(words @ [program, ..]) => match execv(program, words) {
+/// Executes without a shell, which std would try for files that the kernel cannot execute. The environment is the one
+/// that this process was started with, which contains only what is needed.
+fn exec(invocation: &Invocation) -> io::Error {
+    let arguments = [invocation.program.as_os_str()].into_iter();
+    let arguments = arguments.chain(invocation.arguments.iter().map(OsStr::new));
+    let arguments: Result<Vec<_>, _> = arguments
+        .map(|word| CString::new(word.as_bytes()))
+        .collect();
+    match arguments.as_deref() {
+        Ok(arguments @ [program, ..]) => match execv(program, arguments) {
             Err(errno) => errno.into(),
         },
         Ok([]) | Err(_) => io::ErrorKind::InvalidInput.into(),
     }
 }
 
-/// The kernel kills this process when the thread that started it ends. It may have ended before that was said.
-fn live_no_longer_than(parent: u32) -> io::Result<()> {
+/// The kernel kills this process when the thread that started it ends. The check covers the case that it ended before.
+fn die_with_parent(parent: u32) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     if i32::try_from(parent).map(Pid::from_raw) == Ok(getppid()) {
         Ok(())
@@ -140,13 +150,13 @@ fn live_no_longer_than(parent: u32) -> io::Result<()> {
     }
 }
 
-fn hold(path: &Path, patience: Duration) -> io::Result<File> {
-    let lock = wait_for(path, Instant::now() + patience)?;
+fn acquire(path: &Path, timeout: Duration) -> io::Result<File> {
+    let lock = acquire_lock(path, Instant::now() + timeout)?;
     fcntl(&lock, FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(lock)
 }
 
-/// In a mount namespace of its own, of which nobody else sees anything.
+/// Uses a mount namespace of its own, so that no other process sees the change.
 fn hide_name_service() -> io::Result<()> {
     if !fs::exists(NAME_SERVICE)? {
         return Ok(());
@@ -160,9 +170,9 @@ fn hide_name_service() -> io::Result<()> {
     Ok(())
 }
 
-fn remark(what: &str) {
-    let line = format!("{REMARK}{what}\n");
-    // Nobody is left to tell when this fails.
+fn log(what: &str) {
+    let line = format!("{LOG_PREFIX}{what}\n");
+    // A failure cannot be reported anywhere.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }
 
@@ -172,31 +182,32 @@ mod tests {
 
     #[test]
     fn an_order_survives_the_way_through_a_command_line() {
-        let order = Order {
+        let invocation = Invocation {
             parent: 7,
-            patience: Duration::from_millis(1500),
+            timeout: Duration::from_millis(1500),
             lock: Some("/run/a.lock".into()),
             program: "/usr/sbin/iptables-nft-save".into(),
             arguments: vec!["--noflush".into(), "-w".into()],
         };
-        let mut arguments = order.arguments().into_iter();
+        let mut arguments = invocation.arguments().into_iter();
         assert_eq!(arguments.next().unwrap(), MODE);
-        assert_eq!(Order::parse(arguments), Some(order.clone()));
-        let order = Order {
+        assert_eq!(Invocation::parse(arguments), Some(invocation.clone()));
+        let invocation = Invocation {
             lock: None,
-            ..order
+            ..invocation
         };
         assert_eq!(
-            Order::parse(order.arguments().into_iter().skip(1)),
-            Some(order)
+            Invocation::parse(invocation.arguments().into_iter().skip(1)),
+            Some(invocation)
         );
     }
 
     #[test]
     fn another_command_line_is_none_of_its_business() {
-        let arguments = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        for words in [&["netconfig"][..], &["netconfig", "--run-dir", MODE]] {
-            assert_eq!(run_program(arguments(words).into_iter()), None);
+        let arguments =
+            |arguments: &[&str]| arguments.iter().map(OsString::from).collect::<Vec<_>>();
+        for line in [&["netconfig"][..], &["netconfig", "--run-dir", MODE]] {
+            assert_eq!(run_program(arguments(line).into_iter()), None);
         }
         let incomplete = ["netconfig", MODE, "1"];
         assert!(run_program(arguments(&incomplete).into_iter()).is_some());

@@ -2,95 +2,73 @@ use std::{fmt, io, path::PathBuf, time::Duration};
 
 use super::Variant;
 
-/// Why a program of iptables did not do what it was started for.
+/// A failed run of a program of iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// It is not on this machine.
+    /// Programs are not installed.
     #[error("{} cannot be used: {} missing", .variant, .programs.join(", "))]
     Missing {
-        /// Of which iptables.
         variant: Variant,
-        /// What was looked for and not found.
+        /// The names of the missing programs.
         programs: Vec<String>,
     },
-    /// It could not be started, or not be listened to.
+    /// The program could not be started, or its output not be read.
     #[error("cannot run {program}")]
-    Spawn {
-        /// The program.
-        program: String,
-        /// The cause.
-        source: io::Error,
-    },
-    /// It did not end in time, and was ended.
+    Spawn { program: String, source: io::Error },
+    /// The program did not end in time and was killed.
     #[error("{program} did not end within {after:?}")]
-    TimedOut {
-        /// The program.
-        program: String,
-        /// How long it was waited for.
-        after: Duration,
-    },
+    TimedOut { program: String, after: Duration },
     /// Another process holds a lock of the netns.
     #[error("another process holds {lock}")]
-    Locked {
-        /// Which.
-        lock: String,
-    },
-    /// A lock of the netns cannot be had at all.
+    Locked { lock: String },
+    /// A lock file cannot be created or locked.
     #[error("cannot lock {}", .path.display())]
-    Lock {
-        /// Its file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// It did not do it, and said why.
+    Lock { path: PathBuf, source: io::Error },
+    /// The program refused the input.
     #[error("{program} refused{} ({status}): {message}", At(.line.as_deref()))]
     Refused {
-        /// The program.
         program: String,
-        /// How it ended.
         status: String,
-        /// The line of its input that it complains of, where it names one.
+        /// The input line that the program names, if it does.
         line: Option<String>,
-        /// The first lines of what it said.
+        /// The first lines of the error output.
         message: String,
     },
-    /// It did not, at a rule that asks whose socket sends a packet, or at the end of a table that has such a rule.
+    /// The program refused a rule that matches socket owners, or the end of a table with such a rule.
     #[error(
-        "iptables may not ask here whose socket sends a packet, as in a pod with users of its own: {0}"
+        "iptables cannot match socket owners in this netns, as in a pod with its own user namespace: {0}"
     )]
-    OwnersRefused(Box<Self>),
-    /// The same, after somebody else had changed the rules.
-    #[error("somebody else changed the rules meanwhile: {0}")]
-    Overtaken(Box<Self>),
-    /// What it printed is no list of rules.
+    OwnerMatchRefused(Box<Self>),
+    /// The program refused its input, and the rules have changed since they were read.
+    #[error("the rules were changed concurrently: {0}")]
+    ConcurrentChange(Box<Self>),
+    /// The output is not a list of rules.
     #[error("cannot read what {program} printed{}", At(.line.as_deref()))]
     Unreadable {
-        /// The program.
         program: String,
-        /// The line; `None` where the end is missing.
+        /// The unreadable line; `None` if the end is missing.
         line: Option<String>,
     },
 }
 
 impl ProgramError {
-    /// Whether somebody else was faster, so that a repetition from what is there by then makes sense.
+    /// Returns whether a concurrent change caused the failure, so that a retry from the current state makes sense.
     pub(crate) fn is_race(&self) -> bool {
         match self {
-            Self::Overtaken(_) => true,
+            Self::ConcurrentChange(_) => true,
             Self::Missing { .. }
             | Self::Spawn { .. }
             | Self::TimedOut { .. }
             | Self::Locked { .. }
             | Self::Lock { .. }
             | Self::Refused { .. }
-            | Self::OwnersRefused(_)
+            | Self::OwnerMatchRefused(_)
             | Self::Unreadable { .. } => false,
         }
     }
 }
 
-/// The line that is meant, if one is.
+/// Displays the line concerned, if there is one.
 struct At<'a>(Option<&'a str>);
 
 impl fmt::Display for At<'_> {

@@ -1,24 +1,24 @@
-//! From the words that iptables prints to what a rule means: the way back of [`super::render`].
+//! Turns iptables' arguments into rules; the inverse of [`super::render`].
 
 use std::str::FromStr;
 
 use super::{
-    render::{BEGINS, KNOWN, name},
-    words::join,
+    render::{KNOWN, SYN_ONLY, name},
+    tokens::join,
 };
 use crate::{
     marks::Mark,
     rules::{Expr, InterfaceName, Rule, Transport},
 };
 
-/// The words that begin the next condition or the action.
+/// Arguments that begin the next condition or the action.
 const BEGINNINGS: [&str; 3] = ["-m", "-j", "-g"];
 
-/// What a rule's words mean. Those that mean nothing of ours become [`Expr::Unknown`], so that rendering gives the
-/// same rule again.
-pub(super) fn lift(words: &[String]) -> Rule {
-    let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let (mut rest, mut exprs) = (words.as_slice(), Vec::new());
+/// Translates a rule's arguments. Those that inpod does not write become [`Expr::Unknown`], so that rendering yields
+/// the same rule again.
+pub(super) fn lift(tokens: &[String]) -> Rule {
+    let tokens: Vec<_> = tokens.iter().map(String::as_str).collect();
+    let (mut rest, mut exprs) = (tokens.as_slice(), Vec::new());
     while !rest.is_empty() {
         let transport = exprs.iter().find_map(transport_of);
         let (found, after) = next(rest, transport).unwrap_or_else(|| unknown(rest));
@@ -36,28 +36,28 @@ fn transport_of(expr: &Expr) -> Option<Transport> {
     }
 }
 
-/// What was found, if that is anything, and the words after it.
+/// The expression found, if any, and the remaining arguments.
 type Lifted<'a, 'w> = Option<(Option<Expr>, &'a [&'w str])>;
 
-fn next<'a, 'w>(words: &'a [&'w str], transport: Option<Transport>) -> Lifted<'a, 'w> {
-    if let ["-m", named, rest @ ..] = words
+fn next<'a, 'w>(tokens: &'a [&'w str], transport: Option<Transport>) -> Lifted<'a, 'w> {
+    if let ["-m", named, rest @ ..] = tokens
         && transport.map(name) == Some(*named)
     {
-        // It opens what follows, and says nothing itself.
+        // It only introduces the arguments that follow.
         return Some((None, rest));
     }
-    let lifted = header(words)
-        .or_else(|| in_transport(words, transport?))
-        .or_else(|| condition(words))
-        .or_else(|| action(words));
+    let lifted = header(tokens)
+        .or_else(|| in_transport(tokens, transport?))
+        .or_else(|| condition(tokens))
+        .or_else(|| action(tokens));
     lifted.map(|(expr, rest)| (Some(expr), rest))
 }
 
 type Found<'a, 'w> = Option<(Expr, &'a [&'w str])>;
 
-/// What is said of every packet.
-fn header<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
-    Some(match words {
+/// Parses conditions on addresses, interfaces and the protocol.
+fn header<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
+    Some(match tokens {
         ["-s", network, rest @ ..] => (Expr::Source(parse(network)?), rest),
         ["-d", network, rest @ ..] => (Expr::Destination(parse(network)?), rest),
         ["!", "-d", network, rest @ ..] => (Expr::DestinationNot(parse(network)?), rest),
@@ -70,24 +70,24 @@ fn header<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// What is said of ports and flags.
-fn in_transport<'a, 'w>(words: &'a [&'w str], transport: Transport) -> Found<'a, 'w> {
-    Some(match words {
+/// Parses conditions on ports and flags.
+fn in_transport<'a, 'w>(tokens: &'a [&'w str], transport: Transport) -> Found<'a, 'w> {
+    Some(match tokens {
         ["--sport", port, rest @ ..] => (Expr::SourcePort(parse(port)?), rest),
         ["--dport", port, rest @ ..] => (Expr::Port(parse(port)?), rest),
         ["!", "--dport", port, rest @ ..] => (Expr::PortNot(parse(port)?), rest),
         ["--tcp-flags", of, set, rest @ ..]
-            if [*of, *set] == BEGINS && transport == Transport::Tcp =>
+            if [*of, *set] == SYN_ONLY && transport == Transport::Tcp =>
         {
-            (Expr::Begins, rest)
+            (Expr::TcpSyn, rest)
         }
         _ => return None,
     })
 }
 
-/// What is said by a match of its own.
-fn condition<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
-    Some(match words {
+/// Parses conditions of a match extension.
+fn condition<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
+    Some(match tokens {
         ["-m", "mark", "--mark", marked, rest @ ..] => (Expr::Marked(mark(marked)?), rest),
         ["-m", "mark", "!", "--mark", marked, rest @ ..] => (Expr::NotMarked(mark(marked)?), rest),
         ["-m", "connmark", "--mark", marked, rest @ ..] => {
@@ -107,9 +107,8 @@ fn condition<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// What is done.
-fn action<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
-    Some(match words {
+fn action<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
+    Some(match tokens {
         ["-j", "MARK", "--set-xmark", marked, rest @ ..] => (Expr::Mark(mark(marked)?), rest),
         ["-j", "CONNMARK", "--set-xmark", marked, rest @ ..] => {
             (Expr::MarkConnection(mark(marked)?), rest)
@@ -123,38 +122,38 @@ fn action<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// iptables prints the address that means none.
-fn tproxy<'a, 'w>(port: &str, words: &'a [&'w str]) -> Found<'a, 'w> {
-    let words = match words {
+/// iptables prints the unspecified address if none was given.
+fn tproxy<'a, 'w>(port: &str, tokens: &'a [&'w str]) -> Found<'a, 'w> {
+    let tokens = match tokens {
         ["--on-ip", "0.0.0.0" | "::", rest @ ..] => rest,
         other => other,
     };
-    let ["--tproxy-mark", marked, rest @ ..] = words else {
+    let ["--tproxy-mark", marked, rest @ ..] = tokens else {
         return None;
     };
     Some((Expr::Tproxy(None, parse(port)?, mark(marked)?), rest))
 }
 
-/// Up to where something else begins.
-fn unknown<'a, 'w>(words: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
-    let mut later = words.iter().skip(1);
-    let end = later.position(|word| BEGINNINGS.contains(word));
-    let (unknown, rest) = words.split_at(end.map_or(words.len(), |end| end.saturating_add(1)));
-    let unknown: Vec<_> = unknown.iter().map(|&word| word.to_owned()).collect();
+/// Takes the arguments up to the next known beginning.
+fn unknown<'a, 'w>(tokens: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
+    let mut later = tokens.iter().skip(1);
+    let end = later.position(|token| BEGINNINGS.contains(token));
+    let (unknown, rest) = tokens.split_at(end.map_or(tokens.len(), |end| end.saturating_add(1)));
+    let unknown: Vec<_> = unknown.iter().map(|&token| token.to_owned()).collect();
     (Some(Expr::Unknown(join(&unknown))), rest)
 }
 
-/// Not a range, and not a name.
+/// Rejects ranges and names.
 fn parse<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// A whole name: iptables takes one that ends in `+` for the beginning of many, which is no name of ours.
+/// Parses a whole name: one that ends in `+` is a prefix for iptables, and not a valid name for inpod.
 fn interface(name: &str) -> Option<InterfaceName> {
     parse(name)
 }
 
-/// A value and its mask, in hexadecimal. Without a mask every bit counts.
+/// Parses a hexadecimal value and mask. Without a mask all bits count.
 fn mark(text: &str) -> Option<Mark> {
     let number = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     match text.split_once('/') {
@@ -168,19 +167,19 @@ mod tests {
     use super::*;
     use crate::{
         family::Family,
-        iptables::{render::render, shape::shape, words::split},
+        iptables::{normalize::normalize, render::render, tokens::split},
         rules::{ambient, scenarios},
     };
 
-    fn lifted(words: &str) -> Rule {
-        lift(&split(words).unwrap())
+    fn lifted(tokens: &str) -> Rule {
+        lift(&split(tokens).unwrap())
     }
 
     #[test]
     fn every_rule_of_ours_survives_the_way_to_iptables_words_and_back() {
         let all = scenarios::redirections().map(|(_, redirection)| redirection.ruleset());
         for ruleset in all.chain([ambient::drain()]) {
-            for table in shape(&ruleset, &Family::ALL) {
+            for table in normalize(&ruleset, &Family::ALL) {
                 for rule in table.chains.iter().flat_map(|chain| &chain.rules) {
                     assert_eq!(&lifted(&render(rule)), rule);
                 }
@@ -188,8 +187,7 @@ mod tests {
         }
     }
 
-    /// As iptables 1.8.9 prints what it was given: the match of a protocol where nothing is said in it, and the
-    /// address that means none.
+    /// iptables 1.8.9 adds an empty protocol match and the unspecified address to what it was given.
     #[test]
     fn what_iptables_prints_otherwise_than_it_was_given_means_the_same() {
         let rule = lifted("-s 10.0.0.1/32 -p tcp -m tcp -j RETURN");
@@ -207,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_not_ours_is_named_and_rendered_as_it_was() {
-        for (words, unknown) in [
+        for (tokens, unknown) in [
             (
                 "-p tcp -m limit --limit 1/sec -j RETURN",
                 "meta l4proto tcp <-m limit --limit 1/sec> accept",
@@ -238,16 +236,16 @@ mod tests {
             ),
             ("-m mark --mark 0x10/0xf", "<-m mark --mark 0x10/0xf>"),
         ] {
-            let rule = lifted(words);
+            let rule = lifted(tokens);
             assert_eq!(rule.to_string(), unknown);
             assert_eq!(
                 render(&rule).replace("-m tcp ", ""),
-                words.replace("-m tcp ", "")
+                tokens.replace("-m tcp ", "")
             );
         }
     }
 
-    /// iptables takes a port of a protocol only within its match.
+    /// iptables accepts ports only within the match of a protocol.
     #[test]
     fn a_port_without_a_protocol_is_not_ours() {
         assert_eq!(lifted("--dport 1").to_string(), "<--dport 1>");

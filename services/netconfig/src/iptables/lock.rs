@@ -1,8 +1,8 @@
-//! Locks of one netns, so that nobody reads what another is in the middle of writing: a netconfig that was killed,
-//! with a program of it that is still dying, and the one that was started after it.
+//! Locks of one netns. They keep a new netconfig from reading rules that a dying program of a killed
+//! netconfig is still writing.
 //!
-//! Files on tmpfs below the run directory, there only while they are needed. The kernel lets go of a lock with the
-//! last process that holds it.
+//! The locks are files on tmpfs below the run directory, which exist only while they are needed. The kernel releases a
+//! lock with the last process that holds it.
 
 use std::{
     ffi::OsString,
@@ -18,14 +18,14 @@ use inpod_linux::Netns;
 
 use super::ProgramError;
 
-/// How often a lock is tried: flock(2) cannot wait with a deadline.
-const PAUSE: Duration = Duration::from_millis(2);
+/// flock(2) cannot wait with a deadline, so it is retried.
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What a netns is locked with while programs of iptables read or write in it.
+/// The lock of a netns while programs of iptables read or write in it.
 #[derive(Debug)]
 pub(super) struct Session {
     base: PathBuf,
-    /// Held, not read.
+    /// Held for its lock.
     _lock: File,
 }
 
@@ -34,12 +34,12 @@ impl Session {
     pub(super) fn open(
         directory: &Path,
         netns: &Netns,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self, ProgramError> {
         let id = netns.id();
         let base = directory.join(format!("{}-{}", id.inode, id.cookie));
-        let path = with(&base, "lock");
-        let lock = wait_for(&path, Instant::now() + patience).map_err(|source| {
+        let path = with_extension(&base, "lock");
+        let lock = acquire_lock(&path, Instant::now() + timeout).map_err(|source| {
             let lock = path.display().to_string();
             if source.kind() == io::ErrorKind::WouldBlock {
                 ProgramError::Locked { lock }
@@ -50,29 +50,29 @@ impl Session {
         Ok(Self { base, _lock: lock })
     }
 
-    /// What the one program that runs holds itself, for it may outlive this process by a moment.
-    pub(super) fn of_program(&self) -> PathBuf {
-        with(&self.base, "program")
+    /// Returns the lock that the running program itself holds, since it may briefly outlive this process.
+    pub(super) fn program_lock(&self) -> PathBuf {
+        with_extension(&self.base, "program")
     }
 
-    /// What iptables-legacy locks; by default it is one file for all netns, the node's included.
-    pub(super) fn of_xtables(&self) -> PathBuf {
-        with(&self.base, "xtables")
+    /// Returns the lock file for iptables-legacy; by default it uses one file for all netns, including the node's.
+    pub(super) fn xtables_lock(&self) -> PathBuf {
+        with_extension(&self.base, "xtables")
     }
 }
 
-/// What others hold stays: they would not see that it is another file by then.
+/// Files that another process has locked stay: it could not notice that a new file took their place.
 impl Drop for Session {
     fn drop(&mut self) {
-        for path in [self.of_program(), self.of_xtables()] {
+        for path in [self.program_lock(), self.xtables_lock()] {
             remove_if_free(&path);
         }
-        let own = with(&self.base, "lock");
+        let own = with_extension(&self.base, "lock");
         drop(fs::remove_file(own));
     }
 }
 
-/// Makes the directory, and removes what a netconfig that was killed left in it.
+/// Creates the directory and removes files that a killed netconfig left.
 pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory)?;
@@ -82,19 +82,19 @@ pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file that is made if it is not there. Waits until the deadline; then the error's kind is `WouldBlock`.
-pub(super) fn wait_for(path: &Path, deadline: Instant) -> io::Result<File> {
+/// Locks a file, creating it if necessary. Fails with `WouldBlock` after the deadline.
+pub(super) fn acquire_lock(path: &Path, deadline: Instant) -> io::Result<File> {
     loop {
         let file = open(path)?;
         match file.try_lock() {
-            // Whoever held it before may have removed it meanwhile: then it locks nothing.
-            Ok(()) if is_at(&file, path) => return Ok(file),
+            // The previous holder may have removed the file; then the lock has no effect.
+            Ok(()) if is_same_file(&file, path) => return Ok(file),
             Ok(()) => continue,
             Err(TryLockError::Error(error)) => return Err(error),
             Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => thread::sleep(RETRY_INTERVAL),
         }
     }
 }
@@ -105,25 +105,25 @@ fn open(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_same_file(file: &File, path: &Path) -> bool {
     let (Ok(held), Ok(found)) = (file.metadata(), fs::metadata(path)) else {
         return false;
     };
     (held.dev(), held.ino()) == (found.dev(), found.ino())
 }
 
-/// While it is locked here, nobody else can come to hold it.
+/// While the file is locked here, no other process can lock it.
 fn remove_if_free(path: &Path) {
     let file = OpenOptions::new().write(true).open(path);
     if let Ok(file) = file
         && file.try_lock().is_ok()
         && let Err(error) = fs::remove_file(path)
     {
-        tracing::debug!(path = %path.display(), %error, "Cannot remove a lock");
+        tracing::debug!(path = %path.display(), %error, "Cannot remove a lock file");
     }
 }
 
-fn with(base: &Path, extension: &str) -> PathBuf {
+fn with_extension(base: &Path, extension: &str) -> PathBuf {
     let mut path = OsString::from(base);
     path.push(".");
     path.push(extension);
@@ -138,27 +138,27 @@ mod tests {
     fn a_lock_that_is_held_is_waited_for_until_the_deadline() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.lock");
-        let held = wait_for(&path, Instant::now()).unwrap();
+        let held = acquire_lock(&path, Instant::now()).unwrap();
         let deadline = Instant::now() + Duration::from_millis(20);
-        let error = wait_for(&path, deadline).unwrap_err();
+        let error = acquire_lock(&path, deadline).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(Instant::now() >= deadline);
         drop(held);
-        wait_for(&path, Instant::now()).unwrap();
+        acquire_lock(&path, Instant::now()).unwrap();
     }
 
     #[test]
     fn a_lock_that_was_removed_by_its_holder_is_made_anew() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.lock");
-        let held = wait_for(&path, Instant::now()).unwrap();
+        let held = acquire_lock(&path, Instant::now()).unwrap();
         thread::scope(|scope| {
-            let waiting =
-                scope.spawn(|| wait_for(&path, Instant::now() + Duration::from_secs(5)).unwrap());
-            // Whether it waits by now or not, it must end with the file that is there.
+            let waiting = scope
+                .spawn(|| acquire_lock(&path, Instant::now() + Duration::from_secs(5)).unwrap());
+            // Whether it waits already or not, it must end with the file that exists.
             fs::remove_file(&path).unwrap();
             drop(held);
-            assert!(is_at(&waiting.join().unwrap(), &path));
+            assert!(is_same_file(&waiting.join().unwrap(), &path));
         });
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (left, held) = (directory.path().join("a"), directory.path().join("b"));
         fs::write(&left, "").unwrap();
-        let _held = wait_for(&held, Instant::now()).unwrap();
+        let _held = acquire_lock(&held, Instant::now()).unwrap();
         prepare(directory.path()).unwrap();
         assert_eq!((left.exists(), held.exists()), (false, true));
     }

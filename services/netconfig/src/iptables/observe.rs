@@ -1,12 +1,12 @@
-//! What of iptables' tables is ours, or Istio's.
+//! Finds inpod's and Istio's rules in iptables' tables.
 
 use super::{
-    lift::lift,
-    place::{
-        INCUMBENT_CHAINS, Incumbent, PLACES, PREFIX, SIDECAR_CHAIN, base_of, chain_in, chain_out,
-        origin_of, rank, table_family,
+    layout::{
+        INCUMBENT_CHAINS, IstioChain, PREFIX, SIDECAR_CHAIN, TABLES, base_of, chain_order,
+        from_iptables_chain, parent_chain, table_family, to_iptables_chain,
     },
-    save::{Saved, SavedRule},
+    lift::lift,
+    save::{SavedRule, SavedTable},
     sidecar,
 };
 use crate::{
@@ -15,23 +15,23 @@ use crate::{
     rules::{Chain, Table, TableFamily},
 };
 
-/// Of each family what was printed, IPv4 first.
-pub(super) fn observe(saved: &[(Family, Vec<Saved>)]) -> Observed {
+/// Expects the saved tables of each family, IPv4 first.
+pub(super) fn observe(saved: &[(Family, Vec<SavedTable>)]) -> Observed {
     let mut observed = Observed::default();
     for (family, tables) in saved {
         let has_sidecars = tables.iter().any(|table| {
             let incumbent = incumbent_chains(table, tables);
             !sidecar::chains(table, &incumbent).is_empty()
         });
-        for (place, ours) in PLACES {
-            if let Some(table) = tables.iter().find(|table| table.name == place) {
-                let seen = Seen {
+        for (name, ours) in TABLES {
+            if let Some(table) = tables.iter().find(|table| table.name == name) {
+                let seen = TableContext {
                     table,
                     family: table_family(*family),
                     ours,
                     incumbent: incumbent_chains(table, tables),
                 };
-                seen.note(&mut observed, has_sidecars);
+                seen.record(&mut observed, has_sidecars);
             }
         }
     }
@@ -39,24 +39,23 @@ pub(super) fn observe(saved: &[(Family, Vec<Saved>)]) -> Observed {
 }
 
 /// One of iptables' tables.
-struct Seen<'a> {
-    table: &'a Saved,
+struct TableContext<'a> {
+    table: &'a SavedTable,
     family: TableFamily,
-    /// What ours in it are called.
+    /// The name of inpod's table that is stored in it.
     ours: &'static str,
-    /// The chains of Istio's node agent.
     incumbent: Vec<&'a str>,
 }
 
-impl Seen<'_> {
-    fn note(&self, observed: &mut Observed, has_sidecars: bool) {
-        let tables = ours_in(self.table, self.family, self.ours);
+impl TableContext<'_> {
+    fn record(&self, observed: &mut Observed, has_sidecars: bool) {
+        let tables = our_table(self.table, self.family, self.ours);
         observed.tables.extend(tables);
         let sidecar = sidecar::chains(self.table, &self.incumbent);
         let theirs = [self.incumbent.as_slice(), sidecar.as_slice()].concat();
-        let alone = sidecar::alone(self.table).filter(|_| has_sidecars);
+        let standalone = sidecar::standalone_rules(self.table).filter(|_| has_sidecars);
         observed.jumps.extend(self.jumps(&theirs));
-        observed.jumps.extend(alone.map(|rule| Jump {
+        observed.jumps.extend(standalone.map(|rule| Jump {
             to: String::new(),
             ..self.jump(rule)
         }));
@@ -66,16 +65,16 @@ impl Seen<'_> {
 
     fn names(&self, chains: &[&str]) -> impl Iterator<Item = String> {
         chains.iter().map(|chain| {
-            let incumbent = Incumbent {
+            let incumbent = IstioChain {
                 family: self.family,
-                place: self.table.name.clone(),
+                table: self.table.name.clone(),
                 chain: (*chain).to_owned(),
             };
             incumbent.to_string()
         })
     }
 
-    /// Rules of others' chains that go with the chains that they lead to.
+    /// Returns jumps from foreign chains to chains of inpod or Istio, which are deleted along with them.
     fn jumps(&self, theirs: &[&str]) -> impl Iterator<Item = Jump> {
         let is_theirs = |rule: &&SavedRule| {
             let target = rule.target().filter(|target| theirs.contains(target));
@@ -95,17 +94,17 @@ impl Seen<'_> {
     }
 }
 
-/// Every chain of ours in one of iptables' tables. There is a table of ours where there is one.
-fn ours_in(saved: &Saved, family: TableFamily, ours: &str) -> Option<ObservedTable> {
+/// Returns inpod's chains in one of iptables' tables, if there are any.
+fn our_table(saved: &SavedTable, family: TableFamily, ours: &str) -> Option<ObservedTable> {
     let names = saved
         .chains
         .iter()
         .filter(|chain| chain.starts_with(PREFIX));
-    let mut chains: Vec<_> = names.map(|name| chain_of(saved, ours, name)).collect();
+    let mut chains: Vec<_> = names.map(|name| lift_chain(saved, ours, name)).collect();
     if chains.is_empty() {
         return None;
     }
-    chains.sort_by_key(|chain| (rank(&chain.name), chain.name.clone()));
+    chains.sort_by_key(|chain| (chain_order(&chain.name), chain.name.clone()));
     let entered = chains.iter().filter(|chain| chain.base.is_some()).count();
     let surplus = jumps_to_ours(saved).count().saturating_sub(entered);
     Some(ObservedTable {
@@ -115,31 +114,31 @@ fn ours_in(saved: &Saved, family: TableFamily, ours: &str) -> Option<ObservedTab
             name: ours.to_owned(),
             chains,
         },
-        others: u32::try_from(surplus).unwrap_or(u32::MAX),
+        unknown_objects: u32::try_from(surplus).unwrap_or(u32::MAX),
     })
 }
 
-fn chain_of(saved: &Saved, ours: &str, chain: &str) -> Chain {
+fn lift_chain(saved: &SavedTable, ours: &str, chain: &str) -> Chain {
     let rules = saved.rules.iter().filter(|rule| rule.chain == chain);
-    let name = chain_in(chain).to_owned();
-    let base = entrance(saved, &name).and_then(|_| base_of(ours, &name));
+    let name = from_iptables_chain(chain).to_owned();
+    let base = entry_jump(saved, &name).and_then(|_| base_of(ours, &name));
     Chain {
         base,
-        rules: rules.map(|rule| lift(&rule.words)).collect(),
+        rules: rules.map(|rule| lift(&rule.tokens)).collect(),
         name,
     }
 }
 
-/// The one jump that leads to a chain of ours, from where it belongs.
-fn entrance<'a>(saved: &'a Saved, name: &str) -> Option<&'a SavedRule> {
-    let (chain, origin) = (chain_out(name), origin_of(name)?);
+/// Returns the jump to a chain of inpod, if it is the only one and comes from the right chain.
+fn entry_jump<'a>(saved: &'a SavedTable, name: &str) -> Option<&'a SavedRule> {
+    let (chain, origin) = (to_iptables_chain(name), parent_chain(name)?);
     let mut jumps = jumps_to_ours(saved).filter(|jump| jump.target() == Some(chain));
     let jump = jumps.next().filter(|jump| jump.chain == origin)?;
     (jumps.next().is_none() && (is_bare(jump) || comment_in(jump).is_some())).then_some(jump)
 }
 
-/// Rules of others' chains that lead to one of ours.
-fn jumps_to_ours(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
+/// Returns jumps from foreign chains to inpod's.
+fn jumps_to_ours(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     let leads_to_ours = |rule: &&SavedRule| {
         let target = rule.target();
         !rule.chain.starts_with(PREFIX) && target.is_some_and(|chain| chain.starts_with(PREFIX))
@@ -147,11 +146,11 @@ fn jumps_to_ours(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
     saved.rules.iter().filter(leads_to_ours)
 }
 
-/// The tag, if every entrance bears the same.
-fn comment_of(saved: &Saved, chains: &[Chain]) -> Option<String> {
+/// Returns the tag if all jumps carry the same one.
+fn comment_of(saved: &SavedTable, chains: &[Chain]) -> Option<String> {
     let jumps = chains
         .iter()
-        .filter_map(|chain| entrance(saved, &chain.name));
+        .filter_map(|chain| entry_jump(saved, &chain.name));
     let mut comments = jumps.map(comment_in);
     let first = comments.next()??;
     comments
@@ -159,23 +158,23 @@ fn comment_of(saved: &Saved, chains: &[Chain]) -> Option<String> {
         .then(|| first.to_owned())
 }
 
-/// A jump that bears a comment, and nothing else.
+/// Returns the comment of a jump that has no other condition.
 fn comment_in(jump: &SavedRule) -> Option<&str> {
-    let words: Vec<_> = jump.words.iter().map(String::as_str).collect();
-    match words.as_slice() {
+    let tokens: Vec<_> = jump.tokens.iter().map(String::as_str).collect();
+    match tokens.as_slice() {
         ["-m", "comment", "--comment", comment, "-j", _] => Some(comment),
         _ => None,
     }
 }
 
 fn is_bare(jump: &SavedRule) -> bool {
-    matches!(jump.words.as_slice(), [word, _] if word == "-j")
+    matches!(jump.tokens.as_slice(), [token, _] if token == "-j")
 }
 
-/// The chains of Istio's node agent. A sidecar has one of the same name, among others.
-fn incumbent_chains<'a>(saved: &'a Saved, tables: &[Saved]) -> Vec<&'a str> {
+/// Returns the chains of Istio's node agent. A sidecar has a chain of the same name, among others.
+fn incumbent_chains<'a>(saved: &'a SavedTable, tables: &[SavedTable]) -> Vec<&'a str> {
     let [prerouting, _] = INCUMBENT_CHAINS;
-    let has = |table: &Saved, name: &str| table.chains.iter().any(|chain| chain == name);
+    let has = |table: &SavedTable, name: &str| table.chains.iter().any(|chain| chain == name);
     let is_sidecars = tables.iter().any(|table| has(table, SIDECAR_CHAIN));
     if is_sidecars && !has(saved, prerouting) {
         return Vec::new();
@@ -202,7 +201,7 @@ mod tests {
 
     const JUMP: &str = "-A OUTPUT -m comment --comment \"a tag\" -j INPOD_OUTPUT\n";
 
-    /// What is observed of the output chain: whether it is entered, the tag, and what is too much.
+    /// Returns whether the output chain is entered, the tag, and the number of superfluous jumps.
     fn entered(jumps: &str) -> (bool, Option<String>, u32) {
         let observed = observed(&format!("{CHAINS}{jumps}"));
         let [nat] = observed.tables.as_slice() else {
@@ -212,7 +211,11 @@ mod tests {
         assert!(nat.table.chains[0].base.is_some());
         let output = &nat.table.chains[1];
         assert_eq!(output.name, "output");
-        (output.base.is_some(), nat.comment.clone(), nat.others)
+        (
+            output.base.is_some(),
+            nat.comment.clone(),
+            nat.unknown_objects,
+        )
     }
 
     #[test]
@@ -261,7 +264,7 @@ mod tests {
             jumps,
             ["PREROUTING -j ISTIO_PRERT", "OUTPUT -j ISTIO_OUTPUT"]
         );
-        let parsed: Incumbent = observed.incumbent[0].parse().unwrap();
+        let parsed: IstioChain = observed.incumbent[0].parse().unwrap();
         assert_eq!(parsed.to_string(), observed.incumbent[0]);
     }
 

@@ -1,4 +1,4 @@
-//! A process that is waited for until a deadline, while what it says is read.
+//! Waits for a process until a deadline while reading its output.
 
 use std::{
     io::{self, Read},
@@ -15,32 +15,32 @@ use nix::{
     unistd::Pid,
 };
 
-/// How much of either output is read: 100,000 foreign rules and more.
-const MOST_BYTES: u64 = 64 * 1024 * 1024;
+/// The output's limit: room for more than 100,000 foreign rules.
+const MAX_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 
-/// How long both outputs may be silent until it is looked whether the process has ended.
-const GLANCE: Duration = Duration::from_millis(50);
+/// Interval of checks whether the process has ended while its outputs are silent.
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether a process that has closed its outputs has ended.
-const PAUSE: Duration = Duration::from_micros(200);
+/// Interval of checks whether the process has ended after it has closed its outputs.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long a process that was killed may take to be gone.
-const LAST_MOMENTS: Duration = Duration::from_secs(1);
+/// Timeout for a killed process to end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a process ended, and what it said.
+/// The exit status and output of a process.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct ProcessOutput {
     pub(super) status: ExitStatus,
     pub(super) output: Vec<u8>,
     pub(super) errors: Vec<u8>,
 }
 
-/// A process with its own group, that ends with this.
-pub(super) struct Started(pub(super) Child);
+/// A process in its own process group, which is killed on drop.
+pub(super) struct RunningProcess(pub(super) Child);
 
-impl Started {
-    /// How it ended and what it said, if it ended in time.
-    pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<Said>> {
+impl RunningProcess {
+    /// Waits for the process to end. Returns `None` after the deadline.
+    pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<ProcessOutput>> {
         let (output, errors) = (self.0.stdout.take(), self.0.stderr.take());
         let (mut output, mut errors) = (Stream::new(output)?, Stream::new(errors)?);
         loop {
@@ -51,7 +51,7 @@ impl Started {
             wait_for_either(&output, &errors, left)?;
             output.read()?;
             errors.read()?;
-            // What it started may live on and hold the streams: it has said what it had to say.
+            // Its children may live on and keep the streams open; the process itself has written everything.
             if (output.is_closed() && errors.is_closed()) || self.0.try_wait()?.is_some() {
                 break;
             }
@@ -61,7 +61,7 @@ impl Started {
         };
         output.read()?;
         errors.read()?;
-        Ok(Some(Said {
+        Ok(Some(ProcessOutput {
             status,
             output: output.bytes,
             errors: errors.bytes,
@@ -74,29 +74,29 @@ impl Started {
             if ended.is_some() || Instant::now() >= deadline {
                 return Ok(ended);
             }
-            thread::sleep(PAUSE);
+            thread::sleep(EXIT_POLL_INTERVAL);
         }
     }
 }
 
-/// Whoever stops waiting ends it, with what it started.
-impl Drop for Started {
+/// Kills the process and its children.
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;
         }
         if let Ok(group) = i32::try_from(self.0.id()) {
-            // Where it has ended meanwhile there is nobody to kill.
+            // Fails if the process has ended meanwhile, which is fine.
             killpg(Pid::from_raw(group), Signal::SIGKILL).unwrap_or_default();
         }
-        let gone = self.ended_by(Instant::now() + LAST_MOMENTS);
+        let gone = self.ended_by(Instant::now() + KILL_TIMEOUT);
         if !matches!(gone, Ok(Some(_))) {
-            tracing::warn!(pid = self.0.id(), "A program that was killed is not gone");
+            tracing::warn!(pid = self.0.id(), "A killed program is still running");
         }
     }
 }
 
-/// What a process writes, as far as it has written it.
+/// An output stream and the bytes read so far.
 struct Stream<T> {
     pipe: Option<T>,
     bytes: Vec<u8>,
@@ -125,15 +125,15 @@ impl<T: Read + AsFd> Stream<T> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
         };
-        match pipe.take(MOST_BYTES).read_to_end(&mut self.bytes) {
+        match pipe.take(MAX_OUTPUT_BYTES).read_to_end(&mut self.bytes) {
             Ok(_) => self.pipe = None,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
-        if u64::try_from(self.bytes.len()).is_ok_and(|length| length < MOST_BYTES) {
+        if u64::try_from(self.bytes.len()).is_ok_and(|length| length < MAX_OUTPUT_BYTES) {
             Ok(())
         } else {
-            Err(io::Error::other("it says more than is read"))
+            Err(io::Error::other("the output is too long"))
         }
     }
 }
@@ -148,7 +148,7 @@ fn wait_for_either<A: Read + AsFd, B: Read + AsFd>(
         .flatten()
         .map(|pipe| PollFd::new(pipe, PollFlags::POLLIN))
         .collect();
-    let timeout = PollTimeout::try_from(left.min(GLANCE)).unwrap_or(PollTimeout::ZERO);
+    let timeout = PollTimeout::try_from(left.min(EXIT_CHECK_INTERVAL)).unwrap_or(PollTimeout::ZERO);
     match poll(&mut open, timeout) {
         Ok(_) | Err(nix::Error::EINTR) => Ok(()),
         Err(errno) => Err(errno.into()),
@@ -164,28 +164,28 @@ mod tests {
 
     use super::*;
 
-    /// A child of this test, which a shell stands for.
-    fn started(shell: &str) -> Started {
+    /// Starts a shell as the child.
+    fn started(shell: &str) -> RunningProcess {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", shell])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        Started(command.spawn().unwrap())
+        RunningProcess(command.spawn().unwrap())
     }
 
-    fn soon() -> Instant {
+    fn deadline_in_tests() -> Instant {
         Instant::now() + Duration::from_secs(10)
     }
 
     #[test]
     fn more_than_a_pipe_holds_is_read_from_both_outputs() {
         let shell = "head -c 1000000 /dev/zero >&2; head -c 2000000 /dev/zero; exit 3";
-        let said = started(shell).wait(soon()).unwrap().unwrap();
-        assert_eq!(said.status.code(), Some(3));
+        let output = started(shell).wait(deadline_in_tests()).unwrap().unwrap();
+        assert_eq!(output.status.code(), Some(3));
         assert_eq!(
-            (said.output.len(), said.errors.len()),
+            (output.output.len(), output.errors.len()),
             (2_000_000, 1_000_000)
         );
     }
@@ -201,7 +201,7 @@ mod tests {
             if text.ends_with('\n') {
                 break text;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(EXIT_POLL_INTERVAL);
         };
         assert!(
             child
@@ -210,16 +210,16 @@ mod tests {
                 .is_none()
         );
         drop(child);
-        let deadline = soon();
+        let deadline = deadline_in_tests();
         for pid in pids.split_whitespace() {
-            // Whoever reaps the grandchild does so at leisure.
+            // The grandchild is reaped by another process at its leisure.
             let runs = || {
                 let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
                 status.is_ok_and(|status| !status.contains(") Z "))
             };
             while runs() {
                 assert!(Instant::now() < deadline, "{pid} runs on");
-                thread::sleep(PAUSE);
+                thread::sleep(EXIT_POLL_INTERVAL);
             }
         }
     }
@@ -228,9 +228,9 @@ mod tests {
     fn an_output_that_is_held_by_a_grandchild_is_not_waited_for() {
         let mut child = started("sleep 600 & echo done");
         let began = Instant::now();
-        let said = child.wait(soon()).unwrap().unwrap();
-        assert!(said.status.success() && began.elapsed() < Duration::from_secs(5));
-        assert_eq!(said.output, b"done\n");
+        let output = child.wait(deadline_in_tests()).unwrap().unwrap();
+        assert!(output.status.success() && began.elapsed() < Duration::from_secs(5));
+        assert_eq!(output.output, b"done\n");
         let group = Pid::from_raw(child.0.id().try_into().unwrap());
         killpg(group, Signal::SIGKILL).unwrap();
     }

@@ -1,4 +1,4 @@
-//! The programs of iptables on this machine: where they are, which release they are of, and how they are run.
+//! The programs of iptables on this machine: their location, release and execution.
 
 use std::{
     collections::BTreeMap,
@@ -18,35 +18,33 @@ use super::{
 };
 use crate::family::Family;
 
-/// Where programs are looked for. Not in a `PATH`: a caller could choose it.
+/// The directories to search. `PATH` is not used since a caller could choose it.
 const DIRECTORIES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"];
 
-/// This process's own binary, even where another one has taken its place on disk.
+/// This process's own binary, even if the file was replaced since.
 const RUNNER: &str = "/proc/self/exe";
 
-/// How long one run may take. A pod's rules take milliseconds; the rest is for locks.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of one run. A pod's rules take milliseconds; the rest is for locks.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// There where the kernel has IPv6, even where it is switched off.
+/// Exists if the kernel has IPv6, even if it is disabled.
 const IPV6: &str = "/proc/sys/net/ipv6";
 
-/// The first release of iptables-legacy whose restore waits for its lock (`-w`).
-const WAITS_SINCE: Version = Version([1, 6, 2]);
+/// The first release whose iptables-legacy-restore can wait for its lock (`-w`).
+const FIRST_RELEASE_WITH_WAIT: Version = Version([1, 6, 2]);
 
-/// One of the programs of a variant.
+/// A program of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) variant: Variant,
     pub(super) family: Family,
-    pub(super) act: Act,
+    pub(super) action: Action,
 }
 
-/// What a program does.
+/// The task of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Act {
-    /// Prints rules.
+pub(super) enum Action {
     Save,
-    /// Makes them so.
     Restore,
 }
 
@@ -60,11 +58,11 @@ impl fmt::Display for Program {
             Variant::Nft => "nft",
             Variant::Legacy => "legacy",
         };
-        let act = match self.act {
-            Act::Save => "save",
-            Act::Restore => "restore",
+        let action = match self.action {
+            Action::Save => "save",
+            Action::Restore => "restore",
         };
-        write!(f, "{family}-{variant}-{act}")
+        write!(f, "{family}-{variant}-{action}")
     }
 }
 
@@ -82,7 +80,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = ();
 
-    /// Out of what `--version` prints: `iptables-save v1.8.9 (legacy)`.
+    /// Parses the output of `--version`: `iptables-save v1.8.9 (legacy)`.
     fn from_str(text: &str) -> Result<Self, ()> {
         let numbers = |word: &str| {
             let mut numbers = word.strip_prefix('v')?.split('.').map(str::parse::<u16>);
@@ -100,20 +98,20 @@ pub struct Programs {
     versions: Vec<(Variant, Version)>,
     runner: PathBuf,
     locks: PathBuf,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Programs {
-    /// Looks for them in `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and asks for their version. `locks` is a directory of their own, below the
-    /// run directory.
+    /// Searches `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and queries the programs' version.
+    /// `locks` is a dedicated directory below the run directory.
     pub fn search(locks: &Path) -> Self {
         Self::search_in(&DIRECTORIES.map(Path::new), Path::new(RUNNER), locks)
     }
 
-    /// The same in other directories and through another binary of netconfig, for tests.
+    /// Searches other directories and uses another binary of netconfig, for tests.
     pub fn search_in(directories: &[&Path], runner: &Path, locks: &Path) -> Self {
         if let Err(error) = lock::prepare(locks) {
-            tracing::warn!(path = %locks.display(), %error, "Cannot prepare the directory of locks");
+            tracing::warn!(path = %locks.display(), %error, "Cannot prepare the lock directory");
         }
         let all = Variant::ALL.into_iter().flat_map(programs_of);
         let find = |program: Program| Some((program.to_string(), find(directories, program)?));
@@ -122,27 +120,27 @@ impl Programs {
             versions: Vec::new(),
             runner: runner.to_owned(),
             locks: locks.to_owned(),
-            patience: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
         };
-        let version = |variant| Some((variant, found.ask(variant)?));
+        let version = |variant| Some((variant, found.query_version(variant)?));
         Self {
             versions: Variant::ALL.into_iter().filter_map(version).collect(),
             ..found
         }
     }
 
-    /// Lets each run take that long.
+    /// Replaces the timeout of each run.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
-    /// Whether those of a variant were found.
+    /// Returns whether all programs of a variant were found.
     pub fn has(&self, variant: Variant) -> bool {
         self.missing(variant).is_empty()
     }
 
-    /// The names of those of a variant that were not found. Those of IPv6 are not missed where the kernel has none.
+    /// Returns the missing programs of a variant. Those for IPv6 are only needed if the kernel has it.
     pub fn missing(&self, variant: Variant) -> Vec<String> {
         let needed = programs_of(variant).filter(|program| families().contains(&program.family));
         let names = needed.map(|program| program.to_string());
@@ -151,23 +149,23 @@ impl Programs {
             .collect()
     }
 
-    /// The release of a variant, where it could be had.
+    /// Returns the release of a variant, if it is known.
     pub(crate) fn version(&self, variant: Variant) -> Option<Version> {
         let mut versions = self.versions.iter();
         let known = versions.find(|(known, _)| *known == variant);
         known.map(|(_, version)| *version)
     }
 
-    /// Waits until nobody else is at work in a netns by way of iptables.
+    /// Waits until no other process uses iptables in the netns.
     pub(super) fn session(&self, variant: Variant, netns: &Netns) -> Result<Session, ProgramError> {
         if self.has(variant) {
-            Session::open(&self.locks, netns, self.patience)
+            Session::open(&self.locks, netns, self.timeout)
         } else {
-            Err(self.lacks(variant))
+            Err(self.missing_error(variant))
         }
     }
 
-    /// Runs one in a netns and gives what it printed.
+    /// Runs a program in a netns and returns its output.
     pub(super) fn run(
         &self,
         program: Program,
@@ -181,14 +179,14 @@ impl Programs {
             program: self.path(program)?,
             arguments: self.arguments(program),
             script,
-            locks: Some((session.of_program(), session.of_xtables())),
-            patience: self.patience,
+            locks: Some((session.program_lock(), session.xtables_lock())),
+            timeout: self.timeout,
         };
         run.output()
     }
 
-    /// The table nat of the node's own netns, as a program prints it. The node's lock is shared with everybody there.
-    pub(crate) fn save_at_home(
+    /// Returns the nat table of the node's netns as a program prints it. All processes on the node share its lock.
+    pub(crate) fn save_on_node(
         &self,
         variant: Variant,
         family: Family,
@@ -196,13 +194,13 @@ impl Programs {
         let program = Program {
             variant,
             family,
-            act: Act::Save,
+            action: Action::Save,
         };
-        self.at_home(program, vec!["-t".to_owned(), "nat".to_owned()], "")
+        self.run_on_node(program, vec!["-t".to_owned(), "nat".to_owned()], "")
     }
 
-    /// Feeds a script to a program in the node's own netns.
-    pub(crate) fn restore_at_home(
+    /// Runs a restore program with a script in the node's netns.
+    pub(crate) fn restore_on_node(
         &self,
         variant: Variant,
         family: Family,
@@ -211,13 +209,13 @@ impl Programs {
         let program = Program {
             variant,
             family,
-            act: Act::Restore,
+            action: Action::Restore,
         };
-        self.at_home(program, self.arguments(program), script)
+        self.run_on_node(program, self.arguments(program), script)
             .map(drop)
     }
 
-    fn at_home(
+    fn run_on_node(
         &self,
         program: Program,
         arguments: Vec<String>,
@@ -230,7 +228,7 @@ impl Programs {
             arguments,
             script,
             locks: None,
-            patience: self.patience,
+            timeout: self.timeout,
         };
         run.output()
     }
@@ -238,10 +236,10 @@ impl Programs {
     fn path(&self, program: Program) -> Result<&Path, ProgramError> {
         let path = self.found.get(&program.to_string());
         path.map(PathBuf::as_path)
-            .ok_or_else(|| self.lacks(program.variant))
+            .ok_or_else(|| self.missing_error(program.variant))
     }
 
-    fn lacks(&self, variant: Variant) -> ProgramError {
+    fn missing_error(&self, variant: Variant) -> ProgramError {
         ProgramError::Missing {
             variant,
             programs: self.missing(variant),
@@ -250,24 +248,25 @@ impl Programs {
 
     fn arguments(&self, program: Program) -> Vec<String> {
         let mut arguments = Vec::new();
-        if program.act == Act::Restore {
+        if program.action == Action::Restore {
             arguments.push("--noflush".to_owned());
-            if self.waits(program.variant) {
-                // It takes whole seconds, and is to give up before it is given up.
-                let seconds = self.patience.as_secs().saturating_sub(1).max(1);
+            if self.waits_for_lock(program.variant) {
+                // The program takes whole seconds and has to give up before its own timeout.
+                let seconds = self.timeout.as_secs().saturating_sub(1).max(1);
                 arguments.extend(["-w".to_owned(), seconds.to_string()]);
             }
         }
         arguments
     }
 
-    /// Whether restore takes a lock, and can be told to wait for it.
-    fn waits(&self, variant: Variant) -> bool {
+    /// Returns whether restore takes a lock for which it can wait.
+    fn waits_for_lock(&self, variant: Variant) -> bool {
         let version = self.version(variant);
-        variant == Variant::Legacy && version.is_some_and(|version| version >= WAITS_SINCE)
+        variant == Variant::Legacy
+            && version.is_some_and(|version| version >= FIRST_RELEASE_WITH_WAIT)
     }
 
-    fn ask(&self, variant: Variant) -> Option<Version> {
+    fn query_version(&self, variant: Variant) -> Option<Version> {
         let run = Run {
             runner: &self.runner,
             netns: None,
@@ -275,19 +274,19 @@ impl Programs {
             arguments: vec!["--version".to_owned()],
             script: "",
             locks: None,
-            patience: self.patience,
+            timeout: self.timeout,
         };
         match run.output() {
-            Ok(said) => said.parse().ok(),
+            Ok(output) => output.parse().ok(),
             Err(error) => {
-                tracing::warn!(%variant, %error, "Cannot ask iptables for its version");
+                tracing::warn!(%variant, %error, "Cannot read the version of iptables");
                 None
             }
         }
     }
 }
 
-/// The families that the kernel has.
+/// Returns the families that the kernel supports.
 pub(super) fn families() -> &'static [Family] {
     if Path::new(IPV6).exists() {
         &Family::ALL
@@ -298,10 +297,10 @@ pub(super) fn families() -> &'static [Family] {
 
 fn programs_of(variant: Variant) -> impl Iterator<Item = Program> {
     Family::ALL.into_iter().flat_map(move |family| {
-        [Act::Save, Act::Restore].map(|act| Program {
+        [Action::Save, Action::Restore].map(|action| Program {
             variant,
             family,
-            act,
+            action,
         })
     })
 }
@@ -336,7 +335,10 @@ mod tests {
                 .parse::<Version>()
                 .is_err()
         );
-        assert!(Version([1, 6, 10]) > WAITS_SINCE && Version([1, 6, 1]) < WAITS_SINCE);
+        assert!(
+            Version([1, 6, 10]) > FIRST_RELEASE_WITH_WAIT
+                && Version([1, 6, 1]) < FIRST_RELEASE_WITH_WAIT
+        );
     }
 
     #[test]

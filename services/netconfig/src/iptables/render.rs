@@ -1,42 +1,42 @@
-//! From what a rule means to the words that iptables takes. [`super::lift`] is the way back.
+//! Renders rules as arguments of iptables; the inverse of [`super::lift`].
 
 use crate::{
     marks::Mark,
     rules::{Expr, Network, Rule, Transport},
 };
 
-/// Of the flags fin, syn, rst and ack, syn alone.
-pub(super) const BEGINS: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
+/// Of FIN, SYN, RST and ACK, only SYN is set.
+pub(super) const SYN_ONLY: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
 
-/// A connection that is known, as `iptables-save` prints it.
+/// Established and related connections, as `iptables-save` prints them.
 pub(super) const KNOWN: &str = "RELATED,ESTABLISHED";
 
-/// A rule without its chain, as `iptables-save` prints it.
+/// Renders a rule without its chain, as `iptables-save` prints it.
 pub(super) fn render(rule: &Rule) -> String {
     let (mut transport, mut parts) = (None, Vec::new());
     for expr in &rule.0 {
         if let Expr::Protocol(found) = expr {
             transport = Some(*found);
         }
-        if is_of_transport(expr) {
-            // Once: it opens the match that the ports and flags belong to.
+        if is_in_transport_match(expr) {
+            // Once: it introduces the match for ports and flags.
             parts.extend(transport.take().map(|found| format!("-m {}", name(found))));
         }
-        parts.extend(part(expr));
+        parts.extend(render_expr(expr));
     }
     parts.join(" ")
 }
 
-/// Whether it is said within `-m tcp` or `-m udp`.
-fn is_of_transport(expr: &Expr) -> bool {
+/// Returns whether the expression belongs into `-m tcp` or `-m udp`.
+fn is_in_transport_match(expr: &Expr) -> bool {
     matches!(
         expr,
-        Expr::SourcePort(_) | Expr::Port(_) | Expr::PortNot(_) | Expr::Begins
+        Expr::SourcePort(_) | Expr::Port(_) | Expr::PortNot(_) | Expr::TcpSyn
     )
 }
 
-/// `None` for what iptables has no words for: the table says the family, and every rule counts.
-fn part(expr: &Expr) -> Option<String> {
+/// Returns `None` for what the table or iptables implies: the family and counters.
+fn render_expr(expr: &Expr) -> Option<String> {
     Some(match expr {
         Expr::Version(_) | Expr::Counter => return None,
         Expr::Source(network) => format!("-s {}", cidr(*network)),
@@ -49,7 +49,7 @@ fn part(expr: &Expr) -> Option<String> {
         Expr::SourcePort(port) => format!("--sport {port}"),
         Expr::Port(port) => format!("--dport {port}"),
         Expr::PortNot(port) => format!("! --dport {port}"),
-        Expr::Begins => format!("--tcp-flags {}", BEGINS.join(" ")),
+        Expr::TcpSyn => format!("--tcp-flags {}", SYN_ONLY.join(" ")),
         Expr::Marked(mark) => format!("-m mark --mark {mark}"),
         Expr::NotMarked(mark) => format!("-m mark ! --mark {mark}"),
         Expr::ConnectionMarked(mark) => format!("-m connmark --mark {mark}"),
@@ -62,15 +62,15 @@ fn part(expr: &Expr) -> Option<String> {
         Expr::Mark(mark) => format!("-j MARK --set-xmark {mark}"),
         Expr::MarkConnection(mark) => format!("-j CONNMARK --set-xmark {mark}"),
         Expr::Zone(zone) => format!("-j CT --zone {zone}"),
-        // Not ACCEPT: what others have in the same chain of iptables is to see the packet, as it does where a chain
-        // of nf_tables accepts it.
+        // Not ACCEPT: rules of others in the same built-in chain have to see the packet, as they do after an
+        // nftables chain accepts it.
         Expr::Accept => "-j RETURN".to_owned(),
         Expr::Drop => "-j DROP".to_owned(),
         Expr::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
         Expr::Tproxy(_, port, mark) => tproxy(*port, *mark),
-        // The node's own rules, which are none of a pod's; iptables refuses the words.
+        // Only in the node's own rules, never in a pod's; iptables rejects the text.
         Expr::DestinationIn(..)
-        | Expr::FromSocket
+        | Expr::FromAnySocket
         | Expr::FromCgroup { .. }
         | Expr::Labelled(_)
         | Expr::Label(_)
@@ -79,12 +79,12 @@ fn part(expr: &Expr) -> Option<String> {
     })
 }
 
-/// Without an address: iptables takes that of the interface that the packet arrived by.
+/// Without an address, iptables uses that of the interface by which the packet arrived.
 fn tproxy(port: u16, mark: Mark) -> String {
     format!("-j TPROXY --on-port {port} --tproxy-mark {mark}")
 }
 
-/// iptables prints the length of one address, too.
+/// iptables prints the length of host networks, too.
 fn cidr(network: Network) -> String {
     format!("{}/{}", network.address(), network.prefix_len())
 }

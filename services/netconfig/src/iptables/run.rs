@@ -1,4 +1,4 @@
-//! One run of a program: started in a netns, given a script, waited for until a deadline.
+//! Runs a program in a netns with a script as its input, until a deadline.
 
 use std::{
     fs::File,
@@ -14,65 +14,63 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::{
     ProgramError,
-    child::{LOCKED, NOT_STARTED, Order, REMARK},
-    process::{Said, Started},
+    child::{EXIT_LOCKED, EXIT_NOT_STARTED, Invocation, LOG_PREFIX},
+    process::{ProcessOutput, RunningProcess},
 };
 
-/// What iptables-legacy says, and how it ends, when another process holds its lock (xshared.c; RESOURCE_PROBLEM).
-const HELD: (i32, &str) = (4, "xtables lock");
+/// The exit code and message of iptables-legacy if another process holds its lock (RESOURCE_PROBLEM in xshared.c).
+const XTABLES_LOCK_HELD: (i32, &str) = (4, "xtables lock");
 
-/// How many lines of what a program says are repeated.
-const MOST_LINES: usize = 3;
+/// Limit on the lines of error output that are reported.
+const MAX_MESSAGE_LINES: usize = 3;
 
-/// What is to be run.
+/// A run of a program.
 #[derive(Debug)]
 pub(super) struct Run<'a> {
-    /// netconfig's own binary.
     pub(super) runner: &'a Path,
-    /// In which netns; `None` for what needs none.
+    /// `None` for programs that need no netns.
     pub(super) netns: Option<&'a Netns>,
-    /// The program, by its absolute path.
+    /// The program's absolute path.
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<String>,
     pub(super) script: &'a str,
-    /// What it holds while it runs, and what iptables-legacy locks.
+    /// The program's own lock file, and the one for iptables-legacy.
     pub(super) locks: Option<(PathBuf, PathBuf)>,
-    /// How long it may take.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
-/// How it ended, and what it said.
+/// The exit status and output of a program.
 #[derive(Debug)]
-struct Ended {
+struct ProgramOutput {
     status: ExitStatus,
     output: String,
-    /// Without the runner's remarks.
+    /// Without the helper's messages.
     errors: String,
-    remarks: Vec<String>,
+    log_lines: Vec<String>,
 }
 
 impl Run<'_> {
-    /// What it printed.
+    /// Runs the program and returns its output.
     ///
-    /// The kernel ends the program when the calling thread ends, which therefore waits for it here.
+    /// The kernel kills the program when the calling thread ends, so the thread waits for it here.
     pub(super) fn output(&self) -> Result<String, ProgramError> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         let child = self.start().map_err(|source| self.not_started(source))?;
-        let said = Started(child).wait(deadline);
-        let said = said.map_err(|source| self.not_started(source))?;
-        let said = said.ok_or_else(|| ProgramError::TimedOut {
+        let output = RunningProcess(child).wait(deadline);
+        let output = output.map_err(|source| self.not_started(source))?;
+        let output = output.ok_or_else(|| ProgramError::TimedOut {
             program: self.name(),
-            after: self.patience,
+            after: self.timeout,
         })?;
-        self.judge(Ended::new(&said))
+        self.check_output(ProgramOutput::new(&output))
     }
 
     fn start(&self) -> io::Result<Child> {
         let mut command = Command::new(self.runner);
         command
-            .args(self.order().arguments())
+            .args(self.invocation().arguments())
             .env_clear()
-            // What it says is read.
+            // The output is parsed.
             .env("LC_ALL", "C")
             .stdin(script(self.script)?)
             .stdout(Stdio::piped())
@@ -87,45 +85,49 @@ impl Run<'_> {
         }
     }
 
-    fn order(&self) -> Order {
-        Order {
+    fn invocation(&self) -> Invocation {
+        Invocation {
             parent: process::id(),
-            patience: self.patience / 2,
+            timeout: self.timeout / 2,
             lock: self.locks.as_ref().map(|(program, _)| program.clone()),
             program: self.program.to_owned(),
             arguments: self.arguments.clone(),
         }
     }
 
-    fn judge(&self, ended: Ended) -> Result<String, ProgramError> {
-        for remark in &ended.remarks {
-            tracing::debug!(program = self.name(), remark, "While starting a program");
+    fn check_output(&self, ended: ProgramOutput) -> Result<String, ProgramError> {
+        for log_line in &ended.log_lines {
+            tracing::debug!(
+                program = self.name(),
+                log_line,
+                "Warning while starting a program"
+            );
         }
         if ended.status.success() {
             return Ok(ended.output);
         }
-        let remark = || ended.remarks.join("; ");
-        let (code, words) = HELD;
+        let log_line = || ended.log_lines.join("; ");
+        let (code, message) = XTABLES_LOCK_HELD;
         match ended.status.code() {
-            Some(NOT_STARTED) => Err(self.not_started(io::Error::other(remark()))),
-            Some(LOCKED) => Err(self.locked(|(program, _)| program)),
-            Some(found) if found == code && ended.errors.contains(words) => {
+            Some(EXIT_NOT_STARTED) => Err(self.not_started(io::Error::other(log_line()))),
+            Some(EXIT_LOCKED) => Err(self.locked(|(program, _)| program)),
+            Some(found) if found == code && ended.errors.contains(message) => {
                 Err(self.locked(|(_, xtables)| xtables))
             }
             _ => Err(self.refused(&ended)),
         }
     }
 
-    fn refused(&self, ended: &Ended) -> ProgramError {
+    fn refused(&self, ended: &ProgramOutput) -> ProgramError {
         let lines = ended.errors.lines().map(str::trim);
-        let said: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+        let output: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
         ProgramError::Refused {
             program: self.name(),
             status: ended.status.to_string(),
-            line: blamed(&ended.errors, self.script),
-            message: said
+            line: rejected_line(&ended.errors, self.script),
+            message: output
                 .into_iter()
-                .take(MOST_LINES)
+                .take(MAX_MESSAGE_LINES)
                 .collect::<Vec<_>>()
                 .join("; "),
         }
@@ -151,7 +153,7 @@ impl Run<'_> {
     }
 }
 
-/// As a file: nobody has to be there to write it while it is read.
+/// A file instead of a pipe: nothing has to write it while the program reads.
 fn script(text: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("script", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(text.as_bytes())?;
@@ -159,25 +161,25 @@ fn script(text: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// The line of the script that a program complains of: "line: 2", "line 2 failed".
-fn blamed(errors: &str, script: &str) -> Option<String> {
-    let mut words = errors.split_whitespace();
-    words.find(|word| matches!(*word, "line" | "line:"))?;
-    let number: usize = words.next()?.trim_end_matches(':').parse().ok()?;
+/// Returns the line of the script that a message refers to: "line: 2", "line 2 failed".
+fn rejected_line(errors: &str, script: &str) -> Option<String> {
+    let mut message = errors.split_whitespace();
+    message.find(|word| matches!(*word, "line" | "line:"))?;
+    let number: usize = message.next()?.trim_end_matches(':').parse().ok()?;
     let line = script.lines().nth(number.checked_sub(1)?)?;
     Some(line.to_owned())
 }
 
-impl Ended {
-    fn new(said: &Said) -> Self {
-        let errors = String::from_utf8_lossy(&said.errors);
-        let remark = |line: &str| line.strip_prefix(REMARK).map(str::to_owned);
-        let words = errors.lines().filter(|line| remark(line).is_none());
+impl ProgramOutput {
+    fn new(output: &ProcessOutput) -> Self {
+        let errors = String::from_utf8_lossy(&output.errors);
+        let log_line = |line: &str| line.strip_prefix(LOG_PREFIX).map(str::to_owned);
+        let message = errors.lines().filter(|line| log_line(line).is_none());
         Self {
-            status: said.status,
-            output: String::from_utf8_lossy(&said.output).into_owned(),
-            errors: words.map(|line| format!("{line}\n")).collect(),
-            remarks: errors.lines().filter_map(remark).collect(),
+            status: output.status,
+            output: String::from_utf8_lossy(&output.output).into_owned(),
+            errors: message.map(|line| format!("{line}\n")).collect(),
+            log_lines: errors.lines().filter_map(log_line).collect(),
         }
     }
 }
@@ -202,19 +204,19 @@ mod tests {
             ("line 0 failed", None),
             ("out of memory", None),
         ] {
-            assert_eq!(blamed(errors, script).as_deref(), line, "{errors}");
+            assert_eq!(rejected_line(errors, script).as_deref(), line, "{errors}");
         }
     }
 
     #[test]
     fn remarks_of_the_runner_are_not_the_programs_words() {
         let errors = b"run-program: cannot hide\nBad rule\n";
-        let ended = Ended::new(&Said {
+        let ended = ProgramOutput::new(&ProcessOutput {
             status: ExitStatus::from_raw(0),
             output: Vec::new(),
             errors: errors.to_vec(),
         });
         assert_eq!(ended.errors, "Bad rule\n");
-        assert_eq!(ended.remarks, ["cannot hide"]);
+        assert_eq!(ended.log_lines, ["cannot hide"]);
     }
 }

@@ -1,12 +1,12 @@
-//! What `iptables-save` prints, as tables, chains and rules.
+//! Parses the output of `iptables-save`.
 
-use super::{place::PLACES, words::split};
+use super::{layout::TABLES, tokens::split};
 
 /// One of iptables' tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Saved {
+pub(super) struct SavedTable {
     pub(super) name: String,
-    /// All of them, iptables' own included.
+    /// All chains, including built-in ones.
     pub(super) chains: Vec<String>,
     pub(super) rules: Vec<SavedRule>,
 }
@@ -15,42 +15,42 @@ pub(super) struct Saved {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SavedRule {
     pub(super) chain: String,
-    /// Without the chain.
-    pub(super) words: Vec<String>,
-    /// With the chain, as it was printed: what deletes the rule.
+    /// The arguments after the chain.
+    pub(super) tokens: Vec<String>,
+    /// The rule with its chain as printed, which can be used to delete it.
     pub(super) text: String,
 }
 
 impl SavedRule {
-    /// The chain that it leads to.
+    /// Returns the chain that the rule jumps to.
     pub(super) fn target(&self) -> Option<&str> {
-        let mut pairs = self.words.iter().zip(self.words.iter().skip(1));
-        let target = pairs.find(|(word, _)| matches!(word.as_str(), "-j" | "-g"));
+        let mut pairs = self.tokens.iter().zip(self.tokens.iter().skip(1));
+        let target = pairs.find(|(token, _)| matches!(token.as_str(), "-j" | "-g"));
         target.map(|(_, target)| target.as_str())
     }
 }
 
-/// What is no output of `iptables-save`: the line, or nothing where the end is missing.
+/// Invalid output: the line, or empty if the end is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable(pub(super) String);
 
-/// Reads it whole or not at all: what is overlooked would be taken for missing.
-pub(super) fn parse(text: &str) -> Result<Vec<Saved>, Unreadable> {
-    let (mut tables, mut open) = (Vec::new(), None::<Saved>);
+/// Parses everything or fails: rules that are overlooked would be taken for missing.
+pub(super) fn parse(text: &str) -> Result<Vec<SavedTable>, Unreadable> {
+    let (mut tables, mut open) = (Vec::new(), None::<SavedTable>);
     for line in text.lines() {
         let unreadable = || Unreadable(line.to_owned());
         if let Some(name) = line.strip_prefix('*') {
-            let table = Saved {
+            let table = SavedTable {
                 name: name.to_owned(),
-                ..Saved::default()
+                ..SavedTable::default()
             };
             if open.replace(table).is_some() {
                 return Err(unreadable());
             }
         } else if line == "COMMIT" {
             tables.push(open.take().ok_or_else(unreadable)?);
-        } else if let Some(remark) = line.strip_prefix('#') {
-            look_at(remark).map_err(|()| unreadable())?;
+        } else if let Some(comment) = line.strip_prefix('#') {
+            check_comment(comment).map_err(|()| unreadable())?;
         } else if !line.is_empty() {
             let table = open.as_mut().ok_or_else(unreadable)?;
             read(table, line).ok_or_else(unreadable)?;
@@ -62,28 +62,28 @@ pub(super) fn parse(text: &str) -> Result<Vec<Saved>, Unreadable> {
     }
 }
 
-/// A table that iptables-nft cannot print is left out, with no more than a remark (xtables-save.c). One in which others
-/// have base chains that it cannot print is printed without these.
-fn look_at(remark: &str) -> Result<(), ()> {
-    let is_about = |place: &str| remark.contains(&format!("`{place}'"));
-    let is_ours = PLACES.into_iter().any(|(place, _)| is_about(place));
-    if is_ours && remark.contains("is incompatible") {
+/// A table that iptables-nft cannot print is replaced by a comment (xtables-save.c). If only foreign base chains cannot
+/// be printed, the table is printed without them.
+fn check_comment(comment: &str) -> Result<(), ()> {
+    let is_about = |name: &str| comment.contains(&format!("`{name}'"));
+    let is_ours = TABLES.into_iter().any(|(name, _)| is_about(name));
+    if is_ours && comment.contains("is incompatible") {
         return Err(());
     }
     Ok(())
 }
 
-fn read(table: &mut Saved, line: &str) -> Option<()> {
+fn read(table: &mut SavedTable, line: &str) -> Option<()> {
     if let Some(chain) = line.strip_prefix(':') {
         let (name, _policy_and_counters) = chain.split_once(' ')?;
         table.chains.push(name.to_owned());
         return Some(());
     }
     let text = line.strip_prefix("-A ")?;
-    let mut words = split(text)?.into_iter();
+    let mut tokens = split(text)?.into_iter();
     table.rules.push(SavedRule {
-        chain: words.next()?,
-        words: words.collect(),
+        chain: tokens.next()?,
+        tokens: tokens.collect(),
         text: text.to_owned(),
     });
     Some(())
@@ -113,7 +113,7 @@ COMMIT
         };
         assert_eq!(nat.name, "nat");
         assert_eq!(nat.chains, ["PREROUTING", "INPOD_PREROUTING"]);
-        assert_eq!(nat.rules[0].words[3], "inpod schema=2");
+        assert_eq!(nat.rules[0].tokens[3], "inpod schema=2");
         assert_eq!(nat.rules[0].target(), Some("INPOD_PREROUTING"));
         let text = "PREROUTING -m comment --comment \"inpod schema=2\" -j INPOD_PREROUTING";
         assert_eq!(nat.rules[0].text, text);
@@ -132,9 +132,9 @@ COMMIT
 
     #[test]
     fn a_table_that_cannot_be_printed_is_not_taken_for_an_empty_one() {
-        let remark = |table: &str| format!("# Table `{table}' is incompatible, use 'nft' tool.\n");
-        assert!(parse(&remark("nat")).is_err());
-        assert_eq!(parse(&remark("filter")), Ok(Vec::new()));
+        let comment = |table: &str| format!("# Table `{table}' is incompatible, use 'nft' tool.\n");
+        assert!(parse(&comment("nat")).is_err());
+        assert_eq!(parse(&comment("filter")), Ok(Vec::new()));
         let chains =
             "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n";
         assert_eq!(parse(&format!("{SAVED}{chains}")), parse(SAVED));

@@ -1,12 +1,12 @@
-//! A change as scripts for `iptables-restore --noflush`: one per family, of each table only what changes. What
-//! stands between `*table` and `COMMIT` is done at once or not at all.
+//! Renders a change for `iptables-restore --noflush`: one script per family, with only the changed tables. Each section
+//! from `*table` to `COMMIT` is applied atomically.
 
 use std::collections::BTreeSet;
 
 use super::{
-    place::{Incumbent, PLACES, chain_out, origin_of, place_of, table_family},
+    layout::{IstioChain, TABLES, iptables_table, parent_chain, table_family, to_iptables_chain},
     render::render,
-    words::quote,
+    tokens::quote,
 };
 use crate::{
     backend::{Change, Jump, NewTable, Observed},
@@ -14,42 +14,56 @@ use crate::{
     rules::{Expr, Table, TableFamily, ambient::MANGLE},
 };
 
-/// What makes a change, by family; nothing for one in which nothing changes.
+/// Returns the scripts of the families that change.
 pub(super) fn scripts(seen: &Observed, change: &Change) -> Vec<(Family, String)> {
     let script = |family| Some((family, script_of(table_family(family), seen, change)));
     let scripts = Family::ALL.into_iter().filter_map(script);
     scripts.filter(|(_, text)| !text.is_empty()).collect()
 }
 
-/// What is new comes in the order in which it takes effect, then what is old goes in reverse.
+/// Creates tables in evaluation order, then deletes old ones in reverse order.
 fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
-    let created = in_order(family, seen, change);
+    let created = creation_order(family, seen, change);
     let is_new = |name: &str| created.iter().any(|new| new.table.name == name);
-    let mut script: String = created.iter().map(|new| created_by(new, seen)).collect();
-    for (place, ours) in PLACES.into_iter().rev() {
+    let mut script: String = created.iter().map(|new| create_table(new, seen)).collect();
+    for (table_name, ours) in TABLES.into_iter().rev() {
         let id = (family, ours.to_owned());
         if change.delete.contains(&id) && !is_new(ours) {
-            script += &section(place, &deleted(&id, seen));
+            script += &section(table_name, &delete_table(&id, seen));
         }
     }
-    for (place, ours) in PLACES.into_iter().rev() {
+    for (table_name, ours) in TABLES.into_iter().rev() {
         let mut lines = Vec::new();
         if change.delete_incumbent {
-            lines.extend(without((family, ours), place, &seen.incumbent, seen));
+            lines.extend(delete_chains(
+                (family, ours),
+                table_name,
+                &seen.incumbent,
+                seen,
+            ));
         }
         if change.delete_sidecar {
             let id = (family, ours.to_owned());
             lines.extend(jumps_to(&id, &[""], seen));
-            lines.extend(without((family, ours), place, &seen.sidecar, seen));
+            lines.extend(delete_chains(
+                (family, ours),
+                table_name,
+                &seen.sidecar,
+                seen,
+            ));
         }
-        script += &section(place, &lines);
+        script += &section(table_name, &lines);
     }
     script
 }
 
-/// Raw, mangle, nat: what is captured by nat is marked and kept apart before it is captured. Where mangle captures and
-/// no longer will, it comes after nat: in between nothing is let out.
-fn in_order<'a>(family: TableFamily, seen: &Observed, change: &'a Change) -> Vec<&'a NewTable> {
+/// Raw, mangle, nat: packets are marked and assigned to zones before nat captures them. If mangle captures now and no
+/// longer will, it follows nat, so that nothing escapes in between.
+fn creation_order<'a>(
+    family: TableFamily,
+    seen: &Observed,
+    change: &'a Change,
+) -> Vec<&'a NewTable> {
     let captured = seen.tables.iter().map(|seen| &seen.table);
     let captured = captured
         .filter(|table| table.family == family)
@@ -58,38 +72,42 @@ fn in_order<'a>(family: TableFamily, seen: &Observed, change: &'a Change) -> Vec
     let mut created: Vec<_> = created.filter(|new| new.table.family == family).collect();
     let releases = captured && !created.iter().any(|new| tproxies(&new.table));
     created.sort_by_key(|new| {
-        let mut places = PLACES.iter();
-        let place = places.position(|(_, name)| *name == new.table.name);
-        (releases && new.table.name == MANGLE, place)
+        let mut order = TABLES.iter();
+        let table_name = order.position(|(_, name)| *name == new.table.name);
+        (releases && new.table.name == MANGLE, table_name)
     });
     created
 }
 
-/// Whether a table captures by TPROXY.
 fn tproxies(table: &Table) -> bool {
     let mut rules = table.chains.iter().flat_map(|chain| &chain.rules);
     rules.any(|rule| rule.0.iter().any(|expr| matches!(expr, Expr::Tproxy(..))))
 }
 
-fn section(place: &str, lines: &[String]) -> String {
+fn section(table_name: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    format!("*{place}\n{}\nCOMMIT\n", lines.join("\n"))
+    format!("*{table_name}\n{}\nCOMMIT\n", lines.join("\n"))
 }
 
-/// Naming a chain creates it, or empties it where it is there.
-fn created_by(new: &NewTable, seen: &Observed) -> String {
+/// Naming a chain creates it, or flushes it if it exists.
+fn create_table(new: &NewTable, seen: &Observed) -> String {
     let (table, id) = (&new.table, new.table.id());
-    let Some(place) = place_of(&table.name) else {
+    let Some(table_name) = iptables_table(&table.name) else {
         return String::new();
     };
-    let chains = || table.chains.iter().map(|chain| chain_out(&chain.name));
+    let chains = || {
+        table
+            .chains
+            .iter()
+            .map(|chain| to_iptables_chain(&chain.name))
+    };
     let mut lines: Vec<_> = chains().map(|chain| format!(":{chain} - [0:0]")).collect();
     lines.extend(jumps_to_ours(&id, seen));
-    lines.extend(entrances(new));
+    lines.extend(entry_jumps(new));
     for chain in &table.chains {
-        let name = chain_out(&chain.name);
+        let name = to_iptables_chain(&chain.name);
         let rules = chain.rules.iter().map(render);
         lines.extend(rules.map(|rule| format!("-A {name} {rule}").trim_end().to_owned()));
     }
@@ -98,12 +116,12 @@ fn created_by(new: &NewTable, seen: &Observed) -> String {
         .into_iter()
         .filter(|chain| !wanted.contains(chain))
         .collect();
-    lines.extend(emptied_and_deleted(&stale));
-    section(place, &lines)
+    lines.extend(flush_and_delete(&stale));
+    section(table_name, &lines)
 }
 
-/// First in their chains, and with the tag.
-fn entrances(new: &NewTable) -> impl Iterator<Item = String> {
+/// Returns the jumps to the table's chains: at the top of the built-in chains, with the tag.
+fn entry_jumps(new: &NewTable) -> impl Iterator<Item = String> {
     let comment = &new.comment;
     let tag = if comment.is_empty() {
         String::new()
@@ -112,12 +130,12 @@ fn entrances(new: &NewTable) -> impl Iterator<Item = String> {
     };
     let entered = new.table.chains.iter().filter(|chain| chain.base.is_some());
     entered.filter_map(move |chain| {
-        let (origin, name) = (origin_of(&chain.name)?, chain_out(&chain.name));
+        let (origin, name) = (parent_chain(&chain.name)?, to_iptables_chain(&chain.name));
         Some(format!("-I {origin} 1 {tag}-j {name}"))
     })
 }
 
-/// What leads to a table's chains once it is written.
+/// Returns the jumps that exist once a table is written.
 pub(crate) fn jumps(new: &NewTable) -> Vec<Jump> {
     let jump = |line: String| {
         let (chain, rule) = line.strip_prefix("-I ")?.split_once(" 1 ")?;
@@ -128,12 +146,12 @@ pub(crate) fn jumps(new: &NewTable) -> Vec<Jump> {
             rule: format!("{chain} {rule}"),
         })
     };
-    entrances(new).filter_map(jump).collect()
+    entry_jumps(new).filter_map(jump).collect()
 }
 
-fn deleted(id: &(TableFamily, String), seen: &Observed) -> Vec<String> {
+fn delete_table(id: &(TableFamily, String), seen: &Observed) -> Vec<String> {
     let mut lines = jumps_to_ours(id, seen);
-    lines.extend(emptied_and_deleted(&chains_seen(id, seen)));
+    lines.extend(flush_and_delete(&chains_seen(id, seen)));
     lines
 }
 
@@ -143,8 +161,8 @@ fn jumps_to_ours(id: &(TableFamily, String), seen: &Observed) -> Vec<String> {
 }
 
 fn jumps_to(id: &(TableFamily, String), chains: &[&str], seen: &Observed) -> Vec<String> {
-    let leads = |jump: &&Jump| jump.table == *id && chains.contains(&jump.to.as_str());
-    let jumps = seen.jumps.iter().filter(leads);
+    let matches_jump = |jump: &&Jump| jump.table == *id && chains.contains(&jump.to.as_str());
+    let jumps = seen.jumps.iter().filter(matches_jump);
     jumps.map(|jump| format!("-D {}", jump.rule)).collect()
 }
 
@@ -152,28 +170,28 @@ fn chains_seen<'a>(id: &(TableFamily, String), seen: &'a Observed) -> Vec<&'a st
     let mut tables = seen.tables.iter().map(|seen| &seen.table);
     let table = tables.find(|table| table.id() == *id);
     let chains = table.into_iter().flat_map(|table| &table.chains);
-    chains.map(|chain| chain_out(&chain.name)).collect()
+    chains.map(|chain| to_iptables_chain(&chain.name)).collect()
 }
 
-/// All are emptied before one is deleted: they may lead to each other.
-fn emptied_and_deleted(chains: &[&str]) -> Vec<String> {
+/// All chains are flushed before one is deleted, since they may refer to each other.
+fn flush_and_delete(chains: &[&str]) -> Vec<String> {
     let all = |verb: &'static str| chains.iter().map(move |chain| format!("-{verb} {chain}"));
     all("F").chain(all("X")).collect()
 }
 
-/// Takes chains of others away that bear these names.
-fn without(
+/// Deletes the foreign chains with these names.
+fn delete_chains(
     (family, ours): (TableFamily, &str),
-    place: &str,
+    table_name: &str,
     names: &[String],
     seen: &Observed,
 ) -> Vec<String> {
     let all = names.iter().filter_map(|name| name.parse().ok());
-    let here = all.filter(|found: &Incumbent| found.family == family && found.place == place);
+    let here = all.filter(|found: &IstioChain| found.family == family && found.table == table_name);
     let chains: Vec<_> = here.map(|found| found.chain).collect();
     let chains: Vec<_> = chains.iter().map(String::as_str).collect();
     let mut lines = jumps_to(&(family, ours.to_owned()), &chains, seen);
-    lines.extend(emptied_and_deleted(&chains));
+    lines.extend(flush_and_delete(&chains));
     lines
 }
 
@@ -182,13 +200,13 @@ mod tests {
     use super::*;
     use crate::{
         backend::ObservedTable,
-        iptables::shape::shape,
+        iptables::normalize::normalize,
         rules::{Ambient, InboundCapture, Redirection},
     };
 
     fn tables(settings: Ambient) -> Vec<Table> {
         let ruleset = Redirection::Ambient(settings).ruleset();
-        shape(&ruleset, &Family::ALL)
+        normalize(&ruleset, &Family::ALL)
     }
 
     fn with(dns_capture: bool, inbound_capture: InboundCapture) -> Vec<Table> {
@@ -203,7 +221,7 @@ mod tests {
         let observed = |table| ObservedTable {
             table,
             comment: None,
-            others: 0,
+            unknown_objects: 0,
         };
         Observed {
             tables: tables.into_iter().map(observed).collect(),
@@ -211,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The tables that are written in order, when all of ours are.
+    /// Returns the tables in the order of writing when all of inpod's tables are written.
     fn order(before: &[Table], after: &[Table]) -> Vec<String> {
         let new = |table: &Table| NewTable {
             table: table.clone(),
@@ -225,8 +243,8 @@ mod tests {
         };
         let scripts = scripts(&seen, &change);
         let lines = scripts.iter().flat_map(|(_, script)| script.lines());
-        let places = lines.filter_map(|line| line.strip_prefix('*'));
-        places.map(str::to_owned).collect()
+        let order = lines.filter_map(|line| line.strip_prefix('*'));
+        order.map(str::to_owned).collect()
     }
 
     use InboundCapture::{Redirect, Tproxy};
@@ -287,7 +305,7 @@ mod tests {
         assert_eq!(script, wanted);
     }
 
-    /// As an undo writes what it read.
+    /// An undo writes what it read.
     #[test]
     fn a_chain_that_was_not_entered_is_written_without_its_jump() {
         let mut nat = with(false, Redirect).remove(1);

@@ -1,8 +1,9 @@
-//! What of iptables' tables Istio's sidecar installer made (shared facts: services/docs/facts/istio-sidecar.md, 4.3 and 4.4).
+//! Finds the rules of Istio's sidecar installer in iptables' tables
+//! (services/docs/facts/istio-sidecar.md, 4.3 and 4.4).
 
-use super::save::{Saved, SavedRule};
+use super::save::{SavedRule, SavedTable};
 
-/// Its chains. The node agent has one of the name of the second one as well.
+/// The installer's chains. The node agent has a chain named like the second one.
 const CHAINS: [&str; 8] = [
     "ISTIO_INBOUND",
     "ISTIO_OUTPUT",
@@ -14,25 +15,26 @@ const CHAINS: [&str; 8] = [
     "ISTIO_DROP",
 ];
 
-/// Its chains in a table, but for those of the node agent.
-pub(super) fn chains<'a>(saved: &'a Saved, incumbent: &[&str]) -> Vec<&'a str> {
+/// Returns the installer's chains in a table, without those of the node agent.
+pub(super) fn chains<'a>(saved: &'a SavedTable, incumbent: &[&str]) -> Vec<&'a str> {
     let chains = saved.chains.iter().map(String::as_str);
     chains
         .filter(|chain| CHAINS.contains(chain) && !incumbent.contains(chain))
         .collect()
 }
 
-/// Its rules that stand in iptables' own chains and lead to no chain, in a family in which there are chains of it.
-pub(super) fn alone(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
+/// Returns the installer's rules in built-in chains that do not jump to its chains. Only valid in a
+/// family with its chains.
+pub(super) fn standalone_rules(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     saved.rules.iter().filter(|rule| stands_alone(rule))
 }
 
 fn stands_alone(rule: &SavedRule) -> bool {
-    let words: Vec<_> = rule.words.iter().map(String::as_str).collect();
+    let tokens: Vec<_> = rule.tokens.iter().map(String::as_str).collect();
     match rule.chain.as_str() {
         "PREROUTING" => matches!(
-            words.as_slice(),
-            // Excluded interfaces, those of virtual machines, and what TPROXY is to be known by.
+            tokens.as_slice(),
+            // Excluded interfaces, virtual machines, and the marks for TPROXY.
             ["-i", _, "-j", "RETURN"]
                 | [
                     "-p",
@@ -48,7 +50,7 @@ fn stands_alone(rule: &SavedRule) -> bool {
                 ]
         ),
         "OUTPUT" => matches!(
-            words.as_slice(),
+            tokens.as_slice(),
             ["-o", _, "-j", "RETURN"]
                 | [
                     "-o", "lo", "-p", "tcp", "-m", "mark", "--mark", "0x539", "-j", "RETURN"
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
     use crate::iptables::save::parse;
 
-    /// As its installer leaves it with TPROXY (4.4.2), and rules of others beside it.
+    /// The installer's rules with TPROXY (services/docs/facts/istio-sidecar.md, 4.4.2), among rules of others.
     const MANGLE: &str = "*mangle\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_DIVERT - [0:0]\n\
         :THEIRS - [0:0]\n\
         -A PREROUTING -p tcp -j ISTIO_INBOUND\n\
@@ -108,7 +110,9 @@ mod tests {
     #[test]
     fn rules_that_stand_alone_are_told_from_those_of_others() {
         let tables = parse(MANGLE).unwrap();
-        let found: Vec<_> = alone(&tables[0]).map(|rule| rule.text.as_str()).collect();
+        let found: Vec<_> = standalone_rules(&tables[0])
+            .map(|rule| rule.text.as_str())
+            .collect();
         assert_eq!(found.len(), 5, "{found:?}");
         assert!(found.contains(&"OUTPUT -o eth1 -j RETURN"), "{found:?}");
         assert!(

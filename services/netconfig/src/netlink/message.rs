@@ -1,4 +1,4 @@
-//! The frame around a message (linux/netlink.h): length, kind, flags, sequence number, port.
+//! The netlink message header (linux/netlink.h): length, type, flags, sequence number and port.
 
 use std::io;
 
@@ -9,32 +9,28 @@ use netlink_bindings::{
 
 use super::KernelError;
 
-/// NLMSG_ERROR: an error, or an acknowledgement where the number is 0.
+/// NLMSG_ERROR: an error, or an acknowledgement if its number is 0.
 const ERROR: u16 = 2;
 /// NLMSG_DONE: the end of a dump.
 const DONE: u16 = 3;
 
-/// NLM_F_REQUEST.
-const REQUEST: u16 = 0x1;
-/// NLM_F_ACK.
-const ACK: u16 = 0x4;
-/// NLM_F_DUMP_INTR: the things were changed while they were dumped.
+const REQUEST: u16 = 0x1; // NLM_F_REQUEST
+const ACK: u16 = 0x4; // NLM_F_ACK
+/// NLM_F_DUMP_INTR: the objects changed during the dump.
 const INTERRUPTED: u16 = 0x10;
-/// NLM_F_DUMP.
-pub(super) const DUMP: u16 = 0x300;
+pub(super) const DUMP: u16 = 0x300; // NLM_F_DUMP
 /// NLM_F_ACK_TLVS: attributes follow the error.
 const ACK_ATTRIBUTES: u16 = 0x200;
 
-/// NLMSGERR_ATTR_MSG: the kernel's sentence.
-const REMARK: u16 = 1;
+/// NLMSGERR_ATTR_MSG: the kernel's message.
+const ERROR_TEXT: u16 = 1;
 
-/// Where the flags stand in the frame.
+/// The position of the flags in the header.
 const FLAGS: std::ops::Range<usize> = 6..8;
 
-/// Of the frame.
 const HEADER_BYTES: usize = 16;
 
-/// Messages sent at once, of which one is acknowledged.
+/// Messages that are sent together, one of which is acknowledged.
 #[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
@@ -45,7 +41,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Its messages are numbered from the one after `sequence`.
+    /// Numbers the messages from the one after `sequence`.
     pub(super) fn after(sequence: u32) -> Self {
         Self {
             bytes: Vec::new(),
@@ -56,12 +52,11 @@ impl Batch {
         }
     }
 
-    /// Adds a message.
     pub(crate) fn push<R: NetlinkRequest>(&mut self, request: &R) {
         self.push_with(request, 0);
     }
 
-    /// Has the message that was added last acknowledged.
+    /// Requests an acknowledgement of the last message.
     pub(crate) fn acknowledge_last(&mut self) {
         let flags = self.bytes.get_mut(self.last_offset..);
         let flags = flags.and_then(|bytes| bytes.get_mut(FLAGS)?.first_chunk_mut::<2>());
@@ -74,7 +69,7 @@ impl Batch {
     pub(super) fn push_with<R: NetlinkRequest>(&mut self, request: &R, flags: u16) {
         let kind = match request.protocol() {
             Protocol::Raw { request_type, .. } => request_type,
-            // Generic netlink has one kind per family, which it would have to ask for; nothing here is generic.
+            // Generic netlink would have to resolve the family's id first; inpod does not use it.
             Protocol::Generic(_) => 0,
         };
         self.last = self.last.wrapping_add(1);
@@ -107,8 +102,9 @@ impl Batch {
         self.acknowledged == Some(sequence)
     }
 
-    /// Whether nothing follows an error of that number: it is about the acknowledged message, or about the whole,
-    /// which is reported with the number of its begin (nfnetlink_rcv_batch in net/netfilter/nfnetlink.c).
+    /// Returns whether an error with this number ends the transaction: it concerns the
+    /// acknowledged message or the whole batch, whose errors have the number of its first
+    /// message (nfnetlink_rcv_batch in net/netfilter/nfnetlink.c).
     pub(super) fn ends_with(&self, sequence: u32) -> bool {
         self.first == sequence || self.is_acknowledged_at(sequence)
     }
@@ -123,7 +119,7 @@ pub(super) struct Message<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// What a message says.
+/// The meaning of a message.
 #[derive(Debug)]
 pub(super) enum Answer {
     Ack,
@@ -132,18 +128,18 @@ pub(super) enum Answer {
     Data,
 }
 
-/// An error number and what the kernel says beside it.
+/// An error number with the kernel's message.
 #[derive(Debug)]
 pub(super) struct Refusal {
     errno: i32,
-    remark: Option<String>,
+    error_text: Option<String>,
 }
 
 impl Refusal {
-    /// As the error of an act.
-    pub(super) fn of(self, act: &str) -> KernelError {
+    /// Converts the refusal of an action into an error.
+    pub(super) fn into_error(self, act: &str) -> KernelError {
         let source = io::Error::from_raw_os_error(self.errno);
-        KernelError::new(act, source).with_remark(self.remark)
+        KernelError::new(act, source).with_message(self.error_text)
     }
 }
 
@@ -158,31 +154,32 @@ impl Message<'_> {
             (DONE, 0) => Answer::Done,
             (ERROR | DONE, errno) => Answer::Error(Refusal {
                 errno,
-                remark: self.remark(),
+                error_text: self.error_text(),
             }),
             _ => Answer::Data,
         }
     }
 
-    /// The kernel gives it negated.
+    /// Returns the error number, which the kernel sends negated.
     fn errno(&self) -> i32 {
         let bytes = self.payload.first_chunk().copied().unwrap_or_default();
         i32::from_ne_bytes(bytes).saturating_neg()
     }
 
-    /// The attributes follow the number and, since copies are switched off, the request's frame.
-    fn remark(&self) -> Option<String> {
+    /// Returns the kernel's message. Attributes follow the error number and the request's header; copies
+    /// of requests are disabled.
+    fn error_text(&self) -> Option<String> {
         if self.flags & ACK_ATTRIBUTES == 0 {
             return None;
         }
         let attributes = self.payload.get(4 + HEADER_BYTES..)?;
-        let text = find_attr(attributes, REMARK)?;
+        let text = find_attr(attributes, ERROR_TEXT)?;
         let text = String::from_utf8_lossy(text);
         Some(text.trim_end_matches('\0').to_owned())
     }
 }
 
-/// The messages in what one read brought.
+/// Splits the result of one read into messages.
 pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let (message, length) = parse(bytes)?;

@@ -1,33 +1,32 @@
-//! Numbers of routes and ip rules (rtnetlink(7)), and how they are read.
+//! Numbers of routes and ip rules (rtnetlink(7)), and their dumps.
 
 use netlink_bindings::traits::NetlinkRequest;
 
 use super::{KernelError, Socket};
 
-/// Who made a route or an ip rule: a number of our own among those free for use (rtnetlink(7), "rtm_protocol"; the
-/// well-known ones stand in /etc/iproute2/rt_protos). By it ours are told from equal ones of others, which are not ours
-/// to delete, and known again after a restart.
+/// The origin of inpod's routes and ip rules: one of the unassigned numbers (rtnetlink(7), "rtm_protocol"; the
+/// well-known ones are in /etc/iproute2/rt_protos). It distinguishes them from equal ones of others, which inpod must
+/// not delete, and identifies them after a restart.
 pub(crate) const PROTOCOL: u8 = 105;
 
 /// RTN_UNICAST and RTN_LOCAL of linux/rtnetlink.h.
 pub(crate) const TYPE_UNICAST: u8 = 1;
 pub(crate) const TYPE_LOCAL: u8 = 2;
 
-/// RT_SCOPE_UNIVERSE of linux/rtnetlink.h: the only one IPv6 has.
+/// RT_SCOPE_UNIVERSE of linux/rtnetlink.h: the only scope of IPv6.
 pub(crate) const SCOPE_UNIVERSE: u8 = 0;
 /// RT_SCOPE_LINK and RT_SCOPE_HOST of linux/rtnetlink.h.
 pub(crate) const SCOPE_LINK: u8 = 253;
 pub(crate) const SCOPE_HOST: u8 = 254;
 
-/// FR_ACT_TO_TBL (linux/fib_rules.h): an ip rule leads to a table.
-pub(crate) const TO_TABLE: u8 = 1;
+pub(crate) const TO_TABLE: u8 = 1; // FR_ACT_TO_TBL of linux/fib_rules.h
 
-/// How often a dump is begun again because things came and went meanwhile.
+/// Attempts to get a dump during which nothing changed.
 const ATTEMPTS: usize = 8;
 
 impl Socket {
-    /// As [`Socket::dump`], of the routes or ip rules of a family, and again where others change them meanwhile. A
-    /// kernel without IPv6 does not know the family, and there is nothing of it.
+    /// Dumps the routes or ip rules of a family as [`Socket::dump`] does, repeating dumps that were changed meanwhile.
+    /// Empty for IPv6 on kernels without IPv6.
     pub(crate) fn dump_family<R: NetlinkRequest>(
         &mut self,
         act: &str,

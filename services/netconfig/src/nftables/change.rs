@@ -1,11 +1,11 @@
-//! Tables, chains and rules into messages of one transaction.
+//! Encodes tables, chains and rules as netlink messages of one transaction.
 
 use netlink_bindings::nftables::{Nfgenmsg, Request};
 
 use super::{
+    constants::{encode_comment, header, hook_number, kind_name, policy_number},
     encode,
     lower::lower,
-    number::{comment_out, header, hook_number, kind_name, policy_number},
 };
 use crate::{
     backend::{Change, Observed},
@@ -16,7 +16,7 @@ use crate::{
 /// NFNL_SUBSYS_NFTABLES: whose transaction it is.
 const SUBSYSTEM: u16 = 10;
 
-/// Sends a transaction. The kernel refuses it whole when the generation has moved on, or when any part is refused.
+/// Sends a transaction. The kernel rejects it as a whole if the generation has changed or any part is refused.
 pub(super) fn change(
     socket: &mut Socket,
     seen: &Observed,
@@ -42,7 +42,7 @@ pub(super) fn change(
     commit(socket, "change the tables", batch)
 }
 
-/// A transaction that is refused when the generation has moved on.
+/// Begins a transaction that the kernel rejects if the generation has changed.
 pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
     let mut batch = socket.batch();
     let mut begin = Request::new().op_batch_begin_do(&batch_header());
@@ -51,7 +51,7 @@ pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
     batch
 }
 
-/// Ends a transaction, and sends it.
+/// Ends and sends a transaction.
 pub(super) fn commit(socket: &mut Socket, act: &str, mut batch: Batch) -> Result<(), KernelError> {
     batch.acknowledge_last();
     batch.push(&Request::new().op_batch_end_do(&batch_header()));
@@ -64,18 +64,18 @@ pub(super) fn push_delete(batch: &mut Batch, family: TableFamily, name: &str) {
     batch.push(&request);
 }
 
-/// The table without what is in it.
+/// Adds a table without its contents.
 pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     let mut request = Request::new()
         .set_create()
         .set_excl()
         .op_newtable_do(&header(table.family));
     let attributes = request.encode().push_name_bytes(table.name.as_bytes());
-    drop(attributes.push_userdata(&comment_out(comment)));
+    drop(attributes.push_userdata(&encode_comment(comment)));
     batch.push(&request);
 }
 
-/// What is in the table. Sets that its rules name are there already.
+/// Adds a table's chains and rules. The sets that rules refer to must exist already.
 pub(super) fn push_chains(batch: &mut Batch, table: &Table) {
     for chain in &table.chains {
         push_chain(batch, table, chain);

@@ -1,5 +1,4 @@
-//! The kernel's expressions from `netlink-bindings`' terms. What is not exactly one of ours is [`Op::Unknown`], by its
-//! name.
+//! Decodes the kernel's expressions. Any that differs from inpod's in some attribute becomes [`Op::Unknown`].
 
 use std::ffi::CStr;
 
@@ -24,20 +23,16 @@ use super::{
 };
 use crate::family::Family;
 
-/// NFTA_LOOKUP_DREG.
-const LOOKUP_RESULT: u16 = 3;
-/// NFTA_LOOKUP_FLAGS.
-const LOOKUP_FLAGS: u16 = 5;
-/// NFTA_REDIR_REG_PROTO_MAX.
-const REDIR_PORT_MAX: u16 = 2;
-/// NFTA_REDIR_FLAGS.
-const REDIR_FLAGS: u16 = 3;
-/// NF_NAT_RANGE_MAP_IPS: the kernel sets it where an address is given.
+const LOOKUP_RESULT: u16 = 3; // NFTA_LOOKUP_DREG
+const LOOKUP_FLAGS: u16 = 5; // NFTA_LOOKUP_FLAGS
+const REDIR_PORT_MAX: u16 = 2; // NFTA_REDIR_REG_PROTO_MAX
+const REDIR_FLAGS: u16 = 3; // NFTA_REDIR_FLAGS
+/// NF_NAT_RANGE_MAP_IPS, set by the kernel if there is an address.
 const ADDRESS_GIVEN: u32 = 1;
-/// NF_NAT_RANGE_PROTO_SPECIFIED: the kernel sets it where a port is given.
+/// NF_NAT_RANGE_PROTO_SPECIFIED, set by the kernel if there is a port.
 const PORT_GIVEN: u32 = 2;
 
-/// A rule's expressions.
+/// Decodes the expressions of a rule.
 pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
     let elements = list.filter_map(Result::ok);
     elements
@@ -124,7 +119,7 @@ fn cmp(cmp: &IterableExprCmpAttrs<'_>) -> Option<Op> {
 fn bitwise(bitwise: &IterableExprBitwiseAttrs<'_>) -> Option<Op> {
     is_register(bitwise.get_sreg().ok()?)?;
     is_register(bitwise.get_dreg().ok()?)?;
-    // NFT_BITWISE_MASK_XOR; absent on kernels that know no other.
+    // NFT_BITWISE_MASK_XOR; absent on kernels that have no other operation.
     if bitwise.get_op().is_ok_and(|op| op != 0) {
         return None;
     }
@@ -150,7 +145,7 @@ fn immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
     }
 }
 
-/// To a port of whatever address the packet goes to.
+/// Accepts only a port without an address.
 fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_register(tproxy.get_reg_port().ok()?)?;
     let number = tproxy.get_family().ok()?;
@@ -160,7 +155,7 @@ fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Tproxy(family))
 }
 
-/// In the set, not out of it, and for nothing but a yes.
+/// Accepts only a plain lookup: not inverted, without a result.
 fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, LOOKUP_REGISTER)?)?;
@@ -171,7 +166,7 @@ fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Lookup(set))
 }
 
-/// One address, no port, without any flag that changes what happens.
+/// Accepts only one address, without ports or flags that change its effect.
 fn nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
     is_register(nat.get_reg_addr_min().ok()?)?;
     is_register(nat.get_reg_addr_max().unwrap_or(REGISTER))?;
@@ -196,7 +191,7 @@ fn number(data: &[u8], kind: u16) -> Option<u32> {
     Some(u32::from_be_bytes(bytes))
 }
 
-/// One port, without any flag that changes what happens.
+/// Accepts only one port, without flags that change its effect.
 fn redirect(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, REDIR_PORT_MIN)?)?;

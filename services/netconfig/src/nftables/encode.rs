@@ -1,4 +1,4 @@
-//! Our expressions in `netlink-bindings`' terms.
+//! Encodes expressions for netlink.
 
 use netlink_bindings::{
     nftables::{PushExprAttrs, PushExprListAttrs},
@@ -8,43 +8,27 @@ use netlink_bindings::{
 
 use super::{lower::protocol_family, op::Op};
 
-/// NFT_REG_1: the register that all of ours work on.
+/// NFT_REG_1, the only register that inpod's rules use.
 pub(super) const REGISTER: u32 = 1;
-/// NFT_REG_VERDICT.
-pub(super) const VERDICT_REGISTER: u32 = 0;
-/// NF_ACCEPT.
-pub(super) const ACCEPT: u32 = 1;
-/// NF_DROP.
-pub(super) const DROP: u32 = 0;
-/// NFT_CMP_EQ.
-pub(super) const EQUAL: u32 = 0;
-/// NFT_CMP_NEQ.
-pub(super) const NOT_EQUAL: u32 = 1;
-/// NFPROTO_UNSPEC: either family.
-pub(super) const UNSPECIFIED: u32 = 0;
-/// NFTA_EXPR_NAME.
-pub(super) const EXPR_NAME: u16 = 1;
-/// NFTA_EXPR_DATA.
-pub(super) const EXPR_DATA: u16 = 2;
-/// NFTA_REDIR_REG_PROTO_MIN.
-pub(super) const REDIR_PORT_MIN: u16 = 1;
+pub(super) const VERDICT_REGISTER: u32 = 0; // NFT_REG_VERDICT
+pub(super) const ACCEPT: u32 = 1; // NF_ACCEPT
+pub(super) const DROP: u32 = 0; // NF_DROP
+pub(super) const EQUAL: u32 = 0; // NFT_CMP_EQ
+pub(super) const NOT_EQUAL: u32 = 1; // NFT_CMP_NEQ
+pub(super) const UNSPECIFIED: u32 = 0; // NFPROTO_UNSPEC
+pub(super) const EXPR_NAME: u16 = 1; // NFTA_EXPR_NAME
+pub(super) const EXPR_DATA: u16 = 2; // NFTA_EXPR_DATA
+pub(super) const REDIR_PORT_MIN: u16 = 1; // NFTA_REDIR_REG_PROTO_MIN
 
-/// NFTA_LOOKUP_SET.
-pub(super) const LOOKUP_SET: u16 = 1;
-/// NFTA_LOOKUP_SREG.
-pub(super) const LOOKUP_REGISTER: u16 = 2;
-/// NFTA_SOCKET_KEY.
-pub(super) const SOCKET_KEY: u16 = 1;
-/// NFTA_SOCKET_DREG.
-pub(super) const SOCKET_REGISTER: u16 = 2;
-/// NFTA_SOCKET_LEVEL.
-pub(super) const SOCKET_LEVEL: u16 = 3;
-/// NFT_SOCKET_CGROUPV2.
-pub(super) const SOCKET_CGROUP: u32 = 3;
-/// NFT_NAT_SNAT.
-pub(super) const SOURCE_NAT: u32 = 0;
+pub(super) const LOOKUP_SET: u16 = 1; // NFTA_LOOKUP_SET
+pub(super) const LOOKUP_REGISTER: u16 = 2; // NFTA_LOOKUP_SREG
+pub(super) const SOCKET_KEY: u16 = 1; // NFTA_SOCKET_KEY
+pub(super) const SOCKET_REGISTER: u16 = 2; // NFTA_SOCKET_DREG
+pub(super) const SOCKET_LEVEL: u16 = 3; // NFTA_SOCKET_LEVEL
+pub(super) const SOCKET_CGROUP: u32 = 3; // NFT_SOCKET_CGROUPV2
+pub(super) const SOURCE_NAT: u32 = 0; // NFT_NAT_SNAT
 
-/// Appends an expression to a rule's.
+/// Appends an expression to a rule.
 pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprListAttrs<P> {
     let elem = list.nested_elem();
     match op {
@@ -99,7 +83,7 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             let tproxy = elem.nested_data_tproxy().push_family(family);
             tproxy.push_reg_port(REGISTER).end_nested().end_nested()
         }
-        // Of a table that is not ours. The kernel does not know the name and refuses the transaction.
+        // Only in foreign tables. The kernel does not know the name and rejects the transaction.
         Op::Unknown(what) => elem.push_name_bytes(what.as_bytes()).end_nested(),
     }
 }
@@ -126,7 +110,7 @@ fn push_bitwise<P: Pusher>(elem: PushExprAttrs<P>, mask: &[u8], xor: &[u8]) -> P
     bitwise.end_nested().end_nested()
 }
 
-/// By hand: the description that `netlink-bindings` 0.3.5 is made from counts the attributes of `lookup` wrongly.
+/// Encoded by hand, since the specification behind `netlink-bindings` 0.3.5 has wrong attribute numbers for `lookup`.
 fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
     let mut elem = elem.push_name(c"lookup");
     let bytes = elem.as_vec_mut();
@@ -144,7 +128,7 @@ fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
     elem.end_nested()
 }
 
-/// What the kernel's own description of nf_tables, and hence `netlink-bindings`, lacks: `redir` and `socket`.
+/// Encodes `redir` and `socket`, which the kernel's specification of nf_tables and thus `netlink-bindings` lacks.
 fn push_raw<P: Pusher>(mut elem: PushExprAttrs<P>, attributes: &[(u16, u32)]) -> P {
     let bytes = elem.as_vec_mut();
     let data = push_nested_header(bytes, EXPR_DATA);

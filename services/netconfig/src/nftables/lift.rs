@@ -1,11 +1,11 @@
-//! From what the kernel holds to what a rule means: the way back of [`super::lower`].
+//! Turns the kernel's expressions into rules; the inverse of [`super::lower`].
 
 use std::net::IpAddr;
 
 use super::{
     lower::{
-        DESTINATION_PORT, FLAGS_THAT_COUNT, NOBODY, SOURCE_PORT, STATE_INVALID, STATE_KNOWN,
-        STATE_NEW, SYN, TCP_FLAGS, destination_of, labels, protocol, protocol_family, source_of,
+        DESTINATION_PORT, INVALID_UID, SOURCE_PORT, STATE_INVALID, STATE_KNOWN, STATE_NEW, SYN,
+        TCP_FLAGS, TCP_FLAGS_MASK, destination_of, labels, protocol, protocol_family, source_of,
     },
     op::{Base, Ct, Meta, Op},
 };
@@ -15,12 +15,12 @@ use crate::{
     rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// What the kernel's expressions mean. Those that mean nothing of ours become [`Expr::Unknown`]. The longest
-/// beginning that means something counts.
+/// Translates a list of the kernel's expressions, taking the longest prefix that has a meaning each time. Expressions
+/// that inpod does not write become [`Expr::Unknown`].
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
-        let lifted = [tproxy, in_set, address, three, two, one]
+        let lifted = [tproxy, in_set, address, three_ops, two_ops, one_op]
             .iter()
             .find_map(|lift| lift(ops));
         let (expr, after) = lifted.unwrap_or_else(|| (unknown(first), rest));
@@ -30,14 +30,14 @@ pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     Rule(exprs)
 }
 
-/// An expression, and what is left after it.
+/// An expression and the remaining input.
 type Lifted<'a> = Option<(Expr, &'a [Op])>;
 
 fn tproxy(ops: &[Op]) -> Lifted<'_> {
     let ([Op::Immediate(to), Op::Tproxy(family)], rest) = ops.split_first_chunk()? else {
         return None;
     };
-    let (Expr::Mark(mark), rest) = three(rest)? else {
+    let (Expr::Mark(mark), rest) = three_ops(rest)? else {
         return None;
     };
     let (Op::Accept, rest) = rest.split_first()? else {
@@ -47,7 +47,7 @@ fn tproxy(ops: &[Op]) -> Lifted<'_> {
 }
 
 fn in_set(ops: &[Op]) -> Lifted<'_> {
-    let (Expr::Version(family), rest) = two(ops)? else {
+    let (Expr::Version(family), rest) = two_ops(ops)? else {
         return None;
     };
     let ([load, Op::Lookup(set)], rest) = rest.split_first_chunk()? else {
@@ -59,9 +59,9 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
-/// An address is compared whole or, with a mask, as a network.
+/// Addresses are compared whole or, after a mask, as a network.
 fn address(ops: &[Op]) -> Lifted<'_> {
-    let (Expr::Version(family), rest) = two(ops)? else {
+    let (Expr::Version(family), rest) = two_ops(ops)? else {
         return None;
     };
     let (load, rest) = rest.split_first()?;
@@ -89,10 +89,10 @@ fn address(ops: &[Op]) -> Lifted<'_> {
     else {
         return None;
     };
-    let place = (*offset, *len);
+    let field = (*offset, *len);
     let expr = match (
-        place == source_of(family),
-        place == destination_of(family),
+        field == source_of(family),
+        field == destination_of(family),
         equal,
     ) {
         (true, _, true) => Expr::Source(network),
@@ -110,12 +110,12 @@ fn ip(family: Family, data: &[u8]) -> Option<IpAddr> {
     }
 }
 
-fn three(ops: &[Op]) -> Lifted<'_> {
+fn three_ops(ops: &[Op]) -> Lifted<'_> {
     let ([first, Op::Bitwise { mask, xor }, last], rest) = ops.split_first_chunk()? else {
         return None;
     };
-    if is_beginning(first, mask, xor, last) {
-        return Some((Expr::Begins, rest));
+    if is_syn(first, mask, xor, last) {
+        return Some((Expr::TcpSyn, rest));
     }
     if let Some(label) = label(first, mask, xor, last) {
         return Some((Expr::Labelled(label), rest));
@@ -144,7 +144,7 @@ fn one_label(bits: &[u8]) -> Option<u8> {
     (0..128).find(|label| labels(*label) == bits)
 }
 
-fn is_beginning(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
+fn is_syn(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
     let Op::Payload {
         base: Base::Transport,
         offset,
@@ -157,7 +157,7 @@ fn is_beginning(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
         equal: true,
         data: vec![SYN],
     };
-    (*offset, *len) == TCP_FLAGS && mask == [FLAGS_THAT_COUNT] && xor == [0] && *compare == syn
+    (*offset, *len) == TCP_FLAGS && mask == [TCP_FLAGS_MASK] && xor == [0] && *compare == syn
 }
 
 fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {
@@ -175,7 +175,7 @@ fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {
     }
 }
 
-fn two(ops: &[Op]) -> Lifted<'_> {
+fn two_ops(ops: &[Op]) -> Lifted<'_> {
     let ([first, second], rest) = ops.split_first_chunk()?;
     let expr = match (first, second) {
         (Op::Meta(meta), Op::Cmp { equal, data }) => property(*meta, *equal, data)?,
@@ -220,13 +220,13 @@ fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
         (Meta::SocketUser, true) => number(data).map(Expr::FromUser),
         (Meta::SocketGroup, true) => number(data).map(Expr::FromGroup),
         (Meta::SocketGroup, false) => number(data).map(Expr::NotFromGroup),
-        (Meta::SocketUser, false) => (number(data)? == NOBODY).then_some(Expr::FromSocket),
+        (Meta::SocketUser, false) => (number(data)? == INVALID_UID).then_some(Expr::FromAnySocket),
         (Meta::Mark, _) | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
     }
 }
 
-fn ported(place: (u32, u32), equal: bool, port: u16) -> Option<Expr> {
-    match (place, equal) {
+fn ported(field: (u32, u32), equal: bool, port: u16) -> Option<Expr> {
+    match (field, equal) {
         (SOURCE_PORT, true) => Some(Expr::SourcePort(port)),
         (DESTINATION_PORT, true) => Some(Expr::Port(port)),
         (DESTINATION_PORT, false) => Some(Expr::PortNot(port)),
@@ -234,7 +234,7 @@ fn ported(place: (u32, u32), equal: bool, port: u16) -> Option<Expr> {
     }
 }
 
-fn one(ops: &[Op]) -> Lifted<'_> {
+fn one_op(ops: &[Op]) -> Lifted<'_> {
     let (first, rest) = ops.split_first()?;
     let expr = match first {
         Op::Counter => Expr::Counter,
@@ -273,7 +273,7 @@ fn port(data: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(data.try_into().ok()?))
 }
 
-/// A whole name; shorter data would be the beginning of one (`oifname "lo*"`).
+/// Requires the whole name with its padding: shorter data is a prefix match (`oifname "lo*"`).
 fn interface_name(data: &[u8]) -> Option<InterfaceName> {
     let data: &[u8; 16] = data.try_into().ok()?;
     let name = data.split(|byte| *byte == 0).next()?;

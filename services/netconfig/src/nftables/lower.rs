@@ -1,4 +1,4 @@
-//! From what a rule means to what the kernel holds. [`super::lift`] is the way back.
+//! Turns rules into the kernel's expressions; the inverse of [`super::lift`].
 
 use std::net::IpAddr;
 
@@ -9,43 +9,37 @@ use crate::{
     rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// NFPROTO_IPV4.
-const IPV4: u8 = 2;
-/// NFPROTO_IPV6.
-const IPV6: u8 = 10;
-/// NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h.
-pub(super) const STATE_NEW: u32 = 8;
-/// NF_CT_STATE_BIT of IP_CT_ESTABLISHED and of IP_CT_RELATED.
-pub(super) const STATE_KNOWN: u32 = 2 | 4;
-/// NF_CT_STATE_INVALID_BIT.
-pub(super) const STATE_INVALID: u32 = 1;
-/// Where the source address stands in an IPv4 header.
+const IPV4: u8 = 2; // NFPROTO_IPV4
+const IPV6: u8 = 10; // NFPROTO_IPV6
+pub(super) const STATE_NEW: u32 = 8; // NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h
+pub(super) const STATE_KNOWN: u32 = 2 | 4; // NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED
+pub(super) const STATE_INVALID: u32 = 1; // NF_CT_STATE_INVALID_BIT
+/// Offset and length of the source address in an IPv4 header.
 const SOURCE_V4: (u32, u32) = (12, 4);
-/// Where the destination address stands in an IPv4 header.
+/// Offset and length of the destination address in an IPv4 header.
 const DESTINATION_V4: (u32, u32) = (16, 4);
-/// Where the source address stands in an IPv6 header.
+/// Offset and length of the source address in an IPv6 header.
 const SOURCE_V6: (u32, u32) = (8, 16);
-/// Where the destination address stands in an IPv6 header.
+/// Offset and length of the destination address in an IPv6 header.
 const DESTINATION_V6: (u32, u32) = (24, 16);
-/// Where the source port stands in a TCP or UDP header.
+/// Offset and length of the source port in TCP and UDP headers.
 pub(super) const SOURCE_PORT: (u32, u32) = (0, 2);
-/// Where the destination port stands in a TCP or UDP header.
+/// Offset and length of the destination port in TCP and UDP headers.
 pub(super) const DESTINATION_PORT: (u32, u32) = (2, 2);
-/// Where the flags stand in a TCP header.
+/// Offset and length of the flags in a TCP header.
 pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
-/// fin, syn, rst and ack.
-pub(super) const FLAGS_THAT_COUNT: u8 = 0x17;
-/// syn.
+/// The flags FIN, SYN, RST and ACK.
+pub(super) const TCP_FLAGS_MASK: u8 = 0x17;
 pub(super) const SYN: u8 = 0x02;
-/// (uid_t) -1, which is nobody's: reading whose socket it is ends the rule where there is none (nft_meta_get_eval_skugid
-/// in net/netfilter/nft_meta.c), and this comparison holds for all that are left. Without it nft would list nothing.
-pub(super) const NOBODY: u32 = u32::MAX;
-/// NF_CT_LABELS_MAX_SIZE.
-pub(super) const LABEL_BYTES: usize = 16;
-/// IFNAMSIZ: an interface name is compared with its padding.
+/// (uid_t) -1, which no user has. Loading the owner ends the rule if the packet has no socket
+/// (nft_meta_get_eval_skugid in net/netfilter/nft_meta.c), and this comparison is true for all others. Without a
+/// comparison, nft would not list the expression.
+pub(super) const INVALID_UID: u32 = u32::MAX;
+pub(super) const LABEL_BYTES: usize = 16; // NF_CT_LABELS_MAX_SIZE
+/// IFNAMSIZ: interface names are compared with their padding.
 const INTERFACE_NAME_BYTES: usize = 16;
 
-/// The kernel's expressions for a rule.
+/// Returns the kernel's expressions for a rule.
 pub(crate) fn lower(rule: &Rule) -> Vec<Op> {
     rule.0.iter().flat_map(lower_expr).collect()
 }
@@ -69,10 +63,10 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::SourcePort(port) => vec![transport(SOURCE_PORT), is(port.to_be_bytes())],
         Expr::Port(port) => vec![transport(DESTINATION_PORT), is(port.to_be_bytes())],
         Expr::PortNot(port) => vec![transport(DESTINATION_PORT), not(port.to_be_bytes())],
-        Expr::Begins => vec![
+        Expr::TcpSyn => vec![
             transport(TCP_FLAGS),
             Op::Bitwise {
-                mask: vec![FLAGS_THAT_COUNT],
+                mask: vec![TCP_FLAGS_MASK],
                 xor: vec![0],
             },
             is([SYN]),
@@ -83,7 +77,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::NewConnection => state(STATE_NEW),
         Expr::KnownConnection => state(STATE_KNOWN),
         Expr::InvalidConnection => state(STATE_INVALID),
-        Expr::FromSocket => vec![Op::Meta(Meta::SocketUser), not(number(NOBODY))],
+        Expr::FromAnySocket => vec![Op::Meta(Meta::SocketUser), not(number(INVALID_UID))],
         Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(number(*user))],
         Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(number(*group))],
         Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(number(*group))],
@@ -106,7 +100,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
     }
 }
 
-/// Found no socket, the rule ends before it marks.
+/// If there is no socket, the rule ends before it sets the mark.
 fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     let mut ops = vec![Op::Immediate(port.to_be_bytes().into()), Op::Tproxy(family)];
     ops.extend(set_mark(mark));
@@ -114,10 +108,10 @@ fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     ops
 }
 
-/// In a table of family inet an address can only be looked at when the packet is known to have one of its family.
-fn address<C: Fn(Vec<u8>) -> Op>(network: Network, place: (u32, u32), compare: C) -> Vec<Op> {
+/// In an inet table, an address can only be loaded once the packet is known to be of its family.
+fn address<C: Fn(Vec<u8>) -> Op>(network: Network, field: (u32, u32), compare: C) -> Vec<Op> {
     let mut ops = version(network.family());
-    ops.push(payload(Base::Network, place));
+    ops.push(payload(Base::Network, field));
     if !network.is_host() {
         let mask = bytes(network.mask());
         let xor = vec![0; mask.len()];
@@ -152,7 +146,7 @@ pub(super) fn destination_of(family: Family) -> (u32, u32) {
     }
 }
 
-/// IPPROTO_TCP and IPPROTO_UDP.
+/// Numbers of IPPROTO_TCP and IPPROTO_UDP.
 pub(super) fn protocol(transport: Transport) -> u8 {
     match transport {
         Transport::Tcp => 6,
@@ -184,7 +178,7 @@ fn labelled(label: u8) -> Vec<Op> {
     vec![Op::Ct(Ct::Labels), mask, not(none)]
 }
 
-/// One label of a connection's, which are bits in words of the machine.
+/// Returns the bit of a label. Labels are bits of native 32-bit numbers.
 pub(super) fn labels(label: u8) -> Vec<u8> {
     let words = (0..LABEL_BYTES / 4).map(|word| {
         let is_here = usize::from(label / 32) == word;
@@ -201,8 +195,8 @@ fn set_mark(mark: Mark) -> Vec<Op> {
     ]
 }
 
-fn transport(place: (u32, u32)) -> Op {
-    payload(Base::Transport, place)
+fn transport(field: (u32, u32)) -> Op {
+    payload(Base::Transport, field)
 }
 
 fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {
@@ -213,7 +207,7 @@ fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {
     vec![load, mask, compare(number(mark.value()))]
 }
 
-/// The register with the mark in the mark's bits.
+/// Inserts the mark's bits into the register.
 fn with_bits(mark: Mark) -> Op {
     Op::Bitwise {
         mask: number(!mark.mask()),
@@ -239,7 +233,7 @@ fn not(data: impl Into<Vec<u8>>) -> Op {
     }
 }
 
-/// Marks and states are numbers of the machine, not of the network.
+/// Marks and states are in native byte order.
 fn number(number: u32) -> Vec<u8> {
     number.to_ne_bytes().into()
 }

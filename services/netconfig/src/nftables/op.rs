@@ -1,45 +1,53 @@
 use crate::family::Family;
 
-/// An expression as the kernel holds it. All of ours work on one register.
+/// An expression as the kernel stores it. inpod's use only one register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Reads a property of the packet.
+    /// Loads a property of the packet.
     Meta(Meta),
-    /// Writes a property of the packet.
+    /// Sets a property of the packet.
     SetMeta(Meta),
-    /// Reads a property of the packet's connection.
+    /// Loads a property of the packet's connection.
     Ct(Ct),
-    /// Writes a property of the packet's connection.
+    /// Sets a property of the packet's connection.
     SetCt(Ct),
-    /// Reads bytes of the packet.
-    Payload { base: Base, offset: u32, len: u32 },
-    /// Reads the id of the cgroup of the packet's socket, or of the one above it at that level.
+    /// Loads bytes of the packet.
+    Payload {
+        base: Base,
+        offset: u32,
+        len: u32,
+    },
+    /// Loads the id of the cgroup of the packet's socket, or of its ancestor at that level.
     SocketCgroup(u32),
-    /// Ends the rule unless the register is in that set.
+    /// Ends the rule unless the set contains the register.
     Lookup(String),
-    /// Ends the rule unless the register is (or is not) that.
-    Cmp { equal: bool, data: Vec<u8> },
-    /// `register & mask ^ xor`.
-    Bitwise { mask: Vec<u8>, xor: Vec<u8> },
-    /// Writes the register.
+    /// Ends the rule unless the register is (or is not) equal to the data.
+    Cmp {
+        equal: bool,
+        data: Vec<u8>,
+    },
+    /// Computes `register & mask ^ xor`.
+    Bitwise {
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
+    /// Loads a constant into the register.
     Immediate(Vec<u8>),
-    /// Counts; what was counted is not looked at.
+    /// Counts packets. inpod ignores the counts.
     Counter,
-    /// The packet goes on.
     Accept,
-    /// The packet is gone.
     Drop,
     /// Redirects the connection to the port in the register.
     Redirect,
-    /// Gives the connection the address of that family in the register as its source.
+    /// Rewrites the connection's source to the address in the register.
     SourceNat(Family),
-    /// Hands the packet to the transparent socket on the port in the register; ends the rule where there is none.
+    /// Delivers the packet to the transparent socket on the port in the register; ends the rule if there is none.
     Tproxy(Option<Family>),
-    /// Not among ours.
+    /// An expression that inpod does not write.
     Unknown(String),
 }
 
-/// Properties of a packet that ours use (enum nft_meta_keys in linux/netfilter/nf_tables.h).
+/// The packet properties that inpod's rules use (enum nft_meta_keys in linux/netfilter/nf_tables.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meta {
     Mark,
@@ -71,7 +79,7 @@ impl Meta {
     }
 }
 
-/// Properties of a connection that ours use (enum nft_ct_keys).
+/// The connection properties that inpod's rules use (enum nft_ct_keys).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ct {
     State,
@@ -97,7 +105,7 @@ impl Ct {
     }
 }
 
-/// From where bytes of a packet are counted (enum nft_payload_bases).
+/// The header that an offset counts from (enum nft_payload_bases).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
     Network,
@@ -116,7 +124,7 @@ impl Base {
     }
 }
 
-/// Every variant stands in its table; a test shows it.
+/// A test verifies that every variant is in its table.
 fn number_of<T: Copy + PartialEq>(value: T, numbers: &[(T, u32)]) -> u32 {
     let found = numbers.iter().find(|(candidate, _)| *candidate == value);
     found.map_or(u32::MAX, |(_, number)| *number)

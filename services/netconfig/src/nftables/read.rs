@@ -1,4 +1,4 @@
-//! Tables, chains and rules from messages.
+//! Reads tables, chains and rules over netlink.
 
 use std::ffi::CStr;
 
@@ -11,9 +11,10 @@ use netlink_bindings::{
 };
 
 use super::{
-    INCUMBENT_TABLES, SIDECAR_TABLES, decode,
+    INCUMBENT_TABLES, SIDECAR_TABLES,
+    constants::{decode_comment, every_family, family_of, header, hook_of, kind_of},
+    decode,
     lift::lift,
-    number::{comment_in, every_family, family_of, header, hook_of, kind_of},
 };
 use crate::{
     backend::{Observed, ObservedTable},
@@ -21,10 +22,10 @@ use crate::{
     rules::{Base, Chain, Policy, Rule, Table, TableFamily},
 };
 
-/// How often a read is begun again because somebody changed something meanwhile.
+/// Attempts to read a consistent snapshot.
 const ATTEMPTS: usize = 8;
 
-/// Reads the tables of these names with everything in them, in this order, as they were at one time.
+/// Reads the named tables with their contents, in this order, as a consistent snapshot.
 pub(super) fn read(
     socket: &mut Socket,
     names: &'static [&'static str],
@@ -56,7 +57,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
     }
     for observed in &mut tables {
         let chains = u32::try_from(observed.table.chains.len()).unwrap_or(u32::MAX);
-        observed.others = observed.others.saturating_sub(chains);
+        observed.unknown_objects = observed.unknown_objects.saturating_sub(chains);
     }
     Ok(Observed {
         generation,
@@ -76,11 +77,11 @@ pub(super) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-/// The tables that are there.
+/// The tables of a netns, still without their contents.
 struct Found {
-    /// Those of the names, empty yet and in that order.
+    /// The requested tables, in the requested order.
     tables: Vec<ObservedTable>,
-    /// The names of those of Istio's node agent, and of its sidecar installer.
+    /// Names of the tables of Istio's node agent, then of its sidecar installer.
     incumbent: Vec<String>,
     sidecar: Vec<String>,
 }
@@ -107,7 +108,7 @@ fn read_tables(socket: &mut Socket, wanted: &'static [&'static str]) -> Result<F
     })
 }
 
-/// The names of the chains in tables of the families that iptables-nft writes.
+/// Returns the names of chains in the families that iptables-nft uses.
 pub(super) fn chains_of_iptables(socket: &mut Socket) -> Result<Vec<String>, KernelError> {
     let request = Request::new().op_getchain_dump(&every_family());
     let payloads = socket.dump("read the chains", &request)?;
@@ -127,8 +128,8 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
             name: text(attributes.get_name().ok()?),
             chains: Vec::new(),
         },
-        comment: attributes.get_userdata().ok().and_then(comment_in),
-        others: attributes.get_use().unwrap_or(0),
+        comment: attributes.get_userdata().ok().and_then(decode_comment),
+        unknown_objects: attributes.get_use().unwrap_or(0),
     })
 }
 

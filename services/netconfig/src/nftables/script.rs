@@ -5,7 +5,7 @@ use crate::{
     rules::TableFamily,
 };
 
-/// A change as a script for `nft -f`, which takes it in one transaction as well.
+/// Renders a change as a script for `nft -f`, which applies it in one transaction, too.
 pub(super) fn script(seen: &Observed, change: &Change) -> String {
     let ours = change.delete.iter();
     let mut lines: Vec<_> = ours
@@ -20,7 +20,7 @@ pub(super) fn script(seen: &Observed, change: &Change) -> String {
     lines.concat()
 }
 
-/// The tag is the table's comment.
+/// The tag becomes the table's comment.
 fn create(new: &NewTable) -> String {
     let text = new.table.to_string();
     let (head, body) = text.split_once('\n').unwrap_or((&text, ""));

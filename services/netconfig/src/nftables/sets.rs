@@ -1,4 +1,4 @@
-//! Sets of addresses, each element with a comment, and tables that hold such sets.
+//! Address sets with comments, and tables that contain them.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -12,7 +12,7 @@ use netlink_bindings::{
 
 use super::{
     Nftables, change,
-    number::{comment_in, comment_out, header},
+    constants::{decode_comment, encode_comment, header},
     read,
 };
 use crate::{
@@ -22,35 +22,31 @@ use crate::{
     rules::{Table, TableFamily},
 };
 
-/// The numbers that nft has for the types ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h).
+/// nft's numbers for the types ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h), and their lengths.
 const TYPES: [(Family, u32, u32); 2] = [(Family::V4, 7, 4), (Family::V6, 8, 16)];
 
-/// How many elements stand in one message: a list of attributes ends at 64 KiB, and an element with the longest
-/// comment takes 300 bytes.
-const PER_MESSAGE: usize = 128;
+/// A netlink attribute holds at most 64 KiB, and an element with the longest comment takes 300 bytes.
+const ELEMENTS_PER_MESSAGE: usize = 128;
 
-/// A set of addresses of one family, in a table of family inet.
+/// A set of addresses of one family, in an inet table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressSet {
-    /// The table.
     pub(crate) table: &'static str,
-    /// The set.
     pub(crate) name: &'static str,
-    /// Whose addresses.
     pub(crate) family: Family,
 }
 
-/// A change of a set.
+/// A change to a set's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edit<'a> {
-    /// An address that is not there, with a comment.
+    /// Adds an address that is not in the set, with a comment.
     Add(AddressSet, IpAddr, &'a str),
-    /// An address that is there.
+    /// Deletes an address that is in the set.
     Delete(AddressSet, IpAddr),
 }
 
 impl Nftables {
-    /// Reads one table with everything in it but the elements of its sets.
+    /// Reads a table with its contents, except for the elements of its sets.
     pub(crate) fn read_table(
         &mut self,
         names: &'static [&'static str],
@@ -58,12 +54,12 @@ impl Nftables {
         read::read(&mut self.socket, names)
     }
 
-    /// Counts the changes to the netns's packet filter, anybody's.
+    /// Returns the kernel's count of changes to the netns's packet filter.
     pub(crate) fn generation(&mut self) -> Result<u32, KernelError> {
         read::generation(&mut self.socket)
     }
 
-    /// The comment of an address in a set, empty where it has none. `None` where address, set or table are not there.
+    /// Returns an address's comment, which may be empty. `None` if the address, set or table does not exist.
     pub(crate) fn comment_of(
         &mut self,
         set: AddressSet,
@@ -91,7 +87,7 @@ impl Nftables {
         }
     }
 
-    /// All of a set.
+    /// Returns all elements of a set with their comments.
     pub(crate) fn elements(
         &mut self,
         set: AddressSet,
@@ -110,8 +106,8 @@ impl Nftables {
         Ok(found)
     }
 
-    /// Changes sets in one transaction, which is refused whole when the generation has moved on, when an address to
-    /// add is there, and when one to delete is not.
+    /// Changes sets in one transaction. The kernel rejects it if the generation has changed, if an address to add
+    /// exists, or if one to delete does not.
     pub(crate) fn edit(&mut self, generation: u32, edits: &[Edit<'_>]) -> Result<(), KernelError> {
         let mut batch = change::begin(&self.socket, generation);
         for edit in edits {
@@ -125,7 +121,7 @@ impl Nftables {
         change::commit(&mut self.socket, "change the probe set", batch)
     }
 
-    /// Puts a table with its sets and their elements in the place of what is there, in one transaction.
+    /// Replaces a table with its sets and their elements in one transaction.
     pub(crate) fn replace_table(
         &mut self,
         seen: &Observed,
@@ -140,7 +136,7 @@ impl Nftables {
         change::push_table(&mut batch, table, comment);
         for (id, (set, elements)) in (1..).zip(sets) {
             push_set(&mut batch, *set, id);
-            for some in elements.chunks(PER_MESSAGE) {
+            for some in elements.chunks(ELEMENTS_PER_MESSAGE) {
                 push_elements(&mut batch, *set, some);
             }
         }
@@ -148,7 +144,7 @@ impl Nftables {
         change::commit(&mut self.socket, "write the probe table", batch)
     }
 
-    /// Takes a table away with all that is in it.
+    /// Deletes a table with its contents.
     pub(crate) fn delete_table(&mut self, seen: &Observed) -> Result<(), KernelError> {
         let mut batch = change::begin(&self.socket, seen.generation);
         for (family, name) in seen.ids() {
@@ -158,7 +154,7 @@ impl Nftables {
     }
 }
 
-/// The id names the set within the transaction.
+/// The id refers to the set within the transaction.
 fn push_set(batch: &mut Batch, set: AddressSet, id: u32) {
     let mut types = TYPES.into_iter();
     let Some((_, kind, length)) = types.find(|(family, ..)| *family == set.family) else {
@@ -179,7 +175,7 @@ fn push_elements(batch: &mut Batch, set: AddressSet, elements: &[(IpAddr, &str)]
     let mut list = list.push_set_bytes(set.name.as_bytes()).nested_elements();
     for (address, comment) in elements {
         let elem = push_key(list.nested_elem(), *address);
-        list = elem.push_userdata(&comment_out(comment)).end_nested();
+        list = elem.push_userdata(&encode_comment(comment)).end_nested();
     }
     drop(list.end_nested());
     batch.push(&request);
@@ -211,8 +207,8 @@ fn key(elem: &IterableSetelemAttrs<'_>, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Comments of elements are written as those of tables (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
+/// Element comments are encoded like table comments (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
 fn comment(elem: &IterableSetelemAttrs<'_>) -> String {
-    let comment = elem.get_userdata().ok().and_then(comment_in);
+    let comment = elem.get_userdata().ok().and_then(decode_comment);
     comment.unwrap_or_default()
 }

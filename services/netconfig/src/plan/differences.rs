@@ -1,4 +1,4 @@
-//! How what is there differs from what belongs there, a sentence per difference.
+//! Describes differences between the observed and the desired state, one sentence each.
 
 use super::{Plan, State};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Plan {
-    /// Empty where everything is as it belongs.
+    /// Returns no differences if the state is in sync.
     pub(crate) fn differences(&self, state: &State) -> Vec<String> {
         let nothing = Observed::default();
         let mut differences = self.table_differences(state.of(self.backend).unwrap_or(&nothing));
@@ -20,7 +20,7 @@ impl Plan {
         differences
     }
 
-    /// The same of the tables of its backend alone.
+    /// Compares only the tables of the plan's backend.
     pub(crate) fn table_differences(&self, seen: &Observed) -> Vec<String> {
         let mut differences = Vec::new();
         for table in &self.tables {
@@ -43,7 +43,7 @@ impl Plan {
         differences
     }
 
-    /// What other backends hold, and what Istio left.
+    /// Lists inpod's rules in other backends and Istio's remains.
     fn leftovers(&self, state: &State) -> Vec<String> {
         let mut leftovers = Vec::new();
         for (backend, seen) in &state.seen {
@@ -73,8 +73,8 @@ impl Plan {
         missing.chain(surplus).collect()
     }
 
-    /// Routes, ip rules and addresses that do not belong there, in the order in which they go: ours, and those of what is
-    /// to be replaced.
+    /// Returns routes, ip rules and addresses to delete, in order: superfluous ones of inpod, and those of the
+    /// rules that are replaced.
     pub(crate) fn surplus(&self, state: &State) -> Vec<Item> {
         let incumbents = state.routing.incumbents().iter().copied();
         let incumbents = incumbents.filter(|_| self.replaces_sidecar());
@@ -91,18 +91,20 @@ impl Plan {
             ..
         }) = found.tag()
         else {
-            return Some(format!("table {name} does not bear inpod's tag"));
+            return Some(format!("table {name} does not carry inpod's tag"));
         };
         if schema != SCHEMA {
-            return Some(format!("table {name} is of schema {schema}, not {SCHEMA}"));
+            return Some(format!(
+                "table {name} has schema {schema}, expected {SCHEMA}"
+            ));
         }
         let wanted = self.fingerprint;
         (fingerprint != wanted)
-            .then(|| format!("table {name} bears the fingerprint {fingerprint}, not {wanted}"))
+            .then(|| format!("table {name} has fingerprint {fingerprint}, expected {wanted}"))
     }
 }
 
-/// A table's name; with its family where that is not both.
+/// Returns the table's name, with its family unless it is dual-stack.
 fn label(table: &Table) -> String {
     match table.family {
         TableFamily::Inet => table.name.clone(),
@@ -113,8 +115,8 @@ fn label(table: &Table) -> String {
 fn table_differences(table: &Table, found: &ObservedTable) -> Vec<String> {
     let mut differences = Vec::new();
     let name = label(table);
-    if found.others > 0 {
-        let others = found.others;
+    if found.unknown_objects > 0 {
+        let others = found.unknown_objects;
         differences.push(format!(
             "table {name} holds {others} foreign sets or objects"
         ));
@@ -145,7 +147,7 @@ fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
             base.map_or_else(|| "no base chain".to_owned(), |base| format!("`{base}`"))
         };
         let (wanted, found) = (base(chain), base(found));
-        differences.push(format!("chain {name} is {found}, not {wanted}"));
+        differences.push(format!("chain {name} is {found}, expected {wanted}"));
     }
     let (missing, foreign) = unmatched(&chain.rules, &found.rules);
     if missing.is_empty() && foreign.is_empty() && chain.rules != found.rules {
@@ -164,7 +166,7 @@ fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
     differences
 }
 
-/// The rules that are missing, and those that are too much. A changed rule is one of each.
+/// Returns missing and foreign rules. A modified rule counts as one of each.
 fn unmatched<'a>(wanted: &'a [Rule], found: &'a [Rule]) -> (Vec<&'a Rule>, Vec<&'a Rule>) {
     let mut left: Vec<_> = found.iter().collect();
     let mut missing = Vec::new();
@@ -197,7 +199,7 @@ mod tests {
         )
     }
 
-    /// The tables as they are after an apply.
+    /// The tables as an apply leaves them.
     fn applied(plan: &Plan) -> Vec<ObservedTable> {
         let fingerprint = plan.fingerprint;
         let observed = |table: &Table| ObservedTable {
@@ -205,7 +207,7 @@ mod tests {
             comment: Some(format!(
                 "inpod schema=2 fingerprint={fingerprint} sandbox=n/c/e"
             )),
-            others: 0,
+            unknown_objects: 0,
         };
         plan.tables.iter().map(observed).collect()
     }
@@ -273,7 +275,7 @@ mod tests {
         });
         let wanted = [
             "table inpod-mangle is missing",
-            "table inpod-nat does not bear inpod's tag",
+            "table inpod-nat does not carry inpod's tag",
         ];
         assert_eq!(differences, wanted);
     }

@@ -1,104 +1,104 @@
-//! What is to be done, as data: carried out by an apply, printed by a plan.
+//! The steps of an apply, as data: executed by apply, rendered by preview.
 
 use std::fmt::Write as _;
 
-use super::{Plan, State, captures_beginnings};
+use super::{Plan, State, captures_new_only};
 use crate::{
     backend::{Backend, Change, NewTable, Observed, ObservedTable},
-    conntrack::wrong_way,
+    conntrack::stale_reply_port,
     family::Family,
-    inspect::SETTLING,
+    inspect::GRACE_PERIOD,
     iptables,
     marks::DNS_PORT,
     routes::{self, Item},
     rules::{Table, Tag},
 };
 
-/// One step. In between two of them traffic is neither let out nor lost.
+/// A step. Between two steps no traffic is lost, and none escapes capture.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// Connections are to be given to another listener when theirs closes.
-    Migrate,
-    /// A route, ip rule or address is added.
+    /// Switches `net.ipv4.tcp_migrate_req` on.
+    EnableMigration,
+    /// Adds a route, ip rule or address.
     Add(Item),
-    /// A route, ip rule or address that another one made, and that does the same, becomes ours.
+    /// Takes over an equivalent route, ip rule or address that another program added.
     Adopt(Item),
-    /// Connection tracking forgets connections of these families that were there before our rules: each is one that
-    /// it did not see begin.
-    ForgetStrangers(Vec<Family>),
-    /// Our tables are written so that they capture what begins, and leave alone what is there.
-    Begin(Change),
-    /// Connections that are there may end, for a while.
-    Settle,
-    /// Our tables are written.
-    Write(Change),
-    /// Connection tracking forgets connections of these families that it did not see begin, and those that were there
-    /// when it had to settle: what has not ended is captured, which cuts it.
-    ForgetBefore(Vec<Family>),
-    /// Connection tracking forgets what was captured of these families, which no tables are there for any more: it
-    /// would do with a later connection of the same ends as with that one.
-    ForgetCaptured(Vec<Family>),
-    /// What another backend holds of ours, or Istio left, is deleted.
-    Clear(Backend, Change),
-    /// A route, ip rule or address goes.
+    /// Deletes conntrack entries of these families that are older than our rules and have no NAT: conntrack did not
+    /// see these connections begin.
+    FlushUntranslated(Vec<Family>),
+    /// Writes tables that capture only new connections and leave existing ones alone.
+    WriteNewOnly(Change),
+    /// Waits for existing connections to close, up to the grace period.
+    AwaitClosed,
+    /// Writes the final tables.
+    WriteTables(Change),
+    /// Deletes conntrack entries of these families whose connections conntrack did not see begin, or that outlived the
+    /// grace period. Their next packet is captured, which breaks the connection.
+    FlushExisting(Vec<Family>),
+    /// Deletes conntrack entries of captured connections of these families, which have no tables any more. A new
+    /// connection between the same endpoints would be treated by the old entry.
+    FlushCaptured(Vec<Family>),
+    /// Deletes inpod's rules in another backend, or Istio's remains.
+    DeleteLeftovers(Backend, Change),
+    /// Deletes a route, ip rule or address.
     Delete(Item),
-    /// Connection tracking forgets the questions for names that go another way than from now on, where those of these
-    /// families go to ztunnel: a socket that lives on would go on as before (services/docs/facts/kernel.md, 5).
-    ForgetNames(Vec<Family>),
+    /// Deletes conntrack entries of DNS queries whose path changes, given the families whose queries go to ztunnel. A
+    /// socket that stays open would keep using the old path (services/docs/facts/kernel.md, 5).
+    FlushDns(Vec<Family>),
 }
 
 impl Plan {
-    /// Everything that is to be done, in order: what is new comes first, and what is old goes when that is there.
+    /// Returns all steps in order: new state is added first, and old state is deleted once the new state exists.
     pub(crate) fn steps(&self, state: &State, tag: &Tag) -> Vec<Step> {
         let mut steps = Vec::new();
         if state.migrates == Some(false) {
-            steps.push(Step::Migrate);
+            steps.push(Step::EnableMigration);
         }
-        steps.extend(self.additions(state));
+        steps.extend(self.routing_additions(state));
         let nothing = Observed::default();
         let seen = state.of(self.backend).unwrap_or(&nothing);
-        let unseen = self.unseen(state);
-        let begins = !unseen.is_empty();
-        let before = if state.captures_beginnings() {
+        let uncaptured = self.uncaptured_families(state);
+        let existing = if state.captures_new_only() {
             Family::ALL.to_vec()
         } else {
-            unseen.clone()
+            uncaptured.clone()
         };
-        let write = if begins {
-            let begin = self.first().write(seen, tag);
-            let begun = written(seen, &begin);
-            steps.extend([
-                Step::ForgetStrangers(unseen),
-                Step::Begin(begin),
-                Step::Settle,
-            ]);
-            self.write(&begun, tag)
-        } else {
+        let write = if uncaptured.is_empty() {
             self.write(seen, tag)
+        } else {
+            let new_only = self.new_only_plan().write(seen, tag);
+            let with_new_only = after_change(seen, &new_only);
+            steps.extend([
+                Step::FlushUntranslated(uncaptured),
+                Step::WriteNewOnly(new_only),
+                Step::AwaitClosed,
+            ]);
+            self.write(&with_new_only, tag)
         };
-        steps.extend((!write.is_empty()).then_some(Step::Write(write)));
-        if !before.is_empty() && !self.tables.iter().any(captures_beginnings) {
-            steps.push(Step::ForgetBefore(before));
+        steps.extend((!write.is_empty()).then_some(Step::WriteTables(write)));
+        if !existing.is_empty() && !self.tables.iter().any(captures_new_only) {
+            steps.push(Step::FlushExisting(existing));
         }
-        steps.extend(self.clearings(state));
-        let left = self.left(state);
-        steps.extend((!left.is_empty()).then_some(Step::ForgetCaptured(left)));
-        let is_rewrite = |step: &Step| matches!(step, Step::Write(_) | Step::Clear(..));
+        steps.extend(self.leftover_deletions(state));
+        let released = self.released_families(state);
+        steps.extend((!released.is_empty()).then_some(Step::FlushCaptured(released)));
+        let is_rewrite =
+            |step: &Step| matches!(step, Step::WriteTables(_) | Step::DeleteLeftovers(..));
         let rewrites = steps.iter().any(is_rewrite);
         steps.extend(self.surplus(state).into_iter().map(Step::Delete));
-        let led = self.led_names();
-        // They may have gone past ztunnel also while a rule was missing.
-        if rewrites && (state.captures_names() || !led.is_empty()) {
-            steps.push(Step::ForgetNames(led));
+        let captured = self.dns_families();
+        // Queries may also have bypassed ztunnel while a rule was missing.
+        if rewrites && (state.captures_dns() || !captured.is_empty()) {
+            steps.push(Step::FlushDns(captured));
         }
         steps
     }
 
-    /// The families of which connections may be there that no rule has captured: what only captures what begins is
-    /// written first.
-    fn unseen(&self, state: &State) -> Vec<Family> {
-        let first = || self.first.iter().filter(|table| table.captures());
-        let is_of = |family: Family| first().any(|table| table.family.has(family));
+    /// Returns the families that may have uncaptured connections. For these, tables that capture only
+    /// new connections come first.
+    fn uncaptured_families(&self, state: &State) -> Vec<Family> {
+        let tables = || self.new_only.iter().filter(|table| table.captures());
+        let is_of = |family: Family| tables().any(|table| table.family.has(family));
         let captures = |family| {
             state.captures(family)
                 || (self.replaces_sidecar() && state.captures_for_sidecar(family))
@@ -108,27 +108,27 @@ impl Plan {
         families
     }
 
-    /// The families that there are tables of ours for, and that none are to be for.
-    fn left(&self, state: &State) -> Vec<Family> {
-        let left = |family: &Family| {
+    /// Returns the families that have tables now and have none in this plan.
+    fn released_families(&self, state: &State) -> Vec<Family> {
+        let is_released = |family: &Family| {
             let is_of = |table: &Table| table.family.has(*family);
             state.our_tables().any(is_of) && !self.tables.iter().any(is_of)
         };
-        Family::ALL.into_iter().filter(left).collect()
+        Family::ALL.into_iter().filter(is_released).collect()
     }
 
-    /// The plan up to where connections from before are left alone. It bears the fingerprint of what is to come.
-    pub(crate) fn first(&self) -> Self {
+    /// Returns the plan's intermediate state. It already carries the final fingerprint.
+    pub(crate) fn new_only_plan(&self) -> Self {
         Self {
-            tables: self.first.clone(),
-            first: Vec::new(),
+            tables: self.new_only.clone(),
+            new_only: Vec::new(),
             routing: self.routing.clone(),
             ..*self
         }
     }
 
-    /// Routes of the incumbent are taken over with its rules: nobody else would ever delete them.
-    fn additions(&self, state: &State) -> Vec<Step> {
+    /// Adopts routes of Istio when its rules are replaced: nothing else would ever delete them.
+    fn routing_additions(&self, state: &State) -> Vec<Step> {
         let replaces = state.has_incumbent() || (self.replaces_sidecar() && state.has_sidecar());
         let step = |item: &Item| {
             if state.routing.has_ours(*item) {
@@ -142,13 +142,13 @@ impl Plan {
         self.routing.iter().filter_map(step).collect()
     }
 
-    /// How our tables become what they are to be. Where they are the ones of this plan, those that differ are written;
-    /// else all are, since each bears the plan's fingerprint.
+    /// Returns the change to this plan's tables: those that differ if the fingerprint is the plan's, otherwise all,
+    /// since each table carries the fingerprint.
     pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
         let differs = |table: &_| {
             let alone = Self {
                 tables: vec![Clone::clone(table)],
-                first: Vec::new(),
+                new_only: Vec::new(),
                 routing: Vec::new(),
                 ..*self
             };
@@ -172,7 +172,7 @@ impl Plan {
         }
     }
 
-    fn clearings(&self, state: &State) -> Vec<Step> {
+    fn leftover_deletions(&self, state: &State) -> Vec<Step> {
         let clearing = |(backend, seen): &(Backend, Observed)| {
             let is_own = *backend == self.backend;
             let change = Change {
@@ -181,30 +181,30 @@ impl Plan {
                 delete_incumbent: !seen.incumbent.is_empty(),
                 delete_sidecar: self.replaces_sidecar() && !seen.sidecar.is_empty(),
             };
-            (!change.is_empty()).then_some(Step::Clear(*backend, change))
+            (!change.is_empty()).then_some(Step::DeleteLeftovers(*backend, change))
         };
         state.seen.iter().filter_map(clearing).collect()
     }
 }
 
-/// What is there of our tables after a change to what was seen.
-fn written(seen: &Observed, change: &Change) -> Observed {
+/// Returns inpod's tables after a change.
+fn after_change(seen: &Observed, change: &Change) -> Observed {
     let stays = |id: &_| !change.delete.contains(id);
-    let mut written = seen.clone();
-    written.tables.retain(|found| stays(&found.table.id()));
-    written.jumps.retain(|jump| stays(&jump.table));
-    written.tables.extend(change.create.iter().map(observed));
-    written
+    let mut after = seen.clone();
+    after.tables.retain(|found| stays(&found.table.id()));
+    after.jumps.retain(|jump| stays(&jump.table));
+    after.tables.extend(change.create.iter().map(observed));
+    after
         .jumps
         .extend(change.create.iter().flat_map(iptables::jumps));
-    written
+    after
 }
 
 fn observed(new: &NewTable) -> ObservedTable {
     ObservedTable {
         table: new.table.clone(),
         comment: Some(new.comment.clone()),
-        others: 0,
+        unknown_objects: 0,
     }
 }
 
@@ -215,8 +215,8 @@ fn new(table: &Table, tag: &Tag) -> NewTable {
     }
 }
 
-/// The steps in the words of sysctl, ip, nft and iptables-restore.
-pub(crate) fn print(
+/// Renders the steps as commands.
+pub(crate) fn render(
     steps: &[Step],
     state: &State,
     plan: &Plan,
@@ -228,34 +228,37 @@ pub(crate) fn print(
     for step in steps {
         // Writing to a string cannot fail.
         let _ = match step {
-            Step::Migrate => writeln!(text, "sysctl -w net.ipv4.tcp_migrate_req=1"),
+            Step::EnableMigration => writeln!(text, "sysctl -w net.ipv4.tcp_migrate_req=1"),
             Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),
             Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
             Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
-            Step::ForgetNames(led) => forget(&mut text, led),
-            Step::Begin(change) => {
+            Step::FlushDns(captured) => write_dns_flush(&mut text, captured),
+            Step::WriteNewOnly(change) => {
                 let script = script(plan.backend, &seen, change);
-                seen = written(&seen, change);
+                seen = after_change(&seen, change);
                 write!(text, "{script}")
             }
-            Step::ForgetStrangers(families) => writeln!(
+            Step::FlushUntranslated(families) => writeln!(
                 text,
-                "## connection tracking forgets TCP connections of {} that it does not translate",
-                names(families)
+                "## conntrack: delete untranslated TCP entries of {}",
+                join_families(families)
             ),
-            Step::Settle => writeln!(text, "## connections from before may end, for {SETTLING:?}"),
-            Step::ForgetBefore(families) => writeln!(
+            Step::AwaitClosed => writeln!(
                 text,
-                "## connection tracking forgets TCP connections of {} that it did not see begin, or that did not end",
-                names(families)
+                "## wait up to {GRACE_PERIOD:?} for existing connections to close"
             ),
-            Step::ForgetCaptured(families) => writeln!(
+            Step::FlushExisting(families) => writeln!(
                 text,
-                "## connection tracking forgets captured TCP connections of {}",
-                names(families)
+                "## conntrack: delete TCP entries of {} for connections that are older than the rules",
+                join_families(families)
             ),
-            Step::Write(change) => write!(text, "{}", script(plan.backend, &seen, change)),
-            Step::Clear(backend, change) => {
+            Step::FlushCaptured(families) => writeln!(
+                text,
+                "## conntrack: delete captured TCP entries of {}",
+                join_families(families)
+            ),
+            Step::WriteTables(change) => write!(text, "{}", script(plan.backend, &seen, change)),
+            Step::DeleteLeftovers(backend, change) => {
                 let seen = state.of(*backend).unwrap_or(&nothing);
                 write!(text, "{}", script(*backend, seen, change))
             }
@@ -264,17 +267,17 @@ pub(crate) fn print(
     text
 }
 
-fn names(families: &[Family]) -> String {
+fn join_families(families: &[Family]) -> String {
     let names: Vec<_> = families.iter().map(Family::to_string).collect();
     names.join(" and ")
 }
 
-fn forget(text: &mut String, led: &[Family]) -> std::fmt::Result {
+fn write_dns_flush(text: &mut String, captured: &[Family]) -> std::fmt::Result {
     for (family, name) in [(Family::V4, "ipv4"), (Family::V6, "ipv6")] {
-        let wrong = wrong_way(led, family);
+        let port = stale_reply_port(captured, family);
         writeln!(
             text,
-            "conntrack -D -f {name} -p udp --orig-port-dst {DNS_PORT} --reply-port-src {wrong}"
+            "conntrack -D -f {name} -p udp --orig-port-dst {DNS_PORT} --reply-port-src {port}"
         )?;
     }
     Ok(())
@@ -291,7 +294,7 @@ mod tests {
 
     const NAT: &str = "inpod-nat";
 
-    /// Of tables of one family each, as iptables keeps them.
+    /// Tables of one family each, as iptables stores them.
     fn plan() -> Plan {
         let redirection = Redirection::Ambient(Ambient::default());
         let of = |redirection: &Redirection| {
@@ -304,9 +307,9 @@ mod tests {
             });
             tables.collect::<Vec<_>>()
         };
-        let first = of(&redirection.of_beginnings().unwrap());
+        let new_only = of(&redirection.for_new_connections_only().unwrap());
         let backend = Backend::IptablesNft;
-        Plan::new(backend, Form::Ambient, of(&redirection), &Family::ALL).with_first(first)
+        Plan::new(backend, Form::Ambient, of(&redirection), &Family::ALL).with_new_only(new_only)
     }
 
     fn state(seen: Observed, has_connected: bool) -> State {
@@ -318,8 +321,8 @@ mod tests {
         }
     }
 
-    fn unseen(seen: Observed, has_connected: bool) -> Vec<Family> {
-        plan().unseen(&state(seen, has_connected))
+    fn uncaptured_families(seen: Observed, has_connected: bool) -> Vec<Family> {
+        plan().uncaptured_families(&state(seen, has_connected))
     }
 
     fn with_tables_of(family: TableFamily) -> Observed {
@@ -327,7 +330,7 @@ mod tests {
         let tables = tables.map(|table| ObservedTable {
             table: Table { family, ..table },
             comment: None,
-            others: 0,
+            unknown_objects: 0,
         });
         Observed {
             tables: tables.collect(),
@@ -335,7 +338,6 @@ mod tests {
         }
     }
 
-    /// Each chain as it is changed.
     fn with_chains(change: impl Fn(&mut crate::rules::Chain)) -> Observed {
         let mut seen = with_tables_of(TableFamily::Ip);
         let chains = seen.tables.iter_mut().flat_map(|it| &mut it.table.chains);
@@ -359,26 +361,29 @@ mod tests {
     #[test]
     fn connections_are_unseen_of_the_families_that_nobodys_rules_are_of() {
         use TableFamily::{Inet, Ip, Ip6};
-        assert_eq!(unseen(Observed::default(), true), Family::ALL);
-        assert_eq!(unseen(Observed::default(), false), []);
-        assert_eq!(unseen(with_tables_of(Ip), true), [Family::V6]);
-        assert_eq!(unseen(with_tables_of(Ip6), true), [Family::V4]);
-        assert_eq!(unseen(with_tables_of(Inet), true), []);
-        assert_eq!(unseen(with_incumbents(&[Ip]), true), [Family::V6]);
-        assert_eq!(unseen(with_incumbents(&[Ip, Ip6]), true), []);
-        // Tables of nf_tables, to which no jump leads.
-        assert_eq!(unseen(with_incumbents(&[]), true), []);
+        assert_eq!(uncaptured_families(Observed::default(), true), Family::ALL);
+        assert_eq!(uncaptured_families(Observed::default(), false), []);
+        assert_eq!(uncaptured_families(with_tables_of(Ip), true), [Family::V6]);
+        assert_eq!(uncaptured_families(with_tables_of(Ip6), true), [Family::V4]);
+        assert_eq!(uncaptured_families(with_tables_of(Inet), true), []);
+        assert_eq!(
+            uncaptured_families(with_incumbents(&[Ip]), true),
+            [Family::V6]
+        );
+        assert_eq!(uncaptured_families(with_incumbents(&[Ip, Ip6]), true), []);
+        // nf_tables tables, which no jump leads to.
+        assert_eq!(uncaptured_families(with_incumbents(&[]), true), []);
     }
 
     #[test]
     fn connections_are_unseen_where_rules_capture_nothing() {
         let emptied = with_chains(|chain| chain.rules.clear());
-        assert_eq!(unseen(emptied, true), Family::ALL);
+        assert_eq!(uncaptured_families(emptied, true), Family::ALL);
         let not_entered = with_chains(|chain| chain.base = None);
-        assert_eq!(unseen(not_entered, true), Family::ALL);
+        assert_eq!(uncaptured_families(not_entered, true), Family::ALL);
         let idle = Rule(vec![Expr::NewConnection, Expr::Counter]);
         let drained = with_chains(|chain| chain.rules = vec![idle.clone()]);
-        assert_eq!(unseen(drained, true), Family::ALL);
+        assert_eq!(uncaptured_families(drained, true), Family::ALL);
     }
 
     #[test]
@@ -389,12 +394,12 @@ mod tests {
             ..with_incumbents(&[TableFamily::Ip])
         };
         let state = state(seen, true);
-        assert_eq!(plan().unseen(&state), Family::ALL);
+        assert_eq!(plan().uncaptured_families(&state), Family::ALL);
         let replacing = Plan {
             form: Form::Sidecar,
             ..plan()
         };
-        assert_eq!(replacing.unseen(&state), [Family::V6]);
+        assert_eq!(replacing.uncaptured_families(&state), [Family::V6]);
     }
 
     #[test]
@@ -407,12 +412,15 @@ mod tests {
         )
         .parse()
         .unwrap();
-        let begin = plan.first().write(&seen, &tag);
-        assert_eq!(begin.delete, seen.ids());
-        let begun = written(&seen, &begin);
-        assert_eq!(plan.first().table_differences(&begun), [""; 0]);
-        let write = plan.write(&begun, &tag);
-        let done = written(&begun, &write);
+        let new_only = plan.new_only_plan().write(&seen, &tag);
+        assert_eq!(new_only.delete, seen.ids());
+        let with_new_only = after_change(&seen, &new_only);
+        assert_eq!(
+            plan.new_only_plan().table_differences(&with_new_only),
+            [""; 0]
+        );
+        let write = plan.write(&with_new_only, &tag);
+        let done = after_change(&with_new_only, &write);
         assert_eq!(plan.table_differences(&done), [""; 0]);
     }
 }

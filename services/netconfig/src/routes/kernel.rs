@@ -1,4 +1,4 @@
-//! Routes, ip rules and addresses in messages.
+//! Reads and changes routes, ip rules and addresses over rtnetlink.
 
 use std::{
     io, thread,
@@ -15,46 +15,44 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::{Item, Part, Routing, Way};
+use super::{Item, Part, Recipient, Routing};
 use crate::{
     family::Family,
-    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY},
+    marks::{FROM_PROXY, Mark, PROXY_TABLE, RULE_PRIORITY},
     netlink::{
         KernelError, Socket,
         route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL},
     },
-    rules::sidecar::RETURNING_V6,
+    rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// Of `lo`, in every netns (LOOPBACK_IFINDEX).
+/// LOOPBACK_IFINDEX: the index of `lo` in every netns.
 const LOOPBACK: u32 = 1;
 
-/// IFA_F_TENTATIVE (linux/if_addr.h).
-const TENTATIVE: u8 = 0x40;
+const TENTATIVE: u8 = 0x40; // IFA_F_TENTATIVE of linux/if_addr.h
 
-/// The length of an address of IPv6 that stands for itself.
+/// The prefix length of a single IPv6 address.
 const WHOLE: u8 = 128;
 
-/// How long the kernel may take to lead packets to a new address. On an idle machine it takes less than a millisecond.
-const LED: Duration = Duration::from_secs(3);
+/// Timeout for the kernel to route packets to a new address. An idle machine needs less than a millisecond.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Between two looks whether it does.
-const LOOK_AGAIN: Duration = Duration::from_micros(250);
+const POLL_INTERVAL: Duration = Duration::from_micros(250);
 
-/// What Istio's sidecar installer leads to the proxy: every bit of the mark counts.
-const INCUMBENTS: Mark = OF_PROXY.whole();
+/// The ip rules of Istio's sidecar installer compare the whole mark.
+const SIDECAR_MARK: Mark = FROM_PROXY.whole();
 
-/// The kernel's routes and ip rules in one netns.
+/// The routes, ip rules and addresses of one netns.
 #[derive(Debug)]
 pub(crate) struct Routes(Socket);
 
 impl Routes {
-    /// Opens a socket in the calling thread's netns; it can be used from any other.
+    /// Opens a socket in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
 
-    /// What is there of ours, or equal to ours.
+    /// Reads inpod's routing and its equivalents.
     pub(crate) fn read(&mut self) -> Result<Routing, KernelError> {
         let mut routing = Routing::default();
         for family in Family::ALL {
@@ -76,9 +74,11 @@ impl Routes {
             .dump_family(&format!("read the {family} routes"), &request)?
         {
             let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
-            let mut ways = Way::ALL.into_iter();
-            if let Some(way) = ways.find(|way| is_route(*way, family, &header, &attributes)) {
-                routing.note((family, Part::Route(way)), header.rtm_protocol);
+            let mut recipients = Recipient::ALL.into_iter();
+            if let Some(recipient) =
+                recipients.find(|recipient| is_route(*recipient, family, &header, &attributes))
+            {
+                routing.record((family, Part::Route(recipient)), header.rtm_protocol);
             }
         }
         Ok(())
@@ -95,10 +95,12 @@ impl Routes {
             .dump_family(&format!("read the {family} ip rules"), &request)?
         {
             let (header, attributes) = OpGetruleDump::decode_reply(&payload);
-            let mut ways = Way::ALL.into_iter();
-            if let Some(way) = ways.find(|way| is_rule(*way, &header, attributes)) {
+            let mut recipients = Recipient::ALL.into_iter();
+            if let Some(recipient) =
+                recipients.find(|recipient| is_rule(*recipient, &header, attributes))
+            {
                 let protocol = attributes.get_protocol().unwrap_or(0);
-                routing.note((family, Part::Rule(way)), protocol);
+                routing.record((family, Part::Rule(recipient)), protocol);
             } else if let Some(priority) = incumbents_priority(&header, attributes) {
                 let rule = (family, Part::IncumbentRule(priority));
                 routing.incumbents.push(rule);
@@ -107,15 +109,16 @@ impl Routes {
         Ok(())
     }
 
-    /// The kernel tells who made an address since Linux 5.18, and has made one of `lo` itself.
+    /// The kernel reports the protocol of addresses since Linux 5.18; the address that it gives to
+    /// `lo` itself shows it.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
         for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
             if header.ifa_index == LOOPBACK {
-                let maker = attributes.get_proto();
-                routing.tells_makers |= maker.is_ok();
-                if is_returning(&header, &attributes) {
-                    routing.note((Family::V6, Part::Address), maker.unwrap_or(0));
+                let protocol = attributes.get_proto();
+                routing.reports_protocols |= protocol.is_ok();
+                if is_passthrough(&header, &attributes) {
+                    routing.record((Family::V6, Part::Address), protocol.unwrap_or(0));
                 }
             }
         }
@@ -131,7 +134,7 @@ impl Routes {
         self.0.dump_family("read the addresses", &request)
     }
 
-    /// Adds one; one that is there already is not touched.
+    /// Adds an item, unless it exists already.
     pub(crate) fn add(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("add the {family} {part}");
@@ -140,50 +143,50 @@ impl Routes {
                 let request = rt_addr::Request::new().set_create().set_excl();
                 self.0.act(&act, &with_address(request))
             }
-            Part::Route(way) => {
+            Part::Route(recipient) => {
                 let request = rt_route::Request::new().set_create().set_excl();
-                let mut request = request.op_newroute_do(&route_header(way, family));
+                let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            Part::Rule(way) => {
+            Part::Rule(recipient) => {
                 let request = rt_rule::Request::new().set_create().set_excl();
-                let mut request = request.op_newrule_do(&rule_header(way.table(), family));
-                describe_rule(way, request.encode());
+                let mut request = request.op_newrule_do(&rule_header(recipient.table(), family));
+                push_rule(recipient, request.encode());
                 self.0.act(&act, &request)
             }
-            // Another one's, and never added.
+            // Never added by inpod.
             Part::IncumbentRule(_) => Ok(()),
         };
         forgive(result, &[nix::Error::EEXIST])
     }
 
-    /// Waits until the kernel leads packets to the address. It does so a moment after it has it, by a worker of its own
-    /// (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can be bound to it.
-    pub(crate) fn until_led(&mut self) -> Result<(), KernelError> {
-        let deadline = Instant::now() + LED;
-        while !(self.is_firm()? && self.is_led()?) {
+    /// Waits until the kernel routes packets to the address. A kernel worker does that shortly after the address was
+    /// added (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can bind to the address.
+    pub(crate) fn wait_for_address(&mut self) -> Result<(), KernelError> {
+        let deadline = Instant::now() + ADDRESS_TIMEOUT;
+        while !(self.is_address_usable()? && self.has_local_route()?) {
             if Instant::now() >= deadline {
-                let act = format!("lead packets to {RETURNING_V6}, for which `lo` has to be up");
-                return Err(KernelError::silent(&act));
+                let act = format!("route packets to {PASSTHROUGH_V6}: `lo` has to be up");
+                return Err(KernelError::no_answer(&act));
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// Whether the address is one that the kernel has looked at, by the same worker.
-    fn is_firm(&mut self) -> Result<bool, KernelError> {
+    /// Returns whether the worker has finished duplicate address detection for the address.
+    fn is_address_usable(&mut self) -> Result<bool, KernelError> {
         let addresses = self.dump_addresses()?;
         Ok(addresses.iter().any(|payload| {
             let (header, attributes) = OpGetaddrDump::decode_reply(payload);
             header.ifa_index == LOOPBACK
                 && header.ifa_flags & TENTATIVE == 0
-                && is_returning(&header, &attributes)
+                && is_passthrough(&header, &attributes)
         }))
     }
 
-    fn is_led(&mut self) -> Result<bool, KernelError> {
+    fn has_local_route(&mut self) -> Result<bool, KernelError> {
         let header = Rtmsg {
             rtm_family: Family::V6.number(),
             ..Rtmsg::new()
@@ -194,11 +197,11 @@ impl Routes {
             let (header, attributes) = OpGetrouteDump::decode_reply(payload);
             let to = attributes.get_dst();
             (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE)
-                && to.is_ok_and(|to| to == RETURNING_V6)
+                && to.is_ok_and(|to| to == PASSTHROUGH_V6)
         }))
     }
 
-    /// Makes one that another made ours. There is no moment without it.
+    /// Makes an item of another program inpod's, without any interruption.
     pub(crate) fn adopt(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("take over the {family} {part}");
@@ -207,55 +210,55 @@ impl Routes {
                 let request = rt_addr::Request::new().set_create().set_replace();
                 self.0.act(&act, &with_address(request))
             }
-            Part::Route(way) => {
+            Part::Route(recipient) => {
                 let request = rt_route::Request::new().set_create().set_replace();
-                let mut request = request.op_newroute_do(&route_header(way, family));
+                let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            // Two that differ in who made them stand beside each other, and the older one is found first.
-            Part::Rule(way) => {
+            // Rules that differ only in their protocol can coexist, and the kernel finds the older one first.
+            Part::Rule(recipient) => {
                 self.add(item)?;
-                self.delete_first(way, family)
+                self.delete_first(recipient, family)
             }
             Part::IncumbentRule(_) => Ok(()),
         }
     }
 
-    fn delete_first(&mut self, way: Way, family: Family) -> Result<(), KernelError> {
-        let header = rule_header(way.table(), family);
+    fn delete_first(&mut self, recipient: Recipient, family: Family) -> Result<(), KernelError> {
+        let header = rule_header(recipient.table(), family);
         let mut request = rt_rule::Request::new().op_delrule_do(&header);
-        drop(match_rule(way, request.encode()));
+        drop(push_selector(recipient, request.encode()));
         let act = format!("delete the {family} ip rule that was taken over");
         forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
     }
 
-    /// Deletes ours; one that is gone already is fine.
+    /// Deletes an item, if it still exists.
     pub(crate) fn delete(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("delete the {family} {part}");
         let result = match part {
             Part::Address => {
                 let mut request = rt_addr::Request::new().op_deladdr_do(&address_header());
-                drop(request.encode().push_local(RETURNING_V6.into()));
+                drop(request.encode().push_local(PASSTHROUGH_V6.into()));
                 self.0.act(&act, &request)
             }
-            Part::Route(way) => {
-                let header = route_header(way, family);
+            Part::Route(recipient) => {
+                let header = route_header(recipient, family);
                 let mut request = rt_route::Request::new().op_delroute_do(&header);
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            Part::Rule(way) => {
-                let header = rule_header(way.table(), family);
+            Part::Rule(recipient) => {
+                let header = rule_header(recipient.table(), family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
-                describe_rule(way, request.encode());
+                push_rule(recipient, request.encode());
                 self.0.act(&act, &request)
             }
             Part::IncumbentRule(priority) => {
                 let header = rule_header(PROXY_TABLE, family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
-                drop(marked(priority, INCUMBENTS, request.encode()));
+                drop(push_mark(priority, SIDECAR_MARK, request.encode()));
                 self.0.act(&act, &request)
             }
         };
@@ -293,20 +296,20 @@ fn address_header() -> Ifaddrmsg {
 
 fn with_address(request: rt_addr::Request<'_>) -> rt_addr::OpNewaddrDo<'_> {
     let mut request = request.op_newaddr_do(&address_header());
-    let attributes = request.encode().push_local(RETURNING_V6.into());
+    let attributes = request.encode().push_local(PASSTHROUGH_V6.into());
     drop(attributes.push_proto(PROTOCOL));
     request
 }
 
-fn is_returning(header: &Ifaddrmsg, attributes: &IterableAddrAttrs<'_>) -> bool {
+fn is_passthrough(header: &Ifaddrmsg, attributes: &IterableAddrAttrs<'_>) -> bool {
     let address = attributes.get_address();
-    header.ifa_prefixlen == WHOLE && address.is_ok_and(|address| address == RETURNING_V6)
+    header.ifa_prefixlen == WHOLE && address.is_ok_and(|address| address == PASSTHROUGH_V6)
 }
 
-fn route_header(way: Way, family: Family) -> Rtmsg {
+fn route_header(recipient: Recipient, family: Family) -> Rtmsg {
     Rtmsg {
         rtm_family: family.number(),
-        rtm_table: way.table(),
+        rtm_table: recipient.table(),
         rtm_protocol: PROTOCOL,
         rtm_scope: scope(family),
         rtm_type: TYPE_LOCAL,
@@ -323,15 +326,18 @@ fn rule_header(table: u8, family: Family) -> FibRuleHdr {
     }
 }
 
-fn describe_rule<P: Pusher>(way: Way, attributes: PushFibRuleAttrs<P>) {
-    drop(match_rule(way, attributes).push_protocol(PROTOCOL));
+fn push_rule<P: Pusher>(recipient: Recipient, attributes: PushFibRuleAttrs<P>) {
+    drop(push_selector(recipient, attributes).push_protocol(PROTOCOL));
 }
 
-fn match_rule<P: Pusher>(way: Way, attributes: PushFibRuleAttrs<P>) -> PushFibRuleAttrs<P> {
-    marked(RULE_PRIORITY, way.mark(), attributes)
+fn push_selector<P: Pusher>(
+    recipient: Recipient,
+    attributes: PushFibRuleAttrs<P>,
+) -> PushFibRuleAttrs<P> {
+    push_mark(RULE_PRIORITY, recipient.mark(), attributes)
 }
 
-fn marked<P: Pusher>(
+fn push_mark<P: Pusher>(
     priority: u32,
     mark: Mark,
     attributes: PushFibRuleAttrs<P>,
@@ -342,33 +348,47 @@ fn marked<P: Pusher>(
         .push_fwmask(mark.mask())
 }
 
-/// Everything goes to `lo` as local: no destination, and nothing that sends it elsewhere.
-fn is_route(way: Way, family: Family, header: &Rtmsg, attributes: &IterableRouteAttrs<'_>) -> bool {
+/// Requires a local default route to `lo` that is not restricted in any way.
+fn is_route(
+    recipient: Recipient,
+    family: Family,
+    header: &Rtmsg,
+    attributes: &IterableRouteAttrs<'_>,
+) -> bool {
     header.rtm_family == family.number()
         && attributes
             .get_table()
-            .is_ok_and(|table| table == u32::from(way.table()))
+            .is_ok_and(|table| table == u32::from(recipient.table()))
         && (header.rtm_dst_len, header.rtm_src_len, header.rtm_tos) == (0, 0, 0)
         && header.rtm_type == TYPE_LOCAL
         && attributes.get_oif().is_ok_and(|oif| oif == LOOPBACK)
         && attributes.get_gateway().is_err()
 }
 
-fn is_rule(way: Way, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
+fn is_rule(
+    recipient: Recipient,
+    header: &FibRuleHdr,
+    attributes: IterableFibRuleAttrs<'_>,
+) -> bool {
     attributes
         .get_priority()
         .is_ok_and(|priority| priority == RULE_PRIORITY)
-        && leads(way.table(), way.mark(), header, attributes)
+        && selects_by_mark(recipient.table(), recipient.mark(), header, attributes)
 }
 
-/// The priority of an ip rule of Istio's sidecar installer, whichever the kernel gave it.
+/// Returns the priority of an ip rule of Istio's sidecar installer, which the kernel chose.
 fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<u32> {
-    let is_theirs = leads(PROXY_TABLE, INCUMBENTS, header, attributes);
+    let is_theirs = selects_by_mark(PROXY_TABLE, SIDECAR_MARK, header, attributes);
     is_theirs.then(|| attributes.get_priority().unwrap_or(0))
 }
 
-/// Whether all that bears a mark, and nothing else, is led to a table.
-fn leads(table: u8, mark: Mark, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
+/// Returns whether the rule sends exactly the packets with this mark to the table.
+fn selects_by_mark(
+    table: u8,
+    mark: Mark,
+    header: &FibRuleHdr,
+    attributes: IterableFibRuleAttrs<'_>,
+) -> bool {
     header.action == TO_TABLE
         && attributes
             .get_table()
@@ -383,7 +403,7 @@ fn leads(table: u8, mark: Mark, header: &FibRuleHdr, attributes: IterableFibRule
         && attributes.flatten().all(|attribute| !narrows(&attribute))
 }
 
-/// Whether an attribute makes a rule match less than the mark does.
+/// Returns whether an attribute restricts the rule further.
 fn narrows(attribute: &FibRuleAttrs<'_>) -> bool {
     matches!(
         attribute,

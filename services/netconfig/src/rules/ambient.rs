@@ -1,5 +1,5 @@
-//! The redirection of ambient mesh, as Istio's node agent writes it (shared facts: services/docs/facts/istio-ambient.md, 6.1 to 6.3; for
-//! TPROXY the rules of Istio 1.21), in tables of our own.
+//! The redirection of ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to
+//! 6.3; for TPROXY those of Istio 1.21) in inpod's own tables.
 
 mod inbound;
 mod outbound;
@@ -18,25 +18,24 @@ use crate::{
 /// The table that redirects.
 pub const NAT: &str = "inpod-nat";
 
-/// The table that brings replies back to ztunnel, and captures by TPROXY.
+/// The table that returns replies to ztunnel and captures by TPROXY.
 pub const MANGLE: &str = "inpod-mangle";
 
-/// The table that keeps ztunnel's own name resolution apart.
+/// The table that separates ztunnel's DNS queries from the application's.
 pub const RAW: &str = "inpod-raw";
 
-/// Every table that is ours, whatever the redirection, in the order in which they take effect.
+/// All tables of inpod, for any redirection, in evaluation order.
 pub const TABLES: [&str; 3] = [RAW, MANGLE, NAT];
 
-/// Where every NAT is by convention (NF_IP_PRI_NAT_DST).
+/// The conventional priority of DNAT (NF_IP_PRI_NAT_DST).
 pub(super) const NAT_PRIORITY: i32 = -100;
 
-/// Before NAT (NF_IP_PRI_MANGLE).
+/// Takes effect before NAT (NF_IP_PRI_MANGLE).
 pub(super) const MANGLE_PRIORITY: i32 = -150;
 
-/// Before connections are tracked (NF_IP_PRI_RAW).
+/// Takes effect before connection tracking (NF_IP_PRI_RAW).
 pub(super) const RAW_PRIORITY: i32 = -300;
 
-/// All of it.
 pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
     let mut tables = Vec::new();
     if settings.dns_capture {
@@ -48,9 +47,9 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
     Ruleset { tables }
 }
 
-/// What takes its place while a pod is withdrawn: no new connection is captured, and what is captured lives on. The
-/// one rule in each chain of the nat table keeps the netns's connection tracking alive, without which every captured
-/// connection would be reset (services/docs/facts/kernel.md, 1).
+/// The rules of a pod that is being withdrawn: new connections are not captured, captured ones continue. The rule
+/// in each nat chain keeps connection tracking active in the netns; without it, every captured connection would
+/// be reset (services/docs/facts/kernel.md, 1).
 pub(crate) fn drain() -> Ruleset {
     let idle = || vec![Rule(vec![Expr::NewConnection, Expr::Counter])];
     Ruleset {
@@ -70,23 +69,23 @@ fn raw(settings: &Ambient) -> Table {
         Expr::SourcePort(DNS_PORT),
         Expr::NotMarked(FROM_ZTUNNEL),
     ];
-    let apart = |packets| either_family(settings, packets, Expr::Zone(ZTUNNEL_DNS_ZONE));
+    let separate = |packets| either_family(settings, packets, Expr::Zone(ZTUNNEL_DNS_ZONE));
     table(
         RAW,
         base,
         base,
-        vec![apart(to_ztunnel)],
-        vec![apart(of_ztunnel)],
+        vec![separate(to_ztunnel)],
+        vec![separate(of_ztunnel)],
     )
 }
 
 fn mangle(settings: &Ambient, capture: Vec<Rule>) -> Table {
-    let mut prerouting = vec![tag_ztunnels_connections(settings)];
+    let mut prerouting = vec![mark_ztunnel_connections(settings)];
     prerouting.extend(capture);
     table(
         MANGLE,
         |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
-        // Of type route: the mark that it sets decides on the way of the packet.
+        // A route chain, since the mark that it sets affects routing.
         |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
         prerouting,
         vec![return_replies_to_ztunnel(settings)],
@@ -98,24 +97,23 @@ fn nat(prerouting: Vec<Rule>, output: Vec<Rule>) -> Table {
     table(NAT, base, base, prerouting, output)
 }
 
-/// A connection that ztunnel opens to the application bears the client's address. It is remembered, so that
-/// the replies, which go to the client's address, can be told from what the application says on its own.
-fn tag_ztunnels_connections(settings: &Ambient) -> Rule {
+/// Marks connections that ztunnel opens to the application. They come from the client's address, so their replies look
+/// like packets that the application sends to the client on its own.
+fn mark_ztunnel_connections(settings: &Ambient) -> Rule {
     let packets = vec![Expr::Marked(FROM_ZTUNNEL)];
     either_family(settings, packets, Expr::MarkConnection(TO_ZTUNNEL))
 }
 
-/// The mark leads the replies, by ip rule and route table, to ztunnel's socket instead of out of the pod. It is a
-/// constant here, since the connection was just seen to bear it: restoring the whole of the connection's mark, as
-/// Istio does, would overwrite the bits of others.
+/// Marks replies, so that ip rule and route table deliver them to ztunnel's socket. The mark is a constant, since the
+/// connection is known to have it: restoring the complete connection mark, as Istio does, would overwrite foreign bits.
 fn return_replies_to_ztunnel(settings: &Ambient) -> Rule {
     let packets = vec![Expr::ConnectionMarked(TO_ZTUNNEL)];
     either_family(settings, packets, Expr::Mark(TO_ZTUNNEL))
 }
 
-/// One address of each family that is captured, as with Istio. The rest of 127.0.0.0/8 is not captured either: what
-/// goes there leaves by `lo`, which is accepted first, and a connection that passed the output chain does not enter
-/// the prerouting one again.
+/// Returns one address per captured family, as Istio does. The rest of 127.0.0.0/8 is not captured either: packets
+/// to it leave through `lo`, which is accepted first, and a connection that passed the output chain does not enter
+/// the prerouting chain again.
 fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
     let loopback = |family: &Family| match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -125,14 +123,14 @@ fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
     families.map(loopback).map(Network::host)
 }
 
-/// A rule for every family that is captured.
+/// Builds a rule for all captured families.
 fn either_family(settings: &Ambient, packets: Vec<Expr>, action: Expr) -> Rule {
     let version = only_family(settings).map(Expr::Version);
     let counted = [Expr::Counter, action];
     Rule(version.into_iter().chain(packets).chain(counted).collect())
 }
 
-/// The family that is captured, if that is one.
+/// Returns the captured family if there is only one.
 fn only_family(settings: &Ambient) -> Option<Family> {
     match settings.families() {
         [only] => Some(*only),
@@ -140,18 +138,17 @@ fn only_family(settings: &Ambient) -> Option<Family> {
     }
 }
 
-/// A rule of the family that its first expression demands.
+/// Builds a rule whose first expression selects the family.
 fn one_family(packets: Vec<Expr>, action: Expr) -> Rule {
     let counted = [Expr::Counter, action];
     Rule(packets.into_iter().chain(counted).collect())
 }
 
-/// What is captured only where it begins, if that is wished.
-fn begins(settings: &Ambient) -> Option<Expr> {
-    settings.keep_existing_connections.then_some(Expr::Begins)
+/// Restricts capture to new connections, if requested.
+fn only_syn(settings: &Ambient) -> Option<Expr> {
+    settings.keep_existing_connections.then_some(Expr::TcpSyn)
 }
 
-/// Whether a network's family is captured at all.
 fn is_captured(settings: &Ambient, network: Network) -> bool {
     settings.families().contains(&network.family())
 }
@@ -160,7 +157,7 @@ pub(super) fn is_loopback(direction: fn(InterfaceName) -> Expr) -> Expr {
     direction(InterfaceName::loopback())
 }
 
-/// A table whose two chains see what arrives and what is sent.
+/// Builds a table with a prerouting and an output chain.
 pub(super) fn table(
     name: &str,
     prerouting_base: impl Fn(Hook) -> Base,

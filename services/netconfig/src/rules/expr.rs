@@ -3,108 +3,105 @@ use std::net::IpAddr;
 use super::settings::{InterfaceName, Network};
 use crate::{family::Family, marks::Mark};
 
-/// What a rule is made of. A closed list: what the kernel holds beyond it is [`Expr::Unknown`] and never ours.
+/// A part of a rule. The list is closed: anything else in the kernel is [`Expr::Unknown`] and never inpod's.
 ///
-/// In a rule they stand in the order of this list, which is the order in which `iptables-save` prints them.
+/// The expressions of a rule are in the order of this list, in which `iptables-save` prints them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// Is of that family.
+    /// The packet is of the family.
     Version(Family),
-    /// Comes from there.
+    /// The packet comes from the network.
     Source(Network),
-    /// Goes there.
+    /// The packet goes to the network.
     Destination(Network),
-    /// Of the network's family, and does not go there.
+    /// The packet is of the network's family and does not go to the network.
     DestinationNot(Network),
-    /// Is of that family and goes to an address of that set of the same table.
+    /// The packet is of the family, and the set of the same table contains its destination.
     DestinationIn(Family, String),
-    /// Arrives by that interface.
+    /// The packet arrives by the interface.
     ArrivesBy(InterfaceName),
-    /// Leaves by that interface.
+    /// The packet leaves by the interface.
     LeavesBy(InterfaceName),
-    /// Does not leave by that interface.
+    /// The packet does not leave by the interface.
     NotLeavesBy(InterfaceName),
-    /// Is of that protocol.
+    /// The packet has the protocol.
     Protocol(Transport),
-    /// Comes from that port. After [`Expr::Protocol`] only, as the next three.
+    /// The packet comes from the port. Only after [`Expr::Protocol`], as the next three.
     SourcePort(u16),
-    /// Goes to that port.
+    /// The packet goes to the port.
     Port(u16),
-    /// Does not go to that port.
+    /// The packet does not go to the port.
     PortNot(u16),
-    /// Begins a TCP connection: of the flags fin, syn, rst and ack, syn alone.
-    Begins,
-    /// The packet carries the mark.
+    /// The packet opens a TCP connection: of FIN, SYN, RST and ACK it has only SYN.
+    TcpSyn,
+    /// The packet has the mark.
     Marked(Mark),
-    /// The packet does not carry the mark.
+    /// The packet does not have the mark.
     NotMarked(Mark),
-    /// The packet's connection carries the mark.
+    /// The packet's connection has the mark.
     ConnectionMarked(Mark),
-    /// The packet is the first that is seen of its connection.
+    /// The packet is the first of its connection that conntrack sees.
     NewConnection,
-    /// The packet belongs to a connection that is known, or to one related to it.
+    /// The packet belongs to an established connection or is related to one.
     KnownConnection,
-    /// The packet belongs to no connection, and begins none.
+    /// The packet belongs to no connection and cannot open one.
     InvalidConnection,
     /// A socket of this netns sends the packet.
-    FromSocket,
-    /// A socket of this netns sends the packet, opened by that user.
+    FromAnySocket,
+    /// A socket of this netns sends the packet, and the user opened it.
     FromUser(u32),
-    /// A socket of this netns sends the packet, opened by that group.
+    /// A socket of this netns sends the packet, and the group opened it.
     FromGroup(u32),
-    /// A socket of this netns sends the packet, opened by another group.
+    /// A socket of this netns sends the packet, and another group opened it.
     NotFromGroup(u32),
-    /// The packet's socket was opened in the cgroup with that id, or below it. The level is the cgroup's depth. Not
-    /// where packets are about to leave (nft_socket_validate in net/netfilter/nft_socket.c).
+    /// The packet's socket was opened in the cgroup or below it. Not allowed in
+    /// postrouting (nft_socket_validate in net/netfilter/nft_socket.c).
     FromCgroup {
-        /// How many directories the cgroup is below the root.
+        /// The cgroup's depth below the root.
         level: u32,
         /// The inode number of the cgroup's directory.
         id: u64,
     },
-    /// The packet's connection carries that label, a number up to 127.
+    /// The packet's connection has the label, 0 to 127.
     Labelled(u8),
-    /// Counts.
+    /// Counts the packets that match.
     Counter,
-    /// Gives the packet the mark, in the mark's bits alone.
+    /// Sets the mark's bits of the packet's mark, keeping all others.
     Mark(Mark),
-    /// Gives the packet's connection the mark, in the mark's bits alone.
+    /// Sets the mark's bits of the connection's mark, keeping all others.
     MarkConnection(Mark),
-    /// Gives the packet's connection that label, a number up to 127, beside those that it has.
+    /// Adds the label, 0 to 127, to the packet's connection.
     Label(u8),
-    /// The packet's connection is tracked in that zone, apart from all others.
+    /// Tracks the packet's connection in a conntrack zone of its own.
     Zone(u16),
-    /// The packet goes on; no later rule of the chain sees it.
+    /// Accepts the packet: no later rule of the chain sees it.
     Accept,
-    /// The packet is gone.
     Drop,
-    /// The connection goes to that port of this netns.
+    /// Redirects the connection to a local port.
     Redirect(u16),
-    /// The connection comes from that address, as seen from where it goes.
+    /// Rewrites the connection's source address.
     SourceNat(IpAddr),
-    /// The packet goes to the transparent socket on that port, with the mark, and no later rule of the chain sees it.
-    /// Where there is no such socket: the next rule. Of the family that the rule demands, if it demands one.
+    /// Marks the packet and delivers it to the transparent socket on the port. Continues with the next rule if there is
+    /// none. The family is the one that the rule selects, if any.
     Tproxy(Option<Family>, u16, Mark),
-    /// Something else.
+    /// Any other expression, as text.
     Unknown(String),
 }
 
-/// A protocol with ports.
+/// A transport protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
 impl Expr {
-    /// Whether it leads packets to ztunnel, or to a sidecar's proxy.
+    /// Returns whether the expression redirects packets to ztunnel or a sidecar's proxy.
     pub(crate) fn captures(&self) -> bool {
         matches!(self, Self::Redirect(_) | Self::Tproxy(..))
     }
 
-    /// The family that packets must be of, where the expression demands one.
+    /// Returns the family that the expression requires, if any.
     pub(crate) fn family(&self) -> Option<Family> {
         match self {
             Self::Version(family) => Some(*family),
@@ -119,14 +116,14 @@ impl Expr {
             | Self::SourcePort(_)
             | Self::Port(_)
             | Self::PortNot(_)
-            | Self::Begins
+            | Self::TcpSyn
             | Self::Marked(_)
             | Self::NotMarked(_)
             | Self::ConnectionMarked(_)
             | Self::NewConnection
             | Self::KnownConnection
             | Self::InvalidConnection
-            | Self::FromSocket
+            | Self::FromAnySocket
             | Self::FromUser(_)
             | Self::FromGroup(_)
             | Self::NotFromGroup(_)

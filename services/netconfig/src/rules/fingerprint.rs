@@ -1,12 +1,11 @@
 use std::{fmt, str::FromStr};
 
-/// Identifies a set of rules: FNV-1a, 64 bits, of its text. Stable over builds and releases, which std's hasher is
-/// not. It guards against drift, not against malice: who can write the tag can write the rules.
+/// The 64-bit FNV-1a hash of a ruleset's text. Unlike std's hasher it is stable across builds and releases. It detects
+/// drift, not malice: who can write the tag can write the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// Of a text.
     pub(crate) fn of(text: &str) -> Self {
         const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
         const PRIME: u64 = 0x0000_0100_0000_01b3;

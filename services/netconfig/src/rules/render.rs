@@ -1,4 +1,4 @@
-//! Rules as a script for `nft -f`: for goldens, plans and logs.
+//! Renders rules as a script for `nft -f`, for golden files, previews and logs.
 
 use std::fmt;
 
@@ -115,14 +115,14 @@ impl fmt::Display for Expr {
             Self::SourcePort(port) => write!(f, "th sport {port}"),
             Self::Port(port) => write!(f, "th dport {port}"),
             Self::PortNot(port) => write!(f, "th dport != {port}"),
-            Self::Begins => write!(f, "tcp flags & (fin|syn|rst|ack) == syn"),
+            Self::TcpSyn => write!(f, "tcp flags & (fin|syn|rst|ack) == syn"),
             Self::Marked(mark) => masked(f, "meta mark", *mark, "=="),
             Self::NotMarked(mark) => masked(f, "meta mark", *mark, "!="),
             Self::ConnectionMarked(mark) => masked(f, "ct mark", *mark, "=="),
             Self::NewConnection => write!(f, "ct state new"),
             Self::KnownConnection => write!(f, "ct state established,related"),
             Self::InvalidConnection => write!(f, "ct state invalid"),
-            Self::FromSocket => write!(f, "meta skuid != {}", u32::MAX),
+            Self::FromAnySocket => write!(f, "meta skuid != {}", u32::MAX),
             Self::FromUser(user) => write!(f, "meta skuid {user}"),
             Self::FromGroup(group) => write!(f, "meta skgid {group}"),
             Self::NotFromGroup(group) => write!(f, "meta skgid != {group}"),

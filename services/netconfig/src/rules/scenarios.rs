@@ -1,11 +1,10 @@
-//! Redirections by name, one for each thing that can be chosen: what goldens, packets and both backends are tried
-//! with.
+//! Named redirections, at least one for each setting: the input of golden, packet and backend tests.
 
 pub mod sidecar;
 
 use super::{Ambient, Exclusions, InboundCapture, Ipv6, Redirection};
 
-/// Every scenario of both modes: its name and what it is. Those of a sidecar are named so.
+/// Returns the scenarios of both modes. Names of sidecar scenarios begin with `sidecar-`.
 pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
     let ambient = all().map(|(name, settings)| (name.to_owned(), Redirection::Ambient(settings)));
     let sidecar = sidecar::all().map(|(name, settings)| {
@@ -15,7 +14,7 @@ pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
     ambient.chain(sidecar)
 }
 
-/// Every scenario of ambient mode: its name and its settings.
+/// Returns the scenarios of ambient mode.
 pub fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
     [
         ("plain", Ambient::default()),
@@ -102,7 +101,7 @@ fn tproxy() -> Ambient {
     }
 }
 
-/// With the sources that Istio gives to probes.
+/// With the source addresses that Istio uses for probes.
 fn probes() -> Ambient {
     let sources = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"].into_iter();
     Ambient {

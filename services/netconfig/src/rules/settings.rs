@@ -1,4 +1,4 @@
-//! What can be chosen about a redirection, parsed: what is here can be programmed.
+//! The validated settings of a redirection: every value can be written as rules.
 
 use std::{fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
@@ -6,61 +6,57 @@ use ipnet::IpNet;
 
 use crate::family::Family;
 
-/// IFNAMSIZ of linux/if.h, its final zero included.
+/// IFNAMSIZ of linux/if.h, including the terminating zero.
 const INTERFACE_NAME_BYTES: usize = 16;
 
-/// Everything that can be chosen about ambient mode in one netns. The default is Istio's, without its DNS capture.
+/// The settings of ambient mode. The defaults are Istio's, but without DNS capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ambient {
-    /// Whether name resolution goes to ztunnel.
+    /// Redirects DNS queries to ztunnel.
     pub dns_capture: bool,
-    /// Whether inbound TCP is left alone.
+    /// Leaves inbound TCP alone.
     pub bypass_inbound_capture: bool,
-    /// Interfaces whose arriving TCP is taken for outbound.
+    /// Interfaces whose inbound TCP is captured as outbound, as that of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
-    /// How inbound TCP is captured.
     pub inbound_capture: InboundCapture,
-    /// Whether IPv6 is captured.
     pub ipv6: Ipv6,
-    /// What is left alone.
     pub exclusions: Exclusions,
-    /// Whether only connections that begin are captured.
+    /// Captures only new connections.
     pub keep_existing_connections: bool,
-    /// The addresses that the node gives to its kubelet's probes, at most one per family. They are not captured.
+    /// The source addresses of the kubelet's probes on this node, at most one per family. They are not captured.
     pub probe_sources: Vec<IpAddr>,
 }
 
 impl Ambient {
-    /// The families that are captured.
+    /// Returns the captured families.
     pub(crate) fn families(&self) -> &'static [Family] {
         self.ipv6.families()
     }
 }
 
-/// How inbound TCP is captured.
+/// The mechanism that captures inbound TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InboundCapture {
-    /// By destination NAT.
+    /// By destination NAT to a local port.
     #[default]
     Redirect,
     /// By TPROXY, as Istio 1.21 did.
     Tproxy,
 }
 
-/// Whether IPv6 is captured.
+/// The capture of IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// As the netns is.
+    /// Captured if the netns has IPv6.
     #[default]
     Auto,
-    /// It is; a netns without it is refused.
+    /// Captured; netns without IPv6 are refused.
     On,
-    /// It is left alone.
     Off,
 }
 
 impl Ipv6 {
-    /// The families that are captured.
+    /// Returns the captured families.
     pub(crate) fn families(self) -> &'static [Family] {
         match self {
             Self::Auto | Self::On => &Family::ALL,
@@ -69,39 +65,40 @@ impl Ipv6 {
     }
 }
 
-/// What is left alone.
+/// Traffic that is not captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exclusions {
-    /// TCP ports outside.
+    /// TCP ports of destinations outside of the pod.
     pub outbound_ports: Vec<NonZeroU16>,
-    /// Networks outside.
+    /// Networks outside of the pod.
     pub outbound_networks: Vec<Network>,
     /// TCP ports of the pod.
     pub inbound_ports: Vec<NonZeroU16>,
-    /// Networks of clients.
     pub inbound_networks: Vec<Network>,
 }
 
-/// The name of an interface, as `nft` and `iptables` take it too: letters, digits and `._-`, at most 15 bytes, not `.`
-/// or `..`, and nothing that looks like an option (dev_valid_name in net/core/dev.c allows more: a slash, a colon and white space alone are refused there).
+/// The name of an interface that `nft` and `iptables` accept, too: 1 to 15 letters, digits and `._-`, not
+/// `.` or `..`, not starting with `-`. The kernel allows more: it refuses only slash, colon and white
+/// space (dev_valid_name in net/core/dev.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// The loopback interface, of that name in every netns.
+    /// Returns `lo`, the loopback interface's name in every netns.
     pub fn loopback() -> Self {
         Self("lo".to_owned())
     }
 
-    /// As text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Why a text names no interface.
+/// A text is not an interface name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is no interface name: 1 to 15 letters, digits, `.`, `_` or `-`, the first no `-`")]
+#[error(
+    "is not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`"
+)]
 pub struct NoInterfaceName;
 
 impl FromStr for InterfaceName {
@@ -125,22 +122,20 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-/// A network: an address without host bits, and a length.
+/// An IP network without host bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network(IpNet);
 
 impl Network {
-    /// One address.
+    /// Returns the network of a single address.
     pub fn host(address: IpAddr) -> Self {
         Self(address.into())
     }
 
-    /// Its lowest address.
     pub(crate) fn address(self) -> IpAddr {
         self.0.network()
     }
 
-    /// The bits that count, set.
     pub(crate) fn mask(self) -> IpAddr {
         self.0.netmask()
     }
@@ -149,31 +144,30 @@ impl Network {
         Family::of(self.address())
     }
 
-    /// How many bits count.
     pub(crate) fn prefix_len(self) -> u8 {
         self.0.prefix_len()
     }
 
-    /// Whether it is one address.
+    /// Returns whether the network is a single address.
     pub(crate) fn is_host(self) -> bool {
         self.0.prefix_len() == self.0.max_prefix_len()
     }
 
-    /// The network of an address and a mask. `None` where the mask has gaps or the address host bits.
+    /// Returns `None` if the mask has gaps or the address has host bits.
     pub(crate) fn of_mask(address: IpAddr, mask: IpAddr) -> Option<Self> {
         let net = IpNet::with_netmask(address, mask).ok()?;
         (net == net.trunc()).then_some(Self(net))
     }
 }
 
-/// Why a text is no network.
+/// A text is not a network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNetwork {
-    /// Not of the form.
-    #[error("is no network: address/length is wanted, such as 10.0.0.0/8")]
+    /// It does not have the form address/length.
+    #[error("is not a network: expected address/length, such as 10.0.0.0/8")]
     Form,
-    /// An address within a network.
-    #[error("has host bits: {0} is the network")]
+    /// The address has host bits.
+    #[error("has host bits set: the network is {0}")]
     HostBits(IpNet),
 }
 

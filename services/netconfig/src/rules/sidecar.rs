@@ -1,5 +1,5 @@
-//! The redirection of a sidecar, as `istio-iptables` writes it (shared facts: services/docs/facts/istio-sidecar.md, 4.3 and 4.4),
-//! in base chains of our own tables. Where it differs, that is said at the rule.
+//! The redirection of a sidecar, with the rules of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.3 and 4.4)
+//! in base chains of inpod's own tables. Differences are noted at each rule.
 
 mod inbound;
 mod outbound;
@@ -21,12 +21,13 @@ use crate::{
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 const UDP: Expr = Expr::Protocol(Transport::Udp);
 
-/// From where the proxy calls the application, by which it is known that a connection went through the proxy. Of
-/// 127.0.0.0/8 every address is the pod's; the one of IPv6 has to be given to `lo` (4.4.7).
-pub(crate) const RETURNING_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
-const RETURNING_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+/// The source addresses of a proxy's calls to the application (Istio's inbound passthrough), by which the rules
+/// recognise connections that went through the proxy. All of 127.0.0.0/8 is local; the IPv6 address has to be added
+/// to `lo` (services/docs/facts/istio-sidecar.md, 4.4.7).
+pub(crate) const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 
-/// All of it. A table in which there would be no rule is none, but for the one that redirects.
+/// Builds the ruleset. Tables without rules are left out, except for the nat table.
 pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     let mut tables = Vec::new();
     tables.extend(raw(settings));
@@ -35,11 +36,11 @@ pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     Ruleset { tables }
 }
 
-/// Which questions are whose: what is asked of servers is in one zone, and what is asked of the proxy in the other,
-/// since both may come from one port. What others than the proxy ask of servers is in the zone of the proxy's, to which
-/// all answers of servers belong; with Istio it is in the other one, and its answers are no answers. The first zone that a packet is given counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in
-/// net/netfilter/xt_CT.c). Where no server of a family is captured, that family has none of it; with Istio it has the
-/// proxy's.
+/// Separates DNS queries to servers from queries to the proxy by conntrack zones, since both may come from the same
+/// source port. Queries to servers from others than the proxy are in the proxy's zone, to which all answers of servers
+/// are assigned. Istio puts them into the other zone, where their answers do not match. The first zone that a packet is
+/// assigned counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in net/netfilter/xt_CT.c). Families
+/// without captured servers have no such rules; Istio writes the proxy's for them.
 fn raw(settings: &Sidecar) -> Option<Table> {
     let families = settings.dns_families();
     if families.is_empty() {
@@ -63,7 +64,7 @@ fn raw(settings: &Sidecar) -> Option<Table> {
         let answers = vec![UDP, Expr::SourcePort(ZTUNNEL_DNS_PORT), proxy.clone()];
         [asked(vec![proxy]), zone(answers, APPLICATION_DNS_ZONE)]
     });
-    let of_groups = spared_groups(settings).into_iter().map(asked);
+    let of_groups = bypassed_groups(settings).into_iter().map(asked);
     let of_application = servers(settings, &families, Expr::Destination).map(|to| {
         let packets = to.into_iter().chain([UDP, Expr::Port(DNS_PORT)]);
         zone(packets.collect(), APPLICATION_DNS_ZONE)
@@ -77,7 +78,7 @@ fn raw(settings: &Sidecar) -> Option<Table> {
 fn mangle(settings: &Sidecar) -> Option<Table> {
     let mut prerouting = Vec::new();
     if settings.drop_invalid {
-        // Of every protocol; Istio's rules of nf_tables drop those of TCP alone.
+        // For every protocol; Istio's nftables rules drop only invalid TCP.
         let packets = vec![Expr::InvalidConnection];
         prerouting.push(rule(settings.families(), packets, Expr::Drop));
     }
@@ -91,7 +92,7 @@ fn mangle(settings: &Sidecar) -> Option<Table> {
         table(
             MANGLE,
             |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
-            // Of type route: the mark that it sets decides on the way of the packet.
+            // A route chain, since the mark that it sets affects routing.
             |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
             prerouting,
             output,
@@ -105,7 +106,7 @@ fn nat(settings: &Sidecar) -> Table {
     table(NAT, base, base, arriving, sent)
 }
 
-/// The users and groups that the proxy runs as, a condition each.
+/// Returns one condition for each user and group that the proxy runs as.
 fn proxies(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let users = settings.proxy_users.iter();
     let users = users.map(|user| Expr::FromUser(user.number()));
@@ -117,9 +118,9 @@ fn proxy_groups(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     groups.map(|group| Expr::FromGroup(group.number()))
 }
 
-/// The groups whose traffic is not captured, beside the proxy's: conditions each. Where it is that of some alone, all
-/// others at once.
-fn spared_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
+/// Returns conditions for the groups whose traffic is not captured, other than the proxy's. If only some groups are
+/// captured, one list of conditions excludes all others.
+fn bypassed_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     let excluded = settings.excluded_owner_groups.iter();
     let excluded = excluded.map(|group| vec![Expr::FromGroup(group.number())]);
     let others = |included: &Vec<Owner>| -> Vec<Expr> {
@@ -131,7 +132,7 @@ fn spared_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     excluded.chain(others).collect()
 }
 
-/// The servers of these families whose questions are captured, a condition each; one that is none for all.
+/// Returns one condition for each DNS server of these families that is captured, or `None` for all servers.
 fn servers(
     settings: &Sidecar,
     families: &[Family],
@@ -149,18 +150,18 @@ fn servers(
     conditions.into_iter()
 }
 
-/// A rule of these families: that they are not both has to be said where nothing else says it.
+/// Builds a rule, adding a condition on the family if only one is captured and no other condition implies it.
 fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
-    let is_said = packets.iter().any(|packet| packet.family().is_some());
+    let has_family = packets.iter().any(|packet| packet.family().is_some());
     let only = match families {
-        [only] if !is_said => Some(Expr::Version(*only)),
+        [only] if !has_family => Some(Expr::Version(*only)),
         _ => None,
     };
     let counted = [Expr::Counter, action];
     Rule(only.into_iter().chain(packets).chain(counted).collect())
 }
 
-/// What is not the pod's own loopback, for each family that is captured.
+/// Matches everything but the pod's own loopback, for each captured family.
 fn not_loopback(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     families.map(|family| Expr::DestinationNot(loopback(settings, *family)))
@@ -173,17 +174,17 @@ fn loopback(settings: &Sidecar, family: Family) -> Network {
     }
 }
 
-/// What comes from the proxy's own address, for each family that is captured.
-fn returning(settings: &Sidecar) -> impl Iterator<Item = Expr> {
+/// Matches the proxy's passthrough address, for each captured family.
+fn from_passthrough(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     let address = |family: &Family| match family {
-        Family::V4 => RETURNING_V4.into(),
-        Family::V6 => RETURNING_V6.into(),
+        Family::V4 => PASSTHROUGH_V4.into(),
+        Family::V6 => PASSTHROUGH_V6.into(),
     };
     families.map(move |family| Expr::Source(Network::host(address(family))))
 }
 
-/// What goes by interfaces by which nothing is captured.
+/// Accepts traffic of the excluded interfaces.
 fn by_excluded_interfaces(
     settings: &Sidecar,
     direction: fn(InterfaceName) -> Expr,
@@ -193,9 +194,9 @@ fn by_excluded_interfaces(
     interfaces.map(move |name| rule(families, vec![direction(name)], Expr::Accept))
 }
 
-/// What is captured only where it begins, if that is wished.
-fn begins(settings: &Sidecar) -> Option<Expr> {
-    settings.keep_existing_connections.then_some(Expr::Begins)
+/// Restricts capture to new connections, if requested.
+fn only_syn(settings: &Sidecar) -> Option<Expr> {
+    settings.keep_existing_connections.then_some(Expr::TcpSyn)
 }
 
 #[cfg(test)]

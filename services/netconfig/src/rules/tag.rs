@@ -4,41 +4,39 @@ use inpod_types::SandboxRef;
 
 use super::{Fingerprint, SCHEMA};
 
-/// The kernel keeps at most 255 bytes of a comment, its end included (nftnl's udata has one length byte).
-const LONGEST_SANDBOX: usize = 160;
+/// The kernel stores at most 255 bytes of a comment with its terminating zero (nftnl's udata has one length byte).
+const MAX_SANDBOX_BYTES: usize = 160;
 
-/// What our tables carry as their comment, so that a netns says itself what was applied to it and for whom.
+/// The comment on inpod's tables, which records in the netns itself what was applied and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// How the rules are written.
     pub schema: u32,
-    /// Which rules they are.
     pub fingerprint: Fingerprint,
-    /// Whether `net.ipv4.tcp_migrate_req` was switched on with them, and is to be switched off again.
+    /// Records that inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable it with them.
     pub migrates: bool,
-    /// For whom they were written. For people: a sandbox may be renamed while its rules stay.
+    /// For display only: a sandbox may be renamed while its rules stay.
     pub sandbox: String,
 }
 
-/// Stands in a tag where the sysctl was switched on.
+/// Marks a tag whose rules enabled the sysctl.
 const MIGRATES: &str = " switched=tcp_migrate_req";
 
 impl Tag {
-    /// The tag of rules that are written now.
+    /// Builds the tag of new rules, with the current schema.
     pub fn new(fingerprint: Fingerprint, migrates: bool, sandbox: &SandboxRef) -> Self {
         Self {
             schema: SCHEMA,
             fingerprint,
             migrates,
-            sandbox: name_of(sandbox),
+            sandbox: sandbox_name(sandbox),
         }
     }
 }
 
-/// A sandbox as comments in the kernel name it.
-pub(crate) fn name_of(sandbox: &SandboxRef) -> String {
+/// Returns a sandbox's name in kernel comments, where long names are hashed.
+pub(crate) fn sandbox_name(sandbox: &SandboxRef) -> String {
     let text = sandbox.to_string();
-    if text.len() <= LONGEST_SANDBOX {
+    if text.len() <= MAX_SANDBOX_BYTES {
         text
     } else {
         format!("long-name-{}", Fingerprint::of(&text))
@@ -61,7 +59,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// A comment that is not of our making.
+/// A comment that is not inpod's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignComment;
 

@@ -10,39 +10,39 @@ use std::{
 use inpod_linux::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::world::{APPLICATION, Sent, World, inside};
+use super::network::{APPLICATION, Sent, TestNetwork, open_inside};
 use crate::marks::{
     DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT,
 };
 
-/// How long a packet may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time for which a packet is waited for.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where something arrived.
+/// The listener at which something arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum Arrival {
     Outbound,
     Plaintext,
     Hbone,
-    Names,
-    NamesOverUdp,
+    Dns,
+    DnsUdp,
     Application,
     Peer,
-    PeersNames,
-    PeersNamesOverUdp,
+    PeerDns,
+    PeerDnsUdp,
 }
 
-impl At {
+impl Arrival {
     const ALL: [Self; 9] = [
         Self::Outbound,
         Self::Plaintext,
         Self::Hbone,
-        Self::Names,
-        Self::NamesOverUdp,
+        Self::Dns,
+        Self::DnsUdp,
         Self::Application,
         Self::Peer,
-        Self::PeersNames,
-        Self::PeersNamesOverUdp,
+        Self::PeerDns,
+        Self::PeerDnsUdp,
     ];
 
     fn port(self) -> u16 {
@@ -50,27 +50,24 @@ impl At {
             Self::Outbound => OUTBOUND_PORT,
             Self::Plaintext => INBOUND_PLAINTEXT_PORT,
             Self::Hbone => INBOUND_HBONE_PORT,
-            Self::Names | Self::NamesOverUdp => ZTUNNEL_DNS_PORT,
+            Self::Dns | Self::DnsUdp => ZTUNNEL_DNS_PORT,
             Self::Application | Self::Peer => APPLICATION,
-            Self::PeersNames | Self::PeersNamesOverUdp => DNS_PORT,
+            Self::PeerDns | Self::PeerDnsUdp => DNS_PORT,
         }
     }
 
-    fn is_peers(self) -> bool {
-        matches!(
-            self,
-            Self::Peer | Self::PeersNames | Self::PeersNamesOverUdp
-        )
+    fn is_peer(self) -> bool {
+        matches!(self, Self::Peer | Self::PeerDns | Self::PeerDnsUdp)
     }
 
     fn is_udp(self) -> bool {
-        matches!(self, Self::NamesOverUdp | Self::PeersNamesOverUdp)
+        matches!(self, Self::DnsUdp | Self::PeerDnsUdp)
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Arrival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = if self.is_peers() { "peer" } else { "pod" };
+        let side = if self.is_peer() { "peer" } else { "pod" };
         let protocol = if self.is_udp() { "UDP" } else { "TCP" };
         write!(f, "{protocol} port {} of the {side}", self.port())
     }
@@ -81,28 +78,31 @@ enum Listener {
     Udp(UdpSocket),
 }
 
-/// All of them.
-pub(super) struct Listeners(Vec<(At, Listener)>);
+pub(super) struct Listeners(Vec<(Arrival, Listener)>);
 
 impl Listeners {
-    pub(super) fn open(world: &World) -> io::Result<Self> {
-        let open = |at: At| {
-            let netns = if at.is_peers() {
-                &world.peer
+    pub(super) fn open(network: &TestNetwork) -> io::Result<Self> {
+        let open = |at: Arrival| {
+            let netns = if at.is_peer() {
+                &network.peer
             } else {
-                &world.pod
+                &network.pod
             };
-            Ok((at, Listener::open(netns, at, world.has_ipv6)?))
+            Ok((at, Listener::open(netns, at, network.has_ipv6)?))
         };
-        At::ALL
+        Arrival::ALL
             .into_iter()
             .map(open)
             .collect::<io::Result<_>>()
             .map(Self)
     }
 
-    /// Whether what was sent arrived where it should, and what was seen of it.
-    pub(super) fn judge(&self, sent: io::Result<Sent>, wanted: At) -> Result<String, String> {
+    /// Compares where a packet arrived with where it should, and describes the observation.
+    pub(super) fn check_arrival(
+        &self,
+        sent: io::Result<Sent>,
+        wanted: Arrival,
+    ) -> Result<String, String> {
         let expected = |seen: String| format!("{seen}; expected at {wanted}");
         let sent = sent.map_err(|error| expected(format!("could not be sent: {error}")))?;
         let from = sent.from;
@@ -114,20 +114,20 @@ impl Listeners {
                 "sent from {from}, arrived at {at} from {seen}"
             ))),
             Ok(None) => Err(expected(format!("sent from {from}, arrived nowhere"))),
-            Err(error) => Err(expected(format!("could not be looked for: {error}"))),
+            Err(error) => Err(expected(format!("could not be received: {error}"))),
         }
     }
 
-    /// What arrives next, and from whom.
-    fn next(&self) -> io::Result<Option<(At, SocketAddr)>> {
-        let deadline = Instant::now() + PATIENCE;
+    /// Returns the next arrival and its source address.
+    fn next(&self) -> io::Result<Option<(Arrival, SocketAddr)>> {
+        let deadline = Instant::now() + RECEIVE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(None);
             }
             for (at, listener) in self.readable(left)? {
-                match listener.take() {
+                match listener.receive() {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     taken => return Ok(Some((at, taken?))),
                 }
@@ -135,12 +135,12 @@ impl Listeners {
         }
     }
 
-    fn readable(&self, patience: Duration) -> io::Result<Vec<(At, &Listener)>> {
+    fn readable(&self, timeout: Duration) -> io::Result<Vec<(Arrival, &Listener)>> {
         let listeners = self.0.iter();
         let fds = listeners.clone().map(|(_, listener)| listener.fd());
         let mut watched: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-        poll(&mut watched, patience)?;
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        poll(&mut watched, timeout)?;
         let ready = listeners
             .zip(&watched)
             .filter(|(_, watched)| watched.any() == Some(true));
@@ -149,16 +149,16 @@ impl Listeners {
 }
 
 impl Listener {
-    /// Of every address of both families, as ztunnel's are.
-    fn open(netns: &Netns, at: At, has_ipv6: bool) -> io::Result<Self> {
+    /// Listens on all addresses of both families, as ztunnel does.
+    fn open(netns: &Netns, at: Arrival, has_ipv6: bool) -> io::Result<Self> {
         let every = if has_ipv6 { "[::]" } else { "0.0.0.0" };
         let address = format!("{every}:{}", at.port());
         if at.is_udp() {
-            let socket = inside(netns, || UdpSocket::bind(&address))?;
+            let socket = open_inside(netns, || UdpSocket::bind(&address))?;
             socket.set_nonblocking(true)?;
             Ok(Self::Udp(socket))
         } else {
-            let listener = inside(netns, || TcpListener::bind(&address))?;
+            let listener = open_inside(netns, || TcpListener::bind(&address))?;
             listener.set_nonblocking(true)?;
             Ok(Self::Tcp(listener))
         }
@@ -171,8 +171,8 @@ impl Listener {
         }
     }
 
-    /// From whom something came. It is not answered.
-    fn take(&self) -> io::Result<SocketAddr> {
+    /// Accepts a connection or a datagram, without a reply, and returns its source address.
+    fn receive(&self) -> io::Result<SocketAddr> {
         let from = match self {
             Self::Tcp(listener) => listener.accept()?.1,
             Self::Udp(socket) => socket.recv_from(&mut [0; 16])?.1,

@@ -1,4 +1,4 @@
-//! Between messages and what they stand for.
+//! Conversions between protobuf messages and internal types.
 
 mod redirection;
 
@@ -17,9 +17,9 @@ use crate::{
     apply::Phase,
     backend::Backend,
     claims::Claim,
+    conflicts::{self, Kind},
     error::IntoFailure,
     inspect,
-    radar::{self, Kind},
     selftest::{Check, Report},
 };
 
@@ -73,7 +73,7 @@ impl From<Backend> for v1::Backend {
     }
 }
 
-/// A claim that was found, without the instance.
+/// Builds the response except for the instance ID.
 pub(super) fn describe_found(claim: &Claim, process: inspect::Process) -> v1::FindNetnsResponse {
     v1::FindNetnsResponse {
         instance_id: String::new(),
@@ -107,8 +107,8 @@ pub(super) fn describe_listener(listener: &inspect::Listener) -> v1::Listener {
     }
 }
 
-pub(super) fn describe_finding(finding: radar::Finding) -> v1::Finding {
-    let radar::Finding {
+pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
+    let conflicts::Finding {
         kind,
         subject,
         sentence,
@@ -129,7 +129,7 @@ pub(super) fn describe_finding(finding: radar::Finding) -> v1::Finding {
     }
 }
 
-/// The pod that is searched for, and its addresses.
+/// Parses the pod's UID and addresses.
 pub(super) fn pod_of(request: &v1::FindNetnsRequest) -> Result<(PodUid, Vec<IpAddr>), Status> {
     let uid = request.pod_uid.parse();
     let uid = uid.map_err(|error| invalid(Invalid::new("pod_uid", error)))?;
@@ -156,6 +156,6 @@ pub(super) fn invalid(invalid: Invalid) -> Status {
     into_status(&Failure::from(invalid))
 }
 
-pub(super) fn refusal(error: impl IntoFailure) -> Status {
+pub(super) fn to_status(error: impl IntoFailure) -> Status {
     into_status(&error.into_failure())
 }

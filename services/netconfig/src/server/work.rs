@@ -1,4 +1,4 @@
-//! Work that outlives the call that asked for it.
+//! Runs work that must not end with the call that started it.
 
 use std::future::Future;
 
@@ -8,15 +8,15 @@ use tracing::Instrument as _;
 
 use crate::error::IntoFailure;
 
-/// Runs a future to its end, even when its caller goes away: tonic then drops the handler.
+/// Runs a future to its end, even if the client disconnects: tonic drops the handler then.
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {
     let task = tokio::spawn(work.in_current_span());
-    task.await.unwrap_or_else(|error| Err(defect(&error)))
+    task.await.unwrap_or_else(|error| Err(panic_status(&error)))
 }
 
-/// Runs what blocks on a thread that may block, to its end.
+/// Runs blocking work to its end, on a thread for such work.
 pub(super) async fn blocking<T, E>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, Status>
@@ -26,16 +26,16 @@ where
 {
     let span = tracing::Span::current();
     let task = tokio::task::spawn_blocking(move || span.in_scope(work));
-    let result = task.await.map_err(|error| defect(&error))?;
+    let result = task.await.map_err(|error| panic_status(&error))?;
     result.map_err(|error| {
         let failure = error.into_failure();
-        tracing::warn!(reason = %failure.reason, error = failure.message, "Refused");
+        tracing::warn!(reason = %failure.reason, error = failure.message, "Request failed");
         inpod_proto::into_status(&failure)
     })
 }
 
-fn defect(error: &tokio::task::JoinError) -> Status {
-    tracing::error!(%error, "Work failed");
+fn panic_status(error: &tokio::task::JoinError) -> Status {
+    tracing::error!(%error, "A task failed");
     let failure = Failure::new(Reason::Internal, format!("netconfig failed: {error}"));
     inpod_proto::into_status(&failure)
 }

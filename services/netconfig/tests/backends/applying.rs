@@ -1,4 +1,4 @@
-//! What is applied is there, by every backend and in every scenario, and goes again.
+//! Every backend applies every scenario, and removes it.
 
 use std::{fs, path::Path};
 
@@ -45,7 +45,7 @@ fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
     }
 }
 
-/// Byte for byte.
+/// Returns everything of iptables, for a comparison of bytes.
 fn all_of_iptables(fresh: &Fresh) -> String {
     let of = |backend| {
         Family::ALL
@@ -75,7 +75,7 @@ fn recorded(name: &str, extension: &str) -> String {
     fs::read_to_string(directory.join(format!("{name}.{extension}"))).unwrap_or_default()
 }
 
-/// And every toggle leads from every scenario to the next, with nothing stale.
+/// Also applies each scenario after each other one, and checks that nothing stale is left.
 #[test]
 fn iptables_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_scripts() {
     for backend in IPTABLES {
@@ -98,8 +98,8 @@ fn iptables_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_scrip
     }
 }
 
-/// Chains that hold anything, and their rules, in an order of tables that is always the same: iptables-legacy lists
-/// first what was used last.
+/// Returns the non-empty chains and their rules in a fixed order of tables: iptables-legacy lists the table first
+/// that was used last.
 fn rules_of(fresh: &Fresh, backend: Backend) -> String {
     let mut tables: Vec<String> = Vec::new();
     for family in Family::ALL {
@@ -124,7 +124,7 @@ fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
             };
             let planned = plan(&ours);
             assert_ne!(planned.verified.differences, [""; 0], "{name}");
-            carry_out(&theirs, planned.transaction);
+            execute(&theirs, planned.transaction);
             let applied = writer(backend).apply(&ours.netns, &redirection, &sandbox("c1"));
             applied.unwrap();
             let after = plan(&ours);
@@ -141,8 +141,8 @@ fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
     }
 }
 
-/// A line that names a program of iptables is followed by its script; the others are commands.
-fn carry_out(fresh: &Fresh, transaction: String) {
+/// Executes a transaction: a line that names an iptables program is followed by its script, all others are commands.
+fn execute(fresh: &Fresh, transaction: String) {
     fresh.run(move || {
         let (mut program, mut script) = (None::<String>, String::new());
         let flush = |program: &mut Option<String>, script: &mut String| {
@@ -160,7 +160,7 @@ fn carry_out(fresh: &Fresh, transaction: String) {
                 .any(|known| line.starts_with(known))
             {
                 flush(&mut program, &mut script);
-                // conntrack fails where there is no entry to delete.
+                // conntrack fails if there is no entry to delete.
                 feed(
                     "sh",
                     &[
@@ -199,7 +199,7 @@ fn a_last_removal_leaves_nothing_and_can_be_repeated() {
     }
 }
 
-/// By a netconfig that would write with another one.
+/// The removing netconfig is configured with another backend.
 #[test]
 fn a_removal_needs_not_be_told_the_backend() {
     for backend in Backend::ALL {
@@ -294,7 +294,7 @@ fn our_jump_comes_before_the_rules_of_others() {
     }
 }
 
-/// What is written into the tag may be any text that names an interface.
+/// An interface name in the tag may contain any characters that the kernel allows.
 #[test]
 fn a_tag_with_quotes_and_backslashes_is_read_back() {
     for backend in IPTABLES {
@@ -312,7 +312,7 @@ fn a_tag_with_quotes_and_backslashes_is_read_back() {
     }
 }
 
-/// iptables writes IPv6 rules as long as the kernel has IPv6.
+/// iptables writes IPv6 rules if the kernel has IPv6, even if it is disabled.
 #[test]
 fn a_netns_whose_ipv6_is_switched_off_has_rules_and_no_routes_of_it() {
     for backend in IPTABLES {

@@ -1,5 +1,5 @@
-//! While one kind of rules takes the place of another, captured connections live on, and new ones are captured: none
-//! is refused, and none gets past ztunnel.
+//! While one kind of rules replaces another, captured connections continue and new ones are captured: none is refused,
+//! and none bypasses ztunnel.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -26,22 +26,22 @@ use crate::{
     tools::writer,
 };
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The addresses of the pod and of its peer, per family.
 const ADDRESSES: [(&str, &str); 2] = [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")];
 
-/// Where nobody listens in the pod, and somebody does outside.
+/// A port without a listener in the pod, but with one outside.
 const PORT: u16 = 8080;
 
-/// A pod, and what it talks with.
+/// A pod, and its peer.
 struct Node {
     pod: Fresh,
     peer: Fresh,
-    /// ztunnel's, for what goes out and what comes in.
+    /// The listeners of ztunnel for outbound and inbound traffic.
     outbound: TcpListener,
     inbound: TcpListener,
-    /// Where what gets past it arrives.
+    /// Accepts traffic that bypasses ztunnel.
     outside: TcpListener,
 }
 
@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    /// In both directions and families.
+    /// Opens connections in both directions and families.
     fn connections(&self) -> Vec<(TcpStream, TcpStream)> {
         let mut connections = Vec::new();
         for (pod, peer) in ADDRESSES {
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// As ztunnel does it: with the right to take what is for other addresses.
+/// Listens like ztunnel, and accepts packets with foreign destinations.
 fn listen(netns: &Netns, port: u16) -> TcpListener {
     let socket = netns.within(|| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)));
     let socket = socket.unwrap().unwrap();
@@ -104,15 +104,16 @@ fn dial(netns: &Netns, to: &str) -> io::Result<TcpStream> {
     let domain = Domain::for_address(to);
     let socket = netns.within(|| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)));
     let socket = socket.unwrap()?;
-    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.connect_timeout(&to.into(), TIMEOUT)?;
     Ok(socket.into())
 }
 
-/// The other end of a connection, within a deadline: what went past never comes. Others may be left in the queue.
+/// Returns the other end of a connection. Fails after a timeout, since a connection that bypasses ztunnel never
+/// arrives. Other connections may be in the queue.
 fn accept(listener: &TcpListener, dialled: &TcpStream) -> TcpStream {
     let port = dialled.local_addr().unwrap().port();
     listener.set_nonblocking(true).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
             Ok((stream, peer)) if peer.port() == port => {
@@ -132,7 +133,7 @@ fn accept(listener: &TcpListener, dialled: &TcpStream) -> TcpStream {
 fn talk(connections: &mut [(TcpStream, TcpStream)], when: &str) {
     for (a, b) in connections {
         for (mut from, to) in [(&*a, &*b), (&*b, &*a)] {
-            to.set_read_timeout(Some(PATIENCE)).unwrap();
+            to.set_read_timeout(Some(TIMEOUT)).unwrap();
             from.write_all(b"hello\n").unwrap();
             let mut line = String::new();
             let read = BufReader::new(to).read_line(&mut line);
@@ -141,7 +142,7 @@ fn talk(connections: &mut [(TcpStream, TcpStream)], when: &str) {
     }
 }
 
-/// What became of connections that were opened all the time.
+/// Counts of connections by their outcome.
 #[derive(Default)]
 struct Counts {
     captured: AtomicUsize,
@@ -149,7 +150,7 @@ struct Counts {
     failed: Mutex<Vec<String>>,
 }
 
-/// Opens connections in both directions and families, one after another, as long as something is done.
+/// Opens connections in both directions and families, one after another, while `work` runs.
 fn under_load(node: &Node, work: impl FnOnce()) -> Counts {
     let (counts, is_over) = (Counts::default(), AtomicBool::new(false));
     let until_over = |step: &dyn Fn()| {
@@ -169,7 +170,7 @@ fn under_load(node: &Node, work: impl FnOnce()) -> Counts {
         if let Err(error) = dial(netns, to) {
             counts.failed.lock().unwrap().push(format!("{to}: {error}"));
         }
-        // A constant rate, not a flood: ports are not to run out.
+        // Limits the rate, so that ports do not run out.
         thread::sleep(Duration::from_millis(1));
     };
     thread::scope(|scope| {
@@ -214,7 +215,7 @@ fn with_names() -> Redirection {
     })
 }
 
-/// Every backend after every other one, and in each the toggles between the two ways of capture.
+/// Applies every backend after every other one, and toggles between both kinds of capture within each.
 #[test]
 fn nothing_is_lost_while_a_backend_takes_the_place_of_another_and_capture_moves_between_tables() {
     let node = Node::new();
@@ -247,7 +248,7 @@ fn nothing_is_lost_while_the_incumbents_rules_are_taken_over() {
             istio::leave(form, &node.pod);
             let mut held = node.connections();
             let counts = under_load(&node, || {
-                // Some from before.
+                // Opens some connections before the change.
                 thread::sleep(Duration::from_millis(50));
                 let applied = writer(backend).apply(&node.pod.netns, &ambient(), &sandbox("c1"));
                 assert!(applied.unwrap().changed);
@@ -289,8 +290,8 @@ fn captured_connections_survive_a_drain_and_are_counted_and_new_ones_go_direct()
             talk(&mut held, &when);
             assert_eq!(drain(), 4, "{when}");
             drop(held);
-            // A process that another test starts holds every socket from its fork to its exec.
-            let deadline = Instant::now() + PATIENCE;
+            // A process that another test starts holds all sockets from its fork to its exec.
+            let deadline = Instant::now() + TIMEOUT;
             while drain() > 0 {
                 assert!(Instant::now() < deadline, "{when}: none is held any more");
                 thread::yield_now();

@@ -1,4 +1,4 @@
-//! What Istio's node agent left is taken over, in each of the three forms in which it writes.
+//! The takeover of a pod from Istio's node agent, in each of the three forms in which it writes rules.
 
 use netconfig::{Backend, Family, apply::Phase};
 
@@ -8,7 +8,7 @@ use crate::{
     tools::{applied, differences, everything, restore, saved, writer},
 };
 
-/// A netns with what it leaves.
+/// Returns a netns with the state that it leaves.
 fn left_by_istio(form: Backend) -> Fresh {
     let fresh = Fresh::new();
     istio::leave(form, &fresh);
@@ -50,7 +50,7 @@ fn what_the_incumbent_left_is_removed_where_nothing_was_applied() {
     }
 }
 
-/// One that has lost some of its chains and jumps, and in whose tables others have theirs.
+/// Some of its chains and jumps are missing, and its tables contain foreign chains.
 #[test]
 fn what_is_left_of_the_incumbent_is_removed_and_chains_of_others_beside_it_stay() {
     for form in crate::tools::IPTABLES {
@@ -67,7 +67,7 @@ fn what_is_left_of_the_incumbent_is_removed_and_chains_of_others_beside_it_stay(
     }
 }
 
-/// As istio-init writes it, in part (services/docs/facts/istio-sidecar.md, 4.4.1).
+/// A part of istio-init's rules (services/docs/facts/istio-sidecar.md, 4.4.1).
 #[test]
 fn a_sidecars_chains_are_not_touched() {
     for form in crate::tools::IPTABLES {

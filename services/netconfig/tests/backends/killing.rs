@@ -1,5 +1,4 @@
-//! A netconfig that is killed while a program of iptables runs takes it with it, and its successor mends what is half
-//! done.
+//! A netconfig that is killed takes its running iptables program with it, and its successor completes the rules.
 
 use std::{
     fs,
@@ -20,7 +19,7 @@ use crate::{
     tools::{IPTABLES, applied, everything, program, saved, write_script},
 };
 
-/// A `/usr/sbin` with iptables in it, and one program that, from [`delay`] on, tells that it runs and takes its time.
+/// Creates a `/usr/sbin` with iptables, of which one program, from [`delay`] on, reports that it runs and then sleeps.
 fn slow(name: &str, running: &Path) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let real = directory.path().join("real");
@@ -51,13 +50,13 @@ fn slow(name: &str, running: &Path) -> TempDir {
     directory
 }
 
-/// When netconfig is ready: what it tries for itself takes no time.
+/// Enables the delay once netconfig is ready, so that its own preflight check is not affected.
 async fn delay(netconfig: &Netconfig, running: &Path) {
     netconfig.until_ready().await;
     fs::write(format!("{}.slow", running.display()), "").unwrap();
 }
 
-/// The script's process, and that of its nap.
+/// Returns the processes of the script and of its sleep.
 fn running(path: &Path) -> [Pid; 2] {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -83,7 +82,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
     for backend in IPTABLES {
         let run_dir = tempfile::tempdir().unwrap();
         let at_work = run_dir.path().join("at-work");
-        // The second family: the first one is there by then.
+        // The program for IPv6 runs second, so that the IPv4 rules exist by then.
         let programs = slow(program(backend, Family::V6, "restore"), &at_work);
         let fresh = pod_netns();
         let mut first = Netconfig::start(
@@ -126,7 +125,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
             rules(everything(&fresh)).len(),
             rules(everything(&applied(backend))).len()
         );
-        // netconfig reads what it wrote once more, for those who watch.
+        // netconfig reads once more what it wrote, for watchers.
         let locks = run_dir.path().join("netconfig/locks");
         let deadline = Instant::now() + Duration::from_secs(10);
         while fs::read_dir(&locks).unwrap().count() > 0 {
@@ -136,7 +135,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
     }
 }
 
-/// And is told as what it is.
+/// The error reports the timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_does_not_end_in_time_is_killed() {
     let backend = Backend::IptablesNft;

@@ -1,4 +1,4 @@
-//! What is missing, moved or too much is told, and mended.
+//! Missing, moved and extra rules are reported and repaired.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use netconfig::Family;
 use crate::{
     support::Fresh,
     tools::{
-        IPTABLES, applied, apply, detected, differences, everything, is_told_and_mended, restore,
-        saved,
+        IPTABLES, applied, apply, detected, differences, everything, is_reported_and_repaired,
+        restore, saved,
     },
 };
 use netconfig::Backend;
 
-/// Every rule of ours and every jump to them: the table, and what follows `-A`.
+/// Returns our rules and all jumps to them: the table, and the text after `-A`.
 fn rules(fresh: &Fresh, backend: Backend, family: Family) -> BTreeSet<(String, String)> {
     let (mut table, mut found) = (String::new(), BTreeSet::new());
     for line in saved(fresh, backend, family).lines() {
@@ -53,7 +53,7 @@ fn every_single_rule_and_jump_that_is_deleted_is_told_and_mended() {
                 } else {
                     format!("is missing in {family} inpod-{table} {chain}")
                 };
-                is_told_and_mended(backend, &fresh, &named);
+                is_reported_and_repaired(backend, &fresh, &named);
             }
         }
         assert_eq!(everything(&fresh), before);
@@ -79,14 +79,14 @@ fn a_chain_or_a_table_that_is_deleted_is_told_and_mended() {
                 format!("*{table}\n{jump}\n-F INPOD_OUTPUT\n-X INPOD_OUTPUT\nCOMMIT\n")
             };
             restore(&fresh, backend, family, &gone("nat"));
-            is_told_and_mended(
+            is_reported_and_repaired(
                 backend,
                 &fresh,
                 &format!("chain {name} inpod-nat output is missing"),
             );
             let flushed = "*mangle\n-F\n-X\nCOMMIT\n";
             restore(&fresh, backend, family, flushed);
-            is_told_and_mended(
+            is_reported_and_repaired(
                 backend,
                 &fresh,
                 &format!("table {name} inpod-mangle is missing"),
@@ -123,18 +123,18 @@ fn what_others_add_to_our_chains_is_told_and_mended() {
             ),
         ] {
             restore(&fresh, backend, Family::V4, script);
-            is_told_and_mended(backend, &fresh, named);
+            is_reported_and_repaired(backend, &fresh, named);
             assert_eq!(everything(&fresh), before, "{script}");
         }
     }
 }
 
-/// Of tables whose rules are all there only the one that differs is written.
+/// Tables that are in sync are not written.
 #[test]
 fn only_what_differs_is_written() {
     for backend in IPTABLES {
         let fresh = applied(backend);
-        // A count that a rewritten table would lose.
+        // Rewriting the table would reset this counter.
         let counted = "*mangle\n[7:700] -A PREROUTING -p icmp -j RETURN\nCOMMIT\n".to_owned();
         let program = crate::tools::program(backend, Family::V4, "restore");
         fresh.run(move || crate::tools::feed(program, &["--noflush", "-c"], &counted));

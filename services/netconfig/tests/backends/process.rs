@@ -1,4 +1,4 @@
-//! A netconfig process, told which backend it is to use, on a machine whose programs a test may choose.
+//! A netconfig process with a configured backend, on a machine whose programs the test selects.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use crate::{
     tools::runner,
 };
 
-/// A running netconfig. It is killed when it goes out of scope.
+/// A running netconfig, killed on drop.
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
     pub(crate) client: NetconfigServiceClient<Channel>,
@@ -30,15 +30,15 @@ pub(crate) struct Netconfig {
     log: PathBuf,
 }
 
-/// How long anything may take that takes no time.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of actions that normally take no time.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The command that starts one, after mounts that it alone sees.
+/// Returns a command that starts netconfig after mounts in its own mount namespace.
 pub(crate) fn command(run_dir: &Path, mounts: &str) -> Command {
     command_in(&["--mount"], run_dir, mounts)
 }
 
-/// The same, in namespaces of its own.
+/// The same in additional namespaces.
 pub(crate) fn command_in(namespaces: &[&str], run_dir: &Path, mounts: &str) -> Command {
     let mut command = Command::new("unshare");
     let inner = format!("{mounts} exec {} \"$@\"", runner().display());
@@ -53,7 +53,7 @@ pub(crate) fn command_in(namespaces: &[&str], run_dir: &Path, mounts: &str) -> C
     command
 }
 
-/// The mount by which a directory takes the place of `/usr/sbin`.
+/// Returns the mount that replaces `/usr/sbin` with a directory.
 pub(crate) fn programs_in(directory: &Path) -> String {
     format!("mount --bind {} /usr/sbin;", directory.display())
 }
@@ -72,7 +72,7 @@ impl Netconfig {
             .unwrap();
         let channel = inpod_service::channel(&inpod_service::socket(run_dir, "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while client.list_claims(ListClaimsRequest {}).await.is_err() {
             assert!(Instant::now() < deadline, "netconfig does not serve");
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -85,41 +85,43 @@ impl Netconfig {
         }
     }
 
-    /// Whether it says that it is ready.
+    /// Returns whether it reports readiness.
     pub(crate) fn is_ready(&self) -> bool {
         let mut check = command(&self.run_dir, "");
         check.arg("--check").output().unwrap().status.success()
     }
 
-    /// Waits until it says so.
+    /// Waits until it is ready.
     pub(crate) async fn until_ready(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.is_ready() {
-            let told = fs::read_to_string(&self.log).unwrap();
-            assert!(Instant::now() < deadline, "netconfig is not ready: {told}");
+            let log = fs::read_to_string(&self.log).unwrap();
+            assert!(Instant::now() < deadline, "netconfig is not ready: {log}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Waits until it no longer says so.
+    /// Waits until it is not ready.
     pub(crate) async fn until_not_ready(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.is_ready() {
             assert!(Instant::now() < deadline, "netconfig is still ready");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Waits until it has tried what an ADD asks for and could not; what it says of that.
+    /// Waits for a failed preflight check, and returns its log line.
     pub(crate) async fn until_refused(&self) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            let told = fs::read_to_string(&self.log).unwrap();
-            let is_it = |line: &&str| line.contains("Pods of the mesh would be refused");
-            if let Some(line) = told.lines().find(is_it) {
+            let log = fs::read_to_string(&self.log).unwrap();
+            let is_it = |line: &&str| {
+                line.contains("The preflight check failed: ADDs of mesh pods would be refused")
+            };
+            if let Some(line) = log.lines().find(is_it) {
                 return line.to_owned();
             }
-            assert!(Instant::now() < deadline, "nothing was refused: {told}");
+            assert!(Instant::now() < deadline, "nothing was refused: {log}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -179,7 +181,7 @@ fn ambient() -> Option<Redirection> {
     })
 }
 
-/// A netns with the address that [`Netconfig::claim`] expects.
+/// Creates a netns with the address that [`Netconfig::claim`] expects.
 pub(crate) fn pod_netns() -> Fresh {
     let fresh = Fresh::new();
     fresh.ip("link add eth0 type veth peer name peer");

@@ -1,4 +1,4 @@
-//! What is refused half-way is taken back, and what cannot be taken back is told.
+//! Changes that fail half way are undone, and steps that cannot be undone are reported.
 
 use std::{
     fs,
@@ -24,13 +24,13 @@ use crate::{
 
 const REFUSES: &str = "echo 'it is not my day' >&2; exit 1";
 
-/// Takes every table but nat.
+/// A script that accepts every table except for nat.
 fn refuses_nat(backend: Backend) -> String {
     let real = program(backend, Family::V4, "restore");
     format!("sed 's/^\\*nat$/&\\n-A NO_SUCH_CHAIN -j DROP/' | /usr/sbin/{real} \"$@\"")
 }
 
-/// What was refused, without a failure to take back what was not.
+/// Returns the refusal, and checks that all else was undone.
 fn refusal(error: ApplyError) -> String {
     let ApplyError::Backend {
         source: BackendError::Program(error @ ProgramError::Refused { .. }),
@@ -43,7 +43,7 @@ fn refusal(error: ApplyError) -> String {
     error.to_string()
 }
 
-/// Applies the last scenario to what is there, which is refused and leaves that.
+/// Applies the last scenario, which is refused and changes nothing.
 fn is_refused_and_left_as_it_was(backend: Backend, programs: &Programs, fresh: &Fresh) -> String {
     let before = everything(fresh);
     let (_, settings) = scenarios::all().last().unwrap();
@@ -105,7 +105,7 @@ fn a_refusal_of_the_kernel_is_told_with_the_line_that_is_refused() {
     owner.wait().unwrap();
 }
 
-/// The new rules are there and were read back; without them traffic would be let out.
+/// The new rules were verified; without them traffic would leak.
 #[test]
 fn where_the_old_rules_cannot_all_be_deleted_the_new_ones_stay_and_it_is_told() {
     for form in IPTABLES {
@@ -168,7 +168,7 @@ fn programs_that_are_missing_are_named() {
     assert_eq!(everything(&fresh), before);
 }
 
-/// Rules of iptables-nft are seen over netlink by their chains' names; only its programs can tell what they are.
+/// Over netlink, rules of iptables-nft are found by the names of their chains. Only its programs can read them.
 #[test]
 fn rules_that_cannot_be_read_for_want_of_programs_are_not_overlooked() {
     let fresh = applied(Backend::IptablesNft);
@@ -218,7 +218,7 @@ fn a_program_that_cannot_be_started_or_prints_no_list_is_told() {
     );
 }
 
-/// What iptables-nft cannot print is left out of what it prints.
+/// iptables-nft omits tables that it cannot print.
 #[test]
 fn a_table_that_cannot_be_read_is_not_taken_for_an_empty_one() {
     let backend = Backend::IptablesNft;
@@ -236,14 +236,14 @@ fn a_table_that_cannot_be_read_is_not_taken_for_an_empty_one() {
     );
 }
 
-/// A restore that somebody else was faster than is done again from what is there by then.
+/// A restore that fails because of a concurrent change is tried again from the new state.
 #[test]
 fn a_change_that_somebody_else_overtook_is_done_again() {
     let backend = Backend::IptablesNft;
     let name = program(backend, Family::V4, "restore");
     let directory = tempfile::tempdir().unwrap();
     let once = directory.path().join("once");
-    // The first time somebody deletes a jump just before it is to be replaced.
+    // At the first attempt, a jump is deleted just before it is replaced.
     let script = format!(
         "if ! test -e {0}; then touch {0}; \
          printf '*nat\\n-F OUTPUT\\nCOMMIT\\n' | /usr/sbin/{name} --noflush; fi; \

@@ -1,4 +1,4 @@
-//! One backend takes the place of another, when that is configured and only then.
+//! One backend replaces another, if and only if that is configured.
 
 use netconfig::{Backend, apply::Phase, rules::Redirection, rules::scenarios};
 
@@ -16,9 +16,9 @@ fn a_configured_backend_takes_the_place_of_every_other_one() {
             let nothing = everything(&fresh);
             let first = writer(from).apply(&fresh.netns, &ambient(), &sandbox("c1"));
             assert_eq!(first.unwrap().backend, from);
-            let told = differences(to, &fresh);
+            let reported = differences(to, &fresh);
             let named = format!("rules of inpod are left in {from}");
-            assert!(told.contains(&named), "{told:?}");
+            assert!(reported.contains(&named), "{reported:?}");
             let second = writer(to).apply(&fresh.netns, &ambient(), &sandbox("c1"));
             let second = second.unwrap();
             assert_eq!((second.changed, second.backend), (true, to));
@@ -51,7 +51,7 @@ fn a_pod_keeps_its_backend_where_none_is_configured() {
     }
 }
 
-/// As a netconfig that was stopped in the middle of it leaves it.
+/// The state after netconfig was stopped in the middle.
 #[test]
 fn rules_in_two_backends_become_those_of_one() {
     for to in Backend::ALL {
@@ -71,7 +71,7 @@ fn rules_in_two_backends_become_those_of_one() {
     }
 }
 
-/// The rules of a backend.
+/// Copies the rules of a backend.
 fn copy(from: &Fresh, to: &Fresh, backend: Backend) {
     use netconfig::Family;
 

@@ -1,5 +1,5 @@
-//! A sidecar's redirection by every backend: mended, changed and taken away, and what Istio's sidecar installer left in
-//! each of the three forms in which it writes.
+//! A sidecar's redirection with every backend: repaired, changed and removed, and taken over from Istio's sidecar
+//! installer in each of the three forms in which it writes rules.
 
 use std::net::TcpListener;
 
@@ -21,7 +21,7 @@ fn scenario(name: &str) -> Redirection {
     Redirection::Sidecar(settings)
 }
 
-/// What needs everything: rules of all tables, routes, ip rules, and the address.
+/// A redirection that needs everything: rules of all tables, routes, ip rules, and the address.
 fn by_tproxy() -> Redirection {
     scenario("everything-tproxy")
 }
@@ -41,7 +41,7 @@ fn remove(backend: Backend, fresh: &Fresh, phase: Phase) {
     removed.unwrap();
 }
 
-/// With addresses, of which [`everything`] tells nothing but by their routes.
+/// Also returns addresses, which [`everything`] shows only by their routes.
 fn all(fresh: &Fresh) -> String {
     let addresses = fresh.ip("-6 -o addr show dev lo");
     let words = addresses
@@ -51,7 +51,7 @@ fn all(fresh: &Fresh) -> String {
     format!("{addresses:?}\n{}", routed(fresh))
 }
 
-/// The kernel adds and takes the route to an address of IPv6 a moment after the address.
+/// The kernel adds and removes the route of an IPv6 address a moment after the address.
 fn routed(fresh: &Fresh) -> String {
     let shown = everything(fresh);
     let lines = shown
@@ -78,13 +78,13 @@ fn what_istios_sidecar_installer_left_is_replaced_and_afterwards_nothing_of_it_i
                 let nothing = all(&Fresh::new());
                 let fresh = Fresh::new();
                 istio_sidecar::leave(form, left, &fresh);
-                let told = differences(backend, &fresh, &ours).join("\n");
-                let is_told = told.contains("Istio's sidecar installer left")
-                    && told.contains(&format!(" in {form}"));
-                assert!(is_told, "{left:?} in {form}: {told}");
+                let reported = differences(backend, &fresh, &ours).join("\n");
+                let is_reported = reported.contains("Istio's sidecar installer left")
+                    && reported.contains(&format!(" in {form}"));
+                assert!(is_reported, "{left:?} in {form}: {reported}");
                 assert!(apply(backend, &fresh, &ours));
                 let after = all(&fresh);
-                // But for the name of an interface, which is in ours as well.
+                // Except for an interface name, which our rules contain as well.
                 let named = after.to_lowercase().replace("not-istio-nic", "");
                 assert!(!named.contains("istio"), "{after}");
                 assert_eq!(
@@ -120,7 +120,7 @@ fn ambient_mode_leaves_alone_what_istios_sidecar_installer_left() {
     }
 }
 
-/// One that has lost its rules, all but the ip rules.
+/// All its rules except for the ip rules are lost.
 #[test]
 fn ip_rules_that_istios_sidecar_installer_left_alone_are_replaced() {
     let fresh = Fresh::new();
@@ -129,9 +129,11 @@ fn ip_rules_that_istios_sidecar_installer_left_alone_are_replaced() {
     }
     fresh.ip("rule add fwmark 1337/0xffff lookup 133");
     let ours = by_tproxy();
-    let told = differences(Backend::Nftables, &fresh, &ours);
-    let left = told.iter().filter(|told| told.contains("fwmark 0x539"));
-    assert_eq!(left.count(), 3, "{told:?}");
+    let reported = differences(Backend::Nftables, &fresh, &ours);
+    let left = reported
+        .iter()
+        .filter(|reported| reported.contains("fwmark 0x539"));
+    assert_eq!(left.count(), 3, "{reported:?}");
     assert!(apply(Backend::Nftables, &fresh, &ours));
     let rules = fresh.ip("rule");
     assert_eq!(rules.matches("lookup 133").count(), 2, "{rules}");
@@ -176,12 +178,12 @@ fn a_pod_goes_from_one_mode_to_the_other_and_nothing_stale_is_left() {
     }
 }
 
-/// What is there is not what belongs there; says so; and is mended.
-fn is_told_and_mended(backend: Backend, fresh: &Fresh, named: &str) {
+/// Checks that a difference is reported by its name, and repaired.
+fn is_reported_and_repaired(backend: Backend, fresh: &Fresh, named: &str) {
     let ours = by_tproxy();
-    let told = differences(backend, fresh, &ours);
-    let is_named = told.iter().any(|sentence| sentence.contains(named));
-    assert!(is_named, "{named}: {told:?}");
+    let reported = differences(backend, fresh, &ours);
+    let is_named = reported.iter().any(|sentence| sentence.contains(named));
+    assert!(is_named, "{named}: {reported:?}");
     let seen = writer(backend).observe(&fresh.netns).unwrap();
     assert!(!seen.intact && seen.tag.is_some(), "{named}");
     assert!(apply(backend, fresh, &ours));
@@ -189,28 +191,28 @@ fn is_told_and_mended(backend: Backend, fresh: &Fresh, named: &str) {
 }
 
 #[test]
-fn an_address_a_route_and_an_ip_rule_that_is_deleted_is_told_and_mended() {
+fn an_address_a_route_and_an_ip_rule_that_is_deleted_is_reported_and_mended() {
     for backend in Backend::ALL {
         let fresh = applied(backend, &by_tproxy());
         fresh.ip("-6 addr del ::6/128 dev lo");
-        is_told_and_mended(
+        is_reported_and_repaired(
             backend,
             &fresh,
             "the IPv6 address `::6/128 dev lo` is missing",
         );
         for (family, name) in [("-4", "IPv4"), ("-6", "IPv6")] {
             fresh.ip(&format!("{family} rule del pref 32764"));
-            is_told_and_mended(backend, &fresh, &format!("the {name} ip rule"));
+            is_reported_and_repaired(backend, &fresh, &format!("the {name} ip rule"));
             fresh.ip(&format!(
                 "{family} route del local default dev lo table 133"
             ));
-            is_told_and_mended(backend, &fresh, &format!("the {name} route"));
+            is_reported_and_repaired(backend, &fresh, &format!("the {name} route"));
         }
     }
 }
 
 #[test]
-fn every_single_rule_that_is_deleted_is_told_and_mended() {
+fn every_single_rule_that_is_deleted_is_reported_and_mended() {
     let fresh = applied(Backend::Nftables, &by_tproxy());
     let listed = || fresh.command("nft", &["-a", "list", "ruleset"]);
     let chains: Vec<(String, String)> = Redirection::ruleset(&by_tproxy())
@@ -238,7 +240,7 @@ fn every_single_rule_that_is_deleted_is_told_and_mended() {
             let handle = rules(&listed()).swap_remove(at);
             fresh.nft(&format!("delete rule inet {table} {chain} handle {handle}"));
             let named = format!("is missing in {table} {chain}");
-            is_told_and_mended(Backend::Nftables, &fresh, &named);
+            is_reported_and_repaired(Backend::Nftables, &fresh, &named);
             count += 1;
         }
     }
@@ -247,24 +249,23 @@ fn every_single_rule_that_is_deleted_is_told_and_mended() {
     assert_eq!(count, wanted.map(|chain| chain.rules.len()).sum::<usize>());
 }
 
-/// The kernel gives the address its way by a worker of its own: whoever is told that the rules are there must not meet
-/// what is not yet so.
+/// A kernel worker adds the route of the address. An apply must not return before that.
 #[test]
 fn what_was_applied_is_as_it_belongs_and_can_be_used_at_once_two_hundred_times() {
     let (fresh, ours) = (Fresh::new(), scenario("basic"));
     for round in 0..200 {
         assert!(apply(Backend::Nftables, &fresh, &ours), "{round}");
-        let told = differences(Backend::Nftables, &fresh, &ours);
+        let reported = differences(Backend::Nftables, &fresh, &ours);
         let bound = fresh.run(|| TcpListener::bind("[::6]:0").map(drop));
         assert!(bound.is_ok(), "{round}: {bound:?}");
-        assert_eq!(told, [""; 0], "{round}");
+        assert_eq!(reported, [""; 0], "{round}");
         let before = everything(&fresh);
         assert!(before.contains("local ::6 dev lo"), "{round}: {before}");
         remove(Backend::Nftables, &fresh, Phase::Final);
     }
 }
 
-/// Of somebody who was there before us.
+/// An address that existed before is not removed.
 #[test]
 fn an_address_of_others_is_used_and_not_taken_away() {
     let fresh = Fresh::new();

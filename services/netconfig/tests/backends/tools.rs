@@ -1,4 +1,4 @@
-//! What every test of this directory needs: writers with programs, and what a netns holds as the tools show it.
+//! Helpers for all tests of this directory: writers with programs, and the content of a netns as the tools show it.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use tempfile::TempDir;
 
 use crate::support::{Fresh, ambient, sandbox};
 
-/// Where the programs of iptables are on a machine that tests run on.
+/// The directories of iptables on the machines that run tests.
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// netconfig's own binary.
+/// Returns the path of netconfig's binary.
 pub(crate) fn runner() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_netconfig"))
 }
@@ -26,7 +26,7 @@ pub(crate) fn locks() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks")
 }
 
-/// Those of this machine.
+/// Returns the programs of this machine.
 pub(crate) fn programs() -> Programs {
     static FOUND: OnceLock<Programs> = OnceLock::new();
     let find = || {
@@ -44,7 +44,7 @@ pub(crate) fn programs() -> Programs {
     FOUND.get_or_init(find).clone()
 }
 
-/// Writes every pod with a backend.
+/// Returns a writer with a configured backend.
 pub(crate) fn writer(backend: Backend) -> Writer {
     writer_by(backend, programs())
 }
@@ -58,7 +58,7 @@ pub(crate) fn writer_by(backend: Backend, programs: Programs) -> Writer {
     }
 }
 
-/// Writes what is written by none with a backend.
+/// Returns a writer with a detected backend, which it uses for pods without rules.
 pub(crate) fn detected(backend: Backend) -> Writer {
     Writer {
         configured: None,
@@ -66,14 +66,14 @@ pub(crate) fn detected(backend: Backend) -> Writer {
     }
 }
 
-/// A netns with what ambient mode is by default.
+/// Returns a netns with the default redirection of ambient mode.
 pub(crate) fn applied(backend: Backend) -> Fresh {
     let fresh = Fresh::new();
     apply(backend, &fresh);
     fresh
 }
 
-/// Whether anything was changed.
+/// Applies the default redirection. Returns whether anything changed.
 pub(crate) fn apply(backend: Backend, fresh: &Fresh) -> bool {
     let applied = writer(backend).apply(&fresh.netns, &ambient(), &sandbox("c1"));
     applied.unwrap().changed
@@ -84,21 +84,21 @@ pub(crate) fn differences(backend: Backend, fresh: &Fresh) -> Vec<String> {
     verified.unwrap().differences
 }
 
-/// What is there is not what belongs there; says so; and is mended.
-pub(crate) fn is_told_and_mended(backend: Backend, fresh: &Fresh, named: &str) {
-    let told = differences(backend, fresh);
+/// Checks that a difference is reported by its name, and repaired.
+pub(crate) fn is_reported_and_repaired(backend: Backend, fresh: &Fresh, named: &str) {
+    let reported = differences(backend, fresh);
     assert!(
-        told.iter().any(|sentence| sentence.contains(named)),
-        "{named}: {told:?}"
+        reported.iter().any(|sentence| sentence.contains(named)),
+        "{named}: {reported:?}"
     );
     assert!(apply(backend, fresh));
     assert_eq!(differences(backend, fresh), [""; 0]);
 }
 
-/// The backends that are iptables, with the programs that show and write what they hold.
+/// The two backends that are iptables.
 pub(crate) const IPTABLES: [Backend; 2] = [Backend::IptablesNft, Backend::IptablesLegacy];
 
-/// The name of a program of iptables.
+/// Returns the name of an iptables program.
 pub(crate) fn program(backend: Backend, family: Family, act: &str) -> &'static str {
     match (backend, family, act) {
         (Backend::IptablesNft, Family::V4, "save") => "iptables-nft-save",
@@ -113,17 +113,17 @@ pub(crate) fn program(backend: Backend, family: Family, act: &str) -> &'static s
     }
 }
 
-/// What iptables lists, without its remarks, which bear the time.
+/// Returns the output of iptables-save without its comments, which contain the time.
 pub(crate) fn saved(fresh: &Fresh, backend: Backend, family: Family) -> String {
     let printed = fresh.command(program(backend, family, "save"), &[]);
     let lines = printed.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Of the tests themselves, who share the lock that all netns share by default.
+/// The options of the tests' own calls: by default all netns share one lock.
 pub(crate) const RESTORE: [&str; 3] = ["--noflush", "-w", "20"];
 
-/// Gives a script to a program of iptables.
+/// Feeds a script to an iptables program.
 pub(crate) fn restore(fresh: &Fresh, backend: Backend, family: Family, script: &str) {
     let program = program(backend, family, "restore");
     let script = script.to_owned();
@@ -143,8 +143,8 @@ pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) {
     assert!(child.wait().unwrap().success(), "{program}: {text}");
 }
 
-/// Everything that can be anybody's, as the tools show it. Chains of iptables' own that hold nothing are left out: it
-/// makes them when it is first used, and they stay.
+/// Returns all rules, routes and ip rules, as the tools show them. Empty built-in chains of iptables are omitted: it
+/// creates them at its first use and never removes them.
 pub(crate) fn everything(fresh: &Fresh) -> String {
     let mut shown = String::new();
     for arguments in [
@@ -166,11 +166,11 @@ pub(crate) fn everything(fresh: &Fresh) -> String {
     shown
 }
 
-/// Tables that hold anything, always in the same order: iptables-legacy lists first what was used last.
+/// Returns the non-empty tables in a fixed order: iptables-legacy lists the table first that was used last.
 fn tables(saved: &str) -> Vec<String> {
     let parts = saved.split("COMMIT\n").filter_map(|part| {
         let lines: Vec<_> = part.lines().filter(|line| is_of_somebody(line)).collect();
-        // Beside its name.
+        // More than the table's name.
         (lines.len() > 1).then(|| lines.join("\n") + "\n")
     });
     let mut tables: Vec<_> = parts.collect();
@@ -178,7 +178,7 @@ fn tables(saved: &str) -> Vec<String> {
     tables
 }
 
-/// Tables that nft made: those of iptables-nft are shown by its own program.
+/// Returns the tables that nft created; those of iptables-nft are read with its own program.
 fn native(listed: &str) -> String {
     let (mut kept, mut shown) = (true, String::new());
     for line in listed.lines() {
@@ -202,7 +202,7 @@ fn is_of_somebody(line: &str) -> bool {
     !is_own_chain
 }
 
-/// The same without our tags: what is a script's own is compared with what was applied.
+/// Removes our tags, to compare a script's result with that of an apply.
 pub(crate) fn untagged(text: &str) -> String {
     let mut kept = String::new();
     for line in text.lines() {
@@ -220,7 +220,7 @@ pub(crate) fn untagged(text: &str) -> String {
     kept
 }
 
-/// The programs of this machine, some of them replaced by scripts.
+/// Returns the programs of this machine, some of them replaced by scripts.
 pub(crate) fn faked(fakes: &[(&str, &str)]) -> (TempDir, Programs) {
     let directory = tempfile::tempdir().unwrap();
     for backend in IPTABLES {

@@ -1,4 +1,4 @@
-//! A netns that another user namespace owns: a pod with `hostUsers: false`.
+//! A netns that belongs to another user namespace: a pod with `hostUsers: false`.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     tools::writer,
 };
 
-/// A process in a user namespace and a netns of its own.
+/// A process with its own user namespace and netns.
 struct Pod(Child);
 
 impl Pod {

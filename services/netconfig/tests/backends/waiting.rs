@@ -1,4 +1,4 @@
-//! Locks of a netns are waited for, and not for ever.
+//! Waiting for locks of a netns, with a timeout.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,15 +14,15 @@ use crate::{
     tools::{IPTABLES, everything, faked, locks, programs, writer_by},
 };
 
-/// How long a run may take here.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of an iptables program in these tests.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn file(fresh: &Fresh, which: &str) -> PathBuf {
     let id = fresh.netns.id();
     locks().join(format!("{}-{}.{which}", id.inode, id.cookie))
 }
 
-/// A lock of the netns, held by this process as by another one.
+/// Holds a lock of the netns, as another process would.
 fn hold(fresh: &Fresh, which: &str) -> File {
     let mut options = OpenOptions::new();
     fs::create_dir_all(locks()).unwrap();
@@ -37,11 +37,11 @@ fn hold(fresh: &Fresh, which: &str) -> File {
 }
 
 fn apply(backend: Backend, fresh: &Fresh) -> Result<Applied, ApplyError> {
-    let writer = writer_by(backend, programs().with_patience(PATIENCE));
+    let writer = writer_by(backend, programs().with_timeout(TIMEOUT));
     writer.apply(&fresh.netns, &ambient(), &sandbox("c1"))
 }
 
-/// Which lock was not had.
+/// Returns the lock that could not be acquired.
 fn lock_of(error: ApplyError) -> String {
     let ApplyError::Backend {
         source: BackendError::Program(ProgramError::Locked { lock }),
@@ -57,10 +57,10 @@ fn lock_of(error: ApplyError) -> String {
 fn a_lock_that_stays_held_is_waited_for_and_named_and_nothing_is_written() {
     let cases = [
         (Backend::IptablesLegacy, "xtables", Duration::from_secs(1)),
-        (Backend::IptablesLegacy, "lock", PATIENCE),
-        (Backend::IptablesLegacy, "program", PATIENCE / 2),
-        (Backend::IptablesNft, "lock", PATIENCE),
-        (Backend::IptablesNft, "program", PATIENCE / 2),
+        (Backend::IptablesLegacy, "lock", TIMEOUT),
+        (Backend::IptablesLegacy, "program", TIMEOUT / 2),
+        (Backend::IptablesNft, "lock", TIMEOUT),
+        (Backend::IptablesNft, "program", TIMEOUT / 2),
     ];
     for (backend, which, at_least) in cases {
         let fresh = Fresh::new();
@@ -69,7 +69,7 @@ fn a_lock_that_stays_held_is_waited_for_and_named_and_nothing_is_written() {
         let began = Instant::now();
         let error = apply(backend, &fresh).unwrap_err();
         let took = began.elapsed();
-        assert!(took >= at_least && took < PATIENCE * 3, "{which}: {took:?}");
+        assert!(took >= at_least && took < TIMEOUT * 3, "{which}: {took:?}");
         assert_eq!(lock_of(error), file(&fresh, which).display().to_string());
         assert_eq!(everything(&fresh), before);
     }
@@ -97,7 +97,7 @@ fn a_lock_that_comes_free_in_time_delays_and_no_more() {
     }
 }
 
-/// Not the lock that all netns share by default, and nothing of this process's environment; and no names are looked up.
+/// The lock is not the one that all netns share by default, the environment is empty, and names are not resolved.
 #[test]
 fn a_program_is_given_a_lock_of_its_netns_and_little_else() {
     let directory = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ fn no_lock_is_left() {
     }
 }
 
-/// Of one netns they come one after another; of others they do not wait.
+/// Calls for one netns are serialized; those for others do not wait.
 #[test]
 fn many_at_once_leave_what_one_leaves() {
     for backend in IPTABLES {

@@ -1,4 +1,4 @@
-//! Calls of netconfig as short as these tests want them.
+//! Short forms of netconfig's calls.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Netconfig {
         self.client.remove_rules(request).await.unwrap();
     }
 
-    /// The value of a metric; 0 where there is none yet.
+    /// Returns the value of a metric, 0 if it has none yet.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
         let socket = inpod_service::socket(self.run_dir.path(), "netconfig");
         let text = inpod_service::metrics::fetch(&socket);

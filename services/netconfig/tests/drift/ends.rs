@@ -1,4 +1,4 @@
-//! Claims that end, and what is left of them.
+//! The end of claims.
 
 use std::{
     path::Path,
@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Ears,
+    NotificationSockets,
     harness::{Netconfig, at, pod_netns, wire},
     name::Name,
     start,
@@ -14,10 +14,10 @@ use crate::{
     watcher::{Watcher, eventually},
 };
 
-/// A pod's netns with the other side of its veth where netconfig runs.
+/// Creates a pod's netns whose veth has its other end in netconfig's netns.
 fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
     let fresh = Fresh::new();
-    let home = netconfig.home();
+    let home = netconfig.netns();
     home.ip(&format!("link add {host_side} type veth peer name eth0"));
     let path = fresh.netns.path().display();
     home.ip(&format!("link set eth0 netns {path}"));
@@ -27,11 +27,14 @@ fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
 }
 
 fn has_link(netconfig: &Netconfig, name: &str) -> bool {
-    netconfig.home().ip("-o link").contains(&format!("{name}@"))
+    netconfig
+        .netns()
+        .ip("-o link")
+        .contains(&format!("{name}@"))
 }
 
-async fn nothing_is_kept(ears: Ears) {
-    let mut netconfig = start(ears, &["--sweep-seconds", "1"]).await;
+async fn nothing_is_kept(sockets: NotificationSockets) {
+    let mut netconfig = start(sockets, &["--sweep-seconds", "1"]).await;
     for (number, is_released) in [("1", true), ("2", false)] {
         let (name, host_side) = (format!("c{number}"), format!("host{number}"));
         let fresh = wired(&netconfig, &host_side);
@@ -39,79 +42,76 @@ async fn nothing_is_kept(ears: Ears) {
         netconfig.apply(&name).await;
         let (_, watcher) = Watcher::open(&mut netconfig).await;
         fresh.nft("flush ruleset");
-        watcher.told(&name, 1).await;
+        watcher.wait_for_states(&name, 1).await;
         assert!(has_link(&netconfig, &host_side));
         if is_released {
             assert!(netconfig.release(&name).await);
         }
         drop(fresh);
-        let what = format!("{ears:?}: the netns of {name} is kept");
+        let what = format!("{sockets:?}: the netns of {name} is kept");
         eventually(&what, async || !has_link(&netconfig, &host_side)).await;
-        // It may be gone before that is told.
-        let what = format!("{ears:?}: the end of {name} is told");
+        // The netns may be gone before that is reported.
+        let what = format!("{sockets:?}: the end of {name} is reported");
         eventually(&what, async || watcher.ends() == [wire(&name)]).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_netns_ends_with_its_claim() {
-    nothing_is_kept(Ears::Shared).await;
+    nothing_is_kept(NotificationSockets::Shared).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_netns_ends_with_its_claim_in_spite_of_sockets_in_it() {
-    nothing_is_kept(Ears::Own).await;
+    nothing_is_kept(NotificationSockets::Own).await;
 }
 
-/// By which numbers netconfig's netns knows others.
-fn numbers(netconfig: &Netconfig) -> Vec<String> {
-    let listed = netconfig.home().ip("netns list-id");
-    let numbers = listed.lines().map(|line| line.split(' ').nth(1).unwrap());
-    numbers.map(ToOwned::to_owned).collect()
+/// Returns the nsids in netconfig's netns.
+fn nsids(netconfig: &Netconfig) -> Vec<String> {
+    let listed = netconfig.netns().ip("netns list-id");
+    let nsids = listed.lines().map(|line| line.split(' ').nth(1).unwrap());
+    nsids.map(ToOwned::to_owned).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
-    let mut netconfig = start(Ears::Shared, &[]).await;
+    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
     let (kept, gone) = (pod_netns(), pod_netns());
     for (name, fresh) in [("kept", &kept), ("gone", &gone)] {
         netconfig.claim(name, fresh).await.unwrap();
         netconfig.apply(name).await;
         let what = format!("{name} has no number");
         let count = if name == "kept" { 1 } else { 2 };
-        eventually(&what, async || numbers(&netconfig).len() == count).await;
+        eventually(&what, async || nsids(&netconfig).len() == count).await;
     }
-    // One that is released and lives keeps its number, and is of no interest.
+    // A netns that is released but alive keeps its nsid, and is ignored.
     netconfig.release("kept").await;
     netconfig.release("gone").await;
-    let before = numbers(&netconfig);
+    let before = nsids(&netconfig);
     drop(gone);
-    eventually("the number is kept", async || {
-        numbers(&netconfig).len() == 1
-    })
-    .await;
+    eventually("the number is kept", async || nsids(&netconfig).len() == 1).await;
     let next = pod_netns();
     netconfig.claim("next", &next).await.unwrap();
     netconfig.apply("next").await;
-    eventually("no number", async || numbers(&netconfig).len() == 2).await;
-    assert_eq!(numbers(&netconfig), before, "it was not given again");
+    eventually("no number", async || nsids(&netconfig).len() == 2).await;
+    assert_eq!(nsids(&netconfig), before, "it was not given again");
     let (first, watcher) = Watcher::open(&mut netconfig).await;
     assert_eq!((first.len(), first[0].intact), (1, true));
     kept.nft("flush ruleset");
     next.nft("flush ruleset");
-    assert!(!watcher.told("next", 1).await.intact);
-    // One that has a number already is claimed by it, for whomever.
+    assert!(!watcher.wait_for_states("next", 1).await.intact);
+    // A netns that already has an nsid keeps it, whichever sandbox claims it.
     netconfig.claim("again", &kept).await.unwrap();
-    watcher.told("again", 1).await;
+    watcher.wait_for_states("again", 1).await;
     netconfig.apply("again").await;
-    assert!(watcher.told("again", 2).await.intact);
+    assert!(watcher.wait_for_states("again", 2).await.intact);
     kept.nft("flush ruleset");
-    assert!(!watcher.told("again", 3).await.intact);
+    assert!(!watcher.wait_for_states("again", 3).await.intact);
     assert_eq!(watcher.count(), 4);
-    assert_eq!(numbers(&netconfig), before);
+    assert_eq!(nsids(&netconfig), before);
 }
 
-/// How long it takes until a claim's end is told.
+/// Returns the time until a claim's end is reported.
 async fn time_to_end(watcher: &Watcher, name: &str) -> Duration {
     let began = Instant::now();
     let what = format!("{name} is held");
@@ -121,8 +121,8 @@ async fn time_to_end(watcher: &Watcher, name: &str) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second() {
-    // So that it is not the sweep that finds them.
-    let mut netconfig = start(Ears::Shared, &["--sweep-seconds", "3600"]).await;
+    // A long interval, so that not the sweep finds them.
+    let mut netconfig = start(NotificationSockets::Shared, &["--sweep-seconds", "3600"]).await;
     let words = ["deleted", "renamed", "replaced", "stays"];
     let mut pods = Vec::new();
     for word in words {
@@ -138,7 +138,7 @@ async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second(
     assert_eq!(first.len(), words.len());
     for (word, (_, name)) in words.into_iter().zip(&pods) {
         let (path, aside) = (Path::new(&name.0), format!("{}-aside", name.0));
-        // A mounted name can neither be renamed nor replaced.
+        // A mount point can neither be renamed nor replaced.
         if word != "stays" {
             name.unmount();
         }

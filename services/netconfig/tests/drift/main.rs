@@ -1,4 +1,4 @@
-//! What others change in claimed netns, as watchers are told of it. Needs root.
+//! Changes of claimed netns by other processes, as watchers see them. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -30,23 +30,23 @@ use nix::{
 use harness::{Netconfig, at, pod_netns};
 use watcher::{Watcher, eventually, quiet};
 
-/// What the deployment gives netconfig.
+/// The capabilities that the deployment grants to netconfig.
 const RIGHTS: &str = "+sys_admin,+net_admin,+net_raw,+sys_ptrace";
 
-/// How changes are heard.
+/// The sockets that receive notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ears {
-    /// By two sockets for all netns.
+pub(crate) enum NotificationSockets {
+    /// Two sockets for all netns.
     Shared,
-    /// By two in each: the kernel refuses the others without CAP_NET_BROADCAST.
+    /// Two sockets in each netns, as without CAP_NET_BROADCAST.
     Own,
 }
 
-/// A netconfig with the rights that it has in a cluster, or one less.
-pub(crate) async fn start(ears: Ears, arguments: &[&str]) -> Netconfig {
-    let rights = match ears {
-        Ears::Shared => format!("-all,{RIGHTS},+net_broadcast"),
-        Ears::Own => format!("-all,{RIGHTS}"),
+/// Starts netconfig with the rights that it has in a cluster, or one less.
+pub(crate) async fn start(sockets: NotificationSockets, arguments: &[&str]) -> Netconfig {
+    let rights = match sockets {
+        NotificationSockets::Shared => format!("-all,{RIGHTS},+net_broadcast"),
+        NotificationSockets::Own => format!("-all,{RIGHTS}"),
     };
     let mut command = Command::new("setpriv");
     command
@@ -56,12 +56,12 @@ pub(crate) async fn start(ears: Ears, arguments: &[&str]) -> Netconfig {
     assert!(found.is_ok(), "setpriv is missing: install util-linux");
     let netconfig = Netconfig::start_by(command, arguments).await;
     let shared = netconfig.metric("condition{name=\"shared-events\"}").await;
-    assert_eq!(shared, u64::from(ears == Ears::Shared));
+    assert_eq!(shared, u64::from(sockets == NotificationSockets::Shared));
     netconfig
 }
 
-async fn own_changes_are_told_once(ears: Ears) {
-    let mut netconfig = start(ears, &[]).await;
+async fn own_changes_are_told_once(sockets: NotificationSockets) {
+    let mut netconfig = start(sockets, &[]).await;
     let fresh = pod_netns();
     netconfig.claim("c1", &fresh).await.unwrap();
     let (first, watcher) = Watcher::open(&mut netconfig).await;
@@ -71,10 +71,10 @@ async fn own_changes_are_told_once(ears: Ears) {
     assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
     assert_eq!(state.backend(), Backend::Unspecified);
     quiet().await;
-    assert_eq!(watcher.count(), 0, "the state was told already");
+    assert_eq!(watcher.count(), 0, "the state was reported already");
 
     let applied = netconfig.apply("c1").await;
-    let state = watcher.told("c1", 1).await;
+    let state = watcher.wait_for_states("c1", 1).await;
     assert_eq!(
         (state.fingerprint, state.intact),
         (applied.fingerprint, true)
@@ -85,7 +85,7 @@ async fn own_changes_are_told_once(ears: Ears) {
     assert_eq!(watcher.count(), 1);
 
     netconfig.remove("c1", RemovePhase::Final).await;
-    let state = watcher.told("c1", 2).await;
+    let state = watcher.wait_for_states("c1", 2).await;
     assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
     quiet().await;
     assert_eq!(watcher.count(), 2);
@@ -94,37 +94,37 @@ async fn own_changes_are_told_once(ears: Ears) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_own_change_is_told_once() {
-    own_changes_are_told_once(Ears::Shared).await;
+    own_changes_are_told_once(NotificationSockets::Shared).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_own_change_is_told_once_by_sockets_in_each_netns() {
-    own_changes_are_told_once(Ears::Own).await;
+    own_changes_are_told_once(NotificationSockets::Own).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_watcher_is_told_the_state_and_then_the_same_changes() {
-    let mut netconfig = start(Ears::Shared, &[]).await;
+    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
     let fresh = pod_netns();
     netconfig.claim("c1", &fresh).await.unwrap();
     let (_, early) = Watcher::open(&mut netconfig).await;
     let applied = netconfig.apply("c1").await;
-    early.told("c1", 1).await;
+    early.wait_for_states("c1", 1).await;
     let (first, late) = Watcher::open(&mut netconfig).await;
     assert_eq!(first[0].fingerprint, applied.fingerprint);
     fresh.nft("flush ruleset");
     for (watcher, times) in [(&early, 2), (&late, 1)] {
-        assert!(!watcher.told("c1", times).await.intact);
+        assert!(!watcher.wait_for_states("c1", times).await.intact);
     }
     assert!(netconfig.release("c1").await);
     netconfig.claim("c1", &fresh).await.unwrap();
     for (watcher, times) in [(&early, 3), (&late, 2)] {
-        assert_eq!(watcher.told("c1", times).await.fingerprint, "");
+        assert_eq!(watcher.wait_for_states("c1", times).await.fingerprint, "");
         assert_eq!(watcher.ends(), [harness::wire("c1")]);
     }
 }
 
-/// Stops a process, and has seen that it stands still.
+/// Stops a process, and waits until it is stopped.
 async fn stop(process: &Child) -> Pid {
     let pid = Pid::from_raw(process.id().try_into().unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
@@ -140,7 +140,11 @@ async fn stop(process: &Child) -> Pid {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
-    let mut netconfig = start(Ears::Shared, &["--event-buffer-bytes", "1024"]).await;
+    let mut netconfig = start(
+        NotificationSockets::Shared,
+        &["--event-buffer-bytes", "1024"],
+    )
+    .await;
     let pods: Vec<_> = (0..12).map(|_| pod_netns()).collect();
     let names: Vec<_> = (0..pods.len()).map(|number| format!("c{number}")).collect();
     for (pod, name) in pods.iter().zip(&names) {
@@ -159,7 +163,7 @@ async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
     pods.iter().for_each(|pod| drop(pod.nft("flush ruleset")));
     kill(pid, Signal::SIGCONT).unwrap();
     for name in &names {
-        assert!(!watcher.told(name, 1).await.intact);
+        assert!(!watcher.wait_for_states(name, 1).await.intact);
     }
     let heard = netconfig.metric(events).await - heard;
     assert!(heard < 12, "nothing was missed: {heard} messages came");
@@ -168,13 +172,13 @@ async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_netns_of_which_nothing_is_heard_is_read_once_in_a_period() {
-    let mut netconfig = start(Ears::Shared, &["--verify-seconds", "1"]).await;
+    let mut netconfig = start(NotificationSockets::Shared, &["--verify-seconds", "1"]).await;
     let pods: Vec<_> = (0..5).map(|_| pod_netns()).collect();
     for (number, pod) in pods.iter().enumerate() {
         netconfig.claim(&format!("c{number}"), pod).await.unwrap();
     }
     quiet().await;
-    let (told, reads) = (
+    let (reported, reads) = (
         netconfig.metric("drift_told_total").await,
         netconfig.metric("drift_reads_total").await,
     );
@@ -184,26 +188,29 @@ async fn a_netns_of_which_nothing_is_heard_is_read_once_in_a_period() {
     let periods = began.elapsed().as_secs();
     let wanted = 5 * 3..=5 * (periods + 1);
     assert!(wanted.contains(&reads), "{reads} is not in {wanted:?}");
-    assert_eq!((told, netconfig.metric("drift_told_total").await), (5, 5));
+    assert_eq!(
+        (reported, netconfig.metric("drift_told_total").await),
+        (5, 5)
+    );
 }
 
-/// iptables-legacy tells nobody what it changes.
+/// iptables-legacy sends no notifications.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_taken_away_by_iptables_legacy_is_found_within_a_period() {
     let settings = ["--verify-seconds", "2", "--backend", "iptables-legacy"];
-    let mut netconfig = start(Ears::Shared, &settings).await;
+    let mut netconfig = start(NotificationSockets::Shared, &settings).await;
     let pod = pod_netns();
     netconfig.claim("c1", &pod).await.unwrap();
     netconfig.apply("c1").await;
     let (first, watcher) = Watcher::open(&mut netconfig).await;
     assert!(first[0].intact, "{first:?}");
-    // What was applied is read once more after it: that is not to be what finds this.
+    // Applying causes a read, which must not be the one that finds this change.
     quiet().await;
     pod.command("iptables-legacy", &["-t", "nat", "-F", "INPOD_OUTPUT"]);
-    assert!(!watcher.told("c1", 1).await.intact);
+    assert!(!watcher.wait_for_states("c1", 1).await.intact);
 }
 
-/// A process in a user namespace and a netns of its own, as of a pod with `hostUsers: false`.
+/// A process in its own user namespace and netns, as in a pod with `hostUsers: false`.
 struct Foreign(Child);
 
 impl Foreign {
@@ -241,16 +248,19 @@ impl Drop for Foreign {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_netns_of_another_user_namespace_is_heard_too() {
-    for ears in [Ears::Shared, Ears::Own] {
-        let mut netconfig = start(ears, &[]).await;
+    for sockets in [NotificationSockets::Shared, NotificationSockets::Own] {
+        let mut netconfig = start(sockets, &[]).await;
         let foreign = Foreign::new().await;
         let path = format!("/proc/{}/ns/net", foreign.0.id());
         let claimed = netconfig.claim_at("c1", at(&path), &["10.9.0.1"]).await;
         claimed.unwrap();
         netconfig.apply("c1").await;
         let (first, watcher) = Watcher::open(&mut netconfig).await;
-        assert!(first[0].intact, "{ears:?}: {first:?}");
+        assert!(first[0].intact, "{sockets:?}: {first:?}");
         foreign.run("nft flush ruleset");
-        assert!(!watcher.told("c1", 1).await.intact, "{ears:?}");
+        assert!(
+            !watcher.wait_for_states("c1", 1).await.intact,
+            "{sockets:?}"
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Fifty netns, half of them changed by others.
+//! Fifty netns, half of them changed by other processes.
 
 use std::time::{Duration, Instant};
 
 use crate::{
-    Ears,
+    NotificationSockets,
     harness::{Netconfig, pod_netns},
     start,
     support::Fresh,
@@ -12,7 +12,7 @@ use crate::{
 
 const PODS: usize = 50;
 
-/// What is done to a netns.
+/// A change of a netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     Flush,
@@ -25,7 +25,7 @@ struct Pod {
     name: String,
     fresh: Fresh,
     harm: Harm,
-    /// Of the rule that may be deleted.
+    /// The handle of the rule to delete.
     handle: String,
     before: (u32, String),
 }
@@ -49,7 +49,7 @@ impl Pod {
         }
     }
 
-    /// Gives back when it was over.
+    /// Makes the change, and returns the time when it was done.
     fn harm(&self) -> Instant {
         match self.harm {
             Harm::Flush => drop(self.fresh.nft("flush ruleset")),
@@ -72,7 +72,7 @@ fn first_handle(fresh: &Fresh) -> String {
     handle.map(|(_, handle)| handle.to_owned()).next().unwrap()
 }
 
-/// The generation of the packet filter, and the routes and ip rules.
+/// Returns the generation of the packet filter, and the routes and ip rules.
 fn state(fresh: &Fresh) -> (u32, String) {
     let shown = [
         "-4 rule",
@@ -84,8 +84,8 @@ fn state(fresh: &Fresh) -> (u32, String) {
     (fresh.run(generation), shown.concat())
 }
 
-async fn drift_is_told(ears: Ears) {
-    let mut netconfig = start(ears, &["--verify-seconds", "3600"]).await;
+async fn drift_is_told(sockets: NotificationSockets) {
+    let mut netconfig = start(sockets, &["--verify-seconds", "3600"]).await;
     let mut pods = Vec::new();
     for number in 0..PODS {
         pods.push(Pod::new(number, &mut netconfig).await);
@@ -93,20 +93,20 @@ async fn drift_is_told(ears: Ears) {
     let (first, watcher) = Watcher::open(&mut netconfig).await;
     assert_eq!(first.iter().filter(|state| state.intact).count(), PODS);
     quiet().await;
-    assert_eq!(watcher.count(), 0, "all was told at first");
+    assert_eq!(watcher.count(), 0, "all was reported at first");
     let reads = netconfig.metric("drift_reads_total").await;
 
     let changed: Vec<_> = pods.iter().map(Pod::harm).collect();
     quiet().await;
     let mut slowest = Duration::ZERO;
     for (pod, changed) in pods.iter().zip(changed) {
-        let (name, harm, told) = (&pod.name, pod.harm, watcher.states(&pod.name));
+        let (name, harm, reported) = (&pod.name, pod.harm, watcher.states(&pod.name));
         if harm == Harm::None {
-            assert!(told.is_empty(), "{name} is untouched: {told:?}");
+            assert!(reported.is_empty(), "{name} is untouched: {reported:?}");
             continue;
         }
-        assert_eq!(told.len(), 1, "{name}, {harm:?}: {told:?}");
-        let (at, state) = told.first().unwrap();
+        assert_eq!(reported.len(), 1, "{name}, {harm:?}: {reported:?}");
+        let (at, state) = reported.first().unwrap();
         assert_eq!(
             (state.intact, state.fingerprint.is_empty()),
             (false, harm == Harm::Flush),
@@ -117,10 +117,10 @@ async fn drift_is_told(ears: Ears) {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     #[expect(clippy::print_stdout, reason = "a number to be quoted")]
     {
-        println!("{ears:?}: told at most {slowest:?} after the change");
+        println!("{sockets:?}: reported at most {slowest:?} after the change");
     }
     let reads = netconfig.metric("drift_reads_total").await - reads;
-    // The sweep comes to one of fifty every 72 seconds.
+    // A periodic read of one of the fifty is due every 72 seconds.
     assert!(
         (25..28).contains(&reads),
         "{reads} reads of 25 changed netns"
@@ -141,10 +141,10 @@ fn nothing_was_written(pods: &[Pod]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drift_in_half_of_fifty_netns_is_told_within_a_second_and_the_others_are_left_alone() {
-    drift_is_told(Ears::Shared).await;
+    drift_is_told(NotificationSockets::Shared).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drift_in_half_of_fifty_netns_is_told_by_sockets_in_each_netns_too() {
-    drift_is_told(Ears::Own).await;
+    drift_is_told(NotificationSockets::Own).await;
 }

@@ -1,4 +1,4 @@
-//! What others change of a sidecar's redirection.
+//! Changes of a sidecar's redirection by other processes.
 
 use inpod_proto::netconfig::v1::{
     ApplyRulesRequest, InboundCapture, NetworkSelection, PortSelection, Redirection,
@@ -6,7 +6,7 @@ use inpod_proto::netconfig::v1::{
 };
 
 use crate::{
-    Ears,
+    NotificationSockets,
     harness::{pod_netns, wire},
     start,
     watcher::Watcher,
@@ -34,12 +34,12 @@ fn by_tproxy() -> Redirection {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rule_a_route_an_ip_rule_and_the_address_that_go_are_told() {
-    for ears in [Ears::Shared, Ears::Own] {
-        let mut netconfig = start(ears, &[]).await;
+    for sockets in [NotificationSockets::Shared, NotificationSockets::Own] {
+        let mut netconfig = start(sockets, &[]).await;
         let fresh = pod_netns();
         netconfig.claim("c1", &fresh).await.unwrap();
         let (_, watcher) = Watcher::open(&mut netconfig).await;
-        let mut told = 0;
+        let mut reported = 0;
         for what in [
             "-6 addr del ::6/128 dev lo",
             "-4 rule del pref 32764",
@@ -53,15 +53,21 @@ async fn a_rule_a_route_an_ip_rule_and_the_address_that_go_are_told() {
             };
             let applied = netconfig.client.apply_rules(request).await.unwrap();
             assert!(applied.into_inner().changed, "{what}");
-            told += 1;
-            assert!(watcher.told("c1", told).await.intact, "{what}");
+            reported += 1;
+            assert!(
+                watcher.wait_for_states("c1", reported).await.intact,
+                "{what}"
+            );
             if what == "nft" {
                 fresh.nft("flush chain inet inpod-nat output");
             } else {
                 fresh.ip(what);
             }
-            told += 1;
-            assert!(!watcher.told("c1", told).await.intact, "{ears:?} {what}");
+            reported += 1;
+            assert!(
+                !watcher.wait_for_states("c1", reported).await.intact,
+                "{sockets:?} {what}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One who watches drift, and what a netns says of changes to it.
+//! A watcher of drift, and the change counters of a netns.
 
 use std::{
     os::fd::AsRawFd as _,
@@ -20,12 +20,12 @@ use nix::sys::socket::{
 
 use crate::harness::{Netconfig, wire};
 
-/// What was told after the first state, with the time at which it came.
+/// The events after the initial state, with their times.
 #[derive(Clone, Default)]
 pub(crate) struct Watcher(Arc<Mutex<Vec<(Instant, Event)>>>);
 
 impl Watcher {
-    /// Gives back the first state, too.
+    /// Opens a stream, and returns the initial state too.
     pub(crate) async fn open(netconfig: &mut Netconfig) -> (Vec<NetnsState>, Self) {
         let stream = netconfig.client.watch_drift(WatchDriftRequest {}).await;
         let mut stream = stream.unwrap().into_inner();
@@ -43,11 +43,11 @@ impl Watcher {
             }
         }
         let watcher = Self::default();
-        let told = watcher.clone();
+        let reported = watcher.clone();
         tokio::spawn(async move {
             while let Ok(Some(message)) = stream.message().await {
                 let event = message.event.unwrap();
-                told.0.lock().unwrap().push((Instant::now(), event));
+                reported.0.lock().unwrap().push((Instant::now(), event));
             }
         });
         (first, watcher)
@@ -57,7 +57,7 @@ impl Watcher {
         self.0.lock().unwrap().clone()
     }
 
-    /// What was told of one claim's netns.
+    /// Returns the reported states of a claim's netns.
     pub(crate) fn states(&self, name: &str) -> Vec<(Instant, NetnsState)> {
         let states = self.all().into_iter().filter_map(|(at, event)| {
             let Event::State(state) = event else {
@@ -68,7 +68,7 @@ impl Watcher {
         states.collect()
     }
 
-    /// Whose end was told.
+    /// Returns the sandboxes whose end was reported.
     pub(crate) fn ends(&self) -> Vec<Option<SandboxRef>> {
         let ends = self.all().into_iter().filter_map(|(_, event)| {
             let Event::ClaimReleased(released) = event else {
@@ -83,9 +83,9 @@ impl Watcher {
         self.all().len()
     }
 
-    /// What was told of a claim's netns last, as soon as it was told so often.
-    pub(crate) async fn told(&self, name: &str, times: usize) -> NetnsState {
-        let what = format!("{name} was not told {times} times");
+    /// Waits for that number of states of a claim's netns, and returns the last one.
+    pub(crate) async fn wait_for_states(&self, name: &str, times: usize) -> NetnsState {
+        let what = format!("{name} was not reported {times} times");
         eventually(&what, async || self.states(name).len() >= times).await;
         let states = self.states(name);
         assert_eq!(states.len(), times, "{states:?}");
@@ -93,7 +93,7 @@ impl Watcher {
     }
 }
 
-/// Longer than any delay between a change and its being told.
+/// Waits longer than any delay between a change and its report.
 pub(crate) async fn quiet() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
 }
@@ -106,7 +106,7 @@ pub(crate) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
     }
 }
 
-/// How often the packet filter of the calling thread's netns was changed, by anybody (NFT_MSG_GETGEN).
+/// Returns how often the packet filter of the calling thread's netns was changed, by any process (NFT_MSG_GETGEN).
 pub(crate) fn generation() -> u32 {
     const HEADER_BYTES: usize = 16;
     const REQUEST: u16 = 1;

@@ -29,7 +29,7 @@ fn applied() -> Fresh {
     fresh
 }
 
-/// The tag of the rules in a netns.
+/// Returns the tag of the rules in a netns.
 fn tag_of(fresh: &Fresh) -> Option<Tag> {
     plain().observe(&fresh.netns).unwrap().tag
 }
@@ -41,7 +41,7 @@ fn differences(fresh: &Fresh) -> Vec<String> {
         .differences
 }
 
-/// Everything that can be ours, as the tools show it.
+/// Returns everything that can be inpod's, as the tools show it.
 fn everything(fresh: &Fresh) -> String {
     let shown = [
         "rule",
@@ -53,12 +53,12 @@ fn everything(fresh: &Fresh) -> String {
     shown.concat() + &fresh.nft("list ruleset")
 }
 
-/// What is there is not what belongs there; says so; and is mended.
-fn is_told_and_mended(fresh: &Fresh, named: &str) {
-    let told = differences(fresh);
+/// Checks that a difference is reported by its name, and repaired.
+fn is_reported_and_repaired(fresh: &Fresh, named: &str) {
+    let reported = differences(fresh);
     assert!(
-        told.iter().any(|sentence| sentence.contains(named)),
-        "{named}: {told:?}"
+        reported.iter().any(|sentence| sentence.contains(named)),
+        "{named}: {reported:?}"
     );
     assert!(
         plain()
@@ -90,14 +90,14 @@ fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
     );
 }
 
-/// What nft lists, without our tags.
+/// Removes inpod's tags from the output of nft.
 fn untagged(listed: &str) -> String {
     let is_tag = |line: &&str| line.contains("comment \"inpod schema=");
     let lines = listed.lines().filter(|line| !is_tag(line));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// And every toggle leads from every scenario to the next, with nothing stale.
+/// Also applies each scenario after each other one, and checks that nothing stale is left.
 #[test]
 fn nft_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_script() {
     let ours = Fresh::new();
@@ -124,7 +124,7 @@ fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
         };
         let planned = plan(&ours);
         assert_ne!(planned.verified.differences, [""; 0], "{name}");
-        carry_out(&theirs, &planned.transaction);
+        execute(&theirs, &planned.transaction);
         plain()
             .apply(&ours.netns, &redirection, &sandbox("c1"))
             .unwrap();
@@ -135,8 +135,8 @@ fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
     }
 }
 
-/// Lines of sysctl, ip and conntrack are commands; all else is a script for nft.
-fn carry_out(fresh: &Fresh, transaction: &str) {
+/// Executes a transaction: lines of sysctl, ip and conntrack as commands, all others as an nft script.
+fn execute(fresh: &Fresh, transaction: &str) {
     let mut script = String::new();
     for line in transaction.lines() {
         let is_command = ["sysctl ", "ip ", "conntrack "]
@@ -144,7 +144,7 @@ fn carry_out(fresh: &Fresh, transaction: &str) {
             .any(|known| line.starts_with(known));
         if is_command {
             let line = line.to_owned();
-            // conntrack fails where there is no entry to delete.
+            // conntrack fails if there is no entry to delete.
             fresh.command(
                 "sh",
                 &["-c", &format!("{line} || expr '{line}' : conntrack")],
@@ -198,7 +198,7 @@ fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_p
     );
     assert_eq!(seen.captured_flows, 2);
     drop((flows, listeners));
-    // A process that another test starts holds every socket from its fork to its exec.
+    // A process that another test starts holds all sockets from its fork to its exec.
     let deadline = Instant::now() + Duration::from_secs(5);
     while inspect::sockets(&fresh.netns, &Proxies::default()).unwrap()
         != inspect::Sockets::default()

@@ -1,9 +1,9 @@
-//! What differs from what was applied is told and mended.
+//! Differences from the applied rules are reported and repaired.
 
 use netconfig::apply::Phase;
 
 use crate::{
-    applied, is_told_and_mended,
+    applied, is_reported_and_repaired,
     support::{Fresh, plain, sandbox},
     tag_of,
 };
@@ -32,7 +32,7 @@ fn every_single_rule_that_is_deleted_is_told_and_mended() {
     for rule in 0..rules {
         let (table, chain, handle) = listed().swap_remove(rule);
         fresh.nft(&format!("delete rule inet {table} {chain} handle {handle}"));
-        is_told_and_mended(&fresh, &format!("is missing in {table} {chain}"));
+        is_reported_and_repaired(&fresh, &format!("is missing in {table} {chain}"));
     }
 }
 
@@ -40,18 +40,18 @@ fn every_single_rule_that_is_deleted_is_told_and_mended() {
 fn a_chain_a_table_a_route_and_an_ip_rule_that_is_deleted_is_told_and_mended() {
     let fresh = applied();
     fresh.nft("flush chain inet inpod-nat output; delete chain inet inpod-nat output");
-    is_told_and_mended(&fresh, "chain inpod-nat output is missing");
+    is_reported_and_repaired(&fresh, "chain inpod-nat output is missing");
     fresh.nft("delete table inet inpod-mangle");
-    is_told_and_mended(&fresh, "table inpod-mangle is missing");
+    is_reported_and_repaired(&fresh, "table inpod-mangle is missing");
     fresh.nft("flush ruleset");
-    is_told_and_mended(&fresh, "table inpod-nat is missing");
+    is_reported_and_repaired(&fresh, "table inpod-nat is missing");
     for (family, name) in [("-4", "IPv4"), ("-6", "IPv6")] {
         fresh.ip(&format!("{family} rule del pref 32764"));
-        is_told_and_mended(&fresh, &format!("the {name} ip rule"));
+        is_reported_and_repaired(&fresh, &format!("the {name} ip rule"));
         fresh.ip(&format!(
             "{family} route del local default dev lo table 100"
         ));
-        is_told_and_mended(&fresh, &format!("the {name} route"));
+        is_reported_and_repaired(&fresh, &format!("the {name} route"));
     }
 }
 
@@ -59,19 +59,19 @@ fn a_chain_a_table_a_route_and_an_ip_rule_that_is_deleted_is_told_and_mended() {
 fn what_others_add_to_or_change_in_our_tables_is_told_and_mended() {
     let fresh = applied();
     fresh.nft("insert rule inet inpod-nat output limit rate 1/second accept");
-    is_told_and_mended(
+    is_reported_and_repaired(
         &fresh,
         "rule `<limit> accept` is foreign in inpod-nat output",
     );
     fresh.nft("add chain inet inpod-nat theirs");
-    is_told_and_mended(&fresh, "chain inpod-nat theirs is foreign");
+    is_reported_and_repaired(&fresh, "chain inpod-nat theirs is foreign");
     fresh.nft("add set inet inpod-nat theirs { type ipv4_addr; }");
-    is_told_and_mended(&fresh, "holds 1 foreign sets or objects");
+    is_reported_and_repaired(&fresh, "holds 1 foreign sets or objects");
     fresh.nft("add chain inet inpod-mangle output { policy drop; }");
-    is_told_and_mended(&fresh, "policy drop");
+    is_reported_and_repaired(&fresh, "policy drop");
 }
 
-/// As the first release wrote them, but for two of the rules, which stand for the rest.
+/// The rules of the first release, of which two stand for the rest.
 #[test]
 fn rules_of_the_first_schema_are_replaced() {
     let fresh = Fresh::new();
@@ -83,7 +83,7 @@ fn rules_of_the_first_schema_are_replaced() {
          ip daddr != 127.0.0.1 meta l4proto tcp meta mark & 0xfff != 0x539 counter redirect to :15001; }}; }}"
     ));
     assert_eq!(tag_of(&fresh).unwrap().schema, 1);
-    is_told_and_mended(&fresh, "table inpod-nat is of schema 1, not 2");
+    is_reported_and_repaired(&fresh, "table inpod-nat has schema 1, expected 2");
     plain()
         .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
         .unwrap();

@@ -1,9 +1,9 @@
-//! What is taken away, and what of others stays.
+//! Removal takes everything of inpod's and nothing else.
 
 use netconfig::apply::Phase;
 
 use crate::{
-    applied, differences, everything, is_told_and_mended,
+    applied, differences, everything, is_reported_and_repaired,
     support::{Fresh, ambient, plain, sandbox},
     tag_of, untagged,
 };
@@ -45,7 +45,7 @@ fn a_drain_replaces_capture_keeps_the_rest_and_can_be_repeated() {
         assert_eq!(mangle(), before);
     }
     assert_ne!(tag_of(&fresh), tag);
-    is_told_and_mended(&fresh, "redirect to :15001` is missing in inpod-nat output");
+    is_reported_and_repaired(&fresh, "redirect to :15001` is missing in inpod-nat output");
     plain()
         .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
         .unwrap();

@@ -1,9 +1,9 @@
-//! The sysctl by which waiting connections migrate.
+//! The sysctl that migrates connections between listeners.
 
 use netconfig::apply::Phase;
 
 use crate::{
-    is_told_and_mended,
+    is_reported_and_repaired,
     support::{Fresh, ambient, plain, sandbox},
 };
 
@@ -19,7 +19,7 @@ fn waiting_connections_migrate_while_a_pod_is_enrolled_and_the_sysctl_is_restore
         .apply(&fresh.netns, &ambient(), &sandbox("c1"))
         .unwrap();
     assert_eq!(migrates(&fresh), "1\n");
-    // What a tag says of it outlives the tag.
+    // The tag's record of the sysctl outlives the tag.
     for phase in [Phase::Drain, Phase::Final] {
         assert_eq!(migrates(&fresh), "1\n");
         plain().remove(&fresh.netns, &sandbox("c1"), phase).unwrap();
@@ -42,5 +42,5 @@ fn a_sysctl_that_was_on_stays_on_and_one_that_is_switched_back_is_told_and_mende
         .apply(&fresh.netns, &ambient(), &sandbox("c1"))
         .unwrap();
     fresh.command("sysctl", &["-q", "net.ipv4.tcp_migrate_req=0"]);
-    is_told_and_mended(&fresh, "net.ipv4.tcp_migrate_req is 0");
+    is_reported_and_repaired(&fresh, "net.ipv4.tcp_migrate_req is 0");
 }

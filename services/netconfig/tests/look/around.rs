@@ -1,6 +1,6 @@
-//! Interfaces and sysctls.
+//! Findings about interfaces and sysctls.
 
-use netconfig::radar::{Kind, look};
+use netconfig::conflicts::{Kind, find_conflicts};
 
 use crate::{
     FROM_ZTUNNEL, POD, SERVER, address, arrives, capture, connect, dial, is_clean, is_found,
@@ -27,24 +27,30 @@ fn strict_reverse_path_filtering_is_told_where_answers_leave_by_another_interfac
     let inbound = listen(&pod, 15006);
     connect(&pod, &server, "net1", ["10.8.0.1", "10.8.0.2"]);
     server.ip("addr add 203.0.113.5/32 dev lo");
-    // What comes from outside over the second interface is answered over the first one.
+    // Replies to packets from outside over the second interface leave by the first one.
     let dial = || dial(&server, Some("203.0.113.5"), 0, address("10.8.0.1", 8080));
     sysctl(&pod, "ipv4/conf/eth0/rp_filter", "1");
     is_clean(&pod);
     assert!(arrives(&inbound, &dial().unwrap()));
     for path in ["ipv4/conf/net1/rp_filter", "ipv4/conf/all/rp_filter"] {
         sysctl(&pod, path, "1");
-        let said = "answers of 10.8.0.1 to sources outside (192.0.2.1) do not leave by it";
-        is_found(&pod, Kind::RpFilter, "net.ipv4.conf.net1.rp_filter", said);
+        let expected =
+            "replies from 10.8.0.1 to sources outside (192.0.2.1) leave by another interface";
+        is_found(
+            &pod,
+            Kind::RpFilter,
+            "net.ipv4.conf.net1.rp_filter",
+            expected,
+        );
         assert!(dial().is_none());
         sysctl(&pod, path, "0");
     }
-    // The greater one counts, and 2 is loose.
+    // The greater of the two values counts, and 2 is loose mode.
     sysctl(&pod, "ipv4/conf/all/rp_filter", "1");
     sysctl(&pod, "ipv4/conf/net1/rp_filter", "2");
     is_clean(&pod);
     assert!(arrives(&inbound, &dial().unwrap()));
-    // A way of its own for what comes that way.
+    // A route of its own for the replies to that interface.
     sysctl(&pod, "ipv4/conf/net1/rp_filter", "1");
     pod.ip("rule add from 10.8.0.1 lookup 200");
     pod.ip("route add default via 10.8.0.2 dev net1 table 200");
@@ -85,7 +91,7 @@ fn strict_reverse_path_filtering_does_no_harm_with_one_interface() {
     for client in [SERVER, "203.0.113.5"] {
         let stream = dial(&server, Some(client), 0, address(POD, 8080)).unwrap();
         assert!(arrives(&inbound, &stream));
-        // ztunnel speaks for the client.
+        // ztunnel uses the client's source address.
         let stream = dial(&pod, Some(client), FROM_ZTUNNEL, address(POD, 8080)).unwrap();
         assert!(arrives(&application, &stream));
     }
@@ -97,10 +103,10 @@ fn strict_reverse_path_filtering_does_no_harm_with_one_interface() {
 fn ipv6_that_is_switched_off_is_told_where_the_pod_has_it_or_our_rules_are_for_it() {
     let pod = Fresh::new();
     let dual = ["10.9.0.1", "fd09::1"].map(|address| address.parse().unwrap());
-    assert_eq!(look(&pod.netns, &dual).unwrap(), []);
+    assert_eq!(find_conflicts(&pod.netns, &dual).unwrap(), []);
     sysctl(&pod, "ipv6/conf/all/disable_ipv6", "1");
     is_clean(&pod);
-    let found = look(&pod.netns, &dual).unwrap();
+    let found = find_conflicts(&pod.netns, &dual).unwrap();
     let [finding] = found.as_slice() else {
         panic!("{found:#?}");
     };
@@ -121,6 +127,6 @@ fn ipv6_that_is_switched_off_is_told_where_the_pod_has_it_or_our_rules_are_for_i
         &pod,
         Kind::Ipv6Disabled,
         subject,
-        "our ip rule for it is there",
+        "inpod's ip rule for IPv6 exists",
     );
 }

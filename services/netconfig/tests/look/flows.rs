@@ -1,4 +1,4 @@
-//! Which connections go past ztunnel, on real sockets.
+//! Connections that bypass ztunnel, on real sockets.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
@@ -13,10 +13,10 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::support::{Fresh, ambient, plain, sandbox};
 
-/// The first packet of IPv6 over a new link may have to be sent again.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Generous, since the first IPv6 packet over a new link may have to be sent again.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What ztunnel marks its own packets with.
+/// The mark of ztunnel's own packets.
 const FROM_ZTUNNEL: u32 = 0x539;
 
 /// The addresses of the pod and of a host beside it, per family.
@@ -42,7 +42,7 @@ fn listen(fresh: &Fresh, port: u16) -> TcpListener {
     fresh.run(move || TcpListener::bind(("::", port)).unwrap())
 }
 
-/// As ztunnel does it where it may (set_transparent in its src/socket.rs).
+/// Sets the transparent option, as ztunnel does where it may (set_transparent in its socket.rs).
 fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
     let listener = listen(fresh, port);
     SockRef::from(&listener)
@@ -54,7 +54,7 @@ fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
 /// Both ends of a connection.
 type Connection = [TcpStream; 2];
 
-/// From an address of choice, it is as ztunnel does it (set_freebind_and_transparent in its src/socket.rs).
+/// With a given source address, connects as ztunnel does (set_freebind_and_transparent in its socket.rs).
 fn connect(
     fresh: &Fresh,
     from: Option<&str>,
@@ -81,7 +81,7 @@ fn connect(
             }
             socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
         }
-        let connected = socket.connect_timeout(&to.into(), PATIENCE);
+        let connected = socket.connect_timeout(&to.into(), TIMEOUT);
         assert!(
             connected.is_ok(),
             "{from:?} to {to}, mark {mark:#x}: {connected:?}"
@@ -119,7 +119,7 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
         before.push(connect(&host, None, 0, (own, 8080), &application));
     }
     assert_eq!(flows(&pod), (0, 4));
-    // The pod with itself.
+    // Connections of the pod to itself.
     let mut more = Vec::new();
     for to in ["127.0.0.1", "::1", "10.9.0.1", "fd09::1"] {
         more.push(connect(&pod, None, 0, (to, 8080), &application));
@@ -130,7 +130,8 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
         .unwrap();
     assert_eq!(flows(&pod), (0, 4));
     for [own, other] in ADDRESSES {
-        // Captured in both directions, and what ztunnel makes of it: onwards, and to the application for the client.
+        // Connections captured in both directions, and those that ztunnel opens for them: to the next hop, and to the
+        // application with the client's address.
         more.push(connect(&pod, None, 0, (other, 80), outbound));
         more.push(connect(&pod, None, FROM_ZTUNNEL, (other, 80), &server));
         more.push(connect(&host, None, 0, (own, 8080), plaintext));
@@ -148,7 +149,7 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
     assert_eq!(flows(&pod), (6, 0));
 }
 
-/// The local port is the application's, and what ztunnel opens itself is transparent too.
+/// The local port is the application's, and sockets that ztunnel opens are transparent too.
 #[test]
 fn what_tproxy_led_to_ztunnel_is_captured_and_what_ztunnel_makes_of_it_is_not() {
     let (pod, host) = pod_and_host();
@@ -179,8 +180,8 @@ fn what_tproxy_led_to_ztunnel_is_captured_and_what_ztunnel_makes_of_it_is_not() 
     assert_eq!(flows(&pod), (4, 0));
     for (connections, left) in [(of_ztunnel, 4), (inbound, 2), (others, 0)] {
         drop(connections);
-        // A process that another test starts holds every socket from its fork to its exec.
-        let deadline = Instant::now() + PATIENCE;
+        // A process that another test starts holds all sockets from its fork to its exec.
+        let deadline = Instant::now() + TIMEOUT;
         while flows(&pod) != (left, 0) {
             assert!(Instant::now() < deadline, "{:?}, not {left}", flows(&pod));
             std::thread::yield_now();

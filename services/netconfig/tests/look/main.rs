@@ -1,5 +1,4 @@
-//! What a look into a netns sees: conflicts of every kind, where they are really so, with packets that prove it, and
-//! flows. Needs root.
+//! Inspection of a netns: conflicts of every kind, shown to be real by packets, and flows. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -16,20 +15,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::radar::{Finding, Kind, look};
+use netconfig::conflicts::{Finding, Kind, find_conflicts};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use support::{Fresh, ambient, plain, sandbox};
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What ztunnel marks its own packets with.
+/// The mark of ztunnel's own packets.
 const FROM_ZTUNNEL: u32 = 0x539;
 
 const POD: &str = "10.9.0.1";
 const SERVER: &str = "10.9.0.2";
 
-/// A pod with rules, and a server beside it, which is also its way out.
+/// A pod with rules, and a server beside it, which is also its gateway.
 fn pod() -> (Fresh, Fresh) {
     let (pod, server) = (Fresh::new(), Fresh::new());
     connect(&pod, &server, "eth0", [POD, SERVER]);
@@ -57,17 +56,17 @@ fn capture(pod: &Fresh) {
 }
 
 fn findings(pod: &Fresh) -> Vec<Finding> {
-    look(&pod.netns, &[POD.parse().unwrap()]).unwrap()
+    find_conflicts(&pod.netns, &[POD.parse().unwrap()]).unwrap()
 }
 
-/// What is found is this alone.
-fn is_found(pod: &Fresh, kind: Kind, subject: &str, said: &str) {
+/// Checks that there is exactly this finding.
+fn is_found(pod: &Fresh, kind: Kind, subject: &str, expected: &str) {
     let found = findings(pod);
     assert_eq!(found.len(), 1, "{found:#?}");
     for finding in &found {
         let place = (finding.kind, finding.subject.as_str());
         assert_eq!(place, (kind, subject), "{finding:?}");
-        assert!(finding.sentence.contains(said), "{finding:?}");
+        assert!(finding.sentence.contains(expected), "{finding:?}");
     }
 }
 
@@ -94,7 +93,7 @@ fn address(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
 }
 
-/// Connects, with a mark if it is not 0, and from an address of choice if one is given.
+/// Connects, with a mark if it is not 0, and with a source address if one is given.
 fn dial(fresh: &Fresh, from: Option<&str>, mark: u32, to: SocketAddr) -> Option<TcpStream> {
     let from: Option<IpAddr> = from.map(|from| from.parse().unwrap());
     fresh.run(move || {
@@ -105,16 +104,16 @@ fn dial(fresh: &Fresh, from: Option<&str>, mark: u32, to: SocketAddr) -> Option<
             socket.set_ip_transparent_v4(true).unwrap();
             socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
         }
-        socket.connect_timeout(&to.into(), PATIENCE).ok()?;
+        socket.connect_timeout(&to.into(), TIMEOUT).ok()?;
         Some(socket.into())
     })
 }
 
-/// Whether a connection comes to a listener.
+/// Returns whether a connection arrives at a listener.
 fn arrives(at: &TcpListener, stream: &TcpStream) -> bool {
     at.set_nonblocking(true).unwrap();
     let port = stream.local_addr().unwrap().port();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         match at.accept() {
             Ok((_, peer)) if peer.port() == port => return true,

@@ -1,6 +1,6 @@
-//! Rules of others that write marks.
+//! Foreign rules that write marks.
 
-use netconfig::radar::Kind;
+use netconfig::conflicts::Kind;
 
 use crate::{
     FROM_ZTUNNEL, POD, SERVER, address, arrives, dial, findings, iptables, is_found, listen, pod,
@@ -13,12 +13,12 @@ fn a_rule_that_writes_the_whole_mark_has_ztunnels_packets_captured() {
     let dial = || dial(&pod, None, FROM_ZTUNNEL, address(SERVER, 8080)).unwrap();
     assert!(arrives(&application, &dial()));
     iptables(&pod, "-t mangle -A OUTPUT -p tcp -j MARK --set-mark 0x5");
-    let said = "writes the mark of packets without keeping the bits 0xfff";
+    let expected = "overwrites the bits 0xfff of packet marks";
     is_found(
         &pod,
         Kind::UnmaskedMark,
         "table ip mangle, chain OUTPUT",
-        said,
+        expected,
     );
     assert!(arrives(&outbound, &dial()));
 }
@@ -32,17 +32,17 @@ fn a_rule_that_writes_the_whole_mark_of_connections_loses_the_answers_to_ztunnel
     pod.nft("add table inet theirs");
     pod.nft("add chain inet theirs in { type filter hook input priority 0; }");
     pod.nft("add rule inet theirs in ct mark set meta mark");
-    let said = "writes the mark of connections without keeping the bits 0xfff";
+    let expected = "overwrites the bits 0xfff of connection marks";
     is_found(
         &pod,
         Kind::UnmaskedMark,
         "table inet theirs, chain in",
-        said,
+        expected,
     );
     assert!(!answered());
 }
 
-/// Rules in table mangle of iptables, or of nft, and whether they change bits of ours.
+/// Rules for the mangle table of iptables, or for nft, and whether they change inpod's bits.
 const WRITES: [(&str, &str, bool); 26] = [
     ("mangle", "-j MARK --set-mark 0x5", true),
     ("mangle", "-j MARK --set-xmark 0x10000/0xf0000", false),

@@ -1,8 +1,8 @@
-//! NAT chains of others, and those that are left of Istio's node agent.
+//! Foreign NAT chains, and those that Istio's node agent left.
 
 use std::net::TcpListener;
 
-use netconfig::radar::Kind;
+use netconfig::conflicts::Kind;
 
 use crate::{
     POD, SERVER, address, arrives, capture, dial, findings, iptables, is_clean, is_found, listen,
@@ -28,19 +28,19 @@ fn of_nat_chains_at_our_priority_the_one_that_was_made_last_decides() {
         &pod,
         Kind::NatChain,
         subject,
-        "was made after ours, so that it is asked first",
+        "was created later, so that it comes first",
     );
     assert!(goes_to(&theirs));
-    // Ours are made again.
+    // Our table is created again.
     pod.nft("delete table inet inpod-nat");
-    is_found(&pod, Kind::NatChain, subject, "ours, which are not here");
-    capture(&pod);
     is_found(
         &pod,
         Kind::NatChain,
         subject,
-        "is in a table that is older than ours",
+        "inpod's rules, which are missing",
     );
+    capture(&pod);
+    is_found(&pod, Kind::NatChain, subject, "is in an older table");
     assert!(goes_to(&outbound));
 }
 
@@ -52,8 +52,13 @@ fn a_nat_chain_of_an_earlier_priority_decides_whenever_it_was_made() {
     pod.nft("add chain inet theirs pre { type nat hook prerouting priority -101; }");
     pod.nft("add rule inet theirs pre tcp dport 8080 redirect to :9999");
     capture(&pod);
-    let said = "Chain pre of table inet theirs (hook prerouting, priority -101) translates connections ahead of ours";
-    is_found(&pod, Kind::NatChain, "table inet theirs, chain pre", said);
+    let expected = "Chain pre of table inet theirs (hook prerouting, priority -101) translates connections before inpod's rules";
+    is_found(
+        &pod,
+        Kind::NatChain,
+        "table inet theirs, chain pre",
+        expected,
+    );
     let (theirs, _inbound) = (listen(&pod, 9999), listen(&pod, 15006));
     let stream = dial(&server, None, 0, address(POD, 8080)).unwrap();
     assert!(arrives(&theirs, &stream));
@@ -69,14 +74,14 @@ fn nat_rules_of_iptables_are_seen_through_their_chains() {
     ] {
         iptables(&pod, rule);
     }
-    let said = "Chain APP of table ip nat, reached from OUTPUT, (hook output, priority -100)";
-    is_found(&pod, Kind::NatChain, "table ip nat, chain APP", said);
+    let expected = "Chain APP of table ip nat, reached from OUTPUT, (hook output, priority -100)";
+    is_found(&pod, Kind::NatChain, "table ip nat, chain APP", expected);
 }
 
 #[test]
 fn nat_that_no_captured_packet_meets_is_no_conflict() {
     let (pod, _server) = pod();
-    // Docker's resolver, for one.
+    // For example, the resolver of Docker.
     iptables(
         &pod,
         "-t nat -A OUTPUT -d 127.0.0.11/32 -p tcp --dport 53 -j DNAT --to-destination 127.0.0.11:4000",
@@ -89,10 +94,10 @@ fn nat_that_no_captured_packet_meets_is_no_conflict() {
     pod.nft("add table inet theirs");
     pod.nft("add chain inet theirs late { type nat hook output priority -99; }");
     pod.nft("add rule inet theirs late tcp dport 80 redirect to :9999");
-    // Nothing leads here.
+    // No rule jumps to this chain.
     pod.nft("add chain inet theirs unused");
     pod.nft("add rule inet theirs unused tcp dport 80 redirect to :9999");
-    // For ever after a rule that always holds.
+    // Unreachable, after a rule that always matches.
     pod.nft("add chain inet theirs early { type nat hook output priority -199; }");
     pod.nft("add rule inet theirs early counter accept");
     pod.nft("add rule inet theirs early tcp dport 80 redirect to :9999");
@@ -168,7 +173,7 @@ fn chains_of_ours_among_those_of_iptables_are_shadowed_by_what_stands_in_front_o
         &pod,
         Kind::EarlyVerdict,
         subject,
-        "in front of the jump to our rules",
+        "before the jump to inpod's rules",
     );
     iptables(&pod, "-t nat -D OUTPUT 1");
     iptables(
@@ -179,6 +184,6 @@ fn chains_of_ours_among_those_of_iptables_are_shadowed_by_what_stands_in_front_o
         &pod,
         Kind::NatChain,
         subject,
-        "in front of the jump to our rules",
+        "before the jump to inpod's rules",
     );
 }

@@ -1,6 +1,6 @@
-//! Rules of others that end the way of packets.
+//! Foreign rules with a final verdict.
 
-use netconfig::radar::Kind;
+use netconfig::conflicts::Kind;
 
 use crate::{POD, SERVER, address, arrives, dial, iptables, is_clean, is_found, listen, pod};
 
@@ -14,7 +14,7 @@ fn what_is_dropped_or_untracked_ahead_of_our_rules_does_not_come_to_ztunnel() {
         &pod,
         Kind::EarlyVerdict,
         raw,
-        "takes packets out of connection tracking",
+        "excludes packets from connection tracking",
     );
     let direct = dial(&pod, None, 0, address(SERVER, 8080)).unwrap();
     assert!(arrives(&application, &direct));
@@ -24,7 +24,7 @@ fn what_is_dropped_or_untracked_ahead_of_our_rules_does_not_come_to_ztunnel() {
         &pod,
         Kind::EarlyVerdict,
         raw,
-        "drops packets ahead of our rules",
+        "drops packets before inpod's rules see them",
     );
     assert!(dial(&pod, None, 0, address(SERVER, 8080)).is_none());
     iptables(&pod, "-t raw -F");
@@ -47,7 +47,7 @@ fn a_policy_that_drops_ahead_of_our_rules_is_told_unless_every_packet_is_accepte
         &pod,
         Kind::EarlyVerdict,
         subject,
-        "drops by its policy what no rule of it accepts",
+        "drops packets without a verdict by its policy",
     );
     assert!(dial(&server, None, 0, address(POD, 8080)).is_none());
     pod.nft("add rule inet theirs pre accept");
@@ -58,14 +58,14 @@ fn a_policy_that_drops_ahead_of_our_rules_is_told_unless_every_packet_is_accepte
 #[test]
 fn verdicts_that_end_no_way_to_our_rules_are_no_conflict() {
     let (pod, _server) = pod();
-    // In tables of others an accept ends the way through its own base chain alone.
+    // An accept in a foreign table ends only its own base chain.
     iptables(&pod, "-t mangle -A PREROUTING -j ACCEPT");
     iptables(&pod, "-t mangle -A OUTPUT -p tcp -j RETURN");
     iptables(&pod, "-t nat -A OUTPUT -p tcp -j ACCEPT");
-    // After ours.
+    // A chain that runs after ours.
     iptables(&pod, "-t filter -A OUTPUT -p tcp --dport 25 -j DROP");
     iptables(&pod, "-t filter -A INPUT -p tcp --dport 25 -j REJECT");
-    // What begins no connection.
+    // Packets that do not open a connection.
     iptables(&pod, "-t raw -A OUTPUT -p icmp -j DROP");
     is_clean(&pod);
     iptables(&pod, "-t mangle -F");
@@ -76,7 +76,7 @@ fn verdicts_that_end_no_way_to_our_rules_are_no_conflict() {
     pod.nft("add table inet theirs");
     pod.nft("add chain inet theirs pre { type filter hook prerouting priority -150; }");
     pod.nft("add rule inet theirs pre ct state invalid drop");
-    // Too late: the packet is tracked already.
+    // Too late: the packet is already tracked.
     pod.nft("add chain inet theirs out { type filter hook output priority -180; }");
     pod.nft("add rule inet theirs out tcp dport 80 notrack");
     is_clean(&pod);
@@ -98,7 +98,7 @@ fn a_verdict_map_may_lead_to_every_chain_of_its_table() {
     );
 }
 
-/// Whoever may write rules in a pod must not fill netconfig's memory.
+/// A pod that writes its own rules must not exhaust netconfig's memory.
 #[test]
 fn a_table_of_more_rules_than_are_looked_at_is_left_out_and_hides_no_other() {
     let (pod, _server) = pod();

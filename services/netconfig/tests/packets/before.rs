@@ -1,5 +1,5 @@
-//! Connections that nothing captured when they began: rules came later, were torn out, or were those of a withdrawal.
-//! They have a second to end, and none goes past ztunnel for good; what ztunnel carries goes on.
+//! Connections that were not captured when they began, because rules came later, were lost, or were those of a
+//! withdrawal. They are cut after a second, so that none bypasses ztunnel for good; what ztunnel carries is not cut.
 
 use std::{
     collections::VecDeque,
@@ -18,26 +18,26 @@ use netconfig::{
 
 use crate::{
     checks::FROM_ZTUNNEL,
-    matrix::{HANDS, scenario},
-    probe::{Dial, Flow, PATIENCE, at_once},
+    matrix::{MAX_PODS, scenario},
+    probe::{Dial, Flow, TIMEOUT, at_once},
     stand_in::By,
     world::{BACKENDS, Place, Pod, World, either, outside, pod},
 };
 
-/// What a connection from before has is a second; so much of it is seen also where everything is slow.
-pub(crate) const MOST_OF_A_SECOND: Duration = Duration::from_millis(500);
+/// Earlier connections have one second to end. Half of it is observed even on a slow machine.
+pub(crate) const HALF_A_SECOND: Duration = Duration::from_millis(500);
 
-/// Longer than a connection from before may go on.
-const LONG: Duration = Duration::from_secs(5);
+/// Longer than an earlier connection may last.
+const MAX_LIFETIME: Duration = Duration::from_secs(5);
 
-/// How rules come to capture nothing.
+/// The reason that nothing is captured.
 #[derive(Clone, Copy, Debug)]
 enum Gap {
     Drained,
-    /// Every table is gone.
-    Torn,
-    /// The tables and their chains are there, without a rule.
-    Emptied,
+    /// Every table is deleted.
+    TablesDeleted,
+    /// The tables and their chains exist, without rules.
+    ChainsFlushed,
 }
 
 impl Gap {
@@ -47,18 +47,18 @@ impl Gap {
             (Self::Drained, _) => {
                 world.remove(Phase::Drain);
             }
-            (Self::Torn, Backend::Nftables | Backend::IptablesNft) => {
+            (Self::TablesDeleted, Backend::Nftables | Backend::IptablesNft) => {
                 world.pod.nft("flush ruleset");
             }
-            (Self::Torn, Backend::IptablesLegacy) => {
+            (Self::TablesDeleted, Backend::IptablesLegacy) => {
                 each_legacy(world, "-F OUTPUT", "-F PREROUTING");
             }
-            (Self::Emptied, Backend::Nftables) => {
+            (Self::ChainsFlushed, Backend::Nftables) => {
                 for table in ["inpod-raw", "inpod-mangle", "inpod-nat"] {
                     world.pod.nft(&format!("flush table inet {table}"));
                 }
             }
-            (Self::Emptied, Backend::IptablesNft) => {
+            (Self::ChainsFlushed, Backend::IptablesNft) => {
                 for family in ["ip", "ip6"] {
                     for table in ["raw", "mangle", "nat"] {
                         for chain in ["INPOD_OUTPUT", "INPOD_PREROUTING"] {
@@ -69,14 +69,14 @@ impl Gap {
                     }
                 }
             }
-            (Self::Emptied, Backend::IptablesLegacy) => {
+            (Self::ChainsFlushed, Backend::IptablesLegacy) => {
                 each_legacy(world, "-F INPOD_OUTPUT", "-F INPOD_PREROUTING");
             }
         }
     }
 }
 
-/// In each table of both families.
+/// Runs the commands in each table of both families.
 fn each_legacy(world: &World, one: &str, other: &str) {
     let lines = ["raw", "mangle", "nat"].map(|table| format!("*{table}\n{one}\n{other}\nCOMMIT\n"));
     for program in ["iptables-legacy-restore", "ip6tables-legacy-restore"] {
@@ -85,8 +85,8 @@ fn each_legacy(world: &World, one: &str, other: &str) {
     }
 }
 
-/// Talks on a connection that is there while something is done, until it is cut. When it was last answered, from when
-/// that began.
+/// Exchanges data on a connection while `act` runs, until it is cut. Returns the time of the last reply, counted from
+/// the start of `act`.
 pub(crate) fn last_answer(flow: &mut Flow, act: impl FnOnce()) -> Duration {
     thread::scope(|scope| {
         let began = Instant::now();
@@ -94,8 +94,8 @@ pub(crate) fn last_answer(flow: &mut Flow, act: impl FnOnce()) -> Duration {
             let mut last = Duration::ZERO;
             while flow.talk().is_ok() {
                 last = began.elapsed();
-                // One that is not cut at all.
-                if last > LONG {
+                // The connection is not cut at all.
+                if last > MAX_LIFETIME {
                     break;
                 }
                 thread::sleep(Duration::from_millis(5));
@@ -107,7 +107,8 @@ pub(crate) fn last_answer(flow: &mut Flow, act: impl FnOnce()) -> Duration {
     })
 }
 
-/// One by each way that ztunnel has: what it took, what it opened, to the outside and in a client's name.
+/// Opens one connection for each kind that ztunnel has: accepted by it, opened by it to the outside, and opened with
+/// a client's source address.
 fn carried(world: &World) -> Vec<(Dial, Flow)> {
     let dials = Family::ALL.map(|family| {
         let (pod, outside) = (pod(family), outside(family));
@@ -141,32 +142,35 @@ fn reopen(backend: Backend, gap: Gap, settings: &Ambient) -> Vec<String> {
     let lasted = last_answer(first, || {
         world.apply(settings);
     });
-    let mut told = Vec::new();
-    if lasted < MOST_OF_A_SECOND {
-        told.push(format!("cut after {lasted:?}"));
+    let mut failed = Vec::new();
+    if lasted < HALF_A_SECOND {
+        failed.push(format!("cut after {lasted:?}"));
     }
-    // Whoever speaks first.
+    // The server sends first, then the client.
     world.speak();
     for (dial, flow) in &mut carried {
         let cut = flow.hear().and_then(|()| flow.talk()).err();
-        told.extend(cut.map(|why| format!("cut: {dial:?}: {why}")));
+        failed.extend(cut.map(|why| format!("cut: {dial:?}: {why}")));
     }
     for (family, flow) in [(Family::V4, first), (Family::V6, second)] {
         if flow.talk().is_ok() {
-            told.push(format!("{family} goes past ztunnel"));
+            failed.push(format!("{family} goes past ztunnel"));
         }
     }
     let when = format!("{backend} {gap:?}");
-    told.iter().map(|told| format!("{when}: {told}")).collect()
+    failed
+        .iter()
+        .map(|failed| format!("{when}: {failed}"))
+        .collect()
 }
 
 #[test]
 fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_carries_goes_on() {
     let gaps = [
         (Gap::Drained, scenario("tproxy")),
-        (Gap::Torn, scenario("tproxy")),
-        (Gap::Torn, scenario("plain")),
-        (Gap::Emptied, scenario("dns")),
+        (Gap::TablesDeleted, scenario("tproxy")),
+        (Gap::TablesDeleted, scenario("plain")),
+        (Gap::ChainsFlushed, scenario("dns")),
     ];
     let mut work = Vec::new();
     for backend in BACKENDS {
@@ -175,19 +179,19 @@ fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_ca
                 .map(|(gap, settings)| (*backend, *gap, settings)),
         );
     }
-    let failures = at_once(HANDS, &work, |(backend, gap, settings)| {
+    let failures = at_once(MAX_PODS, &work, |(backend, gap, settings)| {
         reopen(*backend, *gap, settings)
     });
     assert_eq!(failures.concat(), [""; 0]);
 }
 
-/// So many of each kind are kept, of those that were not captured: the last ones.
+/// Number of uncaptured connections of each kind that are kept, the last ones.
 const KEPT: usize = 16;
 
-/// Of each kind so many are captured in a row when all are.
+/// Number of captured connections of a kind in a row after which all count as captured.
 const IN_A_ROW: usize = 8;
 
-/// Opens connections one after the other until all are captured, and keeps the last ones that were not.
+/// Opens connections one after another until all are captured. Returns the last ones that were not.
 fn open_until_captured(to: SocketAddr, ready: &AtomicUsize) -> VecDeque<BufReader<TcpStream>> {
     let (mut kept, mut in_a_row) = (VecDeque::new(), 0);
     while in_a_row < IN_A_ROW {
@@ -207,8 +211,8 @@ fn open_until_captured(to: SocketAddr, ready: &AtomicUsize) -> VecDeque<BufReade
 }
 
 fn open(to: SocketAddr) -> io::Result<(BufReader<TcpStream>, Option<By>)> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     stream.read_line(&mut line)?;
@@ -225,8 +229,8 @@ fn goes_on(stream: &mut BufReader<TcpStream>) -> bool {
     heard.is_ok() && line.ends_with("hello\n")
 }
 
-/// Connection tracking is there a moment before what captures, since one table is: what begins in between is known to
-/// it, and would be left alone for good.
+/// Connection tracking starts a moment before capturing, since the first table enables it. A connection that begins in
+/// between is tracked, and would never be captured.
 #[test]
 fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_good() {
     let failures = at_once(BACKENDS.len(), BACKENDS, |backend| {
@@ -243,8 +247,8 @@ fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_
             let opening = ways.map(|(place, to)| {
                 let netns = &world.at(place).netns;
                 let ready = std::sync::Arc::new(AtomicUsize::new(0));
-                let told = std::sync::Arc::clone(&ready);
-                let open = move || netns.within(|| open_until_captured(to, &told)).unwrap();
+                let counter = std::sync::Arc::clone(&ready);
+                let open = move || netns.within(|| open_until_captured(to, &counter)).unwrap();
                 (scope.spawn(open), ready)
             });
             let opening: Vec<_> = opening.collect();
@@ -271,8 +275,8 @@ fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_
     assert_eq!(failures, [""; 0]);
 }
 
-/// What connection tracking remembers of captured connections of a family: by the port that answers, or by the mark of
-/// ztunnel's own in a client's name.
+/// Counts the conntrack entries of a family's captured connections: by the replying port, or by the mark of ztunnel's
+/// own connections with a client's source address.
 fn remembered(world: &World, family: Family) -> usize {
     let family = match family {
         Family::V4 => "ipv4",
@@ -286,8 +290,8 @@ fn remembered(world: &World, family: Family) -> usize {
     listed.lines().filter(is_captured).count()
 }
 
-/// A later connection of the same ends would be led as the captured one was, when the family is captured once more:
-/// what the application answers a client would go to ztunnel, whom it never came from.
+/// Otherwise a later connection of the same endpoints would be routed like the captured one when the family is captured
+/// again: the application's replies to a client would go to ztunnel, which never saw the request.
 #[test]
 fn nothing_is_remembered_of_what_was_captured_of_a_family_that_has_no_table_any_more() {
     let without_ipv6 = Ambient {

@@ -1,5 +1,5 @@
-//! What each redirection has to do, said a second time and independently of its rules: every check is a sentence, what
-//! is sent for it, and what is to come of it.
+//! The promises of each redirection, stated a second time and independently of its rules. A check is a sentence, the
+//! packets to send, and the expected evidence.
 
 mod exempt;
 
@@ -21,26 +21,26 @@ use crate::{
     world::{INTERFACES, Place, either, guest, outside, pod},
 };
 
-/// On every packet of ztunnel's own, and on what leads back to ztunnel.
+/// The mark of ztunnel's own packets, and of those routed back to ztunnel.
 pub(crate) const FROM_ZTUNNEL: u32 = 0x539;
 const TO_ZTUNNEL: u32 = 0x111;
 
 /// Bits of a mark that are not inpod's.
 const FOREIGN_BITS: u32 = 0xa000_0000;
 
-/// One thing that has to be so.
+/// A promise that has to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// What is sent.
+    /// A description of the packets.
     subject: String,
     family: Family,
-    /// In order, from one port.
+    /// The steps, sent in order from one port.
     pub(crate) steps: Vec<Step>,
-    /// The socket of ztunnel that takes nothing meanwhile that is not addressed to it.
-    pub(crate) deaf: Option<u16>,
+    /// The port of a ztunnel socket that is not transparent during the check.
+    pub(crate) nontransparent: Option<u16>,
 }
 
-/// The sentence.
+/// Formats the promise as a sentence.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -49,12 +49,12 @@ impl fmt::Display for Check {
             steps,
             ..
         } = self;
-        let fates: Vec<_> = steps.iter().map(|step| fate(&step.wanted)).collect();
+        let fates: Vec<_> = steps.iter().map(|step| outcome(&step.wanted)).collect();
         write!(f, "{family}: {subject} {}", fates.join(", then "))
     }
 }
 
-fn fate(wanted: &Evidence) -> String {
+fn outcome(wanted: &Evidence) -> String {
     match wanted.by() {
         Some(By::Ztunnel(port)) => format!("is taken on {port}"),
         Some(By::Application) => "reaches the application".to_owned(),
@@ -69,11 +69,11 @@ impl Check {
             subject: subject.to_owned(),
             family,
             steps,
-            deaf: None,
+            nontransparent: None,
         }
     }
 
-    /// What connection it makes, if it is the one.
+    /// Returns the step if the check is a single connection.
     pub(crate) fn connection(&self) -> Option<&Step> {
         match self.steps.as_slice() {
             [step] if step.dial.transport == Transport::Tcp && step.wanted.by().is_some() => {
@@ -84,12 +84,12 @@ impl Check {
     }
 }
 
-/// Everything that has to be so in a pod with addresses of these families.
+/// Returns the promises for a pod with addresses of these families.
 pub(crate) fn checks(settings: &Ambient, families: &[Family]) -> Vec<Check> {
     all_of(Some(settings), families)
 }
 
-/// Everything that has to be so where there are no rules, or only those that let captured connections live.
+/// Returns the promises for a pod without rules, or with rules that only keep captured connections alive.
 pub(crate) fn direct(families: &[Family]) -> Vec<Check> {
     all_of(None, families)
 }
@@ -152,7 +152,7 @@ impl Checks<'_> {
         ] {
             self.add(subject, dial.clone().marked(mark), wanted.clone());
         }
-        // By its mark alone it would be led to this pod again: an interface of one's own choice is stronger.
+        // Its mark alone would route it to this pod again: binding to an interface prevents that.
         let back = dial.by("eth0");
         self.add(
             "TCP that leads back to ztunnel",
@@ -176,7 +176,7 @@ impl Checks<'_> {
         self.add("inbound TCP to 15008", hbone, wanted);
     }
 
-    /// None of it is captured, whatever is chosen.
+    /// Traffic of the pod to itself is never captured.
     fn itself(&mut self) {
         let own = pod(self.family);
         let loopbacks = match self.family {
@@ -194,7 +194,7 @@ impl Checks<'_> {
         for address in loopbacks {
             let address: IpAddr = address.parse().unwrap();
             let dial = Dial::tcp(Place::Pod, address, 8080);
-            // Whatever of 127.0.0.0/8 is called, it is the loopback's first address that calls.
+            // Connections to any address of 127.0.0.0/8 come from the first address of the loopback interface.
             let wanted = answer(
                 By::Application,
                 8080,
@@ -257,8 +257,8 @@ impl Checks<'_> {
         }
     }
 
-    /// ztunnel speaks to the application in the client's name, and the answers come back to ztunnel: without that there
-    /// is no connection.
+    /// ztunnel connects to the application with the client's source address, and the replies must return to ztunnel, or
+    /// there is no connection.
     fn ztunnel(&mut self) {
         if !self.is_captured() {
             return;
@@ -300,8 +300,8 @@ impl Checks<'_> {
             } else {
                 self.at_15006(&tcp, from)
             };
-            // TPROXY takes the first packet of such a connection only, as it did in Istio 1.21: what follows is known,
-            // let pass, and routed on.
+            // TPROXY takes only the first packet of such a connection, as it did in Istio 1.21. Later ones are tracked,
+            // accepted and routed on.
             if wanted.by() != Some(By::Ztunnel(15006)) || !by_tproxy {
                 self.add(&format!("TCP that arrives by {name}"), tcp, wanted);
             }
@@ -314,15 +314,16 @@ impl Checks<'_> {
         }
     }
 
-    /// With TPROXY what finds no socket must not be let through.
+    /// With TPROXY, packets without a socket must be dropped.
     fn nobody_listens(&mut self) {
         let by_tproxy = self.settings.inbound_capture == InboundCapture::Tproxy;
         if !by_tproxy || self.settings.bypass_inbound_capture || !self.is_captured() {
             return;
         }
-        for (port, deaf) in [(8080, 15006), (15008, 15008)] {
+        for (port, nontransparent) in [(8080, 15006), (15008, 15008)] {
             let dial = Dial::tcp(Place::Outside, pod(self.family), port);
-            let subject = format!("inbound TCP to {port}, when {deaf} is not transparent,");
+            let subject =
+                format!("inbound TCP to {port}, when {nontransparent} is not transparent,");
             self.push(
                 &subject,
                 vec![Step {
@@ -330,7 +331,7 @@ impl Checks<'_> {
                     wanted: Evidence::Silence,
                 }],
             );
-            self.found.last_mut().unwrap().deaf = Some(deaf);
+            self.found.last_mut().unwrap().nontransparent = Some(nontransparent);
         }
     }
 
@@ -356,7 +357,7 @@ impl Checks<'_> {
         }
     }
 
-    /// By redirect the address is rewritten, by TPROXY it is not.
+    /// Returns the evidence of inbound capture: REDIRECT rewrites the address, TPROXY does not.
     fn at_15006(&self, dial: &Dial, client: IpAddr) -> Evidence {
         let on = match self.settings.inbound_capture {
             InboundCapture::Redirect => 15006,

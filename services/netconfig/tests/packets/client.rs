@@ -1,4 +1,4 @@
-//! A client at a constant rate, in every direction: whatever changes meanwhile, it is answered by whom it should be.
+//! A client with a constant rate in every direction. During changes, the expected listener has to answer every call.
 
 use std::{
     sync::{
@@ -17,16 +17,16 @@ use crate::{
     world::{Place, World, outside, pod},
 };
 
-/// Between two calls of one kind.
+/// Delay between two calls of one kind.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// So many calls of each kind come before a change and after it.
+/// Number of calls of each kind before a change and after it.
 const ROUNDS: usize = 12;
 
-/// How long they may take.
+/// Timeout of these calls.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the client does again and again: TCP in, TCP out, and a question.
+/// Returns the calls that are repeated: inbound TCP, outbound TCP, and a DNS query.
 fn dials(families: &[Family]) -> Vec<Dial> {
     let dials = families.iter().map(|family| {
         let (pod, outside) = (pod(*family), outside(*family));
@@ -39,13 +39,12 @@ fn dials(families: &[Family]) -> Vec<Dial> {
     dials.flatten().collect()
 }
 
-/// What is to come of a call, as checks say.
+/// Returns the evidence that the checks expect of a call.
 pub(crate) fn wanted(checks: &[Check], dial: &Dial) -> Evidence {
     let is_it = |check: &&Check| matches!(check.steps.as_slice(), [Step { dial: found, .. }] if found == dial);
     checks.iter().find(is_it).unwrap().steps[0].wanted.clone()
 }
 
-/// A call.
 struct Call {
     began: Instant,
     ended: Instant,
@@ -54,8 +53,8 @@ struct Call {
 
 type Line = (Dial, Mutex<Vec<Call>>);
 
-/// Does something while calls go on. One sentence for each that was not answered as it is to be: before, after, or in
-/// between by either.
+/// Runs `act` during calls. Returns a sentence for each call that was not answered as expected before or after the
+/// change; in between, either is allowed.
 pub(crate) fn watch(
     world: &World,
     before: &[Check],
@@ -90,7 +89,7 @@ pub(crate) fn watch(
         {
             let is_before = to < began && found == before;
             let is_after = from > ended && found == after;
-            // The answer to a question that goes another way from now on may be on its way: UDP asks again.
+            // The reply to a query that is now routed differently may be in flight: UDP clients ask again.
             let is_lost =
                 found == Evidence::Silence && before != after && dial.transport == Transport::Udp;
             let is_expected = found == before || found == after || is_lost;
@@ -118,7 +117,7 @@ fn call(world: &World, dial: &Dial, calls: &Mutex<Vec<Call>>, stop: &AtomicBool)
     }
 }
 
-/// From now on.
+/// Waits for new calls from now on.
 fn wait_for_calls(lines: &[Line]) {
     let deadline = Instant::now() + DEADLINE;
     let count = |(_, calls): &Line| calls.lock().unwrap().len();

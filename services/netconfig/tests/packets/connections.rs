@@ -1,5 +1,4 @@
-//! What becomes of connections while a redirection changes: those that are there go on, and new ones are neither refused
-//! nor let out.
+//! Connections during changes of a redirection: existing ones continue, and new ones are neither refused nor leaked.
 
 use std::time::Instant;
 
@@ -14,21 +13,21 @@ use crate::{
     checks::{Check, checks, direct},
     client::watch,
     incumbent, istio,
-    matrix::{HANDS, all, name, run_all, scenario},
-    probe::{Dial, Flow, PATIENCE, Step, at_once},
+    matrix::{MAX_PODS, all, name, run_all, scenario},
+    probe::{Dial, Flow, Step, TIMEOUT, at_once},
     stand_in::By,
     world::{BACKENDS, Place, Pod, World, outside, pod, writer},
 };
 
-/// How often each toggle is gone through, there and back.
+/// Returns how often each setting is toggled back and forth.
 fn times() -> usize {
     if all() { 20 } else { 1 }
 }
 
-/// A connection that is there, and what it is.
+/// An open connection and its description.
 type Open = (String, Flow);
 
-/// Every connection that there is a check for.
+/// Opens a connection for every check.
 fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
     let mut open = Vec::new();
     for check in checks {
@@ -41,7 +40,7 @@ fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
     open
 }
 
-/// One sentence for each that does not go on, whoever speaks first.
+/// Returns a sentence for each connection that was cut, whichever side sends first.
 fn cut(world: &World, open: &mut [Open]) -> Vec<String> {
     world.speak();
     let cut = open.iter_mut().filter_map(|(what, flow)| {
@@ -51,7 +50,7 @@ fn cut(world: &World, open: &mut [Open]) -> Vec<String> {
     cut.collect()
 }
 
-/// Each thing that can be chosen, changed on its own.
+/// Returns the settings with each option changed individually.
 fn toggled(base: &Ambient) -> Vec<Ambient> {
     let with = |change: &dyn Fn(&mut Ambient)| {
         let mut toggled = base.clone();
@@ -119,9 +118,9 @@ fn no_toggle_cuts_refuses_or_lets_out_a_connection() {
     assert_eq!(failures, [""; 0]);
 }
 
-/// One sentence for each that fails, of several pods at once.
+/// Runs `act` on several pods at once. Returns a sentence for each failure.
 fn try_each<T: Sync>(work: &[T], act: impl Fn(&T) -> Vec<String> + Sync) -> Vec<String> {
-    at_once(HANDS, work, act).into_iter().flatten().collect()
+    at_once(MAX_PODS, work, act).into_iter().flatten().collect()
 }
 
 fn toggle(world: &World, base: &Ambient, toggled: &Ambient) -> Vec<String> {
@@ -132,25 +131,25 @@ fn toggle(world: &World, base: &Ambient, toggled: &Ambient) -> Vec<String> {
     for _ in 0..times() {
         for (from, to) in [(base, toggled), (toggled, base)] {
             let (before, after) = (checks(from, world.families()), checks(to, world.families()));
-            let mut told = watch(world, &before, &after, || {
+            let mut failed = watch(world, &before, &after, || {
                 world.apply(to);
             });
             if to.ipv6 == Ipv6::Off {
                 open.retain(|(what, _)| !ends_with_ipv6(backend, what));
-                // One that was just begun ends too.
-                told.retain(|told| backend == Backend::Nftables || !told.contains("to: ["));
+                // Connections that had just begun end too.
+                failed.retain(|failed| backend == Backend::Nftables || !failed.contains("to: ["));
             }
-            let told = told.into_iter().chain(cut(world, &mut open));
+            let failed = failed.into_iter().chain(cut(world, &mut open));
             let when = format!("{backend} {} -> {}", name(from), name(to));
-            failures.extend(told.map(|told| format!("{when}: {told}")));
+            failures.extend(failed.map(|failed| format!("{when}: {failed}")));
         }
     }
     failures
 }
 
-/// Where IPv6 is no longer captured, there are no rules left by which what ztunnel says in a client's name comes back;
-/// and with the last rule of a table of its own the address translation of IPv6 ends (services/docs/facts/kernel.md, 1), and
-/// connections are no longer tracked: ztunnel's own ones, too, are from before when IPv6 is captured once more.
+/// When IPv6 is no longer captured, no rules route the replies to ztunnel's connections with a client's source address.
+/// With the last rule of a table of its own, IPv6 NAT ends (services/docs/facts/kernel.md, 1), and connections are no
+/// longer tracked: when IPv6 is captured again, even ztunnel's own connections count as earlier ones.
 fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
     let in_a_clients_name = what.starts_with("IPv6: TCP of ztunnel in the name of");
     let is_tracked = ["is taken on", "of ztunnel", "back to ztunnel"];
@@ -159,7 +158,7 @@ fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
     in_a_clients_name || ends
 }
 
-/// Rules that were tampered with are mended while everything goes on.
+/// Rules that were damaged are repaired during traffic.
 #[test]
 fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
     let mut failures = Vec::new();
@@ -176,23 +175,24 @@ fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
             "insert rule inet inpod-nat prerouting tcp dport 1 accept",
         ] {
             world.pod.nft(tamper);
-            let told = watch(&world, &checks, &checks, || {
+            let failed = watch(&world, &checks, &checks, || {
                 assert!(world.apply(&settings).changed);
             });
             failures.extend(
-                told.into_iter()
+                failed
+                    .into_iter()
                     .chain(cut(&world, &mut open))
-                    .map(|told| format!("{tamper}: {told}")),
+                    .map(|failed| format!("{tamper}: {failed}")),
             );
         }
-        // No client of its own: without it ztunnel's connections in the name of others are lost.
+        // Without a client of its own: ztunnel's connections with other source addresses are lost without this table.
         world.pod.nft("delete table inet inpod-mangle");
         assert!(world.apply(&settings).changed);
         failures.extend(cut(&world, &mut open));
-        let told = watch(&world, &checks, &checks, || {
+        let failed = watch(&world, &checks, &checks, || {
             assert!(!world.apply(&settings).changed);
         });
-        failures.extend(told);
+        failures.extend(failed);
     }
     assert_eq!(failures, [""; 0]);
 }
@@ -211,7 +211,7 @@ fn the_incumbents_rules_are_taken_over_and_no_connection_is_cut_refused_or_let_o
     let failures = try_each(&work, |(backend, incumbent, ours)| {
         let failures = take_over(&World::new(*backend, Pod::Dual), *incumbent, ours).into_iter();
         let when = format!("istio in {incumbent} -> {backend} {}", name(ours));
-        failures.map(|told| format!("{when}: {told}")).collect()
+        failures.map(|failed| format!("{when}: {failed}")).collect()
     });
     assert_eq!(failures, [""; 0]);
 }
@@ -220,7 +220,7 @@ fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
     istio::leave(incumbent, &world.pod);
     let before = checks(&incumbent::settings(), world.families());
     let after = checks(ours, world.families());
-    // They do what ours are to do: the same checks hold.
+    // These rules do the same as ours, so that the same checks hold.
     let mut failures = run_all(world, &before);
     let mut open = open_all(world, &before);
     failures.extend(watch(world, &before, &after, || {
@@ -238,7 +238,7 @@ fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
     failures
 }
 
-/// There is something to be seen where more than one backend is tried.
+/// Meaningful only if more than one backend is tried.
 #[test]
 fn another_backend_takes_over_and_no_connection_is_cut_refused_or_let_out() {
     let mut work = Vec::new();
@@ -260,13 +260,14 @@ fn another_backend_takes_over_and_no_connection_is_cut_refused_or_let_out() {
         failures.extend(run_all(&world, &checks));
         failures
             .iter()
-            .map(|told| format!("{from} -> {to}: {told}"))
+            .map(|failed| format!("{from} -> {to}: {failed}"))
             .collect()
     });
     assert_eq!(failures, [""; 0]);
 }
 
-/// Its first phase cuts nothing; its last one cuts what is captured still, which is counted, and nothing else.
+/// The drain phase cuts nothing. The final phase cuts exactly the connections that are still
+/// captured, which are counted.
 #[test]
 fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
     for (backend, name) in with_every_backend(&["plain", "everything", "everything-tproxy"]) {
@@ -277,16 +278,16 @@ fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
         let held = Dial::tcp(Place::Pod, outside(Family::V4), 8080).hold(&world);
         assert_eq!(inspect::captured_flows(&world.pod.netns).unwrap(), 1);
         let mut of_before = open_all(&world, &captured);
-        let told = watch(&world, &captured, &free, || {
+        let failed = watch(&world, &captured, &free, || {
             assert!(world.remove(Phase::Drain).captured_flows > 1);
         });
-        assert_eq!(told, [""; 0], "{backend} {name}");
+        assert_eq!(failed, [""; 0], "{backend} {name}");
         assert_eq!(cut(&world, &mut of_before), [""; 0], "{backend} {name}");
         let mut of_drain = open_all(&world, &free);
-        let told = watch(&world, &free, &free, || {
+        let failed = watch(&world, &free, &free, || {
             assert!(world.remove(Phase::Final).captured_flows > 1);
         });
-        assert_eq!(told, [""; 0], "{backend} {name}");
+        assert_eq!(failed, [""; 0], "{backend} {name}");
         assert_eq!(cut(&world, &mut of_drain), [""; 0], "{backend} {name}");
         assert!(held.0.unwrap().talk().is_err(), "{backend} {name}");
     }
@@ -319,10 +320,10 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
             );
             let mut open = open_all(&world, &before);
             if keep_existing_connections {
-                let told = watch(&world, &before, &after, || {
+                let failed = watch(&world, &before, &after, || {
                     world.apply(&settings);
                 });
-                assert_eq!(told, [""; 0], "{backend} {inbound_capture:?}");
+                assert_eq!(failed, [""; 0], "{backend} {inbound_capture:?}");
                 assert_eq!(
                     cut(&world, &mut open),
                     [""; 0],
@@ -349,8 +350,8 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
     }
 }
 
-/// Also one that talked meanwhile, which connection tracking therefore knows. So it is after a netconfig that was killed
-/// between the two steps of an enrollment.
+/// Also one with traffic in the meantime, which connection tracking therefore knows. That is the state after netconfig
+/// was killed between the two steps of an enrollment.
 #[test]
 fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
     let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
@@ -386,7 +387,7 @@ fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
     }
 }
 
-/// What the tests above would not tell if nothing could fail in them.
+/// A negative control of the tests above.
 #[test]
 fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
     let world = World::new(Backend::Nftables, Pod::Dual);
@@ -401,18 +402,18 @@ fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
             "refused",
         ),
     ] {
-        let told = watch(&world, &checks, &checks, || {
+        let failed = watch(&world, &checks, &checks, || {
             world.pod.nft(script);
-            // Long enough for calls that were cut right now and give up.
+            // Long enough for calls that have just been cut to fail.
             let began = Instant::now();
-            while began.elapsed() < 2 * PATIENCE {
+            while began.elapsed() < 2 * TIMEOUT {
                 assert_ne!(dial.ask(&world).by(), Some(By::Ztunnel(15006)));
             }
             world.apply(&settings);
         });
         assert!(
-            told.iter().any(|told| told.contains(what)),
-            "{script}: {told:?}"
+            failed.iter().any(|failed| failed.contains(what)),
+            "{script}: {failed:?}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What Istio's node agent leaves, beside ours.
+//! The state that Istio's node agent leaves, next to ours.
 
 use netconfig::{
     Backend,
@@ -7,7 +7,7 @@ use netconfig::{
 
 use crate::world::{BACKENDS, World};
 
-/// The settings of ours that do the same.
+/// Returns the settings of ours that do the same.
 pub(crate) fn settings() -> Ambient {
     let found = scenarios::all().find(|(name, _)| *name == "probes");
     Ambient {
@@ -16,7 +16,7 @@ pub(crate) fn settings() -> Ambient {
     }
 }
 
-/// What is left of it: the lines with its names.
+/// Returns the lines that are left of it, by its names.
 pub(crate) fn left(world: &World) -> Vec<String> {
     let mut listed = world.pod.nft("list ruleset");
     if BACKENDS.contains(&Backend::IptablesLegacy) {

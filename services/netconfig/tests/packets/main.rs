@@ -1,7 +1,7 @@
-//! Where packets really go: with every redirection, while redirections change, and when one rule of them is missing.
-//! Needs root.
+//! The real destinations of packets: with every redirection, while redirections change, and when one rule
+//! is missing. Needs root.
 //!
-//! A few settings and rules are chosen so that a run is short; with `INPOD_TESTS_ALL=1` all are tried.
+//! By default a sample settings and rules are chosen, so that a run is short; with `INPOD_TESTS_ALL=1` all are tried.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Every check in every combination of settings, on pods whose redirection is toggled from one to the next.
+//! Every check with every combination of settings, on pods whose redirection changes from one to the next.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,18 @@ use crate::{
     world::{BACKENDS, Pod, World},
 };
 
-/// Whether all combinations are tried, and all rules.
+/// Returns whether all combinations and all rules are tried.
 pub(crate) fn all() -> bool {
     std::env::var_os("INPOD_TESTS_ALL").is_some_and(|value| value == "1")
 }
 
-/// How many pods are tried at once.
-pub(crate) const HANDS: usize = 4;
+/// Number of pods that are tested at once.
+pub(crate) const MAX_PODS: usize = 4;
 
-/// How many checks wait for an answer at once.
-const WAITERS: usize = 16;
+/// Number of checks that wait for an answer at once.
+const MAX_WAITING_CHECKS: usize = 16;
 
-/// What can be chosen, a column each. Two where nothing else is said: off and on.
+/// The number of values of each setting. Two means off and on, unless noted.
 const COLUMNS: [usize; 10] = [
     BACKENDS.len(),
     Pod::ALL.len(),
@@ -44,7 +44,7 @@ const COLUMNS: [usize; 10] = [
 
 const IPV6: [Ipv6; 3] = [Ipv6::Auto, Ipv6::On, Ipv6::Off];
 
-/// Settings for pods of one kind, written with one backend.
+/// The settings for pods of one kind, written with one backend.
 type Groups = BTreeMap<(Backend, Pod), Vec<Ambient>>;
 
 #[test]
@@ -59,12 +59,12 @@ fn every_combination_of_settings_does_what_it_says() {
         let (backend, pod, settings) = combination(row);
         groups.entry((backend, pod)).or_default().push(settings);
     }
-    // A pod has ports for so many.
+    // Limited by the client ports of a pod.
     let pods = groups
         .iter()
         .flat_map(|(pod, settings)| settings.chunks(100).map(move |some| (pod, some)));
     let failures = at_once(
-        HANDS,
+        MAX_PODS,
         &pods.collect::<Vec<_>>(),
         |((backend, pod), settings)| try_pod(&World::new(*backend, *pod), settings),
     );
@@ -103,7 +103,7 @@ fn combination(row: &[usize]) -> (Backend, Pod, Ambient) {
     let everything = scenario("everything");
     let chosen = |is_on, what| if is_on { what } else { Default::default() };
     let settings = Ambient {
-        // Where there is no IPv6 it is refused to capture it.
+        // Requiring IPv6 capture is refused in a pod without IPv6.
         ipv6: if pod == Pod::V4 && IPV6[*ipv6] == Ipv6::On {
             Ipv6::Auto
         } else {
@@ -132,7 +132,7 @@ fn combination(row: &[usize]) -> (Backend, Pod, Ambient) {
     (backend, pod, settings)
 }
 
-/// What is chosen, in a word each.
+/// Returns the settings as a short text.
 pub(crate) fn name(settings: &Ambient) -> String {
     let Ambient {
         dns_capture,
@@ -169,7 +169,8 @@ pub(crate) fn scenario(name: &str) -> Ambient {
         .1
 }
 
-/// One pod goes through all settings; before them every check is proven able to fail, after them nothing is captured.
+/// Applies all settings to one pod, one after another. Before, every check is shown to be able to fail; afterwards
+/// nothing may be captured.
 fn try_pod(world: &World, settings: &[Ambient]) -> Vec<String> {
     let families = world.families();
     let mut checked: Vec<Check> = Vec::new();
@@ -184,19 +185,27 @@ fn try_pod(world: &World, settings: &[Ambient]) -> Vec<String> {
     let mut failures = controls(world, &direct(world.families()), &checked);
     for settings in settings {
         world.apply(settings);
-        failures.extend(told(world, &name(settings), &checks(settings, families)));
+        failures.extend(labelled_failures(
+            world,
+            &name(settings),
+            &checks(settings, families),
+        ));
         let redirection = Redirection::Ambient(settings.clone());
         let verified = world.writer.verify(&world.pod.netns, &redirection);
         assert_eq!(verified.unwrap().differences, [""; 0]);
     }
     for phase in [Phase::Drain, Phase::Final] {
         world.remove(phase);
-        failures.extend(told(world, &format!("{phase:?}"), &direct(families)));
+        failures.extend(labelled_failures(
+            world,
+            &format!("{phase:?}"),
+            &direct(families),
+        ));
     }
     failures
 }
 
-fn told(world: &World, when: &str, checks: &[Check]) -> Vec<String> {
+fn labelled_failures(world: &World, when: &str, checks: &[Check]) -> Vec<String> {
     let backend = world.writer.configured.unwrap();
     let failed = run_all(world, checks).into_iter();
     failed
@@ -204,34 +213,34 @@ fn told(world: &World, when: &str, checks: &[Check]) -> Vec<String> {
         .collect()
 }
 
-/// Runs checks, at once but for those that need a deaf ztunnel. One sentence for each that fails.
+/// Runs checks concurrently, except for those that change a listener of ztunnel. Returns a sentence for each failure.
 pub(crate) fn run_all(world: &World, checks: &[Check]) -> Vec<String> {
-    let with = |deaf| {
+    let with = |nontransparent| {
         checks
             .iter()
-            .filter(move |check| check.deaf == deaf)
+            .filter(move |check| check.nontransparent == nontransparent)
             .collect::<Vec<_>>()
     };
     let mut failures = Vec::new();
-    for deaf in [None, Some(15006), Some(15008)] {
-        let checks = with(deaf);
+    for nontransparent in [None, Some(15006), Some(15008)] {
+        let checks = with(nontransparent);
         if checks.is_empty() {
             continue;
         }
-        deaf.inspect(|port| world.set_transparent(*port, false));
-        let failed = at_once(WAITERS, &checks, |check| {
+        nontransparent.inspect(|port| world.set_transparent(*port, false));
+        let failed = at_once(MAX_WAITING_CHECKS, &checks, |check| {
             run(world, &check.steps)
                 .err()
                 .map(|why| format!("{check}: {why}"))
         });
         failures.extend(failed.into_iter().flatten());
-        deaf.inspect(|port| world.set_transparent(*port, true));
+        nontransparent.inspect(|port| world.set_transparent(*port, true));
     }
     failures
 }
 
-/// What captures everything and spares nothing.
-const GREEDY: &str = "table inet greedy {
+/// A table that captures everything without an exemption.
+const CAPTURE_ALL: &str = "table inet greedy {
     chain prerouting {
         type nat hook prerouting priority -100
         meta l4proto tcp redirect to :15006
@@ -244,12 +253,12 @@ const GREEDY: &str = "table inet greedy {
     }
 }";
 
-/// Negative controls: each check fails in a pod without rules, or in one where everything is captured. One sentence
-/// for each that passes in both, and for what is not direct in the pod without rules.
+/// Negative controls: each check has to fail in a pod without rules, or in one where everything is captured. Returns a
+/// sentence for each check that passes in both, and for traffic that is not direct in the pod without rules.
 pub(crate) fn controls(world: &World, direct: &[Check], checks: &[Check]) -> Vec<String> {
     let unlike = run_all(world, direct);
     let bare = run_all(world, checks);
-    world.pod.nft(GREEDY);
+    world.pod.nft(CAPTURE_ALL);
     let greedy = run_all(world, checks);
     world.pod.nft("delete table inet greedy");
     let fails = |failures: &[String], check: &Check| {

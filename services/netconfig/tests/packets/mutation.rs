@@ -1,4 +1,4 @@
-//! Every rule is needed: where one is missing, a check fails.
+//! Every rule is needed: without it, a check fails.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,16 @@ use netconfig::{
 
 use crate::{
     checks::checks,
-    matrix::{HANDS, all, run_all, scenario},
+    matrix::{MAX_PODS, all, run_all, scenario},
     probe::at_once,
     world::{Pod, World},
 };
 
-/// Those with the most rules come first; of the others only what none before them had is tried, unless all is.
+/// The scenarios with the most rules come first. Unless all are tried, the others contribute only rules
+/// that none before had.
 const RICHEST: [&str; 3] = ["everything", "everything-tproxy", "tproxy"];
 
-/// What a redirection consists of, each named as people name it.
+/// A part of a redirection, with its description.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     Rule {
@@ -26,12 +27,12 @@ pub(crate) enum Part {
         at: usize,
         text: String,
     },
-    /// The words of the command that deletes it.
+    /// The arguments of the command that deletes it.
     Route(String),
 }
 
 impl Part {
-    /// Equal for rules that are the same, wherever they stand.
+    /// Returns a text that is equal for equal rules, wherever they are.
     pub(crate) fn what(&self) -> String {
         match self {
             Self::Rule {
@@ -66,7 +67,7 @@ impl Part {
     }
 }
 
-/// The rules of a redirection.
+/// Returns the rules of a redirection.
 pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
     let mut parts = Vec::new();
     for table in redirection.ruleset().tables {
@@ -85,7 +86,7 @@ pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
     parts
 }
 
-/// All of them, of a pod with both families.
+/// Returns all parts for a pod with both families.
 fn parts(settings: &Ambient) -> Vec<Part> {
     let mut parts = rules(&Redirection::Ambient(settings.clone()));
     for family in if settings.ipv6 == Ipv6::Off {
@@ -111,13 +112,13 @@ fn every_rule_is_needed_by_a_check() {
     for (name, settings) in richest.into_iter().chain(others) {
         let mut chosen = parts(&settings);
         chosen.retain(|part| tried.insert(part.what()) || all());
-        // Of the scenarios with many, each pod gets some.
+        // The rules of large scenarios are divided among several pods.
         let some = chosen
             .chunks(8)
             .map(|some| (name, settings.clone(), some.to_vec()));
         work.extend(some);
     }
-    let idle = at_once(HANDS, &work, |(name, settings, chosen)| {
+    let idle = at_once(MAX_PODS, &work, |(name, settings, chosen)| {
         let world = World::new(Backend::Nftables, Pod::Dual);
         try_without(&world, name, settings, chosen)
     });
@@ -125,21 +126,21 @@ fn every_rule_is_needed_by_a_check() {
     assert_eq!(idle, [""; 0], "nothing fails where these are missing");
 }
 
-/// What nobody misses. Prints who misses the rest.
+/// Returns the parts without which all checks pass. Prints the failing checks of the others.
 fn try_without(world: &World, name: &str, settings: &Ambient, chosen: &[Part]) -> Vec<String> {
     world.apply(settings);
     let checks = checks(settings, world.families());
     let mut idle = Vec::new();
     for part in chosen {
         part.delete(world);
-        // A deaf ztunnel keeps the others waiting: it is asked where nobody else complains.
-        let (hearing, deaf): (Vec<_>, Vec<_>) = checks
+        // Checks that change a listener of ztunnel cannot run concurrently: they run only if no other check fails.
+        let (hearing, nontransparent): (Vec<_>, Vec<_>) = checks
             .iter()
             .cloned()
-            .partition(|check| check.deaf.is_none());
+            .partition(|check| check.nontransparent.is_none());
         let mut missed = run_all(world, &hearing);
         if missed.is_empty() {
-            missed = run_all(world, &deaf);
+            missed = run_all(world, &nontransparent);
         }
         let what = part.what();
         println!("{name}: without {what}\n    {}", missed.join("\n    "));

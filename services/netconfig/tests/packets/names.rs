@@ -1,4 +1,4 @@
-//! A socket that asks for names and is held open: it follows DNS capture, whatever switches that on and off.
+//! A socket for DNS queries that stays open: it follows DNS capture when that is switched on and off.
 
 use netconfig::{
     Backend,
@@ -15,7 +15,7 @@ use crate::{
     world::{BACKENDS, Place, Pod, World, outside},
 };
 
-/// One socket of each family.
+/// One socket per family.
 struct Sockets(Vec<(Dial, Flow)>);
 
 impl Sockets {
@@ -28,7 +28,7 @@ impl Sockets {
         Self(world.families().iter().map(open).collect())
     }
 
-    /// They are answered by whom such a redirection says; by what is outside where there is none.
+    /// Checks that the expected listener answers: that of the redirection, or the outside without one.
     fn are_answered(&mut self, world: &World, when: &str, settings: Option<&Ambient>) {
         let families = world.families();
         let checks =
@@ -80,7 +80,7 @@ fn a_socket_that_is_held_open_follows_the_capture_of_ipv6() {
     }
 }
 
-/// While rules were away it went past ztunnel.
+/// While the rules were missing it bypassed ztunnel.
 #[test]
 fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
     let world = World::new(Backend::Nftables, Pod::Dual);
@@ -93,7 +93,7 @@ fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
         world.apply(&names());
         sockets.are_answered(&world, "before", Some(&names()));
         world.pod.nft(script);
-        // What is known of the socket goes with the rules only sometimes: a new one is let out for sure.
+        // The conntrack entry of the socket does not always go with the rules; a new socket certainly bypasses ztunnel.
         let mut others = Sockets::open(&world);
         others.are_answered(&world, script, None);
         world.apply(&names());

@@ -1,11 +1,11 @@
-//! Which combinations are tried where there are too many: so few that every pair of values stands in one.
+//! A selection of combinations, if all are too many: every pair of values occurs in one.
 
 use std::collections::BTreeSet;
 
 /// A value of a column.
 type Cell = (usize, usize);
 
-/// Every combination. A column has as many values as its size says.
+/// Returns every combination. `sizes` are the numbers of values of the columns.
 pub(crate) fn every(sizes: &[usize]) -> Vec<Vec<usize>> {
     let longer = |rows: Vec<Vec<usize>>, size: &usize| {
         let with = |row: &Vec<usize>, value| row.iter().copied().chain([value]).collect();
@@ -17,10 +17,10 @@ pub(crate) fn every(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![Vec::new()], longer)
 }
 
-/// Combinations in which every value of a column meets every value of every other one.
+/// Returns combinations in which every value of a column meets every value of every other one.
 ///
-/// Each begins with a pair that has not met, and takes in every other column the value that meets most for the first
-/// time. The same sizes give the same combinations.
+/// Each starts with a pair that has not met, and takes for every other column the value that meets the most values for
+/// the first time. The result is deterministic.
 pub(crate) fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut open = pairs(sizes);
     let mut rows = Vec::new();
@@ -35,7 +35,7 @@ pub(crate) fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
                     .filter(|cell| open.contains(&pair(**cell, (column, *value))))
                     .count()
             };
-            // The last of equals: the first ones lead a row each already.
+            // Takes the last of equal values, since the first ones start rows already.
             let best = (0..*size).max_by_key(gain).unwrap();
             row.push((column, best));
         }

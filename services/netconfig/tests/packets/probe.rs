@@ -1,4 +1,4 @@
-//! What one packet test does, as data, and the evidence that it yields.
+//! The steps of a packet test as data, and the evidence that they yield.
 
 use std::{
     fmt,
@@ -15,11 +15,10 @@ use crate::{
     world::{Place, World},
 };
 
-/// How long an answer may take. Shorter than what TCP waits before it sends something again: whatever comes, comes of
-/// the first packet.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(900);
+/// Timeout of an answer. Shorter than TCP's first retransmission, so that any answer is one to the first packet.
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(900);
 
-/// How long silence is waited for where silence is right.
+/// Time to wait if no answer is expected.
 const SILENCE: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +35,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// The same as the machine numbers them, where the pod's numbers begin there.
+    /// Returns the IDs outside of a user namespace that begins at `first`.
     pub(crate) fn outside(self, first: u32) -> Self {
         Self {
             user: self.user + first,
@@ -45,8 +44,8 @@ impl Owner {
     }
 }
 
-/// As long as it lives, what the calling thread opens is of that owner, by whom rules tell sockets (f_cred->fsuid in
-/// net/netfilter/xt_owner.c and nft_meta.c).
+/// While it lives, sockets that the calling thread opens belong to that owner, which is what rules match (f_cred->fsuid
+/// in net/netfilter/xt_owner.c and nft_meta.c).
 struct Owned;
 
 impl Owned {
@@ -64,17 +63,17 @@ impl Drop for Owned {
     }
 }
 
-/// A connection, or a question over UDP.
+/// A TCP connection, or a UDP query.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Dial {
     pub(crate) at: Place,
     pub(crate) transport: Transport,
-    /// In whose name, if not in the own one.
+    /// The source address, if it is not the default one.
     pub(crate) from: Option<IpAddr>,
     pub(crate) mark: u32,
-    /// By which interface, whatever the routes say.
+    /// The interface to bind to, whatever the routes are.
     pub(crate) device: Option<&'static str>,
-    /// Whose socket it is, as the pod numbers users and groups; root's if nothing is said.
+    /// The owner of the socket, by IDs in the pod's user namespace; root by default.
     pub(crate) owner: Option<Owner>,
     pub(crate) to: SocketAddr,
 }
@@ -124,7 +123,7 @@ impl Dial {
         }
     }
 
-    /// A socket in the netns of whoever dials.
+    /// Opens a socket in the netns of the sender.
     fn socket(&self, world: &World, port: u16) -> io::Result<Socket> {
         let dial = self.clone();
         let owner = self.owner.map(|owner| owner.outside(world.users_from));
@@ -155,52 +154,52 @@ impl Dial {
         })
     }
 
-    fn connected(&self, world: &World, port: u16, patience: Duration) -> io::Result<Socket> {
+    fn connected(&self, world: &World, port: u16, timeout: Duration) -> io::Result<Socket> {
         let socket = self.socket(world, port)?;
-        socket.connect_timeout(&self.to.into(), patience)?;
+        socket.connect_timeout(&self.to.into(), timeout)?;
         Ok(socket)
     }
 
-    /// Opens it, of TCP, and hears nobody yet.
+    /// Opens a TCP connection without reading from it.
     pub(crate) fn connect(
         &self,
         world: &World,
         port: u16,
-        patience: Duration,
+        timeout: Duration,
     ) -> io::Result<TcpStream> {
-        let stream = TcpStream::from(self.connected(world, port, patience)?);
-        stream.set_read_timeout(Some(patience))?;
+        let stream = TcpStream::from(self.connected(world, port, timeout)?);
+        stream.set_read_timeout(Some(timeout))?;
         Ok(stream)
     }
 
-    /// Opens it, and hears who answers.
+    /// Opens it, and reads who answers.
     pub(crate) fn open(
         &self,
         world: &World,
         port: u16,
-        patience: Duration,
+        timeout: Duration,
     ) -> (Option<Flow>, Evidence) {
         let opened = self
-            .connected(world, port, patience)
-            .and_then(|socket| Flow::new(self.transport, socket, patience));
+            .connected(world, port, timeout)
+            .and_then(|socket| Flow::new(self.transport, socket, timeout));
         match opened {
             Ok((flow, answer)) => (Some(flow), Evidence::Answer(answer)),
             Err(error) => (None, Evidence::of(&error)),
         }
     }
 
-    /// As [`Self::open`], from a port of its own.
+    /// Like [`Self::open`], from a port that no other test uses.
     pub(crate) fn hold(&self, world: &World) -> (Option<Flow>, Evidence) {
-        self.open(world, world.port(), PATIENCE)
+        self.open(world, world.port(), TIMEOUT)
     }
 
-    /// Who answers.
+    /// Opens it, returns who answers, and closes it.
     pub(crate) fn ask(&self, world: &World) -> Evidence {
         self.hold(world).1
     }
 }
 
-/// What came of it.
+/// The evidence of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
     Answer(Answer),
@@ -218,7 +217,7 @@ impl Evidence {
         }
     }
 
-    /// Who answered, if anybody did.
+    /// Returns the listener that answered, if any.
     pub(crate) fn by(&self) -> Option<By> {
         match self {
             Self::Answer(answer) => Some(answer.by),
@@ -237,7 +236,7 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// Something that was opened and stays open.
+/// An open connection or socket.
 #[derive(Debug)]
 pub(crate) enum Flow {
     Tcp(By, BufReader<TcpStream>),
@@ -245,8 +244,8 @@ pub(crate) enum Flow {
 }
 
 impl Flow {
-    fn new(transport: Transport, socket: Socket, patience: Duration) -> io::Result<(Self, Answer)> {
-        socket.set_read_timeout(Some(patience))?;
+    fn new(transport: Transport, socket: Socket, timeout: Duration) -> io::Result<(Self, Answer)> {
+        socket.set_read_timeout(Some(timeout))?;
         match transport {
             Transport::Tcp => {
                 let mut stream = BufReader::new(TcpStream::from(socket));
@@ -261,7 +260,7 @@ impl Flow {
         }
     }
 
-    /// Asks over UDP once more.
+    /// Sends another UDP query.
     pub(crate) fn ask(&mut self) -> io::Result<Answer> {
         let Self::Udp(socket) = self else {
             return Err(io::ErrorKind::Unsupported.into());
@@ -272,7 +271,7 @@ impl Flow {
         parse(&String::from_utf8_lossy(&answer[..length]))
     }
 
-    /// What is said unasked arrives, from whom there was an answer at first. Nobody does so over UDP.
+    /// Reads data that the server sends on its own, which has to be the one that answered first. Not for UDP.
     pub(crate) fn hear(&mut self) -> io::Result<()> {
         let Self::Tcp(by, stream) = self else {
             return Ok(());
@@ -285,7 +284,7 @@ impl Flow {
         }
     }
 
-    /// Bytes go there and come back, from whom they came at first.
+    /// Sends bytes, and expects their echo from the server that answered first.
     pub(crate) fn talk(&mut self) -> io::Result<()> {
         let Self::Tcp(by, stream) = self else {
             return self.ask().map(drop);
@@ -317,23 +316,23 @@ fn parse(text: &str) -> io::Result<Answer> {
     Answer::parse(text).ok_or_else(|| io::Error::other(format!("heard {text:?}")))
 }
 
-/// What is sent, and what is to come of it.
+/// A packet to send, and the expected evidence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) dial: Dial,
     pub(crate) wanted: Evidence,
 }
 
-/// Sends one step after the other from one port, each socket being closed before the next one is opened.
+/// Runs steps one after another from one port. Each socket is closed before the next one is opened.
 pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
     let port = world.port();
     for Step { dial, wanted } in steps {
-        let patience = if *wanted == Evidence::Silence {
+        let timeout = if *wanted == Evidence::Silence {
             SILENCE
         } else {
-            PATIENCE
+            TIMEOUT
         };
-        let (_flow, found) = dial.open(world, port, patience);
+        let (_flow, found) = dial.open(world, port, timeout);
         if found != *wanted {
             return Err(format!("wanted {wanted}, found {found}"));
         }
@@ -341,8 +340,7 @@ pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
     Ok(())
 }
 
-/// Does something for each, by several hands: who waits for an answer that does not come keeps nobody else waiting.
-/// What comes of it is in no order.
+/// Runs `act` on several threads, so that waiting for missing answers is concurrent. The order of results is undefined.
 pub(crate) fn at_once<T: Sync, R: Send>(
     hands: usize,
     items: &[T],

@@ -1,5 +1,5 @@
-//! Clients connect as fast as they can while a pod is enrolled and withdrawn: not one of them is refused, cut or left
-//! without an answer.
+//! Clients that connect as fast as they can while a pod is enrolled and withdrawn: no connection is refused, cut or
+//! left without an answer.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -21,33 +21,33 @@ use netconfig::{
 use socket2::{Domain, Socket, Type};
 
 use crate::{
-    probe::PATIENCE,
+    probe::TIMEOUT,
     stand_in::{Answer, By},
     world::{BACKENDS, Place, Pod, World, outside, pod},
 };
 
-/// How often the pod is enrolled and withdrawn.
+/// Number of enrollments and withdrawals.
 const ROUNDS: usize = 8;
 
-/// So many connections of each kind are made between two changes.
+/// Number of connections of each kind between two changes.
 const BETWEEN: usize = 40;
 
-/// How long they may take.
+/// Timeout of these connections.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The ports that clients have: so few that each is used under the rules of several rounds, and so many that none is
-/// used twice while one enrollment lasts: one that is used again at once may meet what is remembered of its last
-/// connection.
+/// The range of client ports: small enough that each is used under the rules of several rounds, and large enough
+/// that none is used twice during one enrollment, since a port that is reused at once may meet the conntrack entry
+/// of its last connection.
 const PORTS: &str = "20000 21999";
 
-/// A client that connects all the time.
+/// A client that connects without pause.
 struct Client {
     at: Place,
     to: IpAddr,
-    /// What times are told from.
+    /// The origin of reported times.
     since: Instant,
     count: AtomicUsize,
-    /// By whom it was answered since that was last asked, and what failed.
+    /// The answers and failures since the last call of `assert_answered`.
     heard: Mutex<Vec<Result<By, String>>>,
 }
 
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    /// Who is to answer, where these families are captured.
+    /// Returns the listener that has to answer if these families are captured.
     fn wanted(&self, captured: &[Family]) -> By {
         let is_captured = captured.contains(&family_of(self.to));
         match (self.at, is_captured) {
@@ -96,12 +96,12 @@ fn family_of(address: IpAddr) -> Family {
     }
 }
 
-/// Connects, hears who is there, and says something that is said back. The port is free again at once.
+/// Connects, reads who answers, and exchanges an echo. The port is free again at once.
 fn exchange(to: SocketAddr) -> io::Result<By> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     socket.set_linger(Some(Duration::ZERO))?;
-    socket.connect_timeout(&to.into(), PATIENCE)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.connect_timeout(&to.into(), TIMEOUT)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     let mut stream = BufReader::new(TcpStream::from(socket));
     let mut line = String::new();
     stream.read_line(&mut line)?;
@@ -130,8 +130,8 @@ fn wait_for_more(clients: &[Client]) {
     }
 }
 
-/// What was heard so far is forgotten but for what failed, then all of the next ones are answered so, those of the
-/// families that are captured by ztunnel.
+/// Discards earlier answers, but not failures, and checks that all later ones come from ztunnel for the captured
+/// families, and directly otherwise.
 fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[Family]) {
     let drain = |failures: &mut Vec<String>| {
         let mut by = Vec::new();
@@ -145,7 +145,7 @@ fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[F
         }
         by
     };
-    // One that began before the change may end after it.
+    // A connection that began before the change may end after it.
     wait_for_more(clients);
     drain(failures);
     wait_for_more(clients);
@@ -157,7 +157,7 @@ fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[F
     }
 }
 
-/// Without connections that a final removal would cut.
+/// Waits until no connection is left that the final removal would cut.
 fn wait_for_the_end_of_what_is_captured(world: &World) {
     let deadline = Instant::now() + DEADLINE;
     while inspect::captured_flows(&world.pod.netns).unwrap() > 0 {
@@ -165,7 +165,7 @@ fn wait_for_the_end_of_what_is_captured(world: &World) {
     }
 }
 
-/// A pod is enrolled, with one redirection after the other, and withdrawn.
+/// Enrolls a pod with one redirection after another, and withdraws it.
 fn enroll_and_withdraw(
     world: &World,
     clients: &[Client],
@@ -207,7 +207,7 @@ fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_a_pod_is_enrolled
     none_fails(&[(Ambient::default(), &Family::ALL)]);
 }
 
-/// Of IPv6 nobody has seen a connection begin by then, where a table is of one family.
+/// With a table of a single family, connection tracking has not seen IPv6 connections begin.
 #[test]
 fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_an_enrolled_pods_ipv6_is_captured_too()
  {

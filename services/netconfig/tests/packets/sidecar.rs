@@ -1,5 +1,4 @@
-//! A sidecar's redirection, with a real proxy in the pod: a process of its own, under the user and group that the rules
-//! know it by.
+//! A sidecar's redirection, with a real proxy in the pod: a process with the user and group that the rules match.
 
 mod checks;
 mod forwarding;

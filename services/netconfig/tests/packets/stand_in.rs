@@ -1,5 +1,5 @@
-//! Who listens: ztunnel's stand-in in the pod, the application, and what is outside. Each says to whoever calls who it
-//! is and what it saw, and then repeats what it is told, and speaks unasked when a test wants it to.
+//! The listeners: stand-ins for ztunnel in the pod, for the application, and for the outside. Each reports to its
+//! client who it is and what it saw, then echoes, and sends data on its own when a test asks for that.
 
 use std::{
     fmt,
@@ -14,10 +14,10 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::support::Fresh;
 
-/// Who answered.
+/// The listener that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum By {
-    /// The socket of ztunnel, or of a sidecar's proxy, on that port.
+    /// The listener of ztunnel, or of a sidecar's proxy, on that port.
     Ztunnel(u16),
     Application,
     Outside,
@@ -45,15 +45,15 @@ impl FromStr for By {
     }
 }
 
-/// What a listener saw of who called it.
+/// A listener's view of its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) by: By,
-    /// The port that it was accepted on.
+    /// The port that accepted the connection.
     pub(crate) on: u16,
-    /// Whom it took for the caller.
+    /// The client's address as the listener sees it.
     pub(crate) peer: IpAddr,
-    /// Where the caller wanted to go, as ztunnel learns it. UDP does not tell.
+    /// The original destination, determined as ztunnel does. Unknown for UDP.
     pub(crate) destination: Option<SocketAddr>,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Answer {
 }
 
 impl Answer {
-    /// `None` for what is no answer.
+    /// Returns `None` for a text that is no answer.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let words: Vec<_> = text.split_whitespace().collect();
         let [by, on, peer, destination] = words.as_slice() else {
@@ -86,7 +86,7 @@ impl Answer {
     }
 }
 
-/// A socket that is listened on until this is dropped.
+/// A listener that is closed on drop.
 pub(crate) struct Listener {
     pub(crate) by: By,
     socket: Socket,
@@ -94,10 +94,10 @@ pub(crate) struct Listener {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The connections that were accepted, as long as they are served.
+/// The accepted connections that are still served.
 type Calls = Arc<Mutex<Vec<Weak<TcpStream>>>>;
 
-/// What is said unasked.
+/// The text that a server sends on its own.
 pub(crate) const UNASKED: &str = "and more";
 
 impl Listener {
@@ -105,7 +105,7 @@ impl Listener {
         fresh.run(move || Self::tcp_here(by, at))
     }
 
-    /// In the netns of the calling thread.
+    /// Listens in the calling thread's netns.
     pub(crate) fn tcp_here(by: By, at: SocketAddr) -> Self {
         let socket = bound(Type::STREAM, at);
         socket.listen(256).unwrap();
@@ -125,7 +125,7 @@ impl Listener {
         fresh.run(move || Self::udp_here(by, at))
     }
 
-    /// In the netns of the calling thread.
+    /// Listens in the calling thread's netns.
     pub(crate) fn udp_here(by: By, at: SocketAddr) -> Self {
         let socket = bound(Type::DGRAM, at);
         let serving: UdpSocket = socket.try_clone().unwrap().into();
@@ -138,14 +138,14 @@ impl Listener {
         }
     }
 
-    /// Says something on every connection, of which any may have ended.
+    /// Sends data on every connection, some of which may have ended.
     pub(crate) fn speak(&self) {
         for call in self.calls.lock().unwrap().iter().filter_map(Weak::upgrade) {
             drop(writeln!(&*call, "{} {UNASKED}", self.by));
         }
     }
 
-    /// Whether it takes what is addressed to others.
+    /// Sets whether the socket accepts packets with foreign destinations.
     pub(crate) fn set_transparent(&self, transparent: bool) {
         self.socket.set_ip_transparent_v6(transparent).unwrap();
     }
@@ -153,7 +153,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // It wakes whoever waits, also where the socket is not connected and an error says so.
+        // Shutdown wakes waiting threads, even for an unconnected socket, where it returns an error.
         drop(self.socket.shutdown(Shutdown::Both));
         self.thread.take().unwrap().join().unwrap();
     }
@@ -176,7 +176,7 @@ fn accept_all(by: By, listener: &TcpListener, calls: &Calls) {
         let mut calls = calls.lock().unwrap();
         calls.retain(|call| call.strong_count() > 0);
         calls.push(Arc::downgrade(&stream));
-        // Whoever calls may go away at any time.
+        // A client may disconnect at any time.
         thread::spawn(move || drop(serve(by, &stream)));
     }
 }
@@ -198,7 +198,7 @@ fn serve(by: By, stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// As ztunnel asks for it: a socket of both families knows only that of the connection's.
+/// Queries the address like ztunnel: a dual-stack socket only knows the option of the connection's family.
 pub(crate) fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let found = socket
@@ -215,7 +215,7 @@ fn answer_all(by: By, socket: &UdpSocket) {
     let on = socket.local_addr().unwrap().port();
     let mut question = [0; 64];
     while let Ok((length, peer)) = socket.recv_from(&mut question) {
-        // Nobody asks nothing: the socket was shut down.
+        // An empty message means that the socket was shut down.
         if length == 0 {
             return;
         }
@@ -225,7 +225,7 @@ fn answer_all(by: By, socket: &UdpSocket) {
             peer: peer.ip(),
             destination: None,
         };
-        // Whoever asked may be gone.
+        // The client may be gone.
         drop(socket.send_to(answer.to_string().as_bytes(), peer));
     }
 }

@@ -1,4 +1,4 @@
-//! A pod, what is outside of it, and a guest: three network namespaces with links between them.
+//! A pod, the outside, and a guest: three network namespaces with links between them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,19 +24,19 @@ use crate::{
     support::{Fresh, sandbox},
 };
 
-/// The backends that are tried.
+/// The backends that are tested.
 pub(crate) const BACKENDS: &[Backend] = &Backend::ALL;
 
-/// What writes with a backend.
+/// Returns a writer for a backend.
 pub(crate) fn writer(backend: Backend) -> Writer {
     static FOUND: OnceLock<Programs> = OnceLock::new();
     let find = || {
         let directories = ["/usr/sbin", "/sbin"].map(Path::new);
         let runner = Path::new(env!("CARGO_BIN_EXE_netconfig"));
         let locks = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks-of-packets");
-        // Many run at once here, on whatever machine.
-        let patience = Duration::from_secs(30);
-        Programs::search_in(&directories, runner, &locks).with_patience(patience)
+        // Generous, since many programs run at once on machines of unknown speed.
+        let timeout = Duration::from_secs(30);
+        Programs::search_in(&directories, runner, &locks).with_timeout(timeout)
     };
     Writer {
         configured: Some(backend),
@@ -46,7 +46,7 @@ pub(crate) fn writer(backend: Backend) -> Writer {
     }
 }
 
-/// Which addresses a pod has.
+/// The address families of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pod {
     V4,
@@ -66,7 +66,7 @@ impl Pod {
     }
 }
 
-/// Where something is sent from.
+/// The sender of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     Pod,
@@ -75,17 +75,17 @@ pub(crate) enum Place {
     Guest,
 }
 
-/// The address of the pod.
+/// Returns the address of the pod.
 pub(crate) fn pod(family: Family) -> IpAddr {
     either(family, "10.9.0.1", "fd09::1")
 }
 
-/// The address of what is outside, by which also everything else is reached.
+/// Returns the address of the outside, which is also the gateway to all others.
 pub(crate) fn outside(family: Family) -> IpAddr {
     either(family, "10.9.0.2", "fd09::2")
 }
 
-/// The address of the guest behind an interface of the pod.
+/// Returns the address of the guest behind an interface of the pod.
 pub(crate) fn guest(family: Family, interface: &str) -> IpAddr {
     let number = INTERFACES.iter().position(|name| *name == interface);
     let (v4, v6) = guest_network(number.unwrap());
@@ -99,7 +99,7 @@ pub(crate) fn either(family: Family, v4: &str, v6: &str) -> IpAddr {
     }
 }
 
-/// The loopback's first address.
+/// Returns the first address of the loopback interface.
 pub(crate) fn loopback(family: Family) -> IpAddr {
     either(family, "127.0.0.1", "::1")
 }
@@ -111,19 +111,19 @@ fn guest_network(number: usize) -> (String, String) {
     (format!("10.200.{number}"), format!("fd20:0:0:{number}"))
 }
 
-/// Where the application listens: where everybody expects it, and by the ports of the scenarios' exclusions.
+/// The ports of the application: the usual ones, and those of the scenarios' exclusions.
 const APPLICATION_PORTS: [u16; 5] = [53, 8080, 9089, 9090, 9091];
 
-/// Where what is outside listens, likewise.
+/// The ports of the outside, chosen likewise.
 const OUTSIDE_PORTS: [u16; 8] = [53, 8080, 5431, 5432, 5433, 6378, 6379, 6380];
 
-/// The sockets of ztunnel that take what is addressed to others.
+/// The ports of ztunnel that accept packets with foreign destinations.
 const TRANSPARENT: [u16; 2] = [15006, 15008];
 
-/// The ports that clients send from, each once: what connection tracking remembers of one must not decide on another.
+/// The ports of clients. Each is used once, so that no conntrack entry affects a later connection.
 const CLIENT_PORTS: std::ops::Range<u16> = 16_000..65_000;
 
-/// See the module. Everybody in it listens.
+/// The three network namespaces with all listeners.
 pub(crate) struct World {
     pub(crate) pod: Fresh,
     pub(crate) kind: Pod,
@@ -132,7 +132,7 @@ pub(crate) struct World {
     pub(crate) guest: Fresh,
     next_port: AtomicU16,
     listeners: Vec<Listener>,
-    /// Where the pod's users and groups begin as the machine numbers them.
+    /// The host's ID of the pod's first user and group.
     pub(crate) users_from: u32,
 }
 
@@ -147,7 +147,7 @@ impl World {
         world
     }
 
-    /// Nobody takes what is captured.
+    /// Creates a world without a listener for captured traffic.
     pub(crate) fn without_ztunnel(
         backend: Backend,
         kind: Pod,
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// A port that nobody sent from yet.
+    /// Returns an unused client port.
     pub(crate) fn port(&self) -> u16 {
         let port = self.next_port.fetch_add(1, Ordering::Relaxed);
         assert!(
@@ -209,7 +209,7 @@ impl World {
         removed.unwrap()
     }
 
-    /// Whether ztunnel's socket on a port takes what is not addressed to it.
+    /// Sets whether a socket of ztunnel accepts packets with foreign destinations.
     pub(crate) fn set_transparent(&self, port: u16, transparent: bool) {
         let is_wanted = |listener: &&Listener| listener.by == By::Ztunnel(port);
         for listener in self.listeners.iter().filter(is_wanted) {
@@ -217,18 +217,18 @@ impl World {
         }
     }
 
-    /// Everybody who listens says something on every connection.
+    /// Has every listener send data on each of its connections.
     pub(crate) fn speak(&self) {
         self.listeners.iter().for_each(Listener::speak);
     }
 
     fn connect(&self) {
         for fresh in [&self.pod, &self.outside, &self.guest] {
-            // Else an address of IPv6 can be used a second after it was given.
+            // Otherwise an IPv6 address is usable only a second after it was added.
             write(fresh, "ipv6/conf/all/accept_dad", "0");
             write(fresh, "ipv6/conf/default/accept_dad", "0");
         }
-        // What arrives from the guest and is not captured is to be seen outside.
+        // Uncaptured packets from the guest must be forwarded to the outside.
         write(&self.pod, "ipv4/ip_forward", "1");
         write(&self.pod, "ipv6/conf/all/forwarding", "1");
         if self.kind == Pod::V4 {
@@ -265,7 +265,7 @@ impl World {
             .collect()
     }
 
-    /// The kernel may take a second to tell IPv6 that a link is up.
+    /// The kernel may take a second to notify IPv6 that a link is up.
     fn wait_for_links(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         for family in self.families() {
@@ -279,7 +279,7 @@ impl World {
         }
     }
 
-    /// Somebody more listens.
+    /// Adds listeners to those of the world.
     pub(crate) fn add(&mut self, listeners: impl IntoIterator<Item = Listener>) {
         self.listeners.extend(listeners);
     }
@@ -301,7 +301,7 @@ impl World {
         let applications = APPLICATION_PORTS.map(|port| (&self.pod, By::Application, port));
         let outsides = OUTSIDE_PORTS.map(|port| (&self.outside, By::Outside, port));
         let tcp = applications.into_iter().chain(outsides);
-        // As ztunnel: of both families at once.
+        // Listens on both families at once, like ztunnel.
         let any = |port| SocketAddr::new("::".parse().unwrap(), port);
         let tcp = tcp.map(|(fresh, by, port)| Listener::tcp(fresh, by, any(port)));
         let mut listeners: Vec<_> = tcp.collect();
@@ -348,7 +348,7 @@ fn addresses_of_guests(family: Family, pod_lines: &mut Vec<String>, guest_lines:
     }
 }
 
-/// The task that lives in a netns, as `ip` takes it.
+/// Returns the task that is in a netns, in the syntax of `ip`.
 fn task_of(fresh: &Fresh) -> String {
     let path = fresh.netns.path().to_str().unwrap();
     path.split('/').nth(4).unwrap().to_owned()

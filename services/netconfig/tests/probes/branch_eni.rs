@@ -1,15 +1,15 @@
-//! Pods with an interface of AWS's own, as its agent sets them up on a node.
+//! Pods with an AWS branch ENI, as AWS's agent sets them up on a node.
 
 use std::sync::Arc;
 
-use netconfig::host::{AwsBranchEni, Settings};
+use netconfig::probes::{AwsBranchEni, ProbeSettings};
 
 use crate::{
     place::{Kind, OnNode},
     support::Fresh,
 };
 
-/// A node of AWS with two such pods and one other.
+/// An AWS node with two such pods and an ordinary one.
 fn node() -> Arc<Fresh> {
     let node = Fresh::new();
     node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=0"]);
@@ -34,10 +34,10 @@ fn node() -> Arc<Fresh> {
 }
 
 fn start(node: &Arc<Fresh>) -> OnNode {
-    OnNode::start(node, Settings::default(), Kind::Nft)
+    OnNode::start(node, ProbeSettings::default(), Kind::Nft)
 }
 
-/// The rules of ours, as ip shows them.
+/// Returns inpod's ip rules as ip lists them.
 fn ours(node: &Fresh, family: &str) -> Vec<String> {
     let text = node.command("ip", &["-d", family, "rule"]);
     let lines = text.lines().filter(|line| line.contains("proto 105"));
@@ -52,13 +52,13 @@ const THERE: &str = "512: from all to 10.0.0.5 lookup 101 proto 105";
 fn probes_are_led_to_a_pod_of_its_own_interface_and_back() {
     let node = node();
     let host = start(&node);
-    host.name("c1", &["10.0.0.5", "fd00::5"]);
+    host.set_addresses("c1", &["10.0.0.5", "fd00::5"]);
     assert_eq!(ours(&node, "-4"), [BACK, THERE]);
     assert_eq!(
         ours(&node, "-6"),
         [BACK, "512: from all to fd00::5 lookup 101 proto 105"]
     );
-    assert!(!host.name("c1", &["10.0.0.5", "fd00::5"]));
+    assert!(!host.set_addresses("c1", &["10.0.0.5", "fd00::5"]));
     host.release("c1");
     assert_eq!(ours(&node, "-4"), [""; 0]);
     assert_eq!(ours(&node, "-6"), [""; 0]);
@@ -69,9 +69,9 @@ fn other_pods_are_not_led_and_other_rules_not_touched() {
     let node = node();
     let before = node.ip("rule");
     let host = start(&node);
-    host.name("c1", &["10.0.0.7", "10.0.0.8"]);
+    host.set_addresses("c1", &["10.0.0.7", "10.0.0.8"]);
     assert_eq!(node.ip("rule"), before);
-    host.name("c2", &["10.0.0.5"]);
+    host.set_addresses("c2", &["10.0.0.5"]);
     host.release("c2");
     assert_eq!(node.ip("rule"), before);
 }
@@ -79,21 +79,21 @@ fn other_pods_are_not_led_and_other_rules_not_touched() {
 #[test]
 fn nothing_is_led_where_the_node_is_not_set_up_for_it_or_it_is_switched_off() {
     let node = node();
-    let off = Settings {
+    let off = ProbeSettings {
         aws_branch_eni: AwsBranchEni::Off,
-        ..Settings::default()
+        ..ProbeSettings::default()
     };
-    OnNode::start(&node, off, Kind::Nft).name("c1", &["10.0.0.5"]);
+    OnNode::start(&node, off, Kind::Nft).set_addresses("c1", &["10.0.0.5"]);
     assert_eq!(ours(&node, "-4"), [""; 0]);
     node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=1"]);
-    start(&node).name("c1", &["10.0.0.5"]);
+    start(&node).set_addresses("c1", &["10.0.0.5"]);
     assert_eq!(ours(&node, "-4"), [""; 0]);
 }
 
 #[test]
 fn a_restart_knows_its_rules_and_takes_them_away_with_the_pod() {
     let node = node();
-    start(&node).name("c1", &["10.0.0.5"]);
+    start(&node).set_addresses("c1", &["10.0.0.5"]);
     let host = start(&node);
     assert_eq!(ours(&node, "-4"), [BACK, THERE]);
     host.release("c1");
@@ -104,8 +104,8 @@ fn a_restart_knows_its_rules_and_takes_them_away_with_the_pod() {
 fn rules_of_a_pod_that_aws_forgot_meanwhile_are_taken_away_too() {
     let node = node();
     let host = start(&node);
-    host.name("c1", &["10.0.0.5"]);
-    host.name("c2", &["10.0.0.6"]);
+    host.set_addresses("c1", &["10.0.0.5"]);
+    host.set_addresses("c2", &["10.0.0.6"]);
     node.ip("rule del iif vlana lookup 101");
     node.ip("link del vlana");
     let host = start(&node);
@@ -122,9 +122,9 @@ fn rules_of_a_pod_that_aws_forgot_meanwhile_are_taken_away_too() {
 fn a_rule_that_others_deleted_comes_back_with_the_next_apply() {
     let node = node();
     let host = start(&node);
-    host.name("c1", &["10.0.0.5"]);
+    host.set_addresses("c1", &["10.0.0.5"]);
     node.ip("rule del pref 9");
-    assert!(host.name("c1", &["10.0.0.5"]));
+    assert!(host.set_addresses("c1", &["10.0.0.5"]));
     assert_eq!(ours(&node, "-4"), [BACK, THERE]);
 }
 
@@ -132,10 +132,10 @@ fn a_rule_that_others_deleted_comes_back_with_the_next_apply() {
 fn an_address_that_moved_to_another_interface_is_led_there() {
     let node = node();
     let host = start(&node);
-    host.name("c1", &["10.0.0.5"]);
+    host.set_addresses("c1", &["10.0.0.5"]);
     node.ip("route del 10.0.0.5/32 table 101");
     node.ip("route add 10.0.0.5/32 dev vlanb table 102");
-    host.name("c2", &["10.0.0.5"]);
+    host.set_addresses("c2", &["10.0.0.5"]);
     let found = ours(&node, "-4");
     assert_eq!(
         found,

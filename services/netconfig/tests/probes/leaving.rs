@@ -1,8 +1,8 @@
-//! What is left of the set on a node that inpod leaves.
+//! The packet filter of a node after the probe set was removed.
 
 use std::sync::Arc;
 
-use netconfig::host::Settings;
+use netconfig::probes::ProbeSettings;
 
 use crate::{
     place::{Kind, OnNode, POD},
@@ -10,10 +10,10 @@ use crate::{
     support::Fresh,
 };
 
-/// A chain of others beside ours, in the table that iptables shares.
+/// A foreign chain beside ours, in the nat table.
 const FOREIGN: &str = "KUBE-POSTROUTING";
 
-/// The programs that list and change, of both families.
+/// The programs that list and change the packet filter, for both families.
 fn programs(kind: Kind) -> &'static [[&'static str; 2]] {
     match kind {
         Kind::Nft => &[],
@@ -28,7 +28,7 @@ fn programs(kind: Kind) -> &'static [[&'static str; 2]] {
     }
 }
 
-/// Everything of the packet filter in which others, too, have a part.
+/// Returns all parts of the packet filter that other processes share.
 fn everything(node: &Fresh, kind: Kind) -> String {
     if kind == Kind::Nft {
         return node.nft("list ruleset");
@@ -38,7 +38,7 @@ fn everything(node: &Fresh, kind: Kind) -> String {
         .map(|[save, _]| node.command(save, &["-t", "nat"]));
     let saved: String = saved.collect();
     let lines = saved.lines().filter(|line| !line.starts_with('#'));
-    // Counters count.
+    // Cut off the counters, which change.
     let lines = lines.map(|line| line.split(" [").next().unwrap());
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -59,9 +59,9 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
         let node = Arc::new(Fresh::new());
         with_a_stranger(&node, kind);
         let before = everything(&node, kind);
-        let host = OnNode::start(&node, Settings::default(), kind);
-        let guard = host.guard();
-        host.name("c1", &POD);
+        let host = OnNode::start(&node, ProbeSettings::default(), kind);
+        let guard = host.start_reconciler();
+        host.set_addresses("c1", &POD);
         assert_ne!(everything(&node, kind), before, "{kind:?}");
         let held = host.clear().unwrap_err();
         assert!(held.contains("2 addresses of pods"), "{held}");
@@ -71,12 +71,12 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
         assert_eq!(everything(&node, kind), before, "{kind:?}");
         let is_iptables = kind != Kind::Nft;
         assert!(!is_iptables || node.command("ipset", &["save"]).is_empty());
-        // Once more there is nothing to do, and whoever watches over the set puts nothing back.
+        // A second call finds nothing to do, and the reconciler does not restore anything.
         assert!(!host.clear().unwrap(), "{kind:?}");
         drop(guard);
         assert_eq!(everything(&node, kind), before, "{kind:?}");
-        // It is no farewell for ever.
-        assert!(host.name("c1", &POD), "{kind:?}");
+        // The set can be used again afterwards.
+        assert!(host.set_addresses("c1", &POD), "{kind:?}");
         assert_eq!(shown(&node, kind).len(), 2, "{kind:?}");
     }
 }

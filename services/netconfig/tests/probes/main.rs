@@ -1,5 +1,5 @@
-//! The node's probe set in real network namespaces, with every way to hold it. Needs root, and the programs nft,
-//! iptables (both variants) and ipset.
+//! The node's probe set in real network namespaces, with each backend. Needs root, and the programs nft, iptables
+//! (both variants) and ipset.
 
 #![expect(
     clippy::unwrap_used,

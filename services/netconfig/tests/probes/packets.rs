@@ -1,4 +1,4 @@
-//! Where probes go.
+//! The destinations and source addresses of probes.
 
 use std::{
     fs,
@@ -14,19 +14,19 @@ use std::{
 };
 
 use netconfig::{
-    host::{ProbeMatch, Settings},
+    probes::{ProbeMatch, ProbeSettings},
     rules::{Ambient, Ipv6},
 };
 
 use crate::{
-    place::{Arrival, Kind, OnNode, PATIENCE, POD, Place, captured, dial, spared, within},
+    place::{Arrival, Kind, OnNode, POD, Place, TIMEOUT, captured, dial, spared, within},
     support::{Fresh, ambient, plain, sandbox},
 };
 
-fn settings(probe_match: &str) -> Settings {
-    Settings {
+fn settings(probe_match: &str) -> ProbeSettings {
+    ProbeSettings {
         probe_match: probe_match.parse().unwrap(),
-        ..Settings::default()
+        ..ProbeSettings::default()
     }
 }
 
@@ -34,7 +34,7 @@ fn settings(probe_match: &str) -> Settings {
 fn a_probe_of_the_node_reaches_the_application_and_a_strangers_call_is_captured() {
     for kind in Kind::ALL {
         let place = Place::new();
-        let host = OnNode::start(&place.node, Settings::default(), kind);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
         for (index, to) in POD.into_iter().enumerate() {
             assert_eq!(
                 place.probe(0, to),
@@ -42,7 +42,7 @@ fn a_probe_of_the_node_reaches_the_application_and_a_strangers_call_is_captured(
                 "{kind:?} not named yet"
             );
         }
-        host.name("c1", &POD);
+        host.set_addresses("c1", &POD);
         for (index, to) in POD.into_iter().enumerate() {
             assert_eq!(place.probe(0, to), spared(to), "{kind:?}");
             assert_eq!(place.probe(4711, to), spared(to), "{kind:?}");
@@ -62,14 +62,15 @@ fn other_source_nat_of_the_node_does_not_hide_that_it_is_a_probe() {
         let masquerade = "table inet theirs { chain post { \
                           type nat hook postrouting priority 100; masquerade; }; }";
         place.node.nft(masquerade);
-        let host = OnNode::start(&place.node, Settings::default(), kind);
-        host.name("c1", &POD);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
         for to in POD {
             if kind == Kind::Nft {
                 assert_eq!(place.probe(0, to), spared(to));
             }
         }
-        // Of iptables too, later and earlier. Of two variants the node uses one: ours follows it.
+        // Foreign rules before and after ours, by nft and by iptables. A node uses one variant of iptables, and ours
+        // is the same one.
         let programs = match kind {
             Kind::Nft | Kind::IptablesNft => ["iptables-nft", "ip6tables-nft"],
             Kind::IptablesLegacy => ["iptables-legacy", "ip6tables-legacy"],
@@ -90,7 +91,7 @@ fn with_a_user_only_that_users_connections_are_probes() {
     for kind in Kind::ALL {
         let place = Place::new();
         let host = OnNode::start(&place.node, settings("uid:4711"), kind);
-        host.name("c1", &POD);
+        host.set_addresses("c1", &POD);
         for (index, to) in POD.into_iter().enumerate() {
             assert_eq!(place.probe(4711, to), spared(to), "{kind:?}");
             assert_eq!(place.probe(0, to), captured(index)[0], "{kind:?}");
@@ -99,7 +100,7 @@ fn with_a_user_only_that_users_connections_are_probes() {
     }
 }
 
-/// A cgroup of the test's own, in the hierarchy of cgroup2.
+/// A cgroup of this test, in the cgroup2 hierarchy.
 struct Cgroup {
     path: PathBuf,
     name: String,
@@ -133,7 +134,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         let gone = || fs::remove_dir(&self.path).is_ok() || !self.path.exists();
-        within(PATIENCE, "the cgroup is left", gone);
+        within(TIMEOUT, "the cgroup is left", gone);
     }
 }
 
@@ -147,7 +148,7 @@ fn with_a_cgroup_only_connections_from_it_or_below_are_probes() {
             settings(&format!("cgroup:{}", chosen.name)),
             kind,
         );
-        host.name("c1", &POD);
+        host.set_addresses("c1", &POD);
         for (index, to) in POD.into_iter().enumerate() {
             chosen.dial(&place.node, to);
             assert_eq!(place.arrival(), spared(to), "{kind:?}");
@@ -165,7 +166,7 @@ fn with_a_cgroup_only_connections_from_it_or_below_are_probes() {
     }
 }
 
-/// A unit that is restarted has a cgroup of the same name that is another one.
+/// A restarted unit has a new cgroup of the same name.
 #[test]
 fn a_cgroup_that_is_made_anew_is_found_again() {
     for kind in Kind::ALL {
@@ -173,26 +174,26 @@ fn a_cgroup_that_is_made_anew_is_found_again() {
         let chosen = Cgroup::new("anew");
         let text = format!("cgroup:{}", chosen.name);
         let host = OnNode::start(&place.node, settings(&text), kind);
-        host.name("c1", &POD);
-        let _guard = host.guard();
+        host.set_addresses("c1", &POD);
+        let _guard = host.start_reconciler();
         fs::remove_dir(&chosen.path).unwrap();
-        within(PATIENCE, "its absence is told", || {
+        within(TIMEOUT, "its absence is reported", || {
             !host.is_ok("probe-match")
         });
         fs::create_dir(&chosen.path).unwrap();
-        within(PATIENCE, "its presence is told", || {
+        within(TIMEOUT, "its presence is reported", || {
             host.is_ok("probe-match")
         });
         let spares = || {
             chosen.dial(&place.node, POD[0]);
             place.arrival() == spared(POD[0])
         };
-        within(PATIENCE, "its connections are probes again", spares);
+        within(TIMEOUT, "its connections are probes again", spares);
         assert_eq!(host.host.restores(), 0, "{kind:?}");
     }
 }
 
-/// A process that is called kubelet and runs as some user: a copy of sleep.
+/// A process named kubelet that runs as some user: a copy of sleep.
 struct Kubelet {
     process: std::process::Child,
     _directory: tempfile::TempDir,
@@ -213,7 +214,7 @@ impl Kubelet {
         command.arg("600").uid(user);
         let process = node.run(move || command.spawn()).unwrap();
         let pid = process.id();
-        within(PATIENCE, "kubelet runs", || {
+        within(TIMEOUT, "kubelet runs", || {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|text| text == "kubelet\n")
         });
         Self {
@@ -230,7 +231,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// One test: two would find each other's kubelet.
+/// A single test, since two would find each other's kubelet.
 #[test]
 fn the_kubelets_user_is_found_and_found_again_and_without_one_nothing_is_named() {
     let place = Place::new();
@@ -241,20 +242,20 @@ fn the_kubelets_user_is_found_and_found_again_and_without_one_nothing_is_named()
     assert!(error.contains("kubelet"), "{error}");
     assert_eq!(place.node.nft("list ruleset"), "");
     let first = Kubelet::start(&place.node, 4711);
-    // Asked for, it is looked for at once.
-    host.name("c1", &POD);
-    let _guard = host.guard();
-    within(PATIENCE, "it is told", || host.is_ok("probe-match"));
-    assert_eq!(host.host.kubelets_user(), Some(4711));
+    // An urgent request searches at once.
+    host.set_addresses("c1", &POD);
+    let _guard = host.start_reconciler();
+    within(TIMEOUT, "it is reported", || host.is_ok("probe-match"));
+    assert_eq!(host.host.kubelet_user(), Some(4711));
     assert_eq!(place.probe(4711, POD[0]), spared(POD[0]));
     assert_eq!(place.probe(0, POD[0]), captured(0)[0]);
     drop(first);
     let _second = Kubelet::start(&place.node, 4712);
-    let patience = Duration::from_secs(15);
-    within(patience, "the new one is found", || {
-        host.host.kubelets_user() == Some(4712)
+    let timeout = Duration::from_secs(15);
+    within(timeout, "the new one is found", || {
+        host.host.kubelet_user() == Some(4712)
     });
-    within(PATIENCE, "its connections are probes", || {
+    within(TIMEOUT, "its connections are probes", || {
         place.probe(4712, POD[0]) == spared(POD[0])
     });
     assert_eq!(place.probe(4711, POD[0]), captured(0)[0]);
@@ -265,8 +266,8 @@ fn off_writes_nothing_and_lets_nothing_through() {
     for kind in Kind::ALL {
         let place = Place::new();
         let host = OnNode::start(&place.node, settings("off"), kind);
-        let _guard = host.guard();
-        assert!(!host.name("c1", &POD));
+        let _guard = host.start_reconciler();
+        assert!(!host.set_addresses("c1", &POD));
         host.release("c1");
         assert_eq!(place.node.nft("list ruleset"), "");
         assert_eq!(place.node.command("ipset", &["list", "-n"]), "");
@@ -285,8 +286,8 @@ fn a_pod_of_both_families_is_probed_at_both_where_ipv6_is_not_captured() {
             ipv6: Ipv6::Off,
             ..Ambient::default()
         });
-        let host = OnNode::start(&place.node, Settings::default(), kind);
-        host.name("c1", &POD);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
         for to in POD {
             assert_eq!(place.probe(0, to), spared(to), "{kind:?}");
         }
@@ -302,16 +303,16 @@ fn a_pod_of_both_families_is_named_and_released_on_a_node_without_ipv6() {
         place
             .node
             .command("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1"]);
-        let host = OnNode::start(&place.node, Settings::default(), kind);
-        host.name("c1", &POD);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
         assert_eq!(place.probe(0, POD[0]), spared(POD[0]), "{kind:?}");
-        assert!(!host.name("c1", &POD), "{kind:?}");
+        assert!(!host.set_addresses("c1", &POD), "{kind:?}");
         host.release("c1");
         assert_eq!(place.probe(0, POD[0]), captured(0)[0], "{kind:?}");
     }
 }
 
-/// Probes until it is told to stop: none fails, none is captured.
+/// Probes until stopped. None may fail or be captured.
 fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
     while !stop.load(Ordering::Relaxed) {
         for to in POD {
@@ -324,29 +325,29 @@ fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
     }
 }
 
-/// Also while the rule becomes another one: elements and rule are never away.
+/// Elements and rule are never absent, even while the rule changes.
 #[test]
 fn a_prober_at_constant_rate_sees_no_gap_while_the_host_is_started_again_and_again() {
     for kind in Kind::ALL {
         let place = Arc::new(Place::new());
-        OnNode::start(&place.node, Settings::default(), kind).name("c1", &POD);
+        OnNode::start(&place.node, ProbeSettings::default(), kind).set_addresses("c1", &POD);
         let (stop, probes) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicU32::new(0)),
         );
         let prober = {
             let (at, stop, probes) = (Arc::clone(&place), Arc::clone(&stop), Arc::clone(&probes));
-            // A thread of its own in the node's netns: the node's own one starts hosts meanwhile.
+            // Uses a thread of its own in the node's netns, since the node's thread starts probe sets meanwhile.
             let probe = move || probe_until(&stop, &probes, &at);
             place.node.run(move || thread::spawn(probe))
         };
         let mut starts = 0;
         while !prober.is_finished() && (starts < 10 || probes.load(Ordering::Relaxed) < 200) {
             for probe_match in ["uid:0", "socket"] {
-                // Each start spends from a budget of its own.
+                // Each start has a repair budget of its own.
                 let host = OnNode::start(&place.node, settings(probe_match), kind);
-                let told = host.readiness.all();
-                assert!(host.is_ok("probe-set"), "{kind:?} {told:?}");
+                let reported = host.readiness.all();
+                assert!(host.is_ok("probe-set"), "{kind:?} {reported:?}");
                 assert_eq!(host.host.elements(), 2, "{kind:?}");
                 starts += 1;
             }

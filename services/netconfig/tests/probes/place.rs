@@ -1,4 +1,4 @@
-//! A node with a pod and a stranger behind it, each a netns of its own.
+//! A node with a pod and a stranger behind it, each in a netns of its own.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use inpod_service::Readiness;
 use inpod_types::Reason;
 use netconfig::{
     Family, Variant,
-    host::{By, Guard, Host, RunError, Runner, Settings},
+    probes::{ProbeSet, ProbeSettings, ReconcilerGuard, RunError, Runner, SetBackendKind},
     rules::{Ambient, Redirection},
 };
 use nix::unistd::{Uid, setfsuid};
@@ -21,14 +21,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::support::{Fresh, plain, sandbox};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The pod's addresses, the node's beside it, and the stranger's.
+/// The addresses of the pod, of the node towards it, and of the stranger.
 pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];
 const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
 const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
 
-/// Every way to hold the set.
+/// All backends of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Nft,
@@ -39,20 +39,20 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Nft, Self::IptablesNft, Self::IptablesLegacy];
 
-    pub(crate) fn by(self) -> By {
-        let by = |variant, name| By::Iptables {
+    pub(crate) fn by(self) -> SetBackendKind {
+        let by = |variant, name| SetBackendKind::Iptables {
             variant,
             runner: Box::new(Programs(name)),
         };
         match self {
-            Self::Nft => By::Nftables,
+            Self::Nft => SetBackendKind::Nftables,
             Self::IptablesNft => by(Variant::Nft, "nft"),
             Self::IptablesLegacy => by(Variant::Legacy, "legacy"),
         }
     }
 }
 
-/// The machine's own programs of iptables, of the variant with that name.
+/// The installed iptables programs of the named variant.
 #[derive(Debug)]
 pub(crate) struct Programs(pub(crate) &'static str);
 
@@ -87,10 +87,10 @@ impl Programs {
         if output.status.success() {
             Ok(String::from_utf8(output.stdout).unwrap())
         } else {
-            let said = String::from_utf8_lossy(&output.stderr);
+            let output = String::from_utf8_lossy(&output.stderr);
             Err(RunError {
                 reason: Reason::KernelRefused,
-                message: format!("{program} {arguments:?}: {said}{input}"),
+                message: format!("{program} {arguments:?}: {output}{input}"),
             })
         }
     }
@@ -107,23 +107,25 @@ impl Runner for Programs {
     }
 }
 
-/// A host's set on a node of a test. What it does it does on the node's own thread, as netconfig does it at home.
+/// A probe set on a test's node. It works on the node's thread, as netconfig does in its own netns.
 #[derive(Clone)]
 pub(crate) struct OnNode {
     pub(crate) node: Arc<Fresh>,
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<ProbeSet>,
     pub(crate) readiness: Readiness,
 }
 
 impl OnNode {
-    pub(crate) fn start(node: &Arc<Fresh>, settings: Settings, kind: Kind) -> Self {
+    pub(crate) fn start(node: &Arc<Fresh>, settings: ProbeSettings, kind: Kind) -> Self {
         Self::start_by(node, settings, kind.by())
     }
 
-    pub(crate) fn start_by(node: &Arc<Fresh>, settings: Settings, by: By) -> Self {
+    pub(crate) fn start_by(node: &Arc<Fresh>, settings: ProbeSettings, by: SetBackendKind) -> Self {
         let readiness = Readiness::default();
-        let told = readiness.clone();
-        let host = node.run(move || Host::start(settings, by, told)).unwrap();
+        let conditions = readiness.clone();
+        let host = node
+            .run(move || ProbeSet::start(settings, by, conditions))
+            .unwrap();
         Self {
             node: Arc::clone(node),
             host: Arc::new(host),
@@ -131,19 +133,21 @@ impl OnNode {
         }
     }
 
-    pub(crate) fn guard(&self) -> Guard {
+    pub(crate) fn start_reconciler(&self) -> ReconcilerGuard {
         let host = Arc::clone(&self.host);
-        self.node.run(move || host.guard()).unwrap()
+        self.node.run(move || host.start_reconciler()).unwrap()
     }
 
-    /// Names what must be nameable; whether it had to be written.
-    pub(crate) fn name(&self, name: &'static str, addresses: &[&str]) -> bool {
+    /// Sets addresses, which must succeed. Returns whether anything had to be written.
+    pub(crate) fn set_addresses(&self, name: &'static str, addresses: &[&str]) -> bool {
         self.try_name(name, addresses).unwrap()
     }
 
     pub(crate) fn try_name(&self, name: &'static str, texts: &[&str]) -> Result<bool, String> {
         let (host, addresses) = (Arc::clone(&self.host), addresses(texts));
-        let named = self.node.run(move || host.name(&sandbox(name), &addresses));
+        let named = self
+            .node
+            .run(move || host.set_addresses(&sandbox(name), &addresses));
         let named = named.map_err(|unnamed| {
             assert_eq!(unnamed.undo_failures, [""; 0]);
             unnamed.to_string()
@@ -156,14 +160,14 @@ impl OnNode {
         self.node.run(move || host.release(&sandbox(name))).unwrap();
     }
 
-    /// Takes all of it off the node; whether anything was there.
+    /// Removes the set from the node. Returns whether there was anything to remove.
     pub(crate) fn clear(&self) -> Result<bool, String> {
         let host = Arc::clone(&self.host);
         let cleared = self.node.run(move || host.clear());
         cleared.map_err(|error| error.to_string())
     }
 
-    /// Whether a condition holds.
+    /// Returns whether a readiness condition is met.
     pub(crate) fn is_ok(&self, condition: &str) -> bool {
         self.readiness.all()[condition].ok
     }
@@ -173,19 +177,18 @@ pub(crate) fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// See the module.
 pub(crate) struct Place {
     pub(crate) node: Arc<Fresh>,
     pub(crate) pod: Fresh,
     pub(crate) stranger: Fresh,
-    /// What the pod runs.
+    /// The application of the pod.
     pub(crate) application: TcpListener,
-    /// Where captured connections go.
+    /// The listener that captured connections reach.
     pub(crate) ztunnel: TcpListener,
 }
 
 impl Place {
-    /// With the default rules in the pod.
+    /// Applies the default rules in the pod.
     pub(crate) fn new() -> Self {
         Self::with(Ambient::default())
     }
@@ -207,7 +210,7 @@ impl Place {
             STRANGER,
         );
         let redirection = Redirection::Ambient(Ambient {
-            probe_sources: Settings::default().sources(),
+            probe_sources: ProbeSettings::default().sources(),
             ..ambient
         });
         let applied = plain().apply(&pod.netns, &redirection, &sandbox("c1"));
@@ -226,15 +229,15 @@ impl Place {
         }
     }
 
-    /// Connects to the pod from somewhere, as some user.
+    /// Connects to the pod from a netns, as some user.
     fn dial(from: &Fresh, user: u32, to: &str) -> Option<TcpStream> {
         let to = SocketAddr::new(to.parse().unwrap(), 8080);
         from.run(move || dial(user, to))
     }
 
-    /// Who took the next connection, and from whom it seems to come.
+    /// Returns which listener accepted the next connection, and its source address.
     pub(crate) fn arrival(&self) -> Arrival {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             for (listener, is_direct) in [(&self.application, true), (&self.ztunnel, false)] {
                 if let Ok((_, peer)) = listener.accept() {
@@ -251,14 +254,14 @@ impl Place {
         }
     }
 
-    /// Where a connection from the node goes.
+    /// Connects from the node, and returns the arrival.
     pub(crate) fn probe(&self, user: u32, to: &str) -> Arrival {
         let stream = Self::dial(&self.node, user, to);
         assert!(stream.is_some(), "no answer from {to}");
         self.arrival()
     }
 
-    /// Where a connection from the stranger goes.
+    /// Connects from the stranger, and returns the arrival.
     pub(crate) fn call(&self, to: &str) -> Arrival {
         let stream = Self::dial(&self.stranger, 0, to);
         assert!(stream.is_some(), "no answer from {to}");
@@ -273,26 +276,26 @@ pub(crate) fn dial(user: u32, to: SocketAddr) -> Option<TcpStream> {
     let socket = Socket::new(kind.0, kind.1, kind.2);
     setfsuid(Uid::from_raw(0));
     let socket = socket.unwrap();
-    socket.connect_timeout(&to.into(), PATIENCE).ok()?;
+    socket.connect_timeout(&to.into(), TIMEOUT).ok()?;
     Some(socket.into())
 }
 
-/// What became of a connection: the peer's address as the listener sees it.
+/// The listener that a connection reached, with the source address that it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     Direct(IpAddr),
     Captured(IpAddr),
 }
 
-/// The source that a probe to an address is to have.
+/// Returns the arrival of a probe: at the application, from the probe source address.
 pub(crate) fn spared(to: &str) -> Arrival {
-    let [v4, v6] = Settings::default().sources()[..] else {
+    let [v4, v6] = ProbeSettings::default().sources()[..] else {
         panic!("two sources");
     };
     Arrival::Direct(if to.contains(':') { v6 } else { v4 })
 }
 
-/// What a connection to the pod looks like that is not spared: from the node, from the stranger.
+/// Returns the arrivals of connections that are not exempted, from the node and from the stranger.
 pub(crate) fn captured(index: usize) -> [Arrival; 2] {
     [NODE, STRANGER].map(|from| Arrival::Captured(from[index].parse().unwrap()))
 }
@@ -314,14 +317,11 @@ fn plug(node: &Fresh, interface: &str, other: &Fresh, near: [&str; 2], far: [&st
     other.ip(&format!("-6 route add default via {v6}"));
 }
 
-/// Waits for what must become so.
-pub(crate) fn within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+/// Waits until a condition holds.
+pub(crate) fn within(timeout: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !holds() {
-        assert!(
-            start.elapsed() < patience,
-            "{what}: not within {patience:?}"
-        );
+        assert!(start.elapsed() < timeout, "{what}: not within {timeout:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
     start.elapsed()

@@ -1,8 +1,8 @@
-//! Others change what is ours, and it is put right.
+//! Repair of the set after changes by other processes.
 
 use std::{sync::Arc, time::Duration};
 
-use netconfig::host::{Guard, Settings};
+use netconfig::probes::{ProbeSettings, ReconcilerGuard};
 
 use crate::{
     place::{Kind, OnNode, POD, Place, spared, within},
@@ -10,38 +10,38 @@ use crate::{
     support::Fresh,
 };
 
-/// Within which something is put right.
-const SECOND: Duration = Duration::from_secs(1);
+/// The time limit of a repair on an idle machine.
+const IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Within which it is put right on a machine that has no time for it.
-const AT_LAST: Duration = Duration::from_secs(15);
+/// The time limit of a repair on a busy machine.
+const BUSY_LIMIT: Duration = Duration::from_secs(15);
 
-/// What takes less than a second on an idle machine does so at least once in three times on a busy one.
+/// Runs a repair up to three times: a busy machine may exceed the limit of an idle one, but not each time.
 fn within_a_second(what: &str, took: impl Fn() -> Duration) {
     let times: Vec<_> = (0..3)
         .map(|_| took())
-        .take_while(|took| *took >= SECOND)
+        .take_while(|took| *took >= IDLE_LIMIT)
         .collect();
     assert!(times.len() < 3, "{what}: {times:?}");
 }
 
-/// A host that is watched over, on a node that nothing else happens on.
-fn guarded(kind: Kind) -> (Arc<Fresh>, OnNode, Guard) {
+/// A probe set with a running reconciler, on a node where nothing else happens.
+fn guarded(kind: Kind) -> (Arc<Fresh>, OnNode, ReconcilerGuard) {
     let (node, host) = filled(kind);
-    let guard = host.guard();
+    let guard = host.start_reconciler();
     (node, host, guard)
 }
 
-/// The same, before anybody watches.
+/// The same without a reconciler.
 fn filled(kind: Kind) -> (Arc<Fresh>, OnNode) {
     let node = Arc::new(Fresh::new());
-    let host = OnNode::start(&node, Settings::default(), kind);
-    host.name("c1", &POD);
-    host.name("c2", &["10.9.0.8"]);
+    let host = OnNode::start(&node, ProbeSettings::default(), kind);
+    host.set_addresses("c1", &POD);
+    host.set_addresses("c2", &["10.9.0.8"]);
     (node, host)
 }
 
-/// Everything of ours, without counters.
+/// Returns everything of inpod, without counters.
 fn everything(node: &Fresh, kind: Kind) -> String {
     let saved = |program| {
         let text = node.command(program, &["-t", "nat"]);
@@ -55,7 +55,7 @@ fn everything(node: &Fresh, kind: Kind) -> String {
     }
 }
 
-/// Whether the set's table or sets are there: what the tools refuse to list otherwise.
+/// Returns whether the table or the sets exist: the tools fail to list them otherwise.
 fn is_whole(node: &Fresh, kind: Kind, wanted: &(String, Vec<(String, String)>)) -> bool {
     let is_there = match kind {
         Kind::Nft => node.nft("list tables").contains("inpod-host"),
@@ -73,19 +73,20 @@ fn is_repaired(kind: Kind, damages: &[&[&'static str]]) {
     }
 }
 
-/// How long a repair takes. Between steps nothing is to be put right: of damage in several the watch begins after it.
+/// Returns the duration of a repair. The reconciler starts after damage of several steps, so as not
+/// to repair in between.
 fn repair(kind: Kind, damage: &[&'static str], what: &str) -> Duration {
     let (node, host) = filled(kind);
-    let guard = (damage.len() == 1).then(|| host.guard());
+    let guard = (damage.len() == 1).then(|| host.start_reconciler());
     let wanted = (everything(&node, kind), shown(&node, kind));
     for command in damage {
         let words: Vec<_> = command.split(' ').collect();
         node.command(words[0], &words[1..]);
     }
-    let _guard = guard.unwrap_or_else(|| host.guard());
-    let took = within(AT_LAST, what, || is_whole(&node, kind, &wanted));
+    let _guard = guard.unwrap_or_else(|| host.start_reconciler());
+    let took = within(BUSY_LIMIT, what, || is_whole(&node, kind, &wanted));
     let counted = || host.host.restores() == 1 && host.is_ok("probe-set");
-    within(AT_LAST, what, counted);
+    within(BUSY_LIMIT, what, counted);
     took
 }
 
@@ -142,7 +143,7 @@ fn what_others_delete_from_iptables_legacy_and_ipset_is_put_right_within_a_secon
     );
 }
 
-/// A rule of others that would decide first.
+/// A foreign rule that would match first.
 #[test]
 fn the_jump_is_first_again_when_others_put_a_rule_ahead_of_it() {
     for (kind, program) in [
@@ -153,7 +154,7 @@ fn the_jump_is_first_again_when_others_put_a_rule_ahead_of_it() {
             let (node, _host, _guard) = guarded(kind);
             let rule = ["-t", "nat", "-I", "POSTROUTING", "1", "-j", "MASQUERADE"];
             node.command(program, &rule);
-            within(AT_LAST, "the jump is first", || {
+            within(BUSY_LIMIT, "the jump is first", || {
                 let text = everything(&node, kind);
                 let mut rules = text.lines().filter(|line| line.contains(" POSTROUTING "));
                 let first = rules.next() == Some("-A POSTROUTING -j INPOD_POSTRT");
@@ -175,29 +176,29 @@ fn probes_go_through_again_after_a_flush() {
     ] {
         within_a_second(&flush.join(" "), || {
             let place = Place::new();
-            let host = OnNode::start(&place.node, Settings::default(), kind);
-            host.name("c1", &POD);
-            let _guard = host.guard();
+            let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+            host.set_addresses("c1", &POD);
+            let _guard = host.start_reconciler();
             assert_eq!(place.probe(0, POD[0]), spared(POD[0]));
             place.node.command(flush[0], &flush[1..]);
-            within(AT_LAST, "probes go through", || {
+            within(BUSY_LIMIT, "probes go through", || {
                 place.probe(0, POD[0]) == spared(POD[0])
             })
         });
     }
 }
 
-/// Changes of others that do not concern it, and its own, wake nobody up to write.
+/// Neither irrelevant changes nor its own ones cause a write.
 #[test]
 fn what_does_not_concern_it_is_not_written_for() {
     for kind in Kind::ALL {
         let (node, host, _guard) = guarded(kind);
-        // A table or rule that is written anew has another handle.
+        // A table or a rule that is written again gets a new handle.
         let handles = || node.command("nft", &["-a", "-s", "list", "ruleset"]);
         let before = handles();
         for n in 0..20 {
             node.nft(&format!("add table inet theirs-{n}"));
-            host.name("c3", &["10.9.0.9"]);
+            host.set_addresses("c3", &["10.9.0.9"]);
             host.release("c3");
             node.nft(&format!("delete table inet theirs-{n}"));
         }
@@ -212,7 +213,7 @@ fn what_does_not_concern_it_is_not_written_for() {
 fn a_tool_that_does_not_stop_is_told_of_and_not_fought_without_end() {
     let (node, host, _guard) = guarded(Kind::Nft);
     let mut flushes = 0;
-    within(Duration::from_secs(30), "it is told", || {
+    within(Duration::from_secs(30), "it is reported", || {
         if node.nft("list tables").contains("inpod-host") {
             node.nft("flush ruleset");
             flushes += 1;
@@ -224,6 +225,9 @@ fn a_tool_that_does_not_stop_is_told_of_and_not_fought_without_end() {
     assert!(flushes >= restores, "{flushes}");
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(host.host.restores(), restores);
-    let told = host.readiness.all()["probe-set"].message.clone();
-    assert!(told.contains("something keeps changing it"), "{told}");
+    let reported = host.readiness.all()["probe-set"].message.clone();
+    assert!(
+        reported.contains("another process keeps changing it"),
+        "{reported}"
+    );
 }

@@ -1,11 +1,11 @@
-//! What is in the set, and for whom.
+//! The elements of the set, and their owners.
 
 use std::sync::Arc;
 
 use inpod_types::Reason;
 use netconfig::{
     Family, Variant,
-    host::{By, RunError, Runner, Settings},
+    probes::{ProbeSettings, RunError, Runner, SetBackendKind},
 };
 
 use crate::{
@@ -20,10 +20,10 @@ fn node() -> Arc<Fresh> {
 }
 
 fn start(node: &Arc<Fresh>, kind: Kind) -> OnNode {
-    OnNode::start(node, Settings::default(), kind)
+    OnNode::start(node, ProbeSettings::default(), kind)
 }
 
-/// What the tools show of the set: an address and for whom it is, in order.
+/// Returns the elements as the tools show them: addresses with their owners, sorted.
 pub(crate) fn shown(node: &Fresh, kind: Kind) -> Vec<(String, String)> {
     let mut found = Vec::new();
     match kind {
@@ -71,10 +71,10 @@ fn an_element_bears_the_sandboxs_name_and_naming_it_again_writes_nothing() {
     for kind in Kind::ALL {
         let node = node();
         let host = start(&node, kind);
-        assert!(host.name("c1", &POD), "{kind:?}");
+        assert!(host.set_addresses("c1", &POD), "{kind:?}");
         let wanted = owned(&[(POD[0], "c1"), (POD[1], "c1")]);
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
-        assert!(!host.name("c1", &POD), "{kind:?}");
+        assert!(!host.set_addresses("c1", &POD), "{kind:?}");
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
         assert_eq!(host.host.elements(), 2);
     }
@@ -85,7 +85,7 @@ fn before_a_pod_is_named_nothing_is_written() {
     for kind in Kind::ALL {
         let node = node();
         let host = start(&node, kind);
-        assert!(!host.name("c1", &[]), "{kind:?}");
+        assert!(!host.set_addresses("c1", &[]), "{kind:?}");
         host.release("c1");
         assert_eq!(node.nft("list ruleset"), "", "{kind:?}");
         assert_eq!(node.command("ipset", &["list", "-n"]), "", "{kind:?}");
@@ -98,12 +98,12 @@ fn addresses_that_are_no_longer_named_go_and_others_stay() {
     for kind in Kind::ALL {
         let node = node();
         let host = start(&node, kind);
-        host.name("c1", &POD);
-        host.name("c2", &["10.9.0.8"]);
-        assert!(host.name("c1", &[POD[0], OTHER]), "{kind:?}");
+        host.set_addresses("c1", &POD);
+        host.set_addresses("c2", &["10.9.0.8"]);
+        assert!(host.set_addresses("c1", &[POD[0], OTHER]), "{kind:?}");
         let wanted = owned(&[(POD[0], "c1"), (OTHER, "c1"), ("10.9.0.8", "c2")]);
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
-        host.name("c1", &[]);
+        host.set_addresses("c1", &[]);
         assert_eq!(shown(&node, kind), owned(&[("10.9.0.8", "c2")]), "{kind:?}");
     }
 }
@@ -113,16 +113,16 @@ fn an_address_that_another_pod_got_is_never_taken_out_by_the_first_one() {
     for kind in Kind::ALL {
         let node = node();
         let host = start(&node, kind);
-        host.name("old", &POD);
-        host.name("new", &POD);
+        host.set_addresses("old", &POD);
+        host.set_addresses("new", &POD);
         let wanted = owned(&[(POD[0], "new"), (POD[1], "new")]);
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
-        // Also when the first one's rules are applied once more, and after a restart, in either order.
-        host.name("old", &POD);
+        // The same if the old owner's rules are applied again, and after a restart, in either order.
+        host.set_addresses("old", &POD);
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
         let host = start(&node, kind);
-        host.name("old", &POD);
-        host.name("new", &POD);
+        host.set_addresses("old", &POD);
+        host.set_addresses("new", &POD);
         host.release("old");
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
         host.release("new");
@@ -130,12 +130,12 @@ fn an_address_that_another_pod_got_is_never_taken_out_by_the_first_one() {
     }
 }
 
-/// Somebody else gave the element another name: the kernel's word counts.
+/// Another process renamed the element: the kernel's name counts.
 #[test]
 fn an_element_that_bears_another_name_in_the_kernel_is_not_taken_out() {
     let node = node();
     let host = start(&node, Kind::Nft);
-    host.name("c1", &[POD[0]]);
+    host.set_addresses("c1", &[POD[0]]);
     node.nft(&format!(
         "delete element inet inpod-host probes-v4 {{ {a} }}; \
          add element inet inpod-host probes-v4 {{ {a} comment \"theirs\" }}",
@@ -152,7 +152,7 @@ fn an_element_that_bears_another_name_in_the_kernel_is_not_taken_out() {
 fn a_restart_reads_what_is_there_and_empties_nothing() {
     for kind in Kind::ALL {
         let node = node();
-        start(&node, kind).name("c1", &POD);
+        start(&node, kind).set_addresses("c1", &POD);
         let before = node.command("nft", &["-s", "list", "ruleset"]);
         let host = start(&node, kind);
         assert_eq!(
@@ -165,7 +165,7 @@ fn a_restart_reads_what_is_there_and_empties_nothing() {
             (2, 0),
             "{kind:?}"
         );
-        assert!(!host.name("c1", &POD), "{kind:?}");
+        assert!(!host.set_addresses("c1", &POD), "{kind:?}");
         host.release("c1");
         assert_eq!(shown(&node, kind), [], "{kind:?}");
     }
@@ -175,11 +175,11 @@ fn a_restart_reads_what_is_there_and_empties_nothing() {
 fn a_rule_of_another_setting_is_put_right_at_the_start_and_elements_stay() {
     for kind in Kind::ALL {
         let node = node();
-        let other = Settings {
+        let other = ProbeSettings {
             probe_match: "uid:7".parse().unwrap(),
-            ..Settings::default()
+            ..ProbeSettings::default()
         };
-        OnNode::start(&node, other, kind).name("c1", &POD);
+        OnNode::start(&node, other, kind).set_addresses("c1", &POD);
         let rules = |node: &Fresh| match kind {
             Kind::Nft => node.nft("list table inet inpod-host"),
             Kind::IptablesNft => node.command("iptables-nft-save", &["-t", "nat"]),
@@ -200,12 +200,12 @@ fn a_rule_of_another_setting_is_put_right_at_the_start_and_elements_stay() {
     }
 }
 
-/// What `nft` lists means the same when it is loaded again.
+/// The output of `nft list` can be loaded, with the same meaning.
 #[test]
 fn what_nft_lists_of_the_table_can_be_loaded_again() {
     let node = node();
     let host = start(&node, Kind::Nft);
-    host.name("c1", &POD);
+    host.set_addresses("c1", &POD);
     let listed = node.command("nft", &["-s", "list", "ruleset"]);
     assert!(listed.contains("meta skuid != 4294967295"), "{listed}");
     node.nft(&format!("flush ruleset\n{listed}"));
@@ -219,17 +219,17 @@ fn what_nft_lists_of_the_table_can_be_loaded_again() {
 fn a_thousand_pods_survive_a_flush() {
     let node = node();
     let host = start(&node, Kind::Nft);
-    // 63 sandboxes of 16 addresses: more than one message holds, and than one may name.
+    // 63 sandboxes with 16 addresses each exceed one netlink message, and the limit of one sandbox.
     let names: Vec<&'static str> = (0..63).map(|n| &*format!("c{n}").leak()).collect();
     for (n, name) in names.iter().enumerate() {
         let texts: Vec<_> = (0..16).map(|i| format!("fd0a::{n:x}:{i:x}")).collect();
         let texts: Vec<_> = texts.iter().map(String::as_str).collect();
-        host.name(name, &texts);
+        host.set_addresses(name, &texts);
     }
     let before = shown(&node, Kind::Nft);
     assert_eq!(before.len(), 63 * 16);
     node.nft("flush ruleset");
-    host.name("one-more", &[POD[0]]);
+    host.set_addresses("one-more", &[POD[0]]);
     let after = shown(&node, Kind::Nft);
     assert_eq!(after.len(), 63 * 16 + 1);
     assert!(before.iter().all(|element| after.contains(element)));
@@ -255,11 +255,11 @@ impl Runner for Broken {
 #[test]
 fn what_could_not_be_named_wholly_is_not_named_at_all() {
     let node = node();
-    let by = By::Iptables {
+    let by = SetBackendKind::Iptables {
         variant: Variant::Nft,
         runner: Box::new(Broken(Programs("nft"))),
     };
-    let host = OnNode::start_by(&node, Settings::default(), by);
+    let host = OnNode::start_by(&node, ProbeSettings::default(), by);
     let error = host.try_name("c1", &POD).unwrap_err();
     assert!(
         error.contains("the node's probe rule: iptables-restore did not end"),

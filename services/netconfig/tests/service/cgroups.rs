@@ -1,4 +1,4 @@
-//! Real cgroups with the names of pods', in the hierarchy of version 2. They go with the value.
+//! Real cgroups with the names of pods' cgroups, in the cgroup2 hierarchy. They are removed on drop.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// A cgroup of a name that no other test has, and what is made below it.
+/// A cgroup with a unique name, and the cgroups below it.
 pub(crate) struct Cgroups {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -27,8 +27,8 @@ struct Job {
 }
 
 impl Cgroups {
-    pub(crate) fn new(word: &str) -> Self {
-        let root = format!("kubepods-test-{}-{word}", std::process::id());
+    pub(crate) fn new(suffix: &str) -> Self {
+        let root = format!("kubepods-test-{}-{suffix}", std::process::id());
         let (jobs, queue) = channel();
         let thread = std::thread::spawn(move || serve(&root, &queue));
         Self {
@@ -37,7 +37,7 @@ impl Cgroups {
         }
     }
 
-    /// Puts a process into a cgroup of that path below the own one.
+    /// Puts a process into the cgroup of that path below this one.
     pub(crate) fn put(&self, pid: u32, path: &str) {
         let (done, answer) = channel();
         let path = path.to_owned();
@@ -56,7 +56,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// The hierarchy is mounted where this thread alone sees it.
+/// Mounts the hierarchy where only this thread sees it.
 fn serve(root: &str, queue: &Receiver<Job>) {
     let none = None::<&str>;
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -81,7 +81,7 @@ fn serve(root: &str, queue: &Receiver<Job>) {
     nix::mount::umount(directory.path()).unwrap();
 }
 
-/// A process that has just ended may still be counted.
+/// Retries, since a process that has just ended may still be counted.
 fn remove(root: &Path) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut below: Vec<PathBuf> = vec![root.to_owned()];

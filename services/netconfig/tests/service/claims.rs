@@ -1,4 +1,4 @@
-//! Who may claim what.
+//! Validation of netns that are claimed.
 
 use std::process::{Child, Command};
 
@@ -15,7 +15,7 @@ use crate::{
     support::{Fresh, sandbox},
 };
 
-/// A process, until it is dropped.
+/// A process that is killed on drop.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -33,7 +33,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// How a claim by path is refused, and that a look by path is refused alike.
+/// Returns how a claim by path is refused, and checks that an inspection by path is refused alike.
 async fn refused(netconfig: &mut Netconfig, netns: NetnsRef) -> (Code, Reason) {
     let claim = netconfig.claim_at("c1", netns.clone(), &["10.9.0.1"]).await;
     let request = InspectNetnsRequest {
@@ -53,72 +53,75 @@ async fn a_netns_whose_name_is_gone_is_unreachable_as_long_as_a_process_is_in_it
     let mut netconfig = Netconfig::start().await;
     let fresh = pod_netns();
     let name = Name::new(&fresh, "living");
-    let believed = name.believed(&fresh);
+    let expected_netns = name.expected_netns(&fresh);
     netconfig
-        .claim_at("c1", believed.clone(), &["10.9.0.1"])
+        .claim_at("c1", expected_netns.clone(), &["10.9.0.1"])
         .await
         .unwrap();
     assert!(netconfig.release("c1").await);
     let sleeper = Sleeper::inside(&fresh);
     name.unmount();
     assert_eq!(
-        refused(&mut netconfig, believed.clone()).await,
+        refused(&mut netconfig, expected_netns.clone()).await,
         UNREACHABLE,
         "mounted without propagation"
     );
     drop(name);
-    assert_eq!(refused(&mut netconfig, believed.clone()).await, UNREACHABLE);
+    assert_eq!(
+        refused(&mut netconfig, expected_netns.clone()).await,
+        UNREACHABLE
+    );
     let proven = NetnsRef {
         cookie: Some(fresh.netns.id().cookie),
-        ..believed.clone()
+        ..expected_netns.clone()
     };
     assert_eq!(refused(&mut netconfig, proven).await, UNREACHABLE);
     drop(sleeper);
-    assert_eq!(refused(&mut netconfig, believed).await, MISSING);
+    assert_eq!(refused(&mut netconfig, expected_netns).await, MISSING);
 }
 
 #[tokio::test]
 async fn a_netns_whose_name_is_gone_is_missing_where_it_is_not_the_one_that_a_process_is_in() {
     let mut netconfig = Netconfig::start().await;
     let fresh = pod_netns();
-    let believed = Name::new(&fresh, "another").believed(&fresh);
+    let expected_netns = Name::new(&fresh, "another").expected_netns(&fresh);
     let _sleeper = Sleeper::inside(&fresh);
-    // The next number may be the netns of another test.
+    // The next inode number may be the netns of another test.
     let inode = Some(1);
-    let device = Some(believed.device() + 1);
+    let device = Some(expected_netns.device() + 1);
     for (other, why) in [
         (
             NetnsRef {
                 inode,
-                ..believed.clone()
+                ..expected_netns.clone()
             },
             "another inode",
         ),
         (
             NetnsRef {
                 device,
-                ..believed.clone()
+                ..expected_netns.clone()
             },
             "another device",
         ),
         (
             NetnsRef {
                 inode: None,
-                ..believed.clone()
+                ..expected_netns.clone()
             },
             "no inode",
         ),
         (
             NetnsRef {
                 device: None,
-                ..believed.clone()
+                ..expected_netns.clone()
             },
             "no device",
         ),
         (
             NetnsRef {
                 cookie: Some(1),
-                ..believed.clone()
+                ..expected_netns.clone()
             },
             "a recycled inode",
         ),
@@ -216,7 +219,7 @@ async fn the_nodes_own_netns_is_refused_by_every_path() {
 #[tokio::test]
 async fn the_netns_that_it_runs_in_is_refused() {
     let mut netconfig = Netconfig::start().await;
-    let path = netconfig.home().netns.path().display().to_string();
+    let path = netconfig.netns().netns.path().display().to_string();
     let status = netconfig.claim_at("c1", at(&path), &[]).await.unwrap_err();
     assert_eq!(
         refusal(&status),

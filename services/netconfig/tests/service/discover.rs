@@ -1,4 +1,4 @@
-//! Pods that no CNI call was seen for: real processes in real cgroups.
+//! Discovery of pods without a CNI call: real processes in real cgroups.
 
 use std::{
     process::{Child, Command},
@@ -21,7 +21,7 @@ use crate::{
 
 const ADDRESS: &str = "10.9.0.1";
 
-/// A pod that no other test has: all are searched for among the processes of one node.
+/// A pod with a unique UID, since all tests search the same processes.
 struct Pod {
     uid: String,
     cgroups: Cgroups,
@@ -38,14 +38,14 @@ impl Pod {
         }
     }
 
-    /// Starts a process of one of its containers.
+    /// Starts a process of one of the pod's containers.
     fn start(&self, fresh: &Fresh, container: char) -> Sleeper {
         let sleeper = Sleeper::inside(fresh);
         self.put(&sleeper, container);
         sleeper
     }
 
-    /// As containerd and the systemd driver do.
+    /// Uses the cgroup path of containerd with the systemd driver.
     fn put(&self, process: &Sleeper, container: char) {
         let uid = self.uid.replace('-', "_");
         let id = id(container);
@@ -72,7 +72,7 @@ impl Pod {
     }
 }
 
-/// A process, until it is dropped.
+/// A process that is killed on drop.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -152,7 +152,7 @@ async fn a_found_claim_lives_as_long_as_any_process_is_in_the_netns_and_keeps_it
     let first = pod.find(&mut netconfig, ADDRESS).await.unwrap();
     fresh.abandon();
     drop(oldest);
-    // Longer than a sweep takes to come round.
+    // Longer than the interval of sweeps.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(netconfig.claims().await.len(), 1);
     let second = pod.find(&mut netconfig, ADDRESS).await.unwrap();
@@ -196,18 +196,18 @@ async fn what_is_not_in_a_netns_with_one_of_the_pods_addresses_is_not_found() {
     let mut netconfig = Netconfig::start().await;
     let (fresh, pod) = (pod_netns(), Pod::new());
     pod.is_not_found(&mut netconfig, ADDRESS).await;
-    // On the node's network.
+    // A process in the node's netns.
     let on_node = Sleeper(Command::new("sleep").arg("60").spawn().unwrap());
     pod.put(&on_node, 'a');
     pod.is_not_found(&mut netconfig, ADDRESS).await;
-    // In another pod.
+    // A process of another pod.
     let other = Pod::new();
     let _other = other.start(&fresh, 'a');
     pod.is_not_found(&mut netconfig, ADDRESS).await;
-    // With another address.
+    // A netns with another address.
     let _own = pod.start(&fresh, 'b');
-    let said = pod.is_not_found(&mut netconfig, "10.9.0.7").await;
-    assert!(said.contains(ADDRESS), "{said}");
+    let message = pod.is_not_found(&mut netconfig, "10.9.0.7").await;
+    assert!(message.contains(ADDRESS), "{message}");
     assert!(netconfig.claims().await.is_empty());
     pod.find(&mut netconfig, ADDRESS).await.unwrap();
 }
@@ -217,9 +217,9 @@ async fn without_the_right_to_look_at_the_pods_processes_that_is_told() {
     let mut netconfig = Netconfig::start_without("sys_ptrace").await;
     let (fresh, pod) = (pod_netns(), Pod::new());
     let _process = pod.start(&fresh, 'a');
-    let said = pod.is_not_found(&mut netconfig, ADDRESS).await;
-    let wanted = "1 of its processes may not be looked at (CAP_SYS_PTRACE is needed)";
-    assert!(said.contains(wanted), "{said}");
+    let message = pod.is_not_found(&mut netconfig, ADDRESS).await;
+    let wanted = "1 of its processes cannot be inspected (CAP_SYS_PTRACE is needed)";
+    assert!(message.contains(wanted), "{message}");
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn of_several_netns_of_a_pod_the_oldest_with_its_address_is_found() {
     let pod = Pod::new();
     let (without, with, younger) = (Fresh::new(), pod_netns(), pod_netns());
     let _processes = [&without, &with, &younger].map(|fresh| {
-        // A start is told in ticks of 10 ms.
+        // Start times have a resolution of 10 ms.
         std::thread::sleep(Duration::from_millis(20));
         pod.start(fresh, 'a')
     });
@@ -294,7 +294,7 @@ async fn a_search_that_says_too_little_is_refused_by_its_field() {
     }
 }
 
-/// After a restart pod-events claims what it knows again, by path and identity.
+/// After a restart, pod-events claims the netns that it knows by path and identity.
 #[tokio::test]
 async fn a_found_netns_can_be_claimed_again_under_its_name_and_is_found_under_it() {
     let mut netconfig = Netconfig::start().await;

@@ -1,4 +1,4 @@
-//! A netconfig process, and its calls as short as a test wants them.
+//! Runs a netconfig process, with short forms of its calls.
 
 use std::{
     io::{Read as _, Write as _},
@@ -26,7 +26,7 @@ use tonic::{Code, Status, transport::Channel};
 
 use crate::support::{Fresh, sandbox};
 
-/// A running netconfig.
+/// A running netconfig process.
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
     pub(crate) run_dir: TempDir,
@@ -44,7 +44,7 @@ impl Netconfig {
         .await
     }
 
-    /// Without a right (capabilities(7), as setpriv(1) names it).
+    /// Starts it without one right (capabilities(7), as setpriv(1) names them).
     pub(crate) async fn start_without(right: &str) -> Self {
         let mut command = Command::new("setpriv");
         let program = env!("CARGO_BIN_EXE_netconfig");
@@ -52,19 +52,19 @@ impl Netconfig {
         Self::start_by(command, &["--sweep-seconds", "1"]).await
     }
 
-    /// By a command that ends as netconfig, in a netns of its own: it gives numbers to others there.
+    /// Starts it by a command that executes netconfig, in a netns of its own, since it assigns nsids there.
     pub(crate) async fn start_by(mut command: Command, arguments: &[&str]) -> Self {
         command.args(arguments);
         Self::start_in(command, Some(Arc::new(Fresh::new())), &[]).await
     }
 
-    /// In the netns that the test itself is in, in which it is to write nothing.
+    /// Starts it in the test's own netns, in which it must write nothing.
     pub(crate) async fn start_beside_the_test() -> Self {
         let program = Command::new(env!("CARGO_BIN_EXE_netconfig"));
         Self::start_in(program, None, &[("INPOD_PROBE_MATCH", "off")]).await
     }
 
-    /// On a node of the test's, with settings of its own.
+    /// Starts it on a test's node, with additional settings.
     pub(crate) async fn start_on(
         node: Arc<Fresh>,
         settings: &[(&'static str, &'static str)],
@@ -105,12 +105,12 @@ impl Netconfig {
         }
     }
 
-    /// The netns that it is in.
-    pub(crate) fn home(&self) -> &Fresh {
+    /// Returns the netns that it runs in.
+    pub(crate) fn netns(&self) -> &Fresh {
         self.node.as_ref().unwrap()
     }
 
-    /// Where it serves.
+    /// Returns the path of its gRPC socket.
     pub(crate) fn socket(&self) -> PathBuf {
         inpod_service::socket(self.run_dir.path(), "netconfig")
     }
@@ -163,7 +163,7 @@ impl Netconfig {
         response.into_inner().differences
     }
 
-    /// Asks for a descriptor as the broker does.
+    /// Fetches a descriptor as the broker does.
     pub(crate) fn fetch(
         &self,
         name: &str,
@@ -215,7 +215,7 @@ pub(crate) fn netns_ref(fresh: &Fresh) -> NetnsRef {
     at(fresh.netns.path().to_str().unwrap())
 }
 
-/// A path of which nothing else is known.
+/// Returns a reference by path alone.
 pub(crate) fn at(path: &str) -> NetnsRef {
     NetnsRef {
         path: path.to_owned(),

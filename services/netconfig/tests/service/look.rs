@@ -1,4 +1,4 @@
-//! What a look into a netns tells, claimed or not.
+//! Inspection of netns, claimed or not.
 
 use std::{
     net::{TcpListener, TcpStream, UdpSocket},
@@ -54,7 +54,7 @@ fn listener(protocol: Protocol, address: &str, port: u32) -> Listener {
     }
 }
 
-/// A listener for IPv6, bound to an interface if one is named.
+/// Opens an IPv6 listener, bound to an interface if one is given.
 fn listen_v6(only: bool, interface: Option<&'static str>, port: u16) -> Socket {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
     socket.set_only_v6(only).unwrap();

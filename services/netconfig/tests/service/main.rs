@@ -186,7 +186,7 @@ async fn a_process_in_a_netns_is_seen_and_keeps_the_claim() {
         (vec!["10.9.0.1".to_owned()], vec![15006])
     );
     assert!(!seen.path_intact);
-    // Longer than a sweep takes to come round.
+    // Longer than the interval of sweeps.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(netconfig.claims().await.len(), 1);
     sleeper.kill().unwrap();
@@ -206,7 +206,7 @@ async fn an_apply_whose_caller_goes_away_is_finished() {
     let mut netconfig = Netconfig::start().await;
     let fresh = pod_netns();
     netconfig.claim("c1", &fresh).await.unwrap();
-    for patience in (0..40).map(|step| Duration::from_micros(step * 100)) {
+    for timeout in (0..40).map(|step| Duration::from_micros(step * 100)) {
         let request = RemoveRulesRequest {
             sandbox: wire("c1"),
             phase: RemovePhase::Final.into(),
@@ -217,9 +217,9 @@ async fn an_apply_whose_caller_goes_away_is_finished() {
             redirection: ambient(),
             probe_addresses: Vec::new(),
         };
-        drop(tokio::time::timeout(patience, netconfig.client.apply_rules(request)).await);
-        // All, or nothing where it never arrived: two tables, two routes, two ip rules and a sysctl.
+        drop(tokio::time::timeout(timeout, netconfig.client.apply_rules(request)).await);
+        // Either all of it, or nothing if the request never arrived: two tables, two routes, two ip rules and a sysctl.
         let left = netconfig.differences("c1").await.len();
-        assert!(left == 0 || left == 7, "after {patience:?}: {left}");
+        assert!(left == 0 || left == 7, "after {timeout:?}: {left}");
     }
 }

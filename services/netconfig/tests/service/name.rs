@@ -1,4 +1,4 @@
-//! The name of a netns in a directory, as runtimes make it.
+//! Netns names in a directory, as runtimes create them.
 
 use std::process::Command;
 
@@ -6,28 +6,28 @@ use inpod_proto::types::v1::NetnsRef;
 
 use crate::{harness::at, support::Fresh};
 
-/// Where a runtime gives a netns a name.
+/// The path at which a runtime mounts a netns.
 pub(crate) struct Name(pub(crate) String);
 
 impl Name {
-    /// The path carries the test's pid and a word of its own: tests run at once.
-    pub(crate) fn new(fresh: &Fresh, word: &str) -> Self {
+    /// The path contains the test's pid and a suffix, since tests run concurrently.
+    pub(crate) fn new(fresh: &Fresh, suffix: &str) -> Self {
         std::fs::create_dir_all("/run/netns").unwrap();
-        let name = Self(format!("/run/netns/{word}-{}", std::process::id()));
+        let name = Self(format!("/run/netns/{suffix}-{}", std::process::id()));
         std::fs::write(&name.0, "").unwrap();
         let netns = fresh.netns.path().to_str().unwrap();
         run("mount", &["--bind", netns, &name.0]);
         name
     }
 
-    /// As a mount without propagation shows it: the file, with nothing mounted on it. Lazily, as runtimes do: who
-    /// holds the netns may hold the mount.
+    /// Leaves the file with nothing mounted on it, as a mount namespace without propagation sees it. Unmounts lazily,
+    /// as runtimes do, because a process that holds the netns may keep the mount busy.
     pub(crate) fn unmount(&self) {
         run("umount", &["--lazy", &self.0]);
     }
 
-    /// What the plugin saw when it was there.
-    pub(crate) fn believed(&self, fresh: &Fresh) -> NetnsRef {
+    /// Returns the reference as the plugin saw it while the netns was mounted.
+    pub(crate) fn expected_netns(&self, fresh: &Fresh) -> NetnsRef {
         let id = fresh.netns.id();
         NetnsRef {
             device: Some(id.device),

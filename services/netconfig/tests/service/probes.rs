@@ -1,4 +1,4 @@
-//! A pod's addresses in the node's probe set, by the service's calls.
+//! A pod's addresses in the node's probe set, by the calls of the service.
 
 use std::{
     io,
@@ -23,11 +23,11 @@ use crate::{
     support::{self, Fresh, plain},
 };
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const SOURCE: &str = "169.254.7.127";
 const POD: &str = "10.9.0.1";
 
-/// A node and a pod beside it that listens as application and as ztunnel.
+/// A node and a pod beside it, with the listeners of the application and of ztunnel.
 struct Place {
     node: Arc<Fresh>,
     pod: Fresh,
@@ -63,7 +63,7 @@ impl Place {
         }
     }
 
-    /// The peer that the application sees, or `None` where ztunnel took the connection.
+    /// Returns the source address that the application sees, or `None` if ztunnel accepted the connection.
     fn probe(&self) -> Option<IpAddr> {
         let stream = self.node.run(dial);
         stream.unwrap();
@@ -71,7 +71,7 @@ impl Place {
     }
 
     fn arrival(&self) -> Option<IpAddr> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Ok((_, peer)) = self.application.accept() {
                 return Some(peer.ip());
@@ -86,7 +86,7 @@ impl Place {
 }
 
 fn dial() -> io::Result<TcpStream> {
-    TcpStream::connect_timeout(&SocketAddr::new(POD.parse().unwrap(), 8080), PATIENCE)
+    TcpStream::connect_timeout(&SocketAddr::new(POD.parse().unwrap(), 8080), TIMEOUT)
 }
 
 fn source() -> Option<IpAddr> {
@@ -107,7 +107,7 @@ async fn apply(
     Ok(netconfig.client.apply_rules(request).await?.into_inner())
 }
 
-/// The elements that nft shows.
+/// Returns the elements that nft lists.
 fn elements(node: &Fresh) -> String {
     let listed = node.nft("list ruleset");
     let lines = listed
@@ -200,7 +200,7 @@ async fn an_address_that_another_pod_got_stays_when_the_first_one_goes() {
     assert_eq!(place.probe(), source());
 }
 
-/// As it was: also what the pod had named before.
+/// The previous addresses of the pod are restored too.
 #[tokio::test]
 async fn an_apply_that_fails_in_the_pod_leaves_the_nodes_set_as_it_was() {
     let place = Place::new();
@@ -253,7 +253,7 @@ async fn what_the_node_refuses_fails_the_apply_and_says_so_and_the_pod_is_as_bef
     assert!(status.message().contains("no.such.slice"), "{status}");
     assert_eq!(place.node.nft("list ruleset"), "");
     assert_eq!(plain().observe(&place.pod.netns).unwrap().tag, None);
-    // Without an address nothing is asked of the node.
+    // Without addresses, the node is not changed.
     apply(&mut netconfig, "c1", ambient(), &[]).await.unwrap();
 }
 
@@ -317,7 +317,7 @@ async fn the_sources_are_those_of_the_settings_on_the_node_and_in_the_pod() {
     }
 }
 
-/// Probes until it is told to stop: none fails, none is captured, each comes from the source.
+/// Probes until stopped. None may fail or be captured, and each comes from the probe source address.
 fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
     while !stop.load(Ordering::Relaxed) {
         dial().unwrap();
@@ -346,10 +346,10 @@ async fn a_prober_at_constant_rate_sees_nothing_of_netconfig_being_killed_and_st
     };
     let mut starts = 0;
     while !prober.is_finished() && (starts < 10 || probes.load(Ordering::Relaxed) < 200) {
-        // Its end is SIGKILL.
+        // Dropping it sends SIGKILL.
         drop(netconfig);
         netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
-        // Not claimed again yet, and then claimed and applied again, for which nothing is to be written.
+        // First unclaimed, then claimed and applied again, for which nothing is written.
         netconfig.claim("c1", &place.pod).await.unwrap();
         let again = apply(&mut netconfig, "c1", ambient(), &[POD])
             .await

@@ -1,4 +1,4 @@
-//! What is refused, and that it changed nothing: neither in the pod's netns nor where netconfig lives.
+//! Refused requests. They change nothing, neither in the pod's netns nor in the one that netconfig runs in.
 
 use std::{path::PathBuf, process::Command};
 
@@ -19,7 +19,7 @@ use crate::{
     support::Fresh,
 };
 
-/// Everything of a netns that netconfig may change, as the tools show it.
+/// Shows everything of a netns that netconfig may change.
 const SHOWN: &str = "nft list ruleset; ip rule; ip -6 rule; ip route show table all; \
                      ip -6 route show table all; cat /proc/sys/net/ipv4/tcp_migrate_req";
 
@@ -27,8 +27,8 @@ fn state(fresh: &Fresh) -> String {
     fresh.command("sh", &["-ec", SHOWN])
 }
 
-/// Of the netns that netconfig lives in.
-fn state_at_home(netconfig: &Netconfig) -> String {
+/// Returns the state of the netns that netconfig runs in.
+fn netconfig_netns_state(netconfig: &Netconfig) -> String {
     let netns = format!("--net=/proc/{}/ns/net", netconfig.process.id());
     let mut command = Command::new("nsenter");
     let output = command.args([&netns, "--", "sh", "-ec", SHOWN]).output();
@@ -45,7 +45,7 @@ fn apply(redirection: Option<Redirection>, name: &str) -> ApplyRulesRequest {
     }
 }
 
-/// A redirection, and the field that is wrong in it.
+/// A redirection, and its invalid field.
 type Wrong = (&'static str, AmbientRedirection);
 
 fn wrong() -> Vec<Wrong> {
@@ -145,7 +145,13 @@ async fn a_redirection_with_a_wrong_field_is_refused_by_its_name_and_changes_not
         .apply_rules(apply(ambient(), "ruled"))
         .await;
     assert!(applied.unwrap().into_inner().changed);
-    let states = |netconfig: &Netconfig| [state(&bare), state(&ruled), state_at_home(netconfig)];
+    let states = |netconfig: &Netconfig| {
+        [
+            state(&bare),
+            state(&ruled),
+            netconfig_netns_state(netconfig),
+        ]
+    };
     let before = states(&netconfig);
     assert_ne!(before[0], before[1]);
     for (field, redirection) in wrong() {
@@ -169,7 +175,7 @@ async fn a_redirection_with_a_wrong_field_is_refused_by_its_name_and_changes_not
     }
 }
 
-/// By every call that takes a redirection.
+/// Sends the redirection with each call that takes one.
 async fn refusals(
     netconfig: &mut Netconfig,
     redirection: Option<Redirection>,
@@ -194,7 +200,7 @@ async fn refusals(
     ]
 }
 
-/// The netns that netconfig lives in, with a name of its own.
+/// A name for the netns that netconfig runs in.
 struct Home(PathBuf);
 
 impl Home {
@@ -222,7 +228,7 @@ impl Drop for Home {
 #[tokio::test]
 async fn the_nodes_own_netns_is_out_of_reach_and_stays_as_it_is() {
     let mut netconfig = Netconfig::start().await;
-    let before = state_at_home(&netconfig);
+    let before = netconfig_netns_state(&netconfig);
     let home = Home::new(&netconfig);
     let link = home.0.with_extension("link");
     std::os::unix::fs::symlink(&home.0, &link).unwrap();
@@ -264,10 +270,10 @@ async fn the_nodes_own_netns_is_out_of_reach_and_stays_as_it_is() {
         refusal(&status),
         (Code::FailedPrecondition, Reason::ClaimUnknown)
     );
-    assert_eq!(state_at_home(&netconfig), before);
+    assert_eq!(netconfig_netns_state(&netconfig), before);
 }
 
-/// How a claim and a look are refused.
+/// Returns how a claim and an inspection are refused.
 async fn reached(netconfig: &mut Netconfig, netns: NetnsRef) -> [(Code, Reason); 2] {
     let claim = netconfig
         .claim_at("home", netns.clone(), &[])
@@ -290,7 +296,7 @@ async fn another_pods_netns_cannot_be_claimed_and_nothing_done_to_the_own_one_re
         .apply_rules(apply(ambient(), "theirs"))
         .await
         .unwrap();
-    let (before, at_home) = (state(&theirs), state_at_home(&netconfig));
+    let (before, at_home) = (state(&theirs), netconfig_netns_state(&netconfig));
     let status = netconfig.claim("own", &theirs).await.unwrap_err();
     assert_eq!(
         refusal(&status),
@@ -313,7 +319,7 @@ async fn another_pods_netns_cannot_be_claimed_and_nothing_done_to_the_own_one_re
             (Code::FailedPrecondition, Reason::ClaimUnknown)
         );
     }
-    // Once the own one is claimed, the other cannot take its place.
+    // A claim that is in use cannot be replaced by another netns.
     netconfig.claim("own", &own).await.unwrap();
     let status = netconfig
         .claim_at("own", netns_ref(&theirs), &[])
@@ -330,7 +336,7 @@ async fn another_pods_netns_cannot_be_claimed_and_nothing_done_to_the_own_one_re
         .unwrap();
     netconfig.client.remove_rules(removal("own")).await.unwrap();
     assert_eq!(
-        (state(&theirs), state_at_home(&netconfig)),
+        (state(&theirs), netconfig_netns_state(&netconfig)),
         (before, at_home)
     );
 }

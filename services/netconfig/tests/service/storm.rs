@@ -1,4 +1,4 @@
-//! Many callers at once.
+//! Many callers of the service at once.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
 const CALLERS: usize = 32;
 const PODS: usize = 48;
 
-/// Every other one captures names.
+/// Returns a redirection that captures DNS for every other number.
 fn redirection(number: usize) -> Option<Redirection> {
     let ambient = AmbientRedirection {
         dns_capture: number % 2 == 1,
@@ -43,7 +43,7 @@ fn descriptors(netconfig: &Netconfig) -> usize {
     fs::read_dir(proc(netconfig, "fd")).unwrap().count()
 }
 
-/// The threads of netconfig that are in another netns than it. One may end while it is looked at.
+/// Counts the threads of netconfig that are in another netns. A thread may end during the scan.
 fn strays(netconfig: &Netconfig) -> usize {
     let home = fs::metadata(proc(netconfig, "ns/net")).unwrap().ino();
     let tasks = fs::read_dir(proc(netconfig, "task")).unwrap();
@@ -59,12 +59,12 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Each caller has one pod after the other, as the runtime's calls come.
+/// Each caller handles one pod after the other, as a runtime does.
 #[tokio::test]
 async fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let mut netconfig = Netconfig::start().await;
     let pods: Vec<_> = (0..PODS).map(|_| pod_netns()).collect();
-    // What the first calls open for good is not counted.
+    // Descriptors that the first calls open for good are not counted.
     netconfig.claim(&name(0), &pods[0]).await.unwrap();
     apply(&netconfig, 0, 0).await;
     assert!(netconfig.release(&name(0)).await);
@@ -119,12 +119,12 @@ async fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descripto
         descriptors(&netconfig) <= before
     })
     .await;
-    // Released, and not removed.
+    // It is released, but its rules stay.
     let is_ruled = |pod: &Fresh| pod.nft("list ruleset").contains("redirect to :15001");
     assert!(pods.iter().all(is_ruled));
 }
 
-/// All want the same pod, and not the same of it: it ends as one of them wanted it, whole.
+/// All callers want different rules for the same pod. It ends with those of one caller, complete.
 #[tokio::test]
 async fn callers_of_one_pod_take_turns() {
     let mut netconfig = Netconfig::start().await;

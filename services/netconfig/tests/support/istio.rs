@@ -1,11 +1,11 @@
-//! What Istio's node agent leaves in a pod with both families and DNS capture, in each of the three forms in which it
-//! writes (shared facts: services/docs/facts/istio-ambient.md, 6.1 to 6.3).
+//! The state that Istio's node agent leaves in a pod with both families and DNS capture, in each of the three forms in
+//! which it writes rules (services/docs/facts/istio-ambient.md, 6.1 to 6.3).
 
 use netconfig::Backend;
 
 use crate::support::Fresh;
 
-/// As it makes them by netlink (6.1).
+/// The routes and ip rules that it creates over netlink (6.1).
 const ROUTING: [&str; 4] = [
     "rule add fwmark 0x111/0xfff pref 32764 lookup 100",
     "route replace local 0.0.0.0/0 dev lo table 100",
@@ -13,7 +13,7 @@ const ROUTING: [&str; 4] = [
     "-6 route replace local ::/0 dev lo table 100",
 ];
 
-/// As it feeds it to `iptables-restore` (6.2).
+/// The input of `iptables-restore` (6.2).
 const IPTABLES: &str = "\
 * mangle
 -N ISTIO_PRERT
@@ -47,13 +47,13 @@ COMMIT
 COMMIT
 ";
 
-/// Its addresses there, and what stands for them in IPv6.
+/// Its IPv4 addresses, and their IPv6 counterparts.
 const OF_IPV6: [(&str, &str); 2] = [
     ("127.0.0.1/32", "::1/128"),
     ("169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
 ];
 
-/// As it feeds it to `nft -f` (6.3).
+/// The input of `nft -f` (6.3).
 const NFTABLES: &str = "\
 add table inet istio-ambient-nat ; flush table inet istio-ambient-nat
 add chain inet istio-ambient-nat prerouting { type nat hook prerouting priority -100 ; }
@@ -96,7 +96,7 @@ add rule inet istio-ambient-raw istio-output udp dport 53 meta mark and 0xfff ==
 add rule inet istio-ambient-raw istio-prerouting udp sport 53 meta mark and 0xfff != 0x539 counter ct zone set 1
 ";
 
-/// Its routes and ip rules, then its rules in the form of a backend.
+/// Creates its routes and ip rules, then its rules in the form of a backend.
 pub(crate) fn leave(form: Backend, fresh: &Fresh) {
     for command in ROUTING {
         fresh.ip(command);
@@ -110,7 +110,7 @@ pub(crate) fn leave(form: Backend, fresh: &Fresh) {
         .iter()
         .fold(IPTABLES.to_owned(), |rules, (v4, v6)| rules.replace(v4, v6));
     for (program, rules) in programs.into_iter().zip([IPTABLES, &v6]) {
-        // All netns share one lock by default.
+        // By default, all netns share one lock.
         let script = format!("{program} --noflush -w 20 <<'END'\n{rules}END");
         fresh.command("sh", &["-c", &script]);
     }

@@ -1,4 +1,4 @@
-//! A netns for one test, made by a thread that leaves the machine's own one and stays in the new one.
+//! A netns for one test, created by a thread that stays in it.
 
 use std::{
     path::PathBuf,
@@ -15,7 +15,7 @@ use netconfig::{
 };
 use nix::sched::{CloneFlags, unshare};
 
-/// A netns with `lo` up. It has a path as long as this lives.
+/// A netns with `lo` up. Its path is valid while this lives.
 pub(crate) struct Fresh {
     pub(crate) netns: Netns,
     jobs: Option<Sender<Job>>,
@@ -31,12 +31,12 @@ impl Fresh {
         fresh
     }
 
-    /// With `lo` down, as the kernel makes it.
+    /// Creates it with `lo` down, which is the kernel's default.
     pub(crate) fn down() -> Self {
         Self::by(|| unshare(CloneFlags::CLONE_NEWNET).unwrap())
     }
 
-    /// Of a thread that comes into its netns in a way of its own.
+    /// Uses a thread that enters its netns by `enter`.
     pub(crate) fn by(enter: impl FnOnce() + Send + 'static) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
@@ -56,7 +56,7 @@ impl Fresh {
         }
     }
 
-    /// Runs something on the thread that lives in the netns.
+    /// Runs a function on the thread that is in the netns.
     pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let job = Box::new(move || done.send(f()).unwrap());
@@ -64,7 +64,7 @@ impl Fresh {
         result.recv().unwrap()
     }
 
-    /// Runs a command in the netns and gives back what it printed.
+    /// Runs a command in the netns, and returns its output.
     pub(crate) fn command(&self, program: &'static str, arguments: &[&str]) -> String {
         let arguments: Vec<_> = arguments.iter().map(|&text| text.to_owned()).collect();
         let mut command = Command::new(program);
@@ -84,7 +84,7 @@ impl Fresh {
         self.command("nft", &[script])
     }
 
-    /// Ends the thread; the path is gone then, the netns is not.
+    /// Ends the thread: the path becomes invalid, the netns stays.
     pub(crate) fn abandon(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
@@ -104,7 +104,7 @@ fn live_here(opened: &Sender<Netns>, queue: &Receiver<Job>) {
     let path = PathBuf::from("/proc").join(task).join("ns/net");
     let netns = Netns::open(&path, &roots()).unwrap();
     let machines = ["/proc/1/ns/net", "/proc/self/ns/net"];
-    // That of process 1 may not be readable; then it is this process's, which always is.
+    // The netns of process 1 may not be readable; that of this process always is.
     let is_machines = |path: &str| netns.is_at(path.as_ref()).unwrap_or(false);
     assert!(
         !machines.into_iter().any(is_machines),
@@ -128,16 +128,16 @@ pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
     }
 }
 
-/// Writes with nf_tables.
+/// Returns a writer that uses nf_tables.
 pub(crate) fn plain() -> Writer {
     Writer::default()
 }
 
-/// Ambient mode as it is by default.
+/// Returns the default redirection of ambient mode.
 pub(crate) fn ambient() -> Redirection {
     Redirection::Ambient(Ambient::default())
 }
 
-/// Not every test that shares this module writes rules itself.
+/// Avoids a warning in tests that include this module, but write no rules.
 const _: fn() -> Writer = plain;
 const _: fn() -> Redirection = ambient;

@@ -1,16 +1,16 @@
-//! What Istio's sidecar installer leaves in a pod with both families, in each of the three forms in which it writes
-//! (shared facts: services/docs/facts/istio-sidecar.md, 4.3 to 4.8).
+//! The state that Istio's sidecar installer leaves in a pod with both families, in each of the three forms in which it
+//! writes rules (services/docs/facts/istio-sidecar.md, 4.3 to 4.8).
 
 use netconfig::Backend;
 
 use crate::support::Fresh;
 
-/// What was chosen.
+/// The options of the installer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// All names are captured (4.4.1 and 4.4.5).
+    /// REDIRECT, with all DNS queries captured (4.4.1 and 4.4.5).
     Redirect,
-    /// And inbound TCP by TPROXY, an interface is excluded, and what is invalid dropped (4.4.2, 4.4.4 and 4.4.6).
+    /// TPROXY for inbound TCP, with an excluded interface, and invalid packets dropped (4.4.2, 4.4.4 and 4.4.6).
     Tproxy,
 }
 
@@ -107,7 +107,7 @@ const MANGLE: &str = "\
 COMMIT
 ";
 
-/// Its addresses there, and what stands for them in IPv6.
+/// Its IPv4 addresses, and their IPv6 counterparts.
 const OF_IPV6: [(&str, &str); 3] = [
     ("127.0.0.1/32", "::1/128"),
     ("127.0.0.6/32", "::6/128"),
@@ -197,13 +197,13 @@ table inet istio-proxy-mangle {
 }
 ";
 
-/// Its routes, ip rules and address, then its rules in the form of a backend. The ip rule is there once more for each
-/// time that it was started.
+/// Creates its routes, ip rules and address, then its rules in the form of a backend. Each start of the installer adds
+/// its ip rule once more.
 pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
     fresh.ip("-6 addr add ::6/128 dev lo");
     if left == Left::Tproxy {
         for family in ["-4", "-6"] {
-            // As it asks for it: nothing is said of a priority.
+            // The installer gives no priority.
             for _ in 0..2 {
                 fresh.ip(&format!("{family} rule add fwmark 1337 lookup 133"));
             }
@@ -225,7 +225,7 @@ pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
         .iter()
         .fold(v4.clone(), |rules, (v4, v6)| rules.replace(v4, v6));
     for (program, rules) in programs.into_iter().zip([v4, v6]) {
-        // All netns share one lock by default.
+        // By default, all netns share one lock.
         let script = format!("{program} --noflush -w 20 <<'END'\n{rules}END");
         fresh.command("sh", &["-c", &script]);
     }

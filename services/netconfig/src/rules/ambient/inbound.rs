@@ -1,6 +1,8 @@
-//! What is done with TCP that arrives.
+//! Rules for inbound TCP.
 
-use super::{begins, either_family, is_captured, is_loopback, loopbacks, one_family, only_family};
+use super::{
+    either_family, is_captured, is_loopback, loopbacks, one_family, only_family, only_syn,
+};
 use crate::{
     marks::{FROM_ZTUNNEL, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, TO_ZTUNNEL},
     rules::{Ambient, Expr, InboundCapture, Network, Rule, Transport},
@@ -8,19 +10,19 @@ use crate::{
 
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
-/// The nat table's part: what arrives from virtual machines, and inbound TCP but for what is to ztunnel already, or
-/// from it.
+/// The nat table's rules: redirects TCP from virtual machines, and inbound TCP that neither goes to ztunnel
+/// nor comes from it.
 pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings, &Expr::Redirect(OUTBOUND_PORT));
     if is_captured_by(settings, InboundCapture::Redirect) {
-        rules.extend(spare(settings));
+        rules.extend(bypass(settings));
         rules.extend(loopbacks(settings).map(|loopback| {
             let mut packets = vec![
                 Expr::DestinationNot(loopback),
                 TCP,
                 Expr::PortNot(INBOUND_HBONE_PORT),
             ];
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             packets.push(Expr::NotMarked(FROM_ZTUNNEL));
             one_family(packets, Expr::Redirect(INBOUND_PLAINTEXT_PORT))
         }));
@@ -28,21 +30,21 @@ pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     rules
 }
 
-/// The mangle table's part, in the order of Istio 1.21.
+/// The mangle table's rules, in the order of Istio 1.21.
 pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
     if !is_captured_by(settings, InboundCapture::Tproxy) {
         return Vec::new();
     }
-    // The nat table has those of virtual machines.
+    // The nat table redirects TCP of virtual machines.
     let mut rules = from_virtual_machines(settings, &Expr::Accept);
-    rules.extend(loopbacks(settings).map(spare_own_addresses));
+    rules.extend(loopbacks(settings).map(bypass_own_addresses));
     rules.extend(to_port(
         settings,
         vec![TCP, Expr::Port(INBOUND_HBONE_PORT)],
         INBOUND_HBONE_PORT,
     ));
-    rules.extend(spare(settings));
-    // Where only what begins is captured, nothing that is known would be.
+    rules.extend(bypass(settings));
+    // If only new connections are captured, an established one never is.
     if !settings.keep_existing_connections {
         let known = vec![TCP, Expr::KnownConnection];
         rules.push(either_family(settings, known, Expr::Accept));
@@ -58,9 +60,9 @@ fn is_captured_by(settings: &Ambient, capture: InboundCapture) -> bool {
     !settings.bypass_inbound_capture && settings.inbound_capture == capture
 }
 
-/// To ztunnel's socket, or nowhere: a packet without a socket would go on to the application.
+/// Delivers to ztunnel's socket or drops: without a socket the packet would reach the application.
 fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
-    packets.extend(begins(settings));
+    packets.extend(only_syn(settings));
     packets.push(Expr::NotMarked(FROM_ZTUNNEL));
     let of_packets = packets.iter().find_map(Expr::family);
     let family = of_packets.or_else(|| only_family(settings));
@@ -74,19 +76,19 @@ fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     })
 }
 
-/// TCP that arrives from virtual machines in the pod is outbound.
+/// Treats TCP from virtual machines in the pod as outbound.
 fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let rule = |interface| {
         let mut packets = vec![Expr::ArrivesBy(interface), TCP];
-        packets.extend(begins(settings));
+        packets.extend(only_syn(settings));
         either_family(settings, packets, action.clone())
     };
     interfaces.map(rule).collect()
 }
 
-/// A pod that calls itself by its own address is not captured.
-fn spare_own_addresses(loopback: Network) -> Rule {
+/// A pod that calls its own address is not captured.
+fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![
         Expr::DestinationNot(loopback),
         is_loopback(Expr::ArrivesBy),
@@ -95,8 +97,8 @@ fn spare_own_addresses(loopback: Network) -> Rule {
     one_family(packets, Expr::Accept)
 }
 
-/// Probes of the node, and what is excluded.
-fn spare(settings: &Ambient) -> Vec<Rule> {
+/// Accepts kubelet probes and exclusions.
+fn bypass(settings: &Ambient) -> Vec<Rule> {
     let probes = settings.probe_sources.iter().copied().map(Network::host);
     let networks = settings.exclusions.inbound_networks.iter().copied();
     let networks = probes

@@ -1,6 +1,6 @@
-//! What is done with what the pod sends: the nat table's part.
+//! Rules for traffic that the pod sends, in the nat table.
 
-use super::{begins, either_family, is_captured, is_loopback, loopbacks, one_family};
+use super::{either_family, is_captured, is_loopback, loopbacks, one_family, only_syn};
 use crate::{
     marks::{DNS_PORT, FROM_ZTUNNEL, OUTBOUND_PORT, TO_ZTUNNEL, ZTUNNEL_DNS_PORT},
     rules::{Ambient, Expr, Network, Rule, Transport},
@@ -8,19 +8,19 @@ use crate::{
 
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
-/// Name resolution if wished, then all TCP but for what is spared.
+/// Redirects DNS if requested, then all other TCP unless it is bypassed.
 pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
-    let mut rules = answers_to_probes(settings);
+    let mut rules = bypass_probe_replies(settings);
     if settings.dns_capture {
-        rules.push(queries_over_udp(settings));
+        rules.push(redirect_udp_queries(settings));
         rules.extend(loopbacks(settings).map(|loopback| {
             let packets = vec![Expr::DestinationNot(loopback), TCP, Expr::Port(DNS_PORT)];
             redirect(settings, packets, ZTUNNEL_DNS_PORT)
         }));
     }
-    rules.push(replies_to_ztunnel(settings));
-    rules.extend(loopbacks(settings).map(own_addresses));
-    rules.extend(excluded(settings));
+    rules.push(bypass_ztunnel_replies(settings));
+    rules.extend(loopbacks(settings).map(bypass_own_addresses));
+    rules.extend(bypass_exclusions(settings));
     rules.extend(loopbacks(settings).map(|loopback| {
         let packets = vec![Expr::DestinationNot(loopback), TCP];
         redirect(settings, packets, OUTBOUND_PORT)
@@ -29,12 +29,12 @@ pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
 }
 
 fn redirect(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> Rule {
-    packets.extend(begins(settings));
+    packets.extend(only_syn(settings));
     packets.push(Expr::NotMarked(FROM_ZTUNNEL));
     one_family(packets, Expr::Redirect(port))
 }
 
-fn queries_over_udp(settings: &Ambient) -> Rule {
+fn redirect_udp_queries(settings: &Ambient) -> Rule {
     let packets = vec![
         is_loopback(Expr::NotLeavesBy),
         Expr::Protocol(Transport::Udp),
@@ -44,25 +44,25 @@ fn queries_over_udp(settings: &Ambient) -> Rule {
     either_family(settings, packets, Expr::Redirect(ZTUNNEL_DNS_PORT))
 }
 
-/// Replies on the way back to ztunnel are no outbound connections.
-fn replies_to_ztunnel(settings: &Ambient) -> Rule {
+/// Replies to ztunnel are not outbound connections.
+fn bypass_ztunnel_replies(settings: &Ambient) -> Rule {
     let packets = vec![TCP, Expr::Marked(TO_ZTUNNEL)];
     either_family(settings, packets, Expr::Accept)
 }
 
-/// A pod that calls itself by its own address is not captured.
-fn own_addresses(loopback: Network) -> Rule {
+/// A pod that calls its own address is not captured.
+fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![Expr::DestinationNot(loopback), is_loopback(Expr::LeavesBy)];
     one_family(packets, Expr::Accept)
 }
 
-fn answers_to_probes(settings: &Ambient) -> Vec<Rule> {
+fn bypass_probe_replies(settings: &Ambient) -> Vec<Rule> {
     let sources = settings.probe_sources.iter().copied().map(Network::host);
-    to(settings, sources)
+    bypass_networks(settings, sources)
 }
 
-fn excluded(settings: &Ambient) -> Vec<Rule> {
-    let mut rules = to(
+fn bypass_exclusions(settings: &Ambient) -> Vec<Rule> {
+    let mut rules = bypass_networks(
         settings,
         settings.exclusions.outbound_networks.iter().copied(),
     );
@@ -74,7 +74,7 @@ fn excluded(settings: &Ambient) -> Vec<Rule> {
     rules
 }
 
-fn to(settings: &Ambient, networks: impl Iterator<Item = Network>) -> Vec<Rule> {
+fn bypass_networks(settings: &Ambient, networks: impl Iterator<Item = Network>) -> Vec<Rule> {
     let networks = networks.filter(|network| is_captured(settings, *network));
     let rule = |network| one_family(vec![Expr::Destination(network), TCP], Expr::Accept);
     networks.map(rule).collect()

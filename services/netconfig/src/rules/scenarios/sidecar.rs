@@ -1,14 +1,15 @@
-//! A sidecar's redirections by name: one for every capture scenario of Istio's own tests, by Istio's name for it (shared
-//! facts: services/docs/facts/istio-sidecar.md, 10.2), and some of both families and of rules that none of those has.
+//! Named sidecar redirections: one for each capture scenario of Istio's own tests, under Istio's name
+//! (services/docs/facts/istio-sidecar.md, 10.2), and some for dual-stack and for rules that Istio's
+//! scenarios do not cover.
 
 use std::str::FromStr;
 
 use super::super::{InboundCapture, Ipv6, Owner, Selection, Sidecar};
 
-/// Where an agent or a proxy answers probes and metrics, which are always excluded.
+/// Ports on which Istio's agent and proxy serve probes and metrics; Istio always excludes them.
 const STATUS_PORTS: [u16; 3] = [15020, 15021, 15090];
 
-/// Every scenario: its name and its settings.
+/// Returns the scenarios of sidecar mode.
 pub fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
     let by_istio_cni = by_istio_cni().into_iter();
     by_istio_cni
@@ -19,7 +20,7 @@ pub fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
         .chain(richest())
 }
 
-/// As the installer writes it where nothing is said.
+/// Istio's CNI installer with its defaults.
 pub fn usual() -> Sidecar {
     Sidecar {
         proxy_users: owners_of(&[1337]),
@@ -31,7 +32,7 @@ pub fn usual() -> Sidecar {
     }
 }
 
-/// `cni/pkg/plugin/testdata`.
+/// From `cni/pkg/plugin/testdata` of Istio.
 fn by_istio_cni() -> [(&'static str, Sidecar); 8] {
     let with_users = |users: &[u32]| Sidecar {
         proxy_users: owners_of(users),
@@ -67,7 +68,7 @@ fn by_istio_cni() -> [(&'static str, Sidecar); 8] {
     ]
 }
 
-/// `tools/istio-iptables/pkg/capture/testdata`, as those that follow: what arrives.
+/// Inbound scenarios of `tools/istio-iptables/pkg/capture/testdata`, as the functions below.
 fn inbound() -> [(&'static str, Sidecar); 9] {
     let ports = |ports: &[u16]| Sidecar {
         inbound_ports: Selection::These(list(ports)),
@@ -98,7 +99,7 @@ fn inbound() -> [(&'static str, Sidecar); 9] {
     ]
 }
 
-/// What is sent.
+/// Outbound scenarios of Istio.
 fn outbound() -> [(&'static str, Sidecar); 8] {
     let networks = |networks: &[&str]| Sidecar {
         outbound_networks: some(networks),
@@ -149,7 +150,7 @@ fn outbound() -> [(&'static str, Sidecar); 8] {
     ]
 }
 
-/// Whose it is.
+/// Scenarios of Istio with users and groups.
 fn owners() -> [(&'static str, Sidecar); 4] {
     let outbound = || Sidecar {
         outbound_networks: Selection::All,
@@ -180,7 +181,7 @@ fn owners() -> [(&'static str, Sidecar); 4] {
     ]
 }
 
-/// Those of a pod with addresses of IPv6, and one without.
+/// Scenarios of pods with IPv6, and two without.
 fn ipv6() -> [(&'static str, Sidecar); 10] {
     let outbound = |networks: &[&str]| Sidecar {
         outbound_networks: some(networks),
@@ -240,7 +241,7 @@ fn ipv6() -> [(&'static str, Sidecar); 10] {
     ]
 }
 
-/// Everything at once.
+/// Combinations of all settings.
 fn richest() -> [(&'static str, Sidecar); 3] {
     let rich = || Sidecar {
         outbound_networks: some(&["10.0.0.0/8", "fd00::/8"]),
@@ -265,7 +266,7 @@ fn richest() -> [(&'static str, Sidecar); 3] {
     ]
 }
 
-/// As the installer's own program does it where it is told nothing.
+/// The program `istio-iptables` with its own defaults.
 fn bare() -> Sidecar {
     Sidecar {
         inbound_ports: Selection::default(),

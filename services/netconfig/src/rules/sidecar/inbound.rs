@@ -1,32 +1,33 @@
-//! What is done with TCP that arrives.
+//! Rules for inbound TCP.
 
 use std::num::NonZeroU16;
 
 use super::{
-    Selection, Sidecar, TCP, begins, by_excluded_interfaces, not_loopback, proxy_groups, returning,
-    rule,
+    Selection, Sidecar, TCP, by_excluded_interfaces, from_passthrough, not_loopback, only_syn,
+    proxy_groups, rule,
 };
 use crate::{
     marks::{
-        INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT, PROXY_TO_POD, TO_PROXY,
+        FROM_PROXY, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_TO_POD,
+        TO_PROXY,
     },
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
 
-/// The nat table's part: what arrives from virtual machines is outbound, then comes what is inbound.
+/// The nat table's rules: first TCP from virtual machines, which is outbound, then inbound TCP.
 pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings);
     if settings.captures_inbound() && settings.inbound_capture == InboundCapture::Redirect {
         if settings.outbound_networks != Selection::All {
-            // Else all of it is redirected by now.
-            rules.extend(spared_virtual_machines(settings));
+            // Otherwise all of it is redirected already.
+            rules.extend(bypass_virtual_machines(settings));
         }
         rules.extend(by_excluded_interfaces(settings, Expr::ArrivesBy));
-        rules.extend(excluded_ports(settings));
+        rules.extend(bypass_ports(settings));
         rules.extend(ports(settings).map(|port| {
             let mut packets = vec![TCP];
             packets.extend(port);
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
             rule(settings.families(), packets, to)
         }));
@@ -34,25 +35,25 @@ pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// The mangle table's part of what arrives, in Istio's order.
+/// The mangle table's inbound rules, in Istio's order.
 pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let accept = |packets| rule(families, packets, Expr::Accept);
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
-    // The nat table has those of virtual machines. Istio's rules capture them here as well, and first.
-    rules.extend(spared_virtual_machines(settings));
+    // The nat table redirects TCP of virtual machines. Istio's rules capture it here first.
+    rules.extend(bypass_virtual_machines(settings));
     let by_loopback = || is_loopback(Expr::ArrivesBy);
-    // By loopback alone: what arrives otherwise is nobody's whom the mark could mean.
-    let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(OF_PROXY)];
-    let remember = Expr::MarkConnection(OF_PROXY);
+    // Only through loopback: the mark on other packets was not set by the pod's proxy.
+    let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(FROM_PROXY)];
+    let remember = Expr::MarkConnection(FROM_PROXY);
     rules.push(rule(families, in_a_clients_name, remember));
-    rules.extend(returning(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
+    rules.extend(from_passthrough(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
     rules.push(accept(vec![
         by_loopback(),
         TCP,
         Expr::NotMarked(PROXY_TO_POD),
     ]));
-    rules.extend(excluded_ports(settings));
+    rules.extend(bypass_ports(settings));
     rules.extend(divert(settings));
     for port in ports(settings) {
         rules.extend(not_loopback(settings).flat_map(|to| {
@@ -63,8 +64,8 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// What of a connection is known goes where its first packet went, and is not looked up again: it is what TPROXY led to
-/// the proxy, or an answer to what the pod sent.
+/// Routes established connections like their first packet, without another socket lookup: TPROXY delivered that packet
+/// to the proxy, or it answers a packet of the pod.
 fn divert(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules: Vec<_> = ports(settings)
@@ -80,9 +81,9 @@ fn divert(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// To the proxy's socket, or nowhere: a packet without a socket would go on to the application.
+/// Delivers to the proxy's socket or drops: without a socket the packet would reach the application.
 fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
-    packets.extend(begins(settings));
+    packets.extend(only_syn(settings));
     let family = packets.iter().find_map(Expr::family);
     [
         Expr::Tproxy(family, INBOUND_PLAINTEXT_PORT, TO_PROXY),
@@ -91,9 +92,9 @@ fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     .map(|action| rule(settings.families(), packets.clone(), action))
 }
 
-/// The mangle table's part of what is sent. What the proxy says to the pod, other than in a client's name, is to come
-/// back to it; only where it runs as a group, since what its users say is redirected by the nat table. Then, what the
-/// application says to a client in whose name the proxy speaks goes to the proxy.
+/// The mangle table's output rules. The first ones return to the proxy what it sends to the pod from its own address;
+/// they match only groups, since the nat table redirects what the proxy's users send. The last one returns the
+/// application's replies to the proxy if it connected from a client's address.
 pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules = Vec::new();
@@ -103,19 +104,19 @@ pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
                 to,
                 is_loopback(Expr::LeavesBy),
                 TCP,
-                Expr::NotMarked(OF_PROXY),
+                Expr::NotMarked(FROM_PROXY),
                 group.clone(),
             ];
             rule(families, packets, Expr::Mark(PROXY_TO_POD))
         }));
     }
-    // A constant: the connection was just seen to bear it, and the bits of others stay.
-    let packets = vec![TCP, Expr::ConnectionMarked(OF_PROXY)];
+    // The mark is a constant, since the connection is known to have it, and foreign bits are kept.
+    let packets = vec![TCP, Expr::ConnectionMarked(FROM_PROXY)];
     rules.push(rule(families, packets, Expr::Mark(TO_PROXY)));
     rules
 }
 
-/// Which ports are captured, a condition each; one that is none for all. Port 15008 never is.
+/// Returns one condition for each captured port, or `None` for all ports. Port 15008 is never captured.
 fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
     let conditions: Vec<_> = match &settings.inbound_ports {
         Selection::All => vec![None],
@@ -128,8 +129,8 @@ fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
     conditions.into_iter()
 }
 
-/// Where some are captured, the rest is not.
-fn excluded_ports(settings: &Sidecar) -> Vec<Rule> {
+/// Exclusions only apply if all ports are captured.
+fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     if settings.inbound_ports != Selection::All {
         return Vec::new();
     }
@@ -144,7 +145,7 @@ fn excluded_ports(settings: &Sidecar) -> Vec<Rule> {
     ports.map(accept).collect()
 }
 
-/// To the networks that are captured.
+/// Redirects TCP from virtual machines to captured networks.
 fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let is_captured = |network: &&Network| families.contains(&network.family());
@@ -160,15 +161,15 @@ fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
         to.iter().map(move |to| {
             let mut packets: Vec<_> = to.iter().cloned().collect();
             packets.extend([Expr::ArrivesBy(name.clone()), TCP]);
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             rule(families, packets, Expr::Redirect(OUTBOUND_PORT))
         })
     });
     rules.collect()
 }
 
-/// What arrives from virtual machines is not inbound.
-fn spared_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+/// Accepts TCP from virtual machines, which is not inbound.
+fn bypass_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let families = settings.families();
     interfaces.map(move |name| {

@@ -1,37 +1,38 @@
-//! What is done with what the pod sends: the nat table's part, in Istio's order but for what is said.
+//! Rules for traffic that the pod sends, in the nat table. The order is Istio's, except where noted.
 
 use super::{
-    Selection, Sidecar, TCP, UDP, begins, by_excluded_interfaces, loopback, not_loopback, proxies,
-    returning, rule, servers, settings::is_loopback as is_loopback_network, spared_groups,
+    Selection, Sidecar, TCP, UDP, by_excluded_interfaces, bypassed_groups, from_passthrough,
+    loopback, not_loopback, only_syn, proxies, rule, servers,
+    settings::is_loopback as is_loopback_network,
 };
 use crate::{
     marks::{
-        DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT,
+        DNS_PORT, FROM_PROXY, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT,
         ZTUNNEL_DNS_PORT,
     },
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
 
-/// What the proxy says to the pod, then name resolution if wished, then what goes out, but for what is spared.
+/// Redirects the proxy's calls to the pod, then DNS if requested, then outbound TCP unless it is bypassed.
 pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::LeavesBy).collect();
-    rules.extend(excluded_ports(settings));
-    rules.extend(returning(settings).map(|from| {
+    rules.extend(bypass_ports(settings));
+    rules.extend(from_passthrough(settings).map(|from| {
         let packets = vec![from, is_loopback(Expr::LeavesBy)];
         rule(settings.families(), packets, Expr::Accept)
     }));
-    rules.extend(of_proxy_within(settings));
+    rules.extend(proxy_to_pod(settings));
     if !settings.captures_outbound() {
         return rules;
     }
-    // All of the proxy's come before what is others' own. With Istio what the second user says to the pod is taken for
-    // that of others.
+    // All of the proxy's traffic is accepted before loopback rules for others. Istio treats what the second user of a
+    // proxy sends to the pod like traffic of others.
     rules.extend(proxies(settings).map(|proxy| accept(settings, vec![proxy])));
-    rules.extend(of_groups(settings));
-    rules.extend(names(settings));
-    rules.extend(within(settings));
-    rules.extend(to_excluded_networks(settings));
-    rules.extend(out(settings));
+    rules.extend(bypass_groups(settings));
+    rules.extend(redirect_dns(settings));
+    rules.extend(bypass_pod_internal(settings));
+    rules.extend(bypass_networks(settings));
+    rules.extend(redirect_outbound(settings));
     rules
 }
 
@@ -39,23 +40,23 @@ fn accept(settings: &Sidecar, packets: Vec<Expr>) -> Rule {
     rule(settings.families(), packets, Expr::Accept)
 }
 
-/// Of UDP only questions for names are ever captured; those are not where port 53 is excluded.
-fn excluded_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+/// Only TCP: of UDP, at most DNS queries are captured, and none if port 53 is excluded.
+fn bypass_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let ports = settings.excluded_outbound_ports.iter();
     ports.map(|port| accept(settings, vec![TCP, Expr::Port(port.get())]))
 }
 
-/// What the proxy says to the pod, other than to loopback, arrives at the proxy as a stranger's would.
+/// Redirects the proxy's connections to the pod's own addresses to its inbound listener, as if they came from outside.
 ///
-/// With TPROXY that is so for its users alone, and not in a client's name, which would come back for ever; for its
-/// groups see [`super::inbound::back_to_proxy`].
-fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
+/// With TPROXY only for the proxy's users, and not from a client's address, which would loop; for
+/// its groups see [`super::inbound::back_to_proxy`].
+fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
     let by_tproxy = settings.inbound_capture == InboundCapture::Tproxy;
     let is_led = |proxy: &Expr| !by_tproxy || matches!(proxy, Expr::FromUser(_));
     let led: Vec<_> = proxies(settings).filter(is_led).collect();
     let mut rules = Vec::new();
     if !settings.dns_families().is_empty() {
-        // What it asks of the pod's own resolver.
+        // The proxy's queries to a resolver in the pod.
         let own = |proxy| {
             let to = vec![
                 is_loopback(Expr::LeavesBy),
@@ -75,8 +76,8 @@ fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
                 TCP,
                 Expr::PortNot(INBOUND_HBONE_PORT),
             ];
-            packets.extend(begins(settings));
-            packets.extend(by_tproxy.then_some(Expr::NotMarked(OF_PROXY)));
+            packets.extend(only_syn(settings));
+            packets.extend(by_tproxy.then_some(Expr::NotMarked(FROM_PROXY)));
             packets.push(proxy.clone());
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
             rule(settings.families(), packets, to)
@@ -85,12 +86,12 @@ fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-fn of_groups(settings: &Sidecar) -> impl Iterator<Item = Rule> {
-    let groups = spared_groups(settings).into_iter();
+fn bypass_groups(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+    let groups = bypassed_groups(settings).into_iter();
     groups.map(|conditions| accept(settings, conditions))
 }
 
-fn names(settings: &Sidecar) -> Vec<Rule> {
+fn redirect_dns(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.dns_families();
     if families.is_empty() {
         return Vec::new();
@@ -101,17 +102,17 @@ fn names(settings: &Sidecar) -> Vec<Rule> {
             let is_tcp = transport == TCP;
             let mut packets: Vec<_> = to.iter().cloned().collect();
             packets.extend([transport, Expr::Port(DNS_PORT)]);
-            packets.extend(begins(settings).filter(|_| is_tcp));
+            packets.extend(only_syn(settings).filter(|_| is_tcp));
             rules.push(rule(&families, packets, Expr::Redirect(ZTUNNEL_DNS_PORT)));
         }
     }
     rules
 }
 
-/// What the pod says to itself is not captured, unless networks of loopback are: then only the pod's own loopback is
-/// left. It comes after name resolution, which is asked for within the pod too. With Istio it comes before, leaves out
-/// port 53, and what goes there to somebody who is no server of names is taken for outbound.
-fn within(settings: &Sidecar) -> Vec<Rule> {
+/// Accepts the pod's traffic to itself. If loopback networks are captured, it accepts only the pod's own loopback. The
+/// rules follow DNS, which may go to a resolver within the pod. Istio puts them before DNS and excludes port 53, so
+/// that it captures traffic to port 53 of processes that are not DNS servers as outbound.
+fn bypass_pod_internal(settings: &Sidecar) -> Vec<Rule> {
     let includes_loopback = match &settings.outbound_networks {
         Selection::All => false,
         Selection::These(networks) => networks.iter().copied().any(is_loopback_network),
@@ -125,7 +126,7 @@ fn within(settings: &Sidecar) -> Vec<Rule> {
     }
 }
 
-fn to_excluded_networks(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+fn bypass_networks(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let networks = settings.excluded_outbound_networks.iter().copied();
     let networks = networks.filter(|network| is_captured(settings, *network));
     networks.map(|network| accept(settings, vec![Expr::Destination(network)]))
@@ -135,10 +136,10 @@ fn is_captured(settings: &Sidecar, network: Network) -> bool {
     settings.families().contains(&network.family())
 }
 
-/// Ports first; where all networks are captured, they are among those.
-fn out(settings: &Sidecar) -> Vec<Rule> {
+/// Redirects ports, then networks. If all networks are captured, the ports are included.
+fn redirect_outbound(settings: &Sidecar) -> Vec<Rule> {
     let redirect = |mut packets: Vec<Expr>| {
-        packets.extend(begins(settings));
+        packets.extend(only_syn(settings));
         rule(settings.families(), packets, Expr::Redirect(OUTBOUND_PORT))
     };
     match &settings.outbound_networks {

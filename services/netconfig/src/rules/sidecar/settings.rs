@@ -1,4 +1,4 @@
-//! What can be chosen about a sidecar's redirection, parsed: what is here can be programmed.
+//! The validated settings of a sidecar's redirection: every value can be written as rules.
 
 use std::{
     fmt,
@@ -13,93 +13,87 @@ use crate::{
     rules::settings::{InboundCapture, InterfaceName, Ipv6, Network, NoNetwork},
 };
 
-/// Everything that can be chosen about sidecar mode in one netns. By default nothing is captured.
+/// The settings of sidecar mode. By default nothing is captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecar {
-    /// How inbound TCP is captured.
     pub inbound_capture: InboundCapture,
-    /// Whether IPv6 is captured.
     pub ipv6: Ipv6,
-    /// The users that the proxy runs as.
     pub proxy_users: Vec<Owner>,
-    /// The groups that the proxy runs as.
     pub proxy_groups: Vec<Owner>,
-    /// TCP ports of the pod that are captured.
+    /// TCP ports of the pod to capture.
     pub inbound_ports: Selection<NonZeroU16>,
-    /// TCP ports of the pod that are not, where all are.
+    /// TCP ports of the pod not to capture, if all others are.
     pub excluded_inbound_ports: Vec<NonZeroU16>,
-    /// Networks outside that are captured.
+    /// Networks outside of the pod to capture.
     pub outbound_networks: Selection<Network>,
-    /// Networks outside that are not.
+    /// Networks outside of the pod not to capture.
     pub excluded_outbound_networks: Vec<Network>,
-    /// TCP ports outside that are captured, whatever the network is.
+    /// TCP ports outside of the pod to capture, in any network.
     pub outbound_ports: Vec<NonZeroU16>,
-    /// Ports outside that are not.
+    /// Ports outside of the pod not to capture.
     pub excluded_outbound_ports: Vec<NonZeroU16>,
-    /// Interfaces by which nothing is captured.
+    /// Interfaces whose traffic is not captured.
     pub excluded_interfaces: Vec<InterfaceName>,
-    /// Interfaces whose arriving TCP is taken for outbound.
+    /// Interfaces whose inbound TCP is captured as outbound, as that of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
-    /// Groups whose outbound traffic alone is captured; `None` where that of all is.
+    /// The only groups whose outbound traffic is captured; `None` for all groups.
     pub owner_groups: Option<Vec<Owner>>,
     /// Groups whose outbound traffic is not captured.
     pub excluded_owner_groups: Vec<Owner>,
-    /// Servers of names whose questions go to the proxy.
+    /// DNS servers whose queries are redirected to the proxy.
     pub dns: Selection<IpAddr>,
-    /// Whether packets that belong to no connection are dropped.
+    /// Drops packets that belong to no connection.
     pub drop_invalid: bool,
-    /// What of IPv4 is the pod's own loopback, and never captured.
+    /// The part of 127.0.0.0/8 that is the pod's own loopback and never captured.
     pub loopback: Loopback,
-    /// Whether only connections that begin are captured.
+    /// Captures only new connections.
     pub keep_existing_connections: bool,
 }
 
 impl Sidecar {
-    /// The families that are captured.
+    /// Returns the captured families.
     pub(crate) fn families(&self) -> &'static [Family] {
         self.ipv6.families()
     }
 
-    /// The families of which questions for names go to the proxy: where port 53 is excluded, none.
+    /// Returns the families whose DNS queries go to the proxy; none if port 53 is excluded.
     pub(super) fn dns_families(&self) -> Vec<Family> {
         let mut excluded = self.excluded_outbound_ports.iter();
-        if !self.captures_of_anybody() || excluded.any(|port| port.get() == DNS_PORT) {
+        if !self.captures_any_group() || excluded.any(|port| port.get() == DNS_PORT) {
             return Vec::new();
         }
-        let asked = |family: &Family| self.dns.is_any(|server| Family::of(*server) == *family);
-        self.families().iter().copied().filter(asked).collect()
+        let is_asked = |family: &Family| self.dns.is_any(|server| Family::of(*server) == *family);
+        self.families().iter().copied().filter(is_asked).collect()
     }
 
-    /// Whether TPROXY captures what arrives.
+    /// Returns whether TPROXY captures inbound TCP.
     pub(crate) fn captures_by_tproxy(&self) -> bool {
         self.inbound_capture == InboundCapture::Tproxy && self.captures_inbound()
     }
 
-    /// Whether anything that arrives is captured.
+    /// Returns whether any inbound traffic is captured.
     pub(super) fn captures_inbound(&self) -> bool {
         self.inbound_ports.is_any(|_| true)
     }
 
-    /// Whether anything that is sent is captured, beside what the proxy says to the pod.
+    /// Returns whether any outbound traffic is captured, apart from the proxy's calls to the pod.
     pub(super) fn captures_outbound(&self) -> bool {
         let is_any = self.outbound_networks.is_any(|_| true)
             || !self.outbound_ports.is_empty()
             || !self.dns_families().is_empty();
-        self.captures_of_anybody() && is_any
+        self.captures_any_group() && is_any
     }
 
-    fn captures_of_anybody(&self) -> bool {
+    fn captures_any_group(&self) -> bool {
         let groups = self.owner_groups.as_ref();
         groups.is_none_or(|some| !some.is_empty())
     }
 }
 
-/// All of a kind, or some.
+/// All items of a kind, or some.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection<T> {
-    /// All.
     All,
-    /// These.
     These(Vec<T>),
 }
 
@@ -110,7 +104,7 @@ impl<T> Default for Selection<T> {
 }
 
 impl<T> Selection<T> {
-    /// Whether there is one among them of which something holds; among all there is.
+    /// Returns whether the selection contains an item that satisfies the predicate.
     pub(super) fn is_any(&self, holds: impl Fn(&T) -> bool) -> bool {
         match self {
             Self::All => true,
@@ -119,12 +113,12 @@ impl<T> Selection<T> {
     }
 }
 
-/// A user or a group, as the user namespace numbers it that owns the netns.
+/// A user or group id of the user namespace that owns the netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u32);
 
 impl Owner {
-    /// `None` for the number that means nobody ((uid_t) -1).
+    /// Returns `None` for the invalid id, (uid_t) -1.
     pub fn new(number: u32) -> Option<Self> {
         (number != u32::MAX).then_some(Self(number))
     }
@@ -145,26 +139,25 @@ impl fmt::Display for Owner {
 pub struct Loopback(Network);
 
 impl Loopback {
-    /// The network.
     pub(super) fn network(self) -> Network {
         self.0
     }
 }
 
-/// 127.0.0.1, as with Istio.
+/// Returns 127.0.0.1, as Istio does.
 impl Default for Loopback {
     fn default() -> Self {
         Self(Network::host(Ipv4Addr::LOCALHOST.into()))
     }
 }
 
-/// Why a text is no loopback network.
+/// A text is not a loopback network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoLoopback {
-    /// It is no network.
+    /// The text is not a network.
     #[error(transparent)]
     Network(#[from] NoNetwork),
-    /// It is another one.
+    /// The network is outside of 127.0.0.0/8.
     #[error("is not within 127.0.0.0/8")]
     Outside,
 }
@@ -184,7 +177,7 @@ impl FromStr for Loopback {
     }
 }
 
-/// Whether a network begins with a loopback address.
+/// Returns whether the network's first address is a loopback address.
 pub(super) fn is_loopback(network: Network) -> bool {
     network.address().is_loopback()
 }
@@ -206,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_no_owner() {
+    fn the_invalid_id_is_no_owner() {
         assert_eq!(Owner::new(u32::MAX), None);
         assert_eq!(Owner::new(0).unwrap().to_string(), "0");
     }

@@ -1,4 +1,4 @@
-//! A redirection out of its message: what is here can be programmed, whatever the caller meant.
+//! Parses a redirection. The result can be applied, whatever the caller sent.
 
 mod sidecar;
 
@@ -16,11 +16,10 @@ use crate::{
     rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
 };
 
-/// How many entries a list may have: each is a rule that every new connection passes.
-const MOST_EXCLUSIONS: usize = 64;
+/// Maximum length of a list of exclusions: each entry is a rule that every new connection passes.
+const MAX_EXCLUSIONS: usize = 64;
 
-/// How many interfaces may be named.
-const MOST_INTERFACES: usize = 16;
+const MAX_INTERFACES: usize = 16;
 
 const INBOUND_CAPTURE: &str = "redirection.ambient.inbound_capture";
 const IPV6: &str = "redirection.ambient.ipv6";
@@ -30,7 +29,7 @@ const OUTBOUND_CIDRS: &str = "redirection.ambient.exclusions.outbound_cidrs";
 const INBOUND_PORTS: &str = "redirection.ambient.exclusions.inbound_ports";
 const INBOUND_CIDRS: &str = "redirection.ambient.exclusions.inbound_cidrs";
 
-/// The redirection that a caller wants, in which the probes of this node are spared.
+/// Parses the requested redirection, and adds the exemption of this node's probes.
 pub(in crate::server) fn redirection_of(
     redirection: Option<v1::Redirection>,
     probe_sources: &[IpAddr],
@@ -67,7 +66,7 @@ fn inbound_capture_of(field: &'static str, number: i32) -> Result<InboundCapture
             Ok(InboundCapture::Redirect)
         }
         Ok(v1::InboundCapture::Tproxy) => Ok(InboundCapture::Tproxy),
-        Err(_) => Err(unknown(field, number)),
+        Err(_) => Err(unknown_value(field, number)),
     }
 }
 
@@ -76,21 +75,21 @@ fn ipv6_of(field: &'static str, number: i32) -> Result<Ipv6, Invalid> {
         Ok(v1::Ipv6Capture::Unspecified) => Ok(Ipv6::Auto),
         Ok(v1::Ipv6Capture::On) => Ok(Ipv6::On),
         Ok(v1::Ipv6Capture::Off) => Ok(Ipv6::Off),
-        Err(_) => Err(unknown(field, number)),
+        Err(_) => Err(unknown_value(field, number)),
     }
 }
 
-/// What a later release may know is not guessed at.
-fn unknown(field: &'static str, number: i32) -> Invalid {
+/// Refuses values of later releases, whose meaning is unknown_value.
+fn unknown_value(field: &'static str, number: i32) -> Invalid {
     Invalid::new(
         field,
-        format!("{field} has the value {number}, which this release does not know"),
+        format!("{field} has the value {number}, which this release does not support"),
     )
 }
 
 fn interfaces(field: &'static str, names: &[String]) -> Result<Vec<InterfaceName>, Invalid> {
-    bounded(field, names, MOST_INTERFACES)?;
-    parsed(field, names)
+    check_length(field, names, MAX_INTERFACES)?;
+    parse_all(field, names)
 }
 
 fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
@@ -116,54 +115,54 @@ fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
 }
 
 fn ports(field: &'static str, numbers: &[u32]) -> Result<Vec<NonZeroU16>, Invalid> {
-    bounded(field, numbers, MOST_EXCLUSIONS)?;
+    check_length(field, numbers, MAX_EXCLUSIONS)?;
     let port = |number: &u32| {
         let port = u16::try_from(*number).ok().and_then(NonZeroU16::new);
         port.ok_or_else(|| {
             Invalid::new(
                 field,
-                format!("{field}: {number} is no port, 1 to 65535 are"),
+                format!("{field}: {number} is not a port (1 to 65535)"),
             )
         })
     };
-    distinct(field, numbers.iter().map(port).collect::<Result<_, _>>()?)
+    reject_duplicates(field, numbers.iter().map(port).collect::<Result<_, _>>()?)
 }
 
 fn networks<T: FromStr<Err: Display> + PartialEq + Display>(
     field: &'static str,
     texts: &[String],
 ) -> Result<Vec<T>, Invalid> {
-    bounded(field, texts, MOST_EXCLUSIONS)?;
-    parsed(field, texts)
+    check_length(field, texts, MAX_EXCLUSIONS)?;
+    parse_all(field, texts)
 }
 
-fn parsed<T: FromStr<Err: Display> + PartialEq + Display>(
+fn parse_all<T: FromStr<Err: Display> + PartialEq + Display>(
     field: &'static str,
     texts: &[String],
 ) -> Result<Vec<T>, Invalid> {
     let parse = |text: &String| {
         let parsed = text.parse();
-        parsed.map_err(|why| Invalid::new(field, format!("{field}: {:?} {why}", beginning(text))))
+        parsed.map_err(|why| Invalid::new(field, format!("{field}: {:?} {why}", truncate(text))))
     };
-    distinct(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
+    reject_duplicates(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
 }
 
-/// As much of a text as is worth telling: an error travels in headers, which have a bound.
-fn beginning(text: &str) -> String {
+/// Shortens a value for an error message: errors travel in headers, whose size is limited.
+fn truncate(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Before anything of it is looked at.
-fn bounded<T>(field: &'static str, entries: &[T], most: usize) -> Result<(), Invalid> {
+/// Checks the length of a list before its entries are parsed.
+fn check_length<T>(field: &'static str, entries: &[T], max: usize) -> Result<(), Invalid> {
     let found = entries.len();
-    if found > most {
-        let why = format!("{field} has {found} entries, at most {most} are taken");
+    if found > max {
+        let why = format!("{field} has {found} entries, at most {max} are allowed");
         return Err(Invalid::new(field, why));
     }
     Ok(())
 }
 
-fn distinct<T: PartialEq + Display>(
+fn reject_duplicates<T: PartialEq + Display>(
     field: &'static str,
     entries: Vec<T>,
 ) -> Result<Vec<T>, Invalid> {
@@ -171,7 +170,7 @@ fn distinct<T: PartialEq + Display>(
         if entries.iter().take(at).any(|earlier| earlier == entry) {
             return Err(Invalid::new(
                 field,
-                format!("{field}: {entry} stands there twice"),
+                format!("{field}: {entry} is listed twice"),
             ));
         }
     }
@@ -259,10 +258,7 @@ mod tests {
     #[test]
     fn what_stands_there_twice_is_refused() {
         let error = excluded(|exclusions| exclusions.outbound_ports = vec![80, 443, 80]);
-        assert!(
-            error.to_string().contains("80 stands there twice"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("80 is listed twice"), "{error}");
     }
 
     #[test]

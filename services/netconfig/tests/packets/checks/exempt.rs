@@ -1,4 +1,4 @@
-//! What is exempt, and what stands just beside it and is not.
+//! Exempt traffic, and traffic that just misses an exemption.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     world::{Place, outside, pod},
 };
 
-/// As the scenarios have them: a port outside, and whether it is excluded.
+/// Outside ports of the scenarios, and whether each is excluded.
 const OUTBOUND_PORTS: [(u16, bool); 6] = [
     (5431, false),
     (5432, true),
@@ -100,7 +100,7 @@ impl Checks<'_> {
     }
 }
 
-/// Every address outside that is in the tables.
+/// Returns the outside addresses of the tables.
 pub(crate) fn addresses(family: Family) -> impl Iterator<Item = IpAddr> {
     let probes = by_family(family, &PROBES_V4, &PROBES_V6);
     let destinations = by_family(family, &DESTINATIONS_V4, &DESTINATIONS_V6);

@@ -1,7 +1,7 @@
-//! What a sidecar's redirection has to do, said a second time and independently of its rules (shared facts:
-//! services/docs/facts/istio-sidecar.md, 3.4, 4 and 7.2).
+//! The promises of a sidecar's redirection, stated a second time and independently of its rules
+//! (services/docs/facts/istio-sidecar.md, 3.4, 4 and 7.2).
 
-mod fate;
+mod outcome;
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::{
     mesh::{APPLICATION, AT_LOOPBACK, AT_THE_POD, EVERYWHERE, returning},
     settings::UNHEARD,
 };
-use fate::Fate;
+use outcome::Outcome;
 
 use crate::{
     checks::{Check, FROM_ZTUNNEL, addresses, answer, question},
@@ -23,12 +23,12 @@ use crate::{
     world::{INTERFACES, Place, either, guest, loopback, outside, pod},
 };
 
-/// Everything that has to be so in a pod with addresses of these families.
+/// Returns the promises for a pod with addresses of these families.
 pub(super) fn checks(settings: &Sidecar, families: &[Family]) -> Vec<Check> {
     all_of(Some(settings), families)
 }
 
-/// Everything that has to be so where there are no rules.
+/// Returns the promises for a pod without rules.
 pub(super) fn direct(families: &[Family]) -> Vec<Check> {
     all_of(None, families)
 }
@@ -95,7 +95,7 @@ impl Checks<'_> {
             for to in &loopbacks {
                 self.sent(owner, Dial::tcp(Place::Pod, *to, EVERYWHERE));
             }
-            // `::6` is there with the rules.
+            // `::6` exists only together with the rules.
             if self.family == Family::V6 && !self.is_captured() {
                 continue;
             }
@@ -116,7 +116,7 @@ impl Checks<'_> {
         for owner in self.owners() {
             self.sent(owner, udp.clone());
             self.sent(owner, tcp.clone());
-            // From one port, one after the other.
+            // Asked from one port, one after another.
             let asks = |owner: Owner| {
                 let dial = udp.clone().of(owner);
                 let wanted = self.wanted(owner, &dial);
@@ -151,12 +151,12 @@ impl Checks<'_> {
             let dial = Dial::tcp(Place::Outside, pod(self.family), port);
             self.arrives("eth0", outside(self.family), dial);
         }
-        // With every bit of another's mark.
+        // With a foreign mark, in bits that are not inpod's.
         let foreign = Dial::tcp(Place::Outside, pod(self.family), EVERYWHERE);
         self.arrives("eth0", outside(self.family), foreign.marked(0xa000_0000));
     }
 
-    /// By interfaces of virtual machines, others, and excluded ones.
+    /// Checks the interfaces of virtual machines, others, and excluded ones.
     fn machines(&mut self) {
         for name in INTERFACES {
             let from = guest(self.family, name);
@@ -174,8 +174,8 @@ impl Checks<'_> {
         }
     }
 
-    /// The proxy speaks to the application in the client's name, and the answers come back to the proxy: without that
-    /// there is no connection.
+    /// The proxy connects to the application with the client's source address, and the replies must return to the
+    /// proxy, or there is no connection.
     fn in_a_clients_name(&mut self) {
         if !self.is_tproxied() {
             return;
@@ -205,14 +205,14 @@ impl Checks<'_> {
         }
     }
 
-    /// The application, everybody by whom the proxy is known, and groups that are spared or not.
+    /// Returns the application, all owners that identify the proxy, and groups with and without capture.
     fn owners(&self) -> Vec<Owner> {
         let mut owners = vec![APPLICATION];
         let users = [1337, 1338].map(|user| Owner { user, group: 1000 });
         let groups = [1337, 2001, 2002, 2003].map(|group| Owner { user: 1000, group });
         owners.extend(users);
         owners.extend(groups);
-        // The proxy's, of a group that is not spared.
+        // The proxy's user with a captured group.
         owners.push(Owner {
             user: 1337,
             group: 2002,
@@ -237,27 +237,27 @@ impl Checks<'_> {
         let settings = self.settings;
         let is_own = dial.to.ip() == pod(self.family);
         let is_machines = named(&settings.virtual_interfaces);
-        let fate = if !self.is_captured() {
-            Fate::Direct
+        let outcome = if !self.is_captured() {
+            Outcome::Direct
         } else if is_machines && self.is_of_networks(dial.to.ip()) {
-            Fate::Outbound
+            Outcome::Outbound
         } else if is_machines || named(&settings.excluded_interfaces) {
-            Fate::Direct
+            Outcome::Direct
         } else if self.is_inbound_port(dial.to.port()) {
-            Fate::Inbound
+            Outcome::Inbound
         } else {
-            Fate::Direct
+            Outcome::Direct
         };
         let port = dial.to.port();
-        if fate == Fate::Direct && !is_own && self.is_tproxied() {
-            // What answers is diverted to this pod, as with Istio: nothing is passed on where TPROXY is used.
+        if outcome == Outcome::Direct && !is_own && self.is_tproxied() {
+            // Replies are diverted to this pod, as with Istio: with TPROXY nothing is forwarded.
             return;
         }
-        let wanted = match fate {
-            Fate::Direct if is_own => answer(By::Application, port, from, dial.to),
-            Fate::Direct => answer(By::Outside, port, from, dial.to),
-            Fate::Outbound => answer(By::Ztunnel(15001), 15001, from, dial.to),
-            Fate::Inbound | Fate::Names => {
+        let wanted = match outcome {
+            Outcome::Direct if is_own => answer(By::Application, port, from, dial.to),
+            Outcome::Direct => answer(By::Outside, port, from, dial.to),
+            Outcome::Outbound => answer(By::Ztunnel(15001), 15001, from, dial.to),
+            Outcome::Inbound | Outcome::Names => {
                 let by_tproxy = settings.inbound_capture == InboundCapture::Tproxy;
                 let on = if by_tproxy { port } else { 15006 };
                 answer(By::Ztunnel(15006), on, from, dial.to)
@@ -278,12 +278,12 @@ impl Checks<'_> {
     }
 }
 
-/// What is nowhere captured but where everything is.
+/// Returns an address that is captured only if all networks are.
 fn elsewhere(family: Family) -> IpAddr {
     either(family, "203.0.113.9", "2001:db8::9")
 }
 
-/// Addresses outside that are tried beside those of ambient mode; the second one is in the network of `::1`.
+/// Returns outside addresses in addition to those of ambient mode; the second one is in the network of `::1`.
 pub(crate) fn more_addresses(family: Family) -> Vec<IpAddr> {
     let beside_loopback = (family == Family::V6).then(|| "64:ff9b::9".parse().unwrap());
     [elsewhere(family)]

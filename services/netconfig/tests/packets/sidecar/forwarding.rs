@@ -1,4 +1,4 @@
-//! A proxy that forwards what it takes: everything goes through it once, and nothing for ever.
+//! A proxy that forwards: traffic passes it exactly once, without a loop.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 
@@ -10,14 +10,14 @@ use super::{
     settings,
 };
 use crate::{
-    probe::{Dial, Owner, PATIENCE},
+    probe::{Dial, Owner, TIMEOUT},
     world::{BACKENDS, Place, Pod, outside, pod},
 };
 
-/// Everybody who was on the way says so, in order; then bytes go there and come back.
+/// Reads the report of each listener on the path, in order, then exchanges an echo.
 fn way(mesh: &Mesh, dial: &Dial) -> Vec<String> {
     let mut way = Vec::new();
-    let opened = dial.connect(&mesh.world, mesh.world.port(), PATIENCE);
+    let opened = dial.connect(&mesh.world, mesh.world.port(), TIMEOUT);
     let Ok(stream) = opened else {
         return vec![format!("{:?}", opened.unwrap_err().kind())];
     };
@@ -48,7 +48,8 @@ fn everything_goes_through_once(settings: &Sidecar, proxy: Owner, role: Role) {
         mesh.apply(settings);
         for family in mesh.world.families() {
             let (pod, outside) = (pod(*family), outside(*family));
-            let told = |text: String| -> Vec<String> { text.lines().map(str::to_owned).collect() };
+            let lines_of =
+                |text: String| -> Vec<String> { text.lines().map(str::to_owned).collect() };
             let at = |address, port| std::net::SocketAddr::new(address, port);
             let (own, out) = (at(pod, EVERYWHERE), at(outside, EVERYWHERE));
             let keeps = role == Role::ForwardsInTheClientsName;
@@ -58,7 +59,7 @@ fn everything_goes_through_once(settings: &Sidecar, proxy: Owner, role: Role) {
             let arrives = Dial::tcp(Place::Outside, pod, EVERYWHERE);
             assert_eq!(
                 way(&mesh, &arrives),
-                told(format!(
+                lines_of(format!(
                     "through 15006 {outside} {own}\n{application} {from_outside} {own}"
                 )),
                 "{backend} {family}"
@@ -66,7 +67,7 @@ fn everything_goes_through_once(settings: &Sidecar, proxy: Owner, role: Role) {
             let leaves = Dial::tcp(Place::Pod, outside, EVERYWHERE).of(APPLICATION);
             assert_eq!(
                 way(&mesh, &leaves),
-                told(format!(
+                lines_of(format!(
                     "through 15001 {pod} {out}\noutside {EVERYWHERE} {pod} {out}"
                 )),
                 "{backend} {family}"
@@ -75,18 +76,18 @@ fn everything_goes_through_once(settings: &Sidecar, proxy: Owner, role: Role) {
             let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(proxy);
             assert_eq!(
                 way(&mesh, &itself),
-                told(format!(
+                lines_of(format!(
                     "through 15006 {pod} {own}\n{application} {from_pod} {own}"
                 )),
                 "{backend} {family}"
             );
-            // The application to itself, and what the proxy has been through already.
+            // The application to itself, and traffic that has already passed the proxy.
             let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(APPLICATION);
-            let direct = told(format!("{application} {pod} {own}"));
+            let direct = lines_of(format!("{application} {pod} {own}"));
             assert_eq!(way(&mesh, &itself), direct, "{backend} {family}");
             let back = returning(*family);
             let returned = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(proxy).from(back);
-            let direct = told(format!("{application} {back} {own}"));
+            let direct = lines_of(format!("{application} {back} {own}"));
             assert_eq!(way(&mesh, &returned), direct, "{backend} {family}");
         }
     }
@@ -104,7 +105,7 @@ fn by_tproxy_everything_goes_through_once_and_the_application_sees_the_clients_a
     everything_goes_through_once(&settings, PRIVILEGED, Role::ForwardsInTheClientsName);
 }
 
-/// Negative control: where the proxy is not spared, what it forwards comes back to it until it says that it is a loop.
+/// Negative control: without the proxy's exemption, forwarded traffic returns to the proxy until it detects a loop.
 #[test]
 fn without_the_rule_for_its_user_the_proxy_calls_itself_for_ever() {
     let mesh = Mesh::new(BACKENDS[0], Pod::Dual, PROXY, Role::Forwards);
@@ -124,7 +125,7 @@ fn without_the_rule_for_its_user_the_proxy_calls_itself_for_ever() {
     let outside = outside(netconfig::Family::V4);
     let leaves = Dial::tcp(Place::Pod, outside, EVERYWHERE).of(APPLICATION);
     let opened = leaves
-        .connect(&mesh.world, mesh.world.port(), PATIENCE)
+        .connect(&mesh.world, mesh.world.port(), TIMEOUT)
         .unwrap();
     let heard: Vec<_> = BufReader::new(opened)
         .lines()

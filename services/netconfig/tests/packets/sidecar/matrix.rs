@@ -1,4 +1,4 @@
-//! Every check with every redirection of a sidecar, on pods whose redirection is changed from one to the next.
+//! Every check with every redirection of a sidecar, on pods whose redirection changes from one to the next.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use super::{
 };
 use crate::{
     checks::Check,
-    matrix::{HANDS, controls, run_all},
+    matrix::{MAX_PODS, controls, run_all},
     probe::{Dial, Evidence, at_once},
     world::{BACKENDS, Place, Pod, pod},
 };
 
 type Named = (&'static str, Sidecar);
 
-/// One pod for those that use TPROXY, whose proxy has rights, and one for the others.
+/// One pod for TPROXY, whose proxy is privileged, and one for all others.
 #[test]
 fn every_redirection_of_a_sidecar_does_what_it_says() {
     let is_tproxied = |(_, settings): &Named| settings.inbound_capture == InboundCapture::Tproxy;
@@ -30,11 +30,11 @@ fn every_redirection_of_a_sidecar_does_what_it_says() {
     let mut work = Vec::new();
     for backend in BACKENDS {
         for kind in Pod::ALL {
-            work.push((*backend, kind, true, few(kind, &tproxied)));
-            work.push((*backend, kind, false, few(kind, &others)));
+            work.push((*backend, kind, true, sample(kind, &tproxied)));
+            work.push((*backend, kind, false, sample(kind, &others)));
         }
     }
-    let failures = at_once(HANDS, &work, |(backend, kind, is_tproxied, settings)| {
+    let failures = at_once(MAX_PODS, &work, |(backend, kind, is_tproxied, settings)| {
         let owner = if *is_tproxied { PRIVILEGED } else { PROXY };
         let mut mesh = Mesh::new(*backend, *kind, owner, Role::Answers);
         if *is_tproxied {
@@ -46,18 +46,18 @@ fn every_redirection_of_a_sidecar_does_what_it_says() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// All of them where the pod has both families.
-fn few(kind: Pod, all: &[Named]) -> Vec<Named> {
+/// Selects all settings for pods with both families, and a part for others.
+fn sample(kind: Pod, all: &[Named]) -> Vec<Named> {
     let most = if kind == Pod::Dual { all.len() } else { 2 };
     all.iter().take(most).cloned().collect()
 }
 
-/// Before the first redirection every check is proven able to fail; after the last one nothing is captured.
+/// Before the first redirection, every check is shown to be able to fail; after the last one nothing may be captured.
 fn try_pod(mesh: &Mesh, all: &[Named]) -> Vec<String> {
     let world = &mesh.world;
     let families = world.families();
     let backend = world.writer.configured.unwrap();
-    let told = |when: &str, failed: Vec<String>| -> Vec<String> {
+    let labelled_failures = |when: &str, failed: Vec<String>| -> Vec<String> {
         let failed = failed.into_iter();
         failed
             .map(|failure| format!("{backend} {:?} {when}: {failure}", world.kind))
@@ -72,16 +72,22 @@ fn try_pod(mesh: &Mesh, all: &[Named]) -> Vec<String> {
             every.push(check);
         }
     }
-    let mut failures = told("control", controls(world, &direct(families), &every));
+    let mut failures = labelled_failures("control", controls(world, &direct(families), &every));
     for (name, settings) in all {
         assert!(mesh.apply(settings), "{name}");
-        failures.extend(told(name, run_all(world, &checks(settings, families))));
+        failures.extend(labelled_failures(
+            name,
+            run_all(world, &checks(settings, families)),
+        ));
         let redirection = Redirection::Sidecar(settings.clone());
         let verified = world.writer.verify(&world.pod.netns, &redirection);
         assert_eq!(verified.unwrap().differences, [""; 0], "{name}");
     }
     world.remove(Phase::Final);
-    failures.extend(told("after", run_all(world, &direct(families))));
+    failures.extend(labelled_failures(
+        "after",
+        run_all(world, &direct(families)),
+    ));
     failures
 }
 
@@ -109,9 +115,9 @@ fn what_was_applied_ten_times_is_there_once() {
     }
 }
 
-/// One sentence for each connection that is let in although the proxy, to whom TPROXY leads it, takes nothing that is
-/// addressed to others.
-pub(super) fn let_in_past_a_deaf_proxy(mesh: &mut Mesh, ports: &[u16]) -> Vec<String> {
+/// Returns a sentence for each connection that reaches the pod although TPROXY routes it to a proxy that does
+/// not accept foreign destinations.
+pub(super) fn admitted_past_a_nontransparent_proxy(mesh: &mut Mesh, ports: &[u16]) -> Vec<String> {
     mesh.proxy.set_transparent(false);
     let mut let_in = Vec::new();
     for family in mesh.world.families() {
@@ -120,7 +126,9 @@ pub(super) fn let_in_past_a_deaf_proxy(mesh: &mut Mesh, ports: &[u16]) -> Vec<St
             let port = mesh.world.port();
             let found = dial.open(&mesh.world, port, SILENCE).1;
             if found != Evidence::Silence {
-                let_in.push(format!("{family}: past a proxy that is deaf: {found}"));
+                let_in.push(format!(
+                    "{family}: past a proxy that is nontransparent: {found}"
+                ));
             }
         }
     }
@@ -128,7 +136,7 @@ pub(super) fn let_in_past_a_deaf_proxy(mesh: &mut Mesh, ports: &[u16]) -> Vec<St
     let_in
 }
 
-/// How long silence is waited for.
+/// Time to wait if no answer is expected.
 const SILENCE: Duration = Duration::from_millis(300);
 
 #[test]
@@ -137,13 +145,13 @@ fn by_tproxy_nothing_is_let_in_past_a_proxy_that_does_not_take_it() {
         let mut mesh = Mesh::new(*backend, Pod::Dual, PRIVILEGED, Role::Answers);
         mesh.proxy.set_transparent(true);
         assert_ne!(
-            let_in_past_a_deaf_proxy(&mut mesh, &[8080]),
+            admitted_past_a_nontransparent_proxy(&mut mesh, &[8080]),
             [""; 0],
             "without rules"
         );
         mesh.apply(&settings::by_tproxy(settings::basic()));
         assert_eq!(
-            let_in_past_a_deaf_proxy(&mut mesh, &[8080]),
+            admitted_past_a_nontransparent_proxy(&mut mesh, &[8080]),
             [""; 0],
             "{backend}"
         );

@@ -1,4 +1,4 @@
-//! A pod with a sidecar, and what is around it.
+//! A pod with a sidecar, and its surroundings.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,13 +15,13 @@ use crate::{
     world::{INTERFACES, Pod, World, guest, loopback, pod},
 };
 
-/// Whom the installer's rules know the proxy by.
+/// The owner by which the installer's rules identify the proxy.
 pub(super) const PROXY: Owner = Owner {
     user: 1337,
     group: 1337,
 };
 
-/// As the proxy runs where TPROXY is used: it needs rights that its user would not have.
+/// The owner of a proxy with TPROXY: it needs capabilities that its user would not have.
 pub(super) const PRIVILEGED: Owner = Owner {
     user: 0,
     group: 1337,
@@ -32,12 +32,12 @@ pub(super) const APPLICATION: Owner = Owner {
     group: 1000,
 };
 
-/// Where the application is heard by everybody, at the pod's address alone, and at loopback alone.
+/// Ports of the application on all addresses, on the pod's address only, and on loopback only.
 pub(super) const EVERYWHERE: u16 = 8080;
 pub(super) const AT_THE_POD: u16 = 7070;
 pub(super) const AT_LOOPBACK: u16 = 9191;
 
-/// Of the pod: answers to questions are let in, and nothing else that looks like one.
+/// A firewall of the pod that admits replies, but no unsolicited packets that look like them.
 const FIREWALL: &str = "table inet firewall {
     chain input {
         type filter hook input priority 0
@@ -47,7 +47,7 @@ const FIREWALL: &str = "table inet firewall {
 
 /// The pod, and its proxy.
 pub(super) struct Mesh {
-    // Before the world that it runs in.
+    // Declared before the world, so that it is dropped first.
     pub(super) proxy: Proxy,
     pub(super) world: World,
 }
@@ -57,7 +57,7 @@ impl Mesh {
         Self::within(backend, kind, Fresh::new(), None, (owner, role))
     }
 
-    /// In a netns of another user namespace: that of a process, whose users begin at a number.
+    /// Uses a netns of another user namespace, that of a process whose user IDs begin at a number.
     pub(super) fn within(
         backend: Backend,
         kind: Pod,
@@ -98,7 +98,7 @@ fn more_listeners(world: &World) -> Vec<Listener> {
     listeners
 }
 
-/// From where the proxy calls the application.
+/// Returns the source address of the proxy's connections to the application.
 pub(super) fn returning(family: Family) -> IpAddr {
     match family {
         Family::V4 => "127.0.0.6".parse().unwrap(),

@@ -1,4 +1,4 @@
-//! Every rule of a sidecar's redirection is needed: where one is missing, a check fails.
+//! Every rule of a sidecar's redirection is needed: without it, a check fails.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,20 @@ use netconfig::{
 use super::{
     checks::checks,
     invalid,
-    matrix::let_in_past_a_deaf_proxy,
+    matrix::admitted_past_a_nontransparent_proxy,
     mesh::{Mesh, PRIVILEGED, PROXY},
     process::Role,
     settings::{self, UNHEARD},
 };
 use crate::{
-    matrix::{HANDS, all, run_all},
+    matrix::{MAX_PODS, all, run_all},
     mutation::{Part, rules},
-    probe::{Dial, Owner, PATIENCE, at_once},
+    probe::{Dial, Owner, TIMEOUT, at_once},
     stand_in::By,
     world::{Place, Pod, outside},
 };
 
-/// As whom the proxy runs: by which of its rules it is known is then certain.
+/// The owners of the proxy. Each is matched by exactly one of the rules.
 const PROXIES: [Owner; 3] = [
     Owner {
         user: 1337,
@@ -36,7 +36,8 @@ const PROXIES: [Owner; 3] = [
     PRIVILEGED,
 ];
 
-/// Those with the most rules come first; of the others only what none before them had is tried, unless all is.
+/// The scenarios with the most rules come first. Unless all are tried, the others contribute only rules
+/// that none before had.
 #[test]
 fn every_rule_of_a_sidecar_is_needed_by_a_check() {
     let mut all_settings = settings::all();
@@ -49,7 +50,7 @@ fn every_rule_of_a_sidecar_is_needed_by_a_check() {
         let some = chosen.chunks(8);
         work.extend(some.map(|some| (name, settings.clone(), some.to_vec())));
     }
-    let idle = at_once(HANDS, &work, |(name, settings, chosen)| {
+    let idle = at_once(MAX_PODS, &work, |(name, settings, chosen)| {
         let mut idle = chosen.clone();
         for proxy in PROXIES
             .into_iter()
@@ -59,8 +60,8 @@ fn every_rule_of_a_sidecar_is_needed_by_a_check() {
                 idle = try_without(proxy, name, settings, &idle);
             }
         }
-        let told = idle.iter().map(|part| format!("{name}: {}", part.what()));
-        told.collect::<Vec<_>>()
+        let failed = idle.iter().map(|part| format!("{name}: {}", part.what()));
+        failed.collect::<Vec<_>>()
     });
     assert_eq!(
         idle.concat(),
@@ -76,7 +77,7 @@ fn is_proxy(proxy: Owner, settings: &Sidecar) -> bool {
     has(&settings.proxy_users, proxy.user) || has(&settings.proxy_groups, proxy.group)
 }
 
-/// All of them, of a pod with both families.
+/// Returns all parts for a pod with both families.
 fn parts(settings: &Sidecar) -> Vec<Part> {
     let mut parts = rules(&Redirection::Sidecar(settings.clone()));
     let families: &[_] = if settings.ipv6 == Ipv6::Off {
@@ -97,7 +98,7 @@ fn parts(settings: &Sidecar) -> Vec<Part> {
     parts
 }
 
-/// What nobody misses.
+/// Returns the parts without which all checks pass.
 fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) -> Vec<Part> {
     let mut mesh = Mesh::new(Backend::Nftables, Pod::Dual, proxy, Role::Answers);
     let is_tproxied = settings.inbound_capture == InboundCapture::Tproxy;
@@ -125,7 +126,7 @@ fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) ->
     idle
 }
 
-/// What is no connection: packets of none, and what finds no socket to be taken by.
+/// Checks that are no connections: invalid packets, and packets that TPROXY finds no socket for.
 fn others(mesh: &mut Mesh, settings: &Sidecar) -> Vec<String> {
     let mut missed = Vec::new();
     for family in mesh.world.families() {
@@ -138,19 +139,19 @@ fn others(mesh: &mut Mesh, settings: &Sidecar) -> Vec<String> {
             Selection::All => vec![8080],
             Selection::These(_) => UNHEARD.to_vec(),
         };
-        missed.extend(let_in_past_a_deaf_proxy(mesh, &ports));
+        missed.extend(admitted_past_a_nontransparent_proxy(mesh, &ports));
         missed.extend(cut_off(mesh));
     }
     missed
 }
 
-/// What the proxy sends from a port that is captured: the answers to that are not inbound.
+/// Checks connections of the proxy from a captured port, whose replies are not inbound traffic.
 fn cut_off(mesh: &Mesh) -> Vec<String> {
     let mut missed = Vec::new();
     for family in mesh.world.families() {
         for port in UNHEARD {
             let dial = Dial::tcp(Place::Pod, outside(*family), 8080).of(PROXY);
-            let (_, found) = dial.open(&mesh.world, port, PATIENCE);
+            let (_, found) = dial.open(&mesh.world, port, TIMEOUT);
             if found.by() != Some(By::Outside) {
                 missed.push(format!("{family}: what is sent from port {port}: {found}"));
             }

@@ -1,4 +1,4 @@
-//! What was observed of Istio's own rules, row by row (shared facts: services/docs/facts/istio-sidecar.md, 7.2), holds with ours.
+//! Each observation of Istio's own rules (services/docs/facts/istio-sidecar.md, 7.2) holds with ours.
 
 use std::{io::ErrorKind, net::IpAddr};
 
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::{
     checks::{Check, answer, question},
-    matrix::{HANDS, run_all},
+    matrix::{MAX_PODS, run_all},
     probe::{Dial, Evidence, Owner, Step, Transport, at_once},
     stand_in::By,
     world::{BACKENDS, Place, Pod, loopback, outside, pod},
 };
 
-/// The rows, and what arrives. With TPROXY and without.
+/// Returns the observations and the expected arrivals, with TPROXY or without.
 pub(super) fn observed(families: &[Family], by_tproxy: bool) -> Vec<Check> {
     let mut rows = Rows {
         family: Family::V4,
@@ -78,7 +78,7 @@ impl Rows {
         let itself = dial(PROXY, pod, EVERYWHERE);
         let what = "TCP of the proxy to the pod's address";
         self.add(what, itself, by, 15006, pod);
-        // As Istio's validation does it; nobody listens there.
+        // Istio's validation does this; no process listens there.
         let loopback = loopback(self.family);
         let validation = dial(PROXY, returning(self.family), 15002).from(loopback);
         let what = "TCP of the proxy to its own address";
@@ -125,7 +125,7 @@ fn dial(owner: Owner, to: IpAddr, port: u16) -> Dial {
 #[test]
 fn what_was_observed_of_istios_rules_holds_row_by_row() {
     let work: Vec<_> = BACKENDS.iter().collect();
-    let failures = at_once(HANDS, &work, |backend| {
+    let failures = at_once(MAX_PODS, &work, |backend| {
         let mesh = Mesh::new(**backend, Pod::Dual, PROXY, Role::Answers);
         let checks = observed(mesh.world.families(), false);
         assert_ne!(run_all(&mesh.world, &checks), [""; 0], "without rules");

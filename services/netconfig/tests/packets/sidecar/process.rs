@@ -1,5 +1,5 @@
-//! The process of a proxy. It is this test binary once more, which runs one test: that one serves until nobody is left
-//! who could tell it something.
+//! The process of a proxy: this test binary again, which runs one test. It serves until the standard input of
+//! its commands is closed.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -18,28 +18,28 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{
     checks::FROM_ZTUNNEL,
-    probe::{Owner, PATIENCE},
+    probe::{Owner, TIMEOUT},
     stand_in::{By, Listener, bound, canonical, original_destination},
     world::{World, loopback},
 };
 
-/// What the process is to be, in its environment.
+/// The environment variable for the role of the process.
 const ROLE: &str = "INPOD_TEST_PROXY";
 
-/// What it says when everybody can be heard.
+/// The message that all listeners are open.
 const READY: &str = "the proxy is ready";
 
-/// So many connections at once are a loop.
+/// Number of concurrent connections that counts as a loop.
 const LOOP: usize = 12;
 
-/// What a proxy does with what it takes.
+/// The behavior of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It says what it saw, and repeats what it is told.
+    /// Reports what it saw, then echoes.
     Answers,
-    /// It says what it saw, and connects on to where the client wanted to go: from 127.0.0.6 or ::6 to the application.
+    /// Reports what it saw, and connects to the original destination: from 127.0.0.6 or ::6 to the application.
     Forwards,
-    /// As that, but to the application in the client's name, by sockets that take what is addressed to others.
+    /// The same, but with the client's source address to the application, by transparent sockets.
     ForwardsInTheClientsName,
 }
 
@@ -51,7 +51,7 @@ impl Role {
     ];
 }
 
-/// A proxy that runs in a pod.
+/// A running proxy in a pod.
 pub(super) struct Proxy {
     child: Child,
     input: Option<ChildStdin>,
@@ -80,7 +80,7 @@ impl Proxy {
         proxy
     }
 
-    /// Whether its sockets take what is addressed to others.
+    /// Sets whether its sockets accept packets with foreign destinations.
     pub(super) fn set_transparent(&mut self, transparent: bool) {
         let input = self.input.as_mut().unwrap();
         writeln!(input, "{transparent}").unwrap();
@@ -92,7 +92,7 @@ impl Proxy {
         while !line.contains(wanted) {
             line.clear();
             let length = self.output.read_line(&mut line).unwrap();
-            assert_ne!(length, 0, "the proxy ended before it said: {wanted}");
+            assert_ne!(length, 0, "the proxy ended before it reported: {wanted}");
         }
     }
 }
@@ -105,13 +105,13 @@ impl Drop for Proxy {
     }
 }
 
-/// In the user namespace of a process, where one is named.
+/// Runs in the user namespace of a process, if one is given.
 fn command(owner: Owner, pod: Option<u32>) -> Command {
     let own = std::env::current_exe().unwrap();
     let Owner { user, group } = owner;
     match pod {
         None => {
-            // With the one right without which its sockets cannot take what is addressed to others.
+            // Keeps the one capability that transparent sockets need.
             let mut command = Command::new("setpriv");
             command.args([format!("--reuid={user}"), format!("--regid={group}")]);
             command.args([
@@ -153,7 +153,7 @@ fn serves() {
     }
 }
 
-/// Everybody in the process.
+/// All listeners of the process.
 struct Listening {
     answering: Vec<Listener>,
     forwarding: Vec<Socket>,
@@ -187,7 +187,7 @@ impl Listening {
         listening
     }
 
-    /// Where inbound connections are taken.
+    /// Applies to the listeners for inbound connections.
     fn set_transparent(&self, transparent: bool) {
         let is_inbound = |listener: &&Listener| listener.by == By::Ztunnel(15006);
         for listener in self.answering.iter().filter(is_inbound) {
@@ -220,25 +220,25 @@ fn forward_all(role: Role, port: u16, at: SocketAddr) -> Socket {
     socket
 }
 
-/// What it saw, then whatever is said where the client wanted to go.
+/// Sends what it saw, then relays the original destination's data.
 fn forward(role: Role, port: u16, client: &TcpStream) -> io::Result<()> {
     let (local, peer) = (
         canonical(client.local_addr()?),
         canonical(client.peer_addr()?),
     );
     let to = original_destination(client).unwrap_or(local);
-    let mut said = client;
-    writeln!(said, "through {port} {} {to}", peer.ip())?;
+    let mut report = client;
+    writeln!(report, "through {port} {} {to}", peer.ip())?;
     match connect(role, port, peer.ip(), to) {
-        Err(error) => writeln!(said, "in vain: {:?}", error.kind()),
+        Err(error) => writeln!(report, "in vain: {:?}", error.kind()),
         Ok(server) => {
             let (client, back) = (client.try_clone()?, server.try_clone()?);
             thread::spawn(move || {
                 drop(io::copy(&mut &client, &mut &back));
                 drop(back.shutdown(Shutdown::Write));
             });
-            drop(io::copy(&mut &server, &mut said));
-            said.shutdown(Shutdown::Both)
+            drop(io::copy(&mut &server, &mut report));
+            report.shutdown(Shutdown::Both)
         }
     }
 }
@@ -260,7 +260,7 @@ fn connect(role: Role, port: u16, client: IpAddr, to: SocketAddr) -> io::Result<
         socket.set_mark(FROM_ZTUNNEL)?;
         socket.bind(&SocketAddr::new(client, 0).into())?;
     }
-    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.connect_timeout(&to.into(), TIMEOUT)?;
     let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     Ok(stream)

@@ -1,8 +1,8 @@
-//! What is tried with packets: for each thing that can be chosen one that has it, by addresses and ports that are there.
+//! The settings that are tested with packets: one for each option, with existing addresses and ports.
 
 use netconfig::rules::{InboundCapture, Ipv6, Owner, Selection, Sidecar, scenarios};
 
-/// Each by a name.
+/// Returns the settings with their names.
 pub(super) fn all() -> Vec<(&'static str, Sidecar)> {
     [
         ("basic", basic()),
@@ -92,7 +92,7 @@ pub(super) fn names() -> Sidecar {
     }
 }
 
-/// Of everything something.
+/// Returns settings that use all options.
 pub(super) fn rich() -> Sidecar {
     Sidecar {
         proxy_users: owners(&[1337, 1338]),
@@ -119,10 +119,10 @@ fn ports() -> Sidecar {
     }
 }
 
-/// A loopback network that is more than one address, and less than all.
+/// A loopback network between a single address and the whole.
 pub(super) const WIDE_LOOPBACK: &str = "127.0.0.0/16";
 
-/// Ports of the pod on which nobody listens.
+/// Ports of the pod without a listener.
 pub(super) const UNHEARD: [u16; 2] = [9098, 9099];
 
 fn few_by_tproxy() -> Sidecar {

@@ -1,4 +1,4 @@
-//! What Istio's sidecar installer left is taken over while everything goes on.
+//! The takeover of a pod from Istio's sidecar installer, during traffic.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,18 @@ use super::{
     settings,
 };
 use crate::{
-    before::{MOST_OF_A_SECOND, last_answer},
+    before::{HALF_A_SECOND, last_answer},
     checks::{Check, answer, question},
     client::watch,
     incumbent,
     istio_sidecar::{self, Left},
-    matrix::{HANDS, all, run_all},
+    matrix::{MAX_PODS, all, run_all},
     probe::{Dial, Evidence, Flow, Step, at_once},
     stand_in::By,
     world::{BACKENDS, Place, Pod, World, outside, pod},
 };
 
-/// What a client does all the time, and what comes of it before and after.
+/// Returns the calls of a client, and the expected answers before and after.
 fn always(families: &[Family], left: Left) -> Vec<Check> {
     let mut found = Vec::new();
     for family in families {
@@ -54,7 +54,7 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
     for (number, form) in BACKENDS.iter().enumerate() {
         for (other, backend) in BACKENDS.iter().enumerate() {
             for left in Left::ALL {
-                // Where not all are tried, each form and each backend is.
+                // If not all combinations are tried, each form and each backend is.
                 let is_chosen = number == other || (number + 1) % BACKENDS.len() == other;
                 if is_chosen || all() {
                     work.push((*form, *backend, left));
@@ -62,15 +62,16 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
             }
         }
     }
-    let failures = at_once(HANDS, &work, |(form, backend, left)| {
-        let told = take_over(*form, *backend, *left).into_iter();
-        told.map(|told| format!("{left:?} in {form} -> {backend}: {told}"))
+    let failures = at_once(MAX_PODS, &work, |(form, backend, left)| {
+        let failed = take_over(*form, *backend, *left).into_iter();
+        failed
+            .map(|failed| format!("{left:?} in {form} -> {backend}: {failed}"))
             .collect::<Vec<_>>()
     });
     assert_eq!(failures.concat(), [""; 0]);
 }
 
-/// Its installer captures IPv4 alone unless it is told otherwise: of IPv6 nobody saw a connection begin.
+/// By default Istio's installer captures only IPv4: connection tracking has not seen IPv6 connections begin.
 #[test]
 fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_their_second() {
     let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
@@ -91,14 +92,14 @@ fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_th
     let lasted = last_answer(&mut past, || {
         assert!(mesh.apply(&settings::basic()));
     });
-    assert!(lasted >= MOST_OF_A_SECOND, "cut after {lasted:?}");
-    // The pod's own firewall has connection tracking know it.
+    assert!(lasted >= HALF_A_SECOND, "cut after {lasted:?}");
+    // The pod's own firewall enables connection tracking.
     assert!(past.talk().is_err(), "it goes past the proxy");
     taken.talk().unwrap();
 }
 
-/// The kernel leads packets to a new address of IPv6 a moment after it has it (addrconf_dad_work in
-/// net/ipv6/addrconf.c), and nobody waits for that who adds one by ip.
+/// The kernel routes packets to a new IPv6 address a moment after it was added (addrconf_dad_work in
+/// net/ipv6/addrconf.c), and `ip` does not wait for that.
 fn wait_for_address(world: &World) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let way = "local ::6 dev lo";
@@ -123,7 +124,7 @@ fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
     let checks = observed(world.families(), by_tproxy);
     let always = always(world.families(), left);
     let mut failures = run_all(world, &checks);
-    // Istio's rules of TPROXY capture port 15008 as well.
+    // Istio's rules for TPROXY also capture port 15008.
     failures.retain(|failure| !(by_tproxy && failure.contains("to 15008 reaches")));
     let mut open: Vec<(String, Flow)> = Vec::new();
     for check in &checks {

@@ -1,4 +1,5 @@
-//! A pod whose netns another user namespace owns (`hostUsers: false`): users and groups are those of that namespace.
+//! A pod whose netns belongs to another user namespace (`hostUsers: false`): users and groups are
+//! those of that namespace.
 
 use std::{
     fs,
@@ -24,11 +25,11 @@ use crate::{
     world::{BACKENDS, Place, Pod, outside},
 };
 
-/// Where the users of such pods begin on this machine, and how many there are, as a kubelet has it.
+/// The first ID of such pods' users, and their number, as with the kubelet.
 const FIRST: u32 = 1_000_000;
 const COUNT: u32 = 65_536;
 
-/// A process that holds a user namespace and a netns of its own.
+/// A process with its own user namespace and netns.
 struct Holder(Child);
 
 impl Holder {
@@ -40,8 +41,8 @@ impl Holder {
             .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
-        let said = child.stdout.take().unwrap();
-        BufReader::new(said).read_line(&mut line).unwrap();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
         assert_eq!(line, "here\n", "unshare --user does not work here");
         for map in ["uid_map", "gid_map"] {
             let path = format!("/proc/{}/{map}", child.id());
@@ -83,7 +84,7 @@ fn mesh(backend: Backend, holder: &Holder) -> Mesh {
     )
 }
 
-/// iptables may not ask for owners there: whatever is configured, nf_tables does it.
+/// iptables may not match owners there, so that nf_tables is used whatever is configured.
 #[test]
 fn in_a_netns_of_another_user_namespace_its_own_users_are_meant() {
     for backend in BACKENDS {
@@ -121,7 +122,7 @@ fn in_a_netns_of_another_user_namespace_its_own_proxys_connections_are_not_direc
     assert_eq!(direct(&inspect::Proxies::of([PROXY.user])), 2);
 }
 
-/// Negative control: the machine's numbers of the same users mean nobody there.
+/// Negative control: the host's IDs of the same users match no socket there.
 #[test]
 fn the_machines_numbers_of_those_users_are_not_meant() {
     let holder = Holder::start();
@@ -144,8 +145,8 @@ fn the_machines_numbers_of_those_users_are_not_meant() {
     );
 }
 
-/// Where the kernel does not tell that the users are others', since both have the same root, iptables refuses the whole,
-/// and it is known for what it is: the nft variant names the line, the legacy one the table's end.
+/// If both user namespaces have the same root user, netconfig cannot detect the other one, and iptables refuses all of
+/// it. The error is recognized: the nft variant names the line, the legacy one the end of the table.
 #[test]
 fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
     let mut command = Command::new("unshare");
@@ -170,15 +171,15 @@ fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
         let writer = crate::world::writer(backend);
         let refused = writer.apply(&fresh.netns, &redirection, &sandbox("c1"));
         let error = refused.unwrap_err();
-        let told = format!("{error:?}");
+        let text = format!("{error:?}");
         let ApplyError::Backend {
-            source: BackendError::Program(ProgramError::OwnersRefused(refusal)),
+            source: BackendError::Program(ProgramError::OwnerMatchRefused(refusal)),
             undo_failures,
         } = error
         else {
-            panic!("{backend}: {told}");
+            panic!("{backend}: {text}");
         };
-        assert!(refusal.to_string().contains(line), "{backend}: {told}");
+        assert!(refusal.to_string().contains(line), "{backend}: {text}");
         assert_eq!(undo_failures, [""; 0], "{backend}");
         assert_eq!(fresh.nft("list ruleset"), before, "{backend}");
     }

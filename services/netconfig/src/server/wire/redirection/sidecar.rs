@@ -1,16 +1,17 @@
-//! A sidecar's redirection out of its message.
+//! Parses a sidecar's redirection.
 
 use std::{fmt::Display, net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use inpod_proto::{Invalid, netconfig::v1};
 
 use super::{
-    beginning, bounded, distinct, inbound_capture_of, interfaces, ipv6_of, networks, ports,
+    check_length, inbound_capture_of, interfaces, ipv6_of, networks, ports, reject_duplicates,
+    truncate,
 };
 use crate::rules::{Loopback, Network, Owner, Selection, Sidecar};
 
-/// How many entries a list may have: each is a rule or more.
-const MOST: usize = 64;
+/// Maximum length of a list: each entry is at least one rule.
+const MAX_ENTRIES: usize = 64;
 
 const INBOUND_CAPTURE: &str = "redirection.sidecar.inbound_capture";
 const IPV6: &str = "redirection.sidecar.ipv6";
@@ -78,42 +79,42 @@ fn outbound_networks(wanted: v1::NetworkSelection) -> Result<Selection<Network>,
 
 fn servers(wanted: v1::DnsSelection) -> Result<Selection<IpAddr>, Invalid> {
     let v1::DnsSelection { all, servers } = wanted;
-    bounded(DNS_SERVERS, &servers, MOST)?;
-    let server = |text: &String| one(DNS_SERVERS, text);
+    check_length(DNS_SERVERS, &servers, MAX_ENTRIES)?;
+    let server = |text: &String| parse_one(DNS_SERVERS, text);
     let these = servers.iter().map(server).collect::<Result<_, _>>()?;
-    selection(DNS_SERVERS, all, distinct(DNS_SERVERS, these)?)
+    selection(DNS_SERVERS, all, reject_duplicates(DNS_SERVERS, these)?)
 }
 
-/// All, and some of them, is no choice.
+/// Refuses a selection of all together with entries.
 fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selection<T>, Invalid> {
     match (all, these.is_empty()) {
         (true, true) => Ok(Selection::All),
         (false, _) => Ok(Selection::These(these)),
         (true, false) => Err(Invalid::new(
             field,
-            format!("{field} has entries although all are chosen"),
+            format!("{field} has entries, but all are selected"),
         )),
     }
 }
 
 fn owners(field: &'static str, numbers: &[u32]) -> Result<Vec<Owner>, Invalid> {
-    bounded(field, numbers, MOST)?;
+    check_length(field, numbers, MAX_ENTRIES)?;
     let owner = |number: &u32| {
-        let why = || format!("{field}: {number} is nobody's number");
+        let why = || format!("{field}: {number} is not a user or group id");
         Owner::new(*number).ok_or_else(|| Invalid::new(field, why()))
     };
-    distinct(field, numbers.iter().map(owner).collect::<Result<_, _>>()?)
+    reject_duplicates(field, numbers.iter().map(owner).collect::<Result<_, _>>()?)
 }
 
 fn loopback(text: &str) -> Result<Loopback, Invalid> {
     if text.is_empty() {
         return Ok(Loopback::default());
     }
-    one(LOOPBACK, text)
+    parse_one(LOOPBACK, text)
 }
 
-fn one<T: FromStr<Err: Display>>(field: &'static str, text: &str) -> Result<T, Invalid> {
-    let refused = |why| Invalid::new(field, format!("{field}: {:?} {why}", beginning(text)));
+fn parse_one<T: FromStr<Err: Display>>(field: &'static str, text: &str) -> Result<T, Invalid> {
+    let refused = |why| Invalid::new(field, format!("{field}: {:?} {why}", truncate(text)));
     text.parse().map_err(refused)
 }
 

@@ -1,0 +1,88 @@
+//! Validates a netns before anything is done in it.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use inpod_linux::{Netns, OpenError};
+use inpod_types::NetnsRef;
+
+use crate::{
+    error::ClaimError,
+    inspect::{self, addresses, all_addresses},
+};
+
+/// The node's own netns, if visible (needs SYS_PTRACE and the host's pid namespace), and this process's own.
+const HOST_NETNS_PATHS: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
+
+/// A netns that may be claimed.
+#[derive(Debug)]
+pub(crate) struct ValidatedNetns {
+    pub(crate) netns: Netns,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// Opens a netns and checks that it is the requested one and not the node's.
+pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
+    let netns = Netns::open(&wanted.path, roots).map_err(|error| open_error(error, wanted))?;
+    let found = netns.id();
+    if HOST_NETNS_PATHS
+        .iter()
+        .any(|path| netns.is_at(Path::new(path)).unwrap_or(false))
+    {
+        return Err(ClaimError::HostNetns(found));
+    }
+    if !wanted.agrees_with(&found) {
+        return Err(ClaimError::Mismatch { found });
+    }
+    Ok(netns)
+}
+
+/// A missing path means that the sandbox is gone, unless the netns is still in use: then the path resolves differently
+/// here than for the caller. Without mount propagation, a bind-mounted netns is an empty file here.
+fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
+    let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
+    if is_absent && inspect::has_processes_in(wanted) {
+        ClaimError::Unreachable(error)
+    } else {
+        ClaimError::Open(error)
+    }
+}
+
+/// Opens a netns and also checks that it is the pod's: it must have one of the expected addresses. If none are given,
+/// it must have at least one address that a pod can have, and those are returned.
+pub(crate) fn validate(
+    wanted: &NetnsRef,
+    expected: Vec<IpAddr>,
+    roots: &[PathBuf],
+) -> Result<ValidatedNetns, ClaimError> {
+    let netns = open(wanted, roots)?;
+    let addresses = validate_addresses(&netns, expected)?;
+    Ok(ValidatedNetns { netns, addresses })
+}
+
+fn validate_addresses(netns: &Netns, expected: Vec<IpAddr>) -> Result<Vec<IpAddr>, ClaimError> {
+    let (validated, found) = if expected.is_empty() {
+        let found = addresses(netns)?;
+        (found.clone(), found)
+    } else {
+        let found = all_addresses(netns)?;
+        let holds_one = expected.iter().any(|address| found.contains(address));
+        (if holds_one { expected } else { Vec::new() }, found)
+    };
+    if validated.is_empty() {
+        return Err(ClaimError::Address {
+            found: list(&found),
+        });
+    }
+    Ok(validated)
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    if addresses.is_empty() {
+        return "no address".to_owned();
+    }
+    let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    texts.join(", ")
+}

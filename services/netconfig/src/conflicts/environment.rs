@@ -1,0 +1,280 @@
+//! Finds conflicts outside of the packet filter: interfaces, sysctls and asymmetric routes. Reading
+//! and analysis are separate.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+};
+
+use netlink_bindings::{
+    rt_route::{self, OpGetrouteDo, Rtmsg},
+    traits::NetlinkRequest as _,
+};
+use nix::{
+    ifaddrs::getifaddrs,
+    net::if_::{InterfaceFlags, if_nametoindex},
+    sys::socket::SockProtocol,
+};
+
+use super::{Finding, Kind, owner::printable};
+use crate::{
+    family::Family,
+    netlink::{KernelError, Socket},
+    routes::{Part, Recipient, Routes},
+};
+
+/// The sysctls of the calling thread's netns.
+const SYSCTLS: &str = "/proc/sys/net";
+
+/// Sources outside of any pod: one that no host has (RFC 5737), and that of
+/// kubelet probes (services/docs/facts/istio-ambient.md, 6.7).
+const OUTSIDE_SOURCE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const PROBE_SOURCE: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
+
+/// The value of rp_filter for strict mode (ip-sysctl.rst).
+const STRICT: u8 = 1;
+
+/// Any process with NET_ADMIN in the netns can add interfaces and addresses.
+const MAX_INTERFACES: usize = 64;
+const MAX_ADDRESSES: usize = 64;
+
+/// The state of a netns outside of its packet filter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Environment {
+    pub(super) interfaces: Vec<Interface>,
+    pub(super) has_ipv6: bool,
+    /// True if inpod's ip rule for IPv6 exists.
+    pub(super) routes_ipv6: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    pub(super) index: u32,
+    pub(super) is_up: bool,
+    pub(super) is_loopback: bool,
+    pub(super) addresses: Vec<Ipv4Addr>,
+    /// The effective value: the maximum of the interface's own and that of `all`.
+    pub(super) rp_filter: u8,
+    pub(super) is_without_ipv6: bool,
+    /// Pairs of a local address and a source whose replies leave by another interface.
+    pub(super) asymmetric_paths: Vec<(Ipv4Addr, Ipv4Addr)>,
+}
+
+/// The state that has to be read inside the netns, and sockets for the rest.
+#[derive(Debug)]
+pub(super) struct Reader {
+    interfaces: Vec<Interface>,
+    has_ipv6: bool,
+    routes: Routes,
+    lookups: Socket,
+}
+
+impl Reader {
+    /// Reads interfaces and sysctls of the calling thread's netns.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self {
+            interfaces: interfaces()?,
+            has_ipv6: Path::new(SYSCTLS).join("ipv6").exists(),
+            routes: Routes::open()?,
+            lookups: Socket::open(SockProtocol::NetlinkRoute)?,
+        })
+    }
+
+    /// Completes the state. Can be called from any netns.
+    pub(super) fn read(mut self) -> Result<Environment, KernelError> {
+        for interface in self
+            .interfaces
+            .iter_mut()
+            .filter(|found| filters_strictly(found))
+        {
+            interface.asymmetric_paths = asymmetric_paths(&mut self.lookups, interface);
+        }
+        Ok(Environment {
+            interfaces: self.interfaces,
+            has_ipv6: self.has_ipv6,
+            routes_ipv6: self
+                .routes
+                .read()?
+                .has_ours((Family::V6, Part::Rule(Recipient::Ztunnel))),
+        })
+    }
+}
+
+fn filters_strictly(interface: &Interface) -> bool {
+    interface.rp_filter == STRICT && interface.is_up && !interface.is_loopback
+}
+
+fn interfaces() -> io::Result<Vec<Interface>> {
+    let mut found: BTreeMap<String, Interface> = BTreeMap::new();
+    for entry in getifaddrs()? {
+        let flags = entry.flags;
+        let name = entry.interface_name.clone();
+        let known = found.len();
+        let interface = found.entry(name).or_insert_with_key(|name| Interface {
+            name: name.clone(),
+            index: if_nametoindex(name.as_str()).unwrap_or(0),
+            is_up: flags.contains(InterfaceFlags::IFF_UP),
+            is_loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
+            addresses: Vec::new(),
+            rp_filter: 0,
+            is_without_ipv6: false,
+            asymmetric_paths: Vec::new(),
+        });
+        let address = entry
+            .address
+            .as_ref()
+            .and_then(|address| address.as_sockaddr_in());
+        interface
+            .addresses
+            .extend(address.map(|address| address.ip()));
+        if known >= MAX_INTERFACES {
+            break;
+        }
+    }
+    let mut interfaces: Vec<_> = found.into_values().collect();
+    let for_all = sysctl("ipv4", "all", "rp_filter");
+    for interface in &mut interfaces {
+        let own = sysctl("ipv4", &interface.name, "rp_filter");
+        interface.rp_filter = own.max(for_all).unwrap_or(0);
+        interface.is_without_ipv6 = sysctl("ipv6", &interface.name, "disable_ipv6") == Some(1);
+    }
+    Ok(interfaces)
+}
+
+/// Returns `None` if the sysctl does not exist or cannot be read. The kernel allows no `/` in interface names.
+fn sysctl(family: &str, interface: &str, name: &str) -> Option<u8> {
+    let path = Path::new(SYSCTLS).join(family).join("conf").join(interface);
+    fs::read_to_string(path.join(name))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+fn asymmetric_paths(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr, Ipv4Addr)> {
+    let own = interface.addresses.iter().take(MAX_ADDRESSES);
+    let pairs = own.flat_map(|own| [OUTSIDE_SOURCE, PROBE_SOURCE].map(|source| (*own, source)));
+    pairs
+        .filter(|(own, source)| {
+            reply_interface(socket, *own, *source).is_some_and(|index| index != interface.index)
+        })
+        .collect()
+}
+
+/// Returns the interface of the route to the source, with which the kernel compares (`__fib_validate_source` in
+/// net/ipv4/fib_frontend.c). `None` if there is no route, which is no conflict of this kind.
+fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32> {
+    let header = Rtmsg {
+        // The address family AF_INET.
+        rtm_family: 2,
+        rtm_dst_len: 32,
+        rtm_src_len: 32,
+        ..Rtmsg::new()
+    };
+    let mut request = rt_route::Request::new().op_getroute_do(&header);
+    drop(
+        request
+            .encode()
+            .push_dst(IpAddr::V4(source))
+            .push_src(IpAddr::V4(own)),
+    );
+    let payload: Result<_, KernelError> = socket.get("look up the way back", &request);
+    let payload = payload.ok()?;
+    let (_, attributes) = OpGetrouteDo::decode_reply(&payload);
+    attributes.get_oif().ok()
+}
+
+/// Finds conflicts for a pod with these addresses.
+pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(loopback_down(environment));
+    found.extend(
+        environment
+            .interfaces
+            .iter()
+            .filter_map(|found| rp_filter(found, addresses)),
+    );
+    found.extend(ipv6_disabled(environment, addresses));
+    found
+}
+
+fn loopback_down(environment: &Environment) -> Option<Finding> {
+    let loopback = environment
+        .interfaces
+        .iter()
+        .find(|found| found.is_loopback)?;
+    (!loopback.is_up).then(|| Finding {
+        kind: Kind::LoopbackDown,
+        subject: printable(&loopback.name),
+        sentence: "The loopback interface is down: redirected connections do not reach ztunnel, and replies to \
+                   ztunnel are lost."
+            .to_owned(),
+    })
+}
+
+/// Strict mode is harmless where replies leave by the same interface, as in pods with one interface. Packets that
+/// ztunnel sends from a client's address arrive by lo with their route set, and are not checked (tested on 6.18).
+/// Probes go only to the pod's own address.
+fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
+    if !filters_strictly(interface) {
+        return None;
+    }
+    let concerns = |(own, source): &&(Ipv4Addr, Ipv4Addr)| {
+        *source != PROBE_SOURCE || addresses.contains(&IpAddr::V4(*own))
+    };
+    let (own, source) = interface.asymmetric_paths.iter().find(concerns)?;
+    let name = printable(&interface.name);
+    let whose = if *source == PROBE_SOURCE {
+        "host probes"
+    } else {
+        "sources outside"
+    };
+    Some(Finding {
+        kind: Kind::RpFilter,
+        subject: format!("net.ipv4.conf.{name}.rp_filter"),
+        sentence: format!(
+            "Reverse path filtering is strict (1) on {name}, but replies from {own} to {whose} ({source}) leave by \
+             another interface: packets from there are dropped before any rule sees them."
+        ),
+    })
+}
+
+fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
+    let given = addresses.iter().find(|address| address.is_ipv6());
+    let why = match given {
+        Some(address) => format!("the pod has {address}"),
+        None if environment.routes_ipv6 => "inpod's ip rule for IPv6 exists".to_owned(),
+        None => return Vec::new(),
+    };
+    let finding = |subject: String, where_: &str| Finding {
+        kind: Kind::Ipv6Disabled,
+        subject,
+        sentence: format!("IPv6 is disabled {where_}, but {why}."),
+    };
+    if !environment.has_ipv6 {
+        return vec![finding("net.ipv6".to_owned(), "in the kernel")];
+    }
+    let off = environment
+        .interfaces
+        .iter()
+        .filter(|found| found.is_without_ipv6);
+    off.filter(|found| found.is_loopback || !has_ipv6_egress(environment))
+        .map(|interface| {
+            let name = printable(&interface.name);
+            let subject = format!("net.ipv6.conf.{name}.disable_ipv6");
+            finding(subject, &format!("on {name}"))
+        })
+        .collect()
+}
+
+/// Returns whether IPv6 can leave by any interface. On single interfaces it may be disabled on purpose.
+fn has_ipv6_egress(environment: &Environment) -> bool {
+    let mut others = environment
+        .interfaces
+        .iter()
+        .filter(|found| !found.is_loopback);
+    others.any(|found| found.is_up && !found.is_without_ipv6)
+}

@@ -1,0 +1,128 @@
+//! A netns's packet filter as plain data.
+
+use super::op::Op;
+
+/// Families of tables (NFPROTO_* in linux/netfilter.h), without bridge and arp, which see no IP packets of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Inet,
+    Ip,
+    Netdev,
+    Ip6,
+}
+
+impl Family {
+    pub(super) fn from_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Inet),
+            2 => Some(Self::Ip),
+            5 => Some(Self::Netdev),
+            10 => Some(Self::Ip6),
+            _ => None,
+        }
+    }
+
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Inet => 1,
+            Self::Ip => 2,
+            Self::Netdev => 5,
+            Self::Ip6 => 10,
+        }
+    }
+
+    /// Returns nft's name of the family.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Inet => "inet",
+            Self::Ip => "ip",
+            Self::Netdev => "netdev",
+            Self::Ip6 => "ip6",
+        }
+    }
+
+    /// Returns whether tables of the family process IPv4 or IPv6.
+    pub(super) fn sees(self, is_ipv6: bool) -> bool {
+        match self {
+            Self::Inet | Self::Netdev => true,
+            Self::Ip => !is_ipv6,
+            Self::Ip6 => is_ipv6,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    pub(super) family: Family,
+    pub(super) name: String,
+    /// Increases with each table that is created.
+    pub(super) handle: u64,
+    pub(super) chains: Vec<Chain>,
+}
+
+impl Table {
+    pub(super) fn chain(&self, name: &str) -> Option<&Chain> {
+        self.chains.iter().find(|chain| chain.name == name)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) name: String,
+    /// The hook; `None` for a chain that is only jumped to.
+    pub(super) base: Option<Base>,
+    pub(super) rules: Vec<Vec<Op>>,
+}
+
+/// A base chain's attachment to a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Base {
+    /// It sees only the first packet of each connection, and may translate the connection.
+    pub(super) is_nat: bool,
+    pub(super) hook: Hook,
+    pub(super) priority: i32,
+    /// Its policy drops packets without a verdict.
+    pub(super) drops: bool,
+}
+
+/// A hook (enum nf_inet_hooks; nf_dev_hooks for netdev).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hook {
+    Ingress,
+    Prerouting,
+    Input,
+    Forward,
+    Output,
+    Postrouting,
+    Egress,
+}
+
+impl Hook {
+    pub(super) fn from_number(family: Family, number: u32) -> Option<Self> {
+        let hooks = match family {
+            Family::Netdev => &[Self::Ingress, Self::Egress][..],
+            Family::Inet | Family::Ip | Family::Ip6 => &[
+                Self::Prerouting,
+                Self::Input,
+                Self::Forward,
+                Self::Output,
+                Self::Postrouting,
+                Self::Ingress,
+            ],
+        };
+        hooks.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Returns nft's name of the hook.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Prerouting => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+            Self::Egress => "egress",
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Follows a packet through the chains that it may reach from a base chain.
+
+use std::collections::BTreeSet;
+
+use super::{
+    op::Verdict,
+    owner,
+    packet::{Effect, Packet, evaluate},
+    ruleset::{Chain, Table},
+};
+
+/// The limit of rules to evaluate: any process with NET_ADMIN in the netns can add rules, and must
+/// not keep netconfig busy.
+pub(super) const BUDGET: usize = 1_000_000;
+
+/// A possible effect on the packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) chain: String,
+    pub(super) effect: Effect,
+    /// A jump to inpod's chains comes before.
+    pub(super) is_after_ours: bool,
+}
+
+/// The result of following a packet.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    /// Possible effects, in order.
+    pub(super) events: Vec<Event>,
+    /// The packet reaches a chain of inpod.
+    pub(super) meets_ours: bool,
+    /// The packet may reach the policy.
+    pub(super) reaches_policy: bool,
+}
+
+/// Follows a packet from a base chain, without entering chains of inpod or Istio's node agent.
+pub(super) fn walk(table: &Table, base: &Chain, packet: Packet, budget: &mut usize) -> Walk {
+    let mut walker = Walker {
+        table,
+        packet,
+        budget,
+        visited: BTreeSet::new(),
+        walk: Walk::default(),
+    };
+    let end = walker.follow(base, true);
+    walker.walk.reaches_policy = end == End::Back;
+    walker.walk
+}
+
+struct Walker<'a> {
+    table: &'a Table,
+    packet: Packet,
+    budget: &'a mut usize,
+    /// Each chain is followed only once, so that paths which multiply at every jump remain short.
+    visited: BTreeSet<&'a str>,
+    walk: Walk,
+}
+
+/// The end of a path through a chain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The packet certainly leaves the base chain.
+    Decided,
+    /// The packet may return to the calling chain.
+    Back,
+}
+
+impl<'a> Walker<'a> {
+    fn follow(&mut self, chain: &'a Chain, is_base: bool) -> End {
+        for rule in &chain.rules {
+            let Some(left) = self.budget.checked_sub(1) else {
+                return End::Back;
+            };
+            *self.budget = left;
+            let outcome = evaluate(rule, self.packet);
+            let mut end = None;
+            for effect in outcome.effects {
+                end = self.apply(chain, is_base, effect);
+            }
+            if let (true, Some(end)) = (outcome.is_certain, end) {
+                return end;
+            }
+        }
+        End::Back
+    }
+
+    /// Returns how the path ends if the effect takes place.
+    fn apply(&mut self, chain: &'a Chain, is_base: bool, effect: Effect) -> Option<End> {
+        match &effect {
+            Effect::Decide(Verdict::Jump(to)) => match self.enter(to) {
+                End::Decided => Some(End::Decided),
+                End::Back => None,
+            },
+            Effect::Decide(Verdict::Goto(to)) => Some(self.enter(to)),
+            Effect::DecideByMap => {
+                for other in self
+                    .table
+                    .chains
+                    .iter()
+                    .filter(|other| other.base.is_none())
+                {
+                    self.enter(&other.name);
+                }
+                None
+            }
+            Effect::Decide(Verdict::Return) if !is_base => Some(End::Back),
+            Effect::Decide(Verdict::Return) => {
+                self.record(chain, effect);
+                Some(End::Back)
+            }
+            Effect::Decide(Verdict::Accept | Verdict::Drop) | Effect::Translate => {
+                self.record(chain, effect);
+                Some(End::Decided)
+            }
+            Effect::Untrack | Effect::Mark(_) => {
+                self.record(chain, effect);
+                None
+            }
+        }
+    }
+
+    fn enter(&mut self, name: &str) -> End {
+        let Some(chain) = self.table.chain(name) else {
+            return End::Back;
+        };
+        if owner::is_our_chain(name) {
+            self.walk.meets_ours = true;
+            return End::Back;
+        }
+        if owner::is_incumbents_chain(self.table, name) || !self.visited.insert(&chain.name) {
+            return End::Back;
+        }
+        self.follow(chain, false)
+    }
+
+    fn record(&mut self, chain: &Chain, effect: Effect) {
+        self.walk.events.push(Event {
+            chain: chain.name.clone(),
+            effect,
+            is_after_ours: self.walk.meets_ours,
+        });
+    }
+}

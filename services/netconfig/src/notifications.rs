@@ -1,0 +1,56 @@
+//! Detects drift: receives the kernel's change notifications and reads the netns that changed.
+//!
+//! The kernel reports changes of nf_tables, routes and ip rules. [`subscriptions`] receives these notifications,
+//! [`queue`] schedules reads, and [`reader`] reads a netns and publishes its state if it changed. iptables-legacy sends
+//! no notifications, so every netns is also read periodically. Nothing here writes: repair is the caller's decision.
+
+mod nsid;
+mod queue;
+mod reader;
+mod receiver;
+mod schedule;
+mod socket;
+mod subscriptions;
+
+pub(crate) use queue::Queue;
+pub(crate) use reader::Reader;
+pub(crate) use subscriptions::{Options, Subscriptions};
+
+use std::{sync::Arc, time::Duration};
+
+use inpod_types::SandboxRef;
+
+use reader::ReadOutcome;
+use schedule::Work;
+
+/// Delay before a failed read, or a failed subscription, is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Runs the scheduled reads, forever.
+pub(crate) async fn run(queue: Arc<Queue>, reader: Reader, mut subscriptions: Subscriptions) {
+    loop {
+        match queue.next().await {
+            Work::Ended(sandbox, netns) => subscriptions.unsubscribe(&sandbox, netns),
+            Work::Read(sandbox) => read_claim(&queue, &reader, &mut subscriptions, &sandbox).await,
+        }
+    }
+}
+
+/// Subscribes before it reads, so that no change in between is missed.
+async fn read_claim(
+    queue: &Queue,
+    reader: &Reader,
+    subscriptions: &mut Subscriptions,
+    sandbox: &SandboxRef,
+) {
+    let Some(claim) = reader.claims().find(sandbox) else {
+        return;
+    };
+    let is_subscribed = subscriptions.subscribe(&claim).await;
+    match reader.try_read(claim).await {
+        // The operation that holds the lock may have changed the netns by the time it ends.
+        ReadOutcome::Busy => queue.mark_changed(sandbox),
+        ReadOutcome::Read if is_subscribed => {}
+        ReadOutcome::Read | ReadOutcome::Failed => queue.retry(sandbox, RETRY_INTERVAL),
+    }
+}

@@ -1,0 +1,114 @@
+//! The nsid: the number by which one netns refers to another. Notifications from another netns carry it.
+//!
+//! An nsid lasts as long as the netns that it refers to and cannot be revoked. The kernel may then reuse it.
+
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
+use inpod_linux::Netns;
+use netlink_bindings::{
+    traits::{NetlinkRequest, Protocol},
+    utils::find_attr,
+};
+use nix::{libc, sys::socket::SockProtocol};
+
+use crate::netlink::{KernelError, Socket};
+
+/// NETNSA_NSID and NETNSA_FD of linux/net_namespace.h.
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+/// NETNSA_NSID_NOT_ASSIGNED: in a request any free nsid, in a reply none.
+const NSID_NOT_ASSIGNED: i32 = -1;
+/// A struct rtgenmsg with its padding, all of it zero (AF_UNSPEC).
+const HEADER: [u8; 4] = [0; 4];
+
+/// Returns the nsid of `netns` in this process's netns. Assigns one if there is none.
+pub(super) fn nsid_of(netns: &Netns) -> Result<i32, KernelError> {
+    let act = "assign an nsid to the netns";
+    let socket = Socket::open(SockProtocol::NetlinkRoute);
+    let mut socket = socket.map_err(|error| KernelError::new(act, error))?;
+    match socket.act(act, &Request::new(libc::RTM_NEWNSID, netns)) {
+        Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let act = "read the nsid of the netns";
+    let answer = socket.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
+    parse_nsid(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
+}
+
+fn parse_nsid(answer: &[u8]) -> Option<i32> {
+    let bytes = find_attr(answer.get(HEADER.len()..)?, NETNSA_NSID)?;
+    let nsid = i32::from_ne_bytes(*bytes.first_chunk()?);
+    (nsid != NSID_NOT_ASSIGNED).then_some(nsid)
+}
+
+/// An RTM_NEWNSID or RTM_GETNSID request for the netns of a descriptor.
+struct Request {
+    kind: u16,
+    payload: Vec<u8>,
+}
+
+impl Request {
+    fn new(kind: u16, netns: &Netns) -> Self {
+        let mut payload = HEADER.to_vec();
+        let descriptor = netns.as_fd().as_raw_fd();
+        payload.extend(attribute(NETNSA_FD, descriptor.to_ne_bytes()));
+        payload.extend(attribute(NETNSA_NSID, NSID_NOT_ASSIGNED.to_ne_bytes()));
+        Self { kind, payload }
+    }
+}
+
+impl NetlinkRequest for Request {
+    fn protocol(&self) -> Protocol {
+        Protocol::Raw {
+            protonum: 0,
+            request_type: self.kind,
+        }
+    }
+
+    fn flags(&self) -> u16 {
+        0
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    type ReplyType<'buf> = &'buf [u8];
+
+    fn decode_reply(buf: &[u8]) -> &[u8] {
+        buf
+    }
+}
+
+/// Encodes a struct nlattr: length and kind, then the value (netlink(7)).
+fn attribute(kind: u16, value: [u8; 4]) -> [u8; 8] {
+    let ([l0, l1], [k0, k1]) = (8_u16.to_ne_bytes(), kind.to_ne_bytes());
+    let [v0, v1, v2, v3] = value;
+    [l0, l1, k0, k1, v0, v1, v2, v3]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(kind: u16, number: i32) -> Vec<u8> {
+        [&HEADER[..], &attribute(kind, number.to_ne_bytes())].concat()
+    }
+
+    #[test]
+    fn the_number_is_found_among_the_attributes() {
+        assert_eq!(parse_nsid(&answer(NETNSA_NSID, 7)), Some(7));
+        let after_another = [answer(NETNSA_FD, 3), answer(NETNSA_NSID, 0)[4..].to_vec()].concat();
+        assert_eq!(parse_nsid(&after_another), Some(0));
+    }
+
+    #[test]
+    fn a_netns_without_a_number_or_an_answer_that_is_cut_off_has_none() {
+        assert_eq!(parse_nsid(&answer(NETNSA_NSID, NSID_NOT_ASSIGNED)), None);
+        assert_eq!(parse_nsid(&answer(NETNSA_FD, 7)), None);
+        let whole = answer(NETNSA_NSID, 7);
+        for length in 0..whole.len() {
+            assert_eq!(parse_nsid(&whole[..length]), None, "{length}");
+        }
+    }
+}

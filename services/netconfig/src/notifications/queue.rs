@@ -1,0 +1,96 @@
+//! The queue of pending reads, shared by the receivers and the reader.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use inpod_types::{NetnsId, SandboxRef};
+use tokio::sync::Notify;
+
+use super::schedule::{Schedule, Work};
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    schedule: Mutex<Schedule>,
+    wakeup: Notify,
+    random: RandomState,
+}
+
+impl Queue {
+    /// Creates a queue that has each netns read every `period` even without notifications.
+    pub(crate) fn new(period: Duration) -> Self {
+        Self {
+            schedule: Mutex::new(Schedule::new(period)),
+            wakeup: Notify::new(),
+            random: RandomState::new(),
+        }
+    }
+
+    pub(crate) fn add(&self, sandbox: &SandboxRef) {
+        let now = Instant::now();
+        // Spreads the periodic reads: claims that began together must not always be read together.
+        let phase = self.random.hash_one((sandbox, now)) % 1000;
+        let phase = u32::try_from(phase).unwrap_or_default();
+        self.lock().add(sandbox.clone(), phase, now);
+        self.wakeup.notify_one();
+    }
+
+    pub(crate) fn remove(&self, sandbox: &SandboxRef, netns: NetnsId) {
+        self.lock().remove(sandbox, netns);
+        self.wakeup.notify_one();
+    }
+
+    /// Schedules a read of a netns that may have changed.
+    pub(crate) fn mark_changed(&self, sandbox: &SandboxRef) {
+        let is_sooner = self.lock().mark_changed(sandbox, Instant::now());
+        if is_sooner {
+            self.wakeup.notify_one();
+        }
+    }
+
+    /// Schedules a read of every claimed netns.
+    pub(crate) fn mark_all_changed(&self) {
+        self.lock().mark_all_changed(Instant::now());
+        self.wakeup.notify_one();
+    }
+
+    /// Schedules another read after a delay.
+    pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
+        let is_sooner = self.lock().request_read(sandbox, Instant::now() + after);
+        if is_sooner {
+            self.wakeup.notify_one();
+        }
+    }
+
+    /// Waits for the next work.
+    pub(super) async fn next(&self) -> Work {
+        loop {
+            let (work, next) = {
+                let mut schedule = self.lock();
+                (schedule.pop_due(Instant::now()), schedule.next_due_at())
+            };
+            if let Some(work) = work {
+                return work;
+            }
+            tokio::select! {
+                () = self.wakeup.notified() => {}
+                () = sleep_until(next) => {}
+            }
+        }
+    }
+
+    /// A poisoned lock is safe to use: the schedule holds nothing but times.
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}

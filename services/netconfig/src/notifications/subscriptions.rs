@@ -1,0 +1,208 @@
+//! The sockets that receive the notifications of each claimed netns.
+//!
+//! Two sockets in this process's own netns receive the notifications of all claimed netns, which carry their nsid.
+//! Where the kernel refuses that (it takes CAP_NET_BROADCAST), two sockets are opened in each claimed netns. These keep
+//! the netns alive (services/docs/facts/kernel.md, 7), as the claim itself does, and are closed with the claim.
+
+use std::{collections::BTreeMap, io, sync::Arc};
+
+use inpod_types::{NetnsId, SandboxRef, with_causes};
+use tokio::task::spawn_blocking;
+
+use super::{
+    Queue,
+    nsid::nsid_of,
+    receiver::{NotificationReceiver, NsidMap, ReceiverTask, Scope, start},
+    socket::{Topic, UnpolledSocket},
+};
+use crate::{claims::Claim, metrics::DriftMetrics};
+
+/// Receive buffer of a socket in a claimed netns: it receives from that netns only, and there are two of them for each.
+const OWN_BUFFER_BYTES: usize = 256 * 1024;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Set to `false` to open sockets in each netns, as if the kernel had refused shared ones.
+    pub(crate) shared: bool,
+    /// Receive buffer of a shared socket (SO_RCVBUF; the kernel doubles the value, and counts its own overhead too).
+    pub(crate) buffer_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Subscriptions {
+    options: Options,
+    queue: Arc<Queue>,
+    counts: DriftMetrics,
+    shared: Result<Shared, String>,
+    open: BTreeMap<SandboxRef, Subscription>,
+}
+
+/// The shared sockets, and the nsids of claimed netns.
+#[derive(Debug)]
+struct Shared {
+    nsids: Arc<NsidMap>,
+    _tasks: Vec<ReceiverTask>,
+}
+
+/// The subscription of one claimed netns.
+#[derive(Debug)]
+struct Subscription {
+    netns: NetnsId,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Shared(i32),
+    Own { _tasks: Vec<ReceiverTask> },
+}
+
+impl Subscriptions {
+    /// Opens the shared sockets. Must be called within a runtime, on a thread in the netns whose nsids are used.
+    pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: DriftMetrics) -> Self {
+        let shared = if options.shared {
+            Shared::open(options.buffer_bytes, &queue, &counts).map_err(|error| error.to_string())
+        } else {
+            Err("switched off".to_owned())
+        };
+        Self {
+            options,
+            queue,
+            counts,
+            shared,
+            open: BTreeMap::new(),
+        }
+    }
+
+    /// Returns an error with the reason if shared sockets are not used.
+    pub(crate) fn are_shared(&self) -> Result<(), String> {
+        match &self.shared {
+            Ok(_) => Ok(()),
+            Err(why) => Err(format!(
+                "using sockets in each claimed netns instead of shared ones, which need CAP_NET_BROADCAST: {why}"
+            )),
+        }
+    }
+
+    /// Subscribes to a claimed netns, unless already done. Returns whether it is subscribed.
+    pub(crate) async fn subscribe(&mut self, claim: &Arc<Claim>) -> bool {
+        let netns = claim.netns.id();
+        let known = self.open.get(&claim.sandbox);
+        if known.is_some_and(|subscription| subscription.netns == netns) {
+            return true;
+        }
+        // The old netns has to go first: the kernel may assign its nsid to the new one.
+        if let Some(before) = self.open.remove(&claim.sandbox) {
+            self.close(&claim.sandbox, &before.source);
+        }
+        let Some(source) = self.open_source(claim).await else {
+            return false;
+        };
+        self.open
+            .insert(claim.sandbox.clone(), Subscription { netns, source });
+        true
+    }
+
+    /// Ends the subscription of a claim that ended.
+    pub(crate) fn unsubscribe(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
+        if self
+            .open
+            .get(sandbox)
+            .is_some_and(|subscription| subscription.netns == netns)
+            && let Some(subscription) = self.open.remove(sandbox)
+        {
+            self.close(sandbox, &subscription.source);
+        }
+    }
+
+    fn close(&self, sandbox: &SandboxRef, source: &Source) {
+        if let (Source::Shared(nsid), Ok(shared)) = (source, &self.shared) {
+            shared.nsids.remove(*nsid, sandbox);
+        }
+    }
+
+    async fn open_source(&self, claim: &Arc<Claim>) -> Option<Source> {
+        if let Ok(shared) = &self.shared {
+            match nsid(claim).await {
+                Ok(nsid) => {
+                    shared.nsids.insert(nsid, claim.sandbox.clone());
+                    return Some(Source::Shared(nsid));
+                }
+                Err(error) => {
+                    tracing::warn!(sandbox = %claim.sandbox, error, "Cannot get an nsid for the netns; opening sockets in it");
+                }
+            }
+        }
+        match self.open_own_sockets(claim).await {
+            Ok(_tasks) => Some(Source::Own { _tasks }),
+            Err(error) => {
+                tracing::warn!(sandbox = %claim.sandbox, error, "Cannot subscribe to changes of the netns; relying on periodic reads");
+                None
+            }
+        }
+    }
+
+    async fn open_own_sockets(&self, claim: &Arc<Claim>) -> Result<Vec<ReceiverTask>, String> {
+        let (opened, buffer_bytes) = (
+            Arc::clone(claim),
+            self.options.buffer_bytes.min(OWN_BUFFER_BYTES),
+        );
+        let open_sockets = spawn_blocking(move || {
+            let open_sockets = opened.netns.within(|| open_sockets(buffer_bytes, false));
+            open_sockets.map_err(|error| with_causes(&error))
+        });
+        let open_sockets = open_sockets.await.map_err(|error| error.to_string())??;
+        let receiver = || NotificationReceiver {
+            scope: Scope::OneNetns(claim.sandbox.clone()),
+            queue: Arc::clone(&self.queue),
+            counts: self.counts.clone(),
+        };
+        start(open_sockets, receiver).map_err(|error| error.to_string())
+    }
+}
+
+impl Shared {
+    fn open(buffer_bytes: usize, queue: &Arc<Queue>, counts: &DriftMetrics) -> io::Result<Self> {
+        let nsids = Arc::<NsidMap>::default();
+        let receiver = || NotificationReceiver {
+            scope: Scope::AllNsids(Arc::clone(&nsids)),
+            queue: Arc::clone(queue),
+            counts: counts.clone(),
+        };
+        let tasks = start(open_sockets(buffer_bytes, true), receiver)?;
+        Ok(Self {
+            nsids,
+            _tasks: tasks,
+        })
+    }
+}
+
+async fn nsid(claim: &Arc<Claim>) -> Result<i32, String> {
+    let claim = Arc::clone(claim);
+    let nsid = spawn_blocking(move || nsid_of(&claim.netns)).await;
+    let nsid = nsid.map_err(|error| error.to_string())?;
+    nsid.map_err(|error| with_causes(&error))
+}
+
+/// Opens one socket per topic.
+fn open_sockets(buffer_bytes: usize, all_nsids: bool) -> io::Result<Vec<UnpolledSocket>> {
+    let open = |topic| UnpolledSocket::open(topic, buffer_bytes, all_nsids);
+    Topic::ALL.into_iter().map(open).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn shared_sockets_that_are_masked_are_not_used_and_it_is_said_why() {
+        let options = Options {
+            shared: false,
+            buffer_bytes: 4096,
+        };
+        let queue = Arc::new(Queue::new(std::time::Duration::from_secs(1)));
+        let ears = Subscriptions::open(options, queue, DriftMetrics::default());
+        let why = ears.are_shared().unwrap_err();
+        assert!(why.ends_with("switched off"), "{why}");
+    }
+}

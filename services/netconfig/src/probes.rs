@@ -1,0 +1,410 @@
+//! The exemption of kubelet probes. What the kubelet sends to a pod's address is given, on the node, a source address
+//! that the pod's rules do not capture. Otherwise it would reach ztunnel, which may demand an identity.
+//!
+//! The addresses of all pods are elements of a set in the node's packet filter, each with its sandbox's name as a
+//! comment. The kernel's elements are the state: a restart reads them and removes nothing. This module is the only part
+//! of netconfig that changes the netns that netconfig itself runs in.
+
+mod backend;
+mod cgroup;
+mod eni;
+mod error;
+mod ipset;
+mod iptables;
+mod kubelet;
+mod nft;
+mod notifications;
+mod preflight;
+pub(crate) mod programs;
+mod reconciler;
+mod refcount;
+pub(crate) mod release;
+mod rules;
+mod selector;
+mod settings;
+mod state;
+
+pub use error::{ClearError, ProbeSetError, RunError, SetAddressesError};
+pub use iptables::Runner;
+pub(crate) use preflight::preflight;
+pub use reconciler::ReconcilerGuard;
+pub use selector::SelectError;
+pub use settings::{
+    AwsBranchEni, CgroupPath, InvalidProbeMatch, ProbeMatch, ProbeSettings, SourceV4, SourceV6,
+};
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use inpod_service::Readiness;
+use inpod_types::{SandboxRef, with_causes};
+use prometheus_client::metrics::counter::Counter;
+
+use crate::{iptables::Variant, rules::sandbox_name};
+use backend::{Intervals, SetBackend};
+use eni::Eni;
+use reconciler::{Orphans, RepairBudget, RepairDecision};
+use state::State;
+
+/// Readiness condition: the probe set and its rule are in sync.
+const SET_CONDITION: &str = "probe-set";
+
+/// Readiness condition: it is known which packets are probes.
+const MATCH_CONDITION: &str = "probe-match";
+
+/// The backend of the probe set.
+#[derive(Debug)]
+pub enum SetBackendKind {
+    /// A set of nf_tables, changed over netlink.
+    Nftables,
+    /// An ipset, changed over netlink, and a rule that iptables programs write.
+    Iptables {
+        /// The variant that the node uses.
+        variant: Variant,
+        runner: Box<dyn Runner>,
+    },
+}
+
+/// The probe set of the node. All work happens in the netns of the thread that started it, and one call at a time.
+#[derive(Debug)]
+pub struct ProbeSet {
+    /// `None` if probes are not exempted.
+    state: Option<Mutex<State>>,
+    budget: Mutex<RepairBudget>,
+    orphans: Mutex<Orphans>,
+    readiness: Readiness,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    elements: AtomicU64,
+    restores: Counter,
+    kubelet_user: AtomicI64,
+}
+
+/// The reason of a reconciliation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trigger {
+    /// An earlier process wrote it differently, or the packets that are probes changed.
+    Own,
+    /// Another process changed it.
+    External,
+}
+
+/// The result of [`ProbeSet::set_addresses`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AddressChange {
+    /// True if anything had to be written.
+    pub changed: bool,
+    /// The sandbox's addresses before the change.
+    before: BTreeSet<IpAddr>,
+}
+
+/// Opens the backend in the calling thread's netns. Returns `None` if probes are not exempted.
+fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<State>> {
+    if settings.probe_match == ProbeMatch::Off {
+        return Ok(None);
+    }
+    let backend: Box<dyn SetBackend> = match kind {
+        SetBackendKind::Nftables => Box::new(nft::Nft::open()?),
+        SetBackendKind::Iptables { variant, runner } => {
+            Box::new(iptables::Iptables::open(variant, runner)?)
+        }
+    };
+    let eni = Eni::open(settings.aws_branch_eni)?;
+    Ok(Some(State::new(backend, settings, eni)))
+}
+
+impl ProbeSet {
+    /// Reads the probe set and repairs it. If there is none, nothing is written until a pod has addresses in it.
+    ///
+    /// # Errors
+    ///
+    /// When a socket cannot be opened. All other problems show as the conditions `probe-set` and `probe-match`,
+    /// and are tried again.
+    pub fn start(
+        settings: ProbeSettings,
+        kind: SetBackendKind,
+        readiness: Readiness,
+    ) -> io::Result<Self> {
+        let state = open(settings, kind)?.map(Mutex::new);
+        let set = Self {
+            state,
+            budget: Mutex::default(),
+            orphans: Mutex::default(),
+            readiness,
+            counts: Counts {
+                kubelet_user: AtomicI64::new(-1),
+                ..Counts::default()
+            },
+        };
+        set.refresh_selection();
+        set.reconcile(Instant::now(), Trigger::Own);
+        Ok(set)
+    }
+
+    /// Starts the reconciler in a thread of its own, in the calling thread's netns.
+    ///
+    /// # Errors
+    ///
+    /// When the thread cannot be started.
+    pub fn start_reconciler(self: &Arc<Self>) -> io::Result<ReconcilerGuard> {
+        reconciler::start(Arc::clone(self))
+    }
+
+    /// Sets the addresses at which a sandbox is probed. If that fails, the previous ones are restored.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel or a program refuses, or it is not known which packets are probes.
+    pub fn set_addresses(
+        &self,
+        sandbox: &SandboxRef,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<AddressChange, SetAddressesError> {
+        let Some(mut state) = self.lock() else {
+            return Ok(AddressChange::default());
+        };
+        let name = sandbox_name(sandbox);
+        let before = state.owners.addresses_of(&name);
+        let result = state.set(&name, addresses);
+        let result = result.map_err(|cause| {
+            let undone = state.set(&name, &before);
+            let undo_failures = undone.err().map(|error| with_causes(&error));
+            SetAddressesError {
+                cause,
+                undo_failures: undo_failures.into_iter().collect(),
+            }
+        });
+        self.count(&state);
+        drop(state);
+        Ok(AddressChange {
+            changed: result?,
+            before,
+        })
+    }
+
+    /// Undoes a change. Returns a sentence for each step that could not be undone.
+    pub fn undo(&self, sandbox: &SandboxRef, change: &AddressChange) -> Vec<String> {
+        let result = self.set_addresses(sandbox, &change.before);
+        let failure = result.err().map(|error| error.to_string());
+        failure.into_iter().collect()
+    }
+
+    /// Removes all addresses of a sandbox from the set.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel or a program refuses, or it is not known which packets are probes.
+    pub fn release(&self, sandbox: &SandboxRef) -> Result<(), ProbeSetError> {
+        self.release_unless(sandbox, || false)
+    }
+
+    /// Removes all addresses of a sandbox unless `is_claimed` returns true. It is called under the lock, so that a claim
+    /// made meanwhile sets its addresses after the removal.
+    pub(crate) fn release_unless(
+        &self,
+        sandbox: &SandboxRef,
+        is_claimed: impl FnOnce() -> bool,
+    ) -> Result<(), ProbeSetError> {
+        let Some(mut state) = self.lock() else {
+            return Ok(());
+        };
+        if is_claimed() {
+            return Ok(());
+        }
+        self.remove_owner(&mut state, &sandbox_name(sandbox))
+    }
+
+    /// Removes the probe set and its rule from the node, if the set is empty. Returns whether there
+    /// was anything to remove.
+    ///
+    /// # Errors
+    ///
+    /// When the set has addresses, or the kernel or a program refuses.
+    pub fn clear(&self) -> Result<bool, ClearError> {
+        let Some(mut state) = self.lock() else {
+            return Ok(false);
+        };
+        let held = state.owners.count();
+        if held > 0 {
+            return Err(ClearError::Held(held));
+        }
+        let cleared = state.clear();
+        self.count(&state);
+        drop(state);
+        let cleared = cleared?;
+        if cleared {
+            tracing::info!("Removed the probe set from the node");
+        }
+        Ok(cleared)
+    }
+
+    /// Removes the addresses of sandboxes that have been unclaimed for the grace period.
+    pub(crate) fn remove_unclaimed(&self, claimed: &BTreeSet<String>) {
+        let Some(mut state) = self.lock() else {
+            return;
+        };
+        let names = state.owners.names();
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in orphans.due(names, claimed, Instant::now()) {
+            match self.remove_owner(&mut state, &name) {
+                Ok(()) => {
+                    tracing::info!(
+                        sandbox = name,
+                        "Removed unclaimed addresses from the probe set"
+                    );
+                }
+                Err(error) => {
+                    let error = with_causes(&error);
+                    tracing::warn!(
+                        sandbox = name,
+                        error,
+                        "Cannot remove unclaimed addresses from the probe set"
+                    );
+                }
+            }
+        }
+    }
+
+    /// If it fails, the addresses stay recorded, so that it is tried again.
+    fn remove_owner(&self, state: &mut State, name: &str) -> Result<(), ProbeSetError> {
+        let before = state.owners.addresses_of(name);
+        let result = state.set(name, &BTreeSet::new());
+        if result.is_err() {
+            state.owners.set(name, &before);
+        }
+        self.count(state);
+        result.map(drop)
+    }
+
+    /// Reads the probe set and repairs differences. Returns whether it is in sync.
+    fn reconcile(&self, now: Instant, trigger: Trigger) -> bool {
+        let Some(mut state) = self.lock() else {
+            return true;
+        };
+        let result = self.try_reconcile(&mut state, now, trigger);
+        self.count(&state);
+        drop(state);
+        let is_in_sync = result.is_ok();
+        self.readiness.set(SET_CONDITION, result);
+        is_in_sync
+    }
+
+    fn try_reconcile(
+        &self,
+        state: &mut State,
+        now: Instant,
+        trigger: Trigger,
+    ) -> Result<(), String> {
+        let describe_error = |error: ProbeSetError| with_causes(&error);
+        let differences = match state.read().map_err(describe_error)? {
+            Some(differences) => differences,
+            None if state.in_use => vec!["the whole set is missing".to_owned()],
+            None => return Ok(()),
+        };
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let differences = differences.join("; ");
+        let decision = self
+            .budget
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .decide(now);
+        if decision != RepairDecision::Allowed {
+            if decision == RepairDecision::LimitReached {
+                tracing::error!(
+                    differences,
+                    "Another process keeps changing the node's probe set"
+                );
+            }
+            return Err(format!("another process keeps changing it: {differences}"));
+        }
+        state.write().map_err(describe_error)?;
+        match trigger {
+            Trigger::Own => tracing::info!(differences, "Rewrote the node's probe set"),
+            Trigger::External => {
+                self.counts.restores.inc();
+                tracing::warn!(differences, "Repaired the node's probe set");
+            }
+        }
+        Ok(())
+    }
+
+    /// Determines again which packets are probes. Returns whether that changed.
+    fn refresh_selection(&self) -> bool {
+        let Some(mut state) = self.lock() else {
+            return false;
+        };
+        let selected = state.refresh_selection();
+        let user = state.selector.kubelet_user();
+        drop(state);
+        self.counts
+            .kubelet_user
+            .store(user.map_or(-1, i64::from), Ordering::Relaxed);
+        let Some(selected) = selected else {
+            return false;
+        };
+        let condition = selected.as_ref().map(drop).map_err(ToString::to_string);
+        self.readiness.set(MATCH_CONDITION, condition);
+        selected.unwrap_or(false)
+    }
+
+    fn needs_read(&self) -> bool {
+        self.lock().is_some_and(|mut state| state.needs_read())
+    }
+
+    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
+        self.lock()
+            .is_some_and(|state| state.in_use && state.backend.is_relevant(family, table, port))
+    }
+
+    fn intervals(&self, read_duration: Duration) -> Intervals {
+        const WHEN_OFF: Intervals = Intervals {
+            check: Duration::from_secs(60),
+            read: Duration::from_secs(60),
+        };
+        self.lock()
+            .map_or(WHEN_OFF, |state| state.intervals(read_duration))
+    }
+
+    /// Returns the number of addresses in the set.
+    pub fn elements(&self) -> u64 {
+        self.counts.elements.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of repairs after changes by other processes.
+    pub fn restores(&self) -> u64 {
+        self.counts.restores.get()
+    }
+
+    pub(crate) fn restores_counter(&self) -> Counter {
+        self.counts.restores.clone()
+    }
+
+    /// Returns the kubelet's user if probes are matched by it and it was found.
+    pub fn kubelet_user(&self) -> Option<u32> {
+        u32::try_from(self.counts.kubelet_user.load(Ordering::Relaxed)).ok()
+    }
+
+    fn count(&self, state: &State) {
+        let elements = u64::try_from(state.owners.count()).unwrap_or(u64::MAX);
+        self.counts.elements.store(elements, Ordering::Relaxed);
+    }
+
+    /// A poisoned lock is safe to use: the next reconciliation repairs what a panic left.
+    fn lock(&self) -> Option<MutexGuard<'_, State>> {
+        let state = self.state.as_ref()?;
+        Some(state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

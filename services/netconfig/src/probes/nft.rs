@@ -1,0 +1,265 @@
+//! The probe set in nf_tables: a table of our own. Each change is one transaction, which concurrent changes make void.
+
+use std::{io, net::IpAddr, time::Duration};
+
+use super::{
+    ProbeSetError,
+    backend::{DesiredOwner, Intervals, ObservedSet, SetBackend, UpdateOutcome},
+    refcount::{Action, Elements, decide_action},
+    rules::{SETS, TABLE, set_of, table, tag},
+    selector::Selected,
+    settings::ProbeSettings,
+};
+use crate::{
+    backend::Observed,
+    family::Family,
+    netlink::KernelError,
+    nftables::{Edit, Nftables},
+};
+
+/// Number of attempts while other processes keep changing the node's tables.
+const MAX_ATTEMPTS: usize = 16;
+
+/// NFPROTO_INET of linux/netfilter.h.
+const INET: u8 = 1;
+
+#[derive(Debug)]
+pub(crate) struct Nft {
+    nftables: Nftables,
+    port: u32,
+}
+
+impl Nft {
+    /// Opens the calling thread's netns.
+    pub(crate) fn open() -> io::Result<Self> {
+        let (nftables, port) = Nftables::open_persistent()?;
+        Ok(Self { nftables, port })
+    }
+
+    fn read_once(
+        &mut self,
+        selected: &Selected,
+        settings: &ProbeSettings,
+    ) -> Result<Option<ObservedSet>, KernelError> {
+        let seen = self.nftables.read_table(&[TABLE])?;
+        if seen.tables.is_empty() {
+            return Ok(None);
+        }
+        let mut found = ObservedSet {
+            differences: differences(&seen, selected, settings),
+            elements: Elements::new(),
+        };
+        for set in SETS {
+            match self.nftables.elements(set) {
+                Err(error) if error.is(nix::Error::ENOENT) => {
+                    found
+                        .differences
+                        .push(format!("set {} is missing", set.name));
+                }
+                elements => found.elements.extend(elements?),
+            }
+        }
+        if seen.generation == self.nftables.generation()? {
+            Ok(Some(found))
+        } else {
+            Err(KernelError::new("read the probe table", nix::Error::EINTR))
+        }
+    }
+
+    fn update_owners_once(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<bool, KernelError> {
+        let generation = self.nftables.generation()?;
+        let mut edits = Vec::new();
+        for (address, wanted) in desired {
+            let set = set_of(Family::of(*address));
+            let found = self.nftables.comment_of(set, *address)?;
+            let action = decide_action(found.as_deref(), *wanted, requester);
+            if matches!(action, Some(Action::Delete | Action::Rename)) {
+                edits.push(Edit::Delete(set, *address));
+            }
+            if let (Some(Action::Add | Action::Rename), Some(owner)) = (action, wanted) {
+                edits.push(Edit::Add(set, *address, owner));
+            }
+        }
+        if edits.is_empty() {
+            return Ok(false);
+        }
+        self.nftables.edit(generation, &edits)?;
+        Ok(true)
+    }
+
+    /// Reads back what was written, and fails if it differs.
+    fn confirm(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<(), ProbeSetError> {
+        let mut left = Vec::new();
+        for (address, wanted) in desired {
+            let found = self
+                .nftables
+                .comment_of(set_of(Family::of(*address)), *address)?;
+            if decide_action(found.as_deref(), *wanted, requester).is_some() {
+                left.push(describe_element(*address, found.as_deref()));
+            }
+        }
+        ProbeSetError::unless_empty(left)
+    }
+}
+
+fn describe_element(address: IpAddr, found: Option<&str>) -> String {
+    match found {
+        None => format!("{address} is missing"),
+        Some(owner) => format!("{address} belongs to {owner}"),
+    }
+}
+
+/// Returns a sentence for each difference in our table, except for elements.
+fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -> Vec<String> {
+    let wanted = table(selected, settings);
+    let mut differences = Vec::new();
+    for found in &seen.tables {
+        for chain in &wanted.chains {
+            if !found.table.chains.contains(chain) {
+                differences.push(format!("chain {} is out of sync", chain.name));
+            }
+        }
+        if found.table.chains.len() > wanted.chains.len() {
+            differences.push("the table has foreign chains".to_owned());
+        }
+        if usize::try_from(found.unknown_objects) != Ok(SETS.len()) {
+            differences
+                .push("the table has other sets or objects than the two expected".to_owned());
+        }
+        if found.comment.as_deref() != Some(tag().as_str()) {
+            differences.push("the table's comment is not inpod's".to_owned());
+        }
+    }
+    differences
+}
+
+impl SetBackend for Nft {
+    fn families(&self) -> &'static [Family] {
+        &Family::ALL
+    }
+
+    fn read(
+        &mut self,
+        selected: &Selected,
+        settings: &ProbeSettings,
+    ) -> Result<Option<ObservedSet>, ProbeSetError> {
+        let read = || self.read_once(selected, settings);
+        Ok(retry_on_race(read)?)
+    }
+
+    fn write(
+        &mut self,
+        selected: &Selected,
+        settings: &ProbeSettings,
+        elements: &Elements,
+    ) -> Result<(), ProbeSetError> {
+        let table = table(selected, settings);
+        let sets = SETS.map(|set| {
+            let of_family = elements.iter();
+            let of_family = of_family.filter(|(address, _)| Family::of(**address) == set.family);
+            let elements = of_family.map(|(address, owner)| (*address, owner.as_str()));
+            (set, elements.collect())
+        });
+        retry_on_race(|| {
+            let seen = self.nftables.read_table(&[TABLE])?;
+            self.nftables.replace_table(&seen, &table, &tag(), &sets)
+        })?;
+        let found = self.read(selected, settings)?.unwrap_or_default();
+        let mut left = found.differences;
+        if found.elements != *elements {
+            left.push("the kernel holds other elements than were written".to_owned());
+        }
+        ProbeSetError::unless_empty(left)
+    }
+
+    fn clear(&mut self) -> Result<bool, ProbeSetError> {
+        let cleared = retry_on_race(|| {
+            let seen = self.nftables.read_table(&[TABLE])?;
+            if seen.tables.is_empty() {
+                return Ok(false);
+            }
+            self.nftables.delete_table(&seen).map(|()| true)
+        })?;
+        let left = retry_on_race(|| self.nftables.read_table(&[TABLE]))?;
+        let left = left.ids().into_iter();
+        let left = left.map(|(_, name)| format!("the table {name} was recreated"));
+        ProbeSetError::unless_empty(left.collect())?;
+        Ok(cleared)
+    }
+
+    /// Adds without reading before and without a generation: the kernel refuses existing elements. A refusal costs the
+    /// kernel milliseconds, so this is only for elements that are believed to be new.
+    fn add(
+        &mut self,
+        requester: &str,
+        addresses: &[IpAddr],
+    ) -> Result<Option<UpdateOutcome>, ProbeSetError> {
+        const ANY: u32 = 0;
+        let edit = |address: &IpAddr| Edit::Add(set_of(Family::of(*address)), *address, requester);
+        let edits: Vec<_> = addresses.iter().map(edit).collect();
+        match self.nftables.edit(ANY, &edits) {
+            Err(error) if error.is(nix::Error::EEXIST) || error.is_race() => Ok(None),
+            Err(error) if error.is(nix::Error::ENOENT) => Ok(Some(UpdateOutcome::SetMissing)),
+            Err(error) => Err(error.into()),
+            Ok(()) => {
+                let entry = |address: &IpAddr| (*address, Some(requester));
+                self.confirm(requester, &addresses.iter().map(entry).collect::<Vec<_>>())?;
+                Ok(Some(UpdateOutcome::Done { changed: true }))
+            }
+        }
+    }
+
+    fn update_owners(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<UpdateOutcome, ProbeSetError> {
+        match retry_on_race(|| self.update_owners_once(requester, desired)) {
+            // Missing elements are not deleted, so that it must be the table that is missing.
+            Err(error) if error.is(nix::Error::ENOENT) => Ok(UpdateOutcome::SetMissing),
+            Err(error) => Err(error.into()),
+            Ok(changed) => {
+                if changed {
+                    self.confirm(requester, desired)?;
+                }
+                Ok(UpdateOutcome::Done { changed })
+            }
+        }
+    }
+
+    /// Every change of an nf_tables table is notified.
+    fn needs_read(&mut self, _elements: &Elements) -> bool {
+        false
+    }
+
+    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
+        (family, table) == (INET, TABLE) && port != self.port
+    }
+
+    fn intervals(&self, _read_duration: Duration) -> Intervals {
+        Intervals {
+            check: Duration::from_secs(1),
+            read: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Tries again after concurrent changes.
+fn retry_on_race<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {
+    let mut attempts = MAX_ATTEMPTS;
+    loop {
+        attempts -= 1;
+        match work() {
+            Err(error) if error.is_race() && attempts > 0 => {}
+            result => return result,
+        }
+    }
+}

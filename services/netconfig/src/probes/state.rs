@@ -1,0 +1,196 @@
+//! The state of the probe set, and its changes. Used under a lock.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use super::{
+    ProbeSetError,
+    backend::{Intervals, SetBackend, UpdateOutcome},
+    cgroup,
+    eni::Eni,
+    refcount::{Elements, Owners},
+    selector::{SelectError, Selected, Selector},
+    settings::ProbeSettings,
+};
+use crate::family::Family;
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) backend: Box<dyn SetBackend>,
+    pub(super) settings: ProbeSettings,
+    pub(super) selector: Selector,
+    /// The sender that the rule was written for, once known.
+    selected: Option<Selected>,
+    pub(super) owners: Owners,
+    /// True if the kernel holds elements or a rule of ours, or should.
+    pub(super) in_use: bool,
+    pub(super) eni: Option<Eni>,
+}
+
+impl State {
+    pub(super) fn new(
+        backend: Box<dyn SetBackend>,
+        settings: ProbeSettings,
+        eni: Option<Eni>,
+    ) -> Self {
+        Self {
+            backend,
+            selector: Selector::new(settings.probe_match.clone()),
+            settings,
+            selected: None,
+            owners: Owners::default(),
+            in_use: false,
+            eni,
+        }
+    }
+
+    /// Sets the addresses of an owner, in the kernel too. Returns whether anything had to be written.
+    pub(super) fn set(
+        &mut self,
+        owner: &str,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<bool, ProbeSetError> {
+        let owned = |address| self.owners.owner_of(address).is_some();
+        let is_new = !addresses.iter().copied().any(owned);
+        let affected = self.owners.set(owner, addresses);
+        if affected.is_empty() {
+            return Ok(false);
+        }
+        let is_new = is_new && affected.len() == addresses.len();
+        let families = self.backend.families();
+        let affected: Vec<_> = affected.into_iter().collect();
+        let held = affected
+            .iter()
+            .filter(|address| families.contains(&Family::of(**address)));
+        let desired = held.map(|address| (*address, self.owners.owner_of(*address)));
+        let desired: Vec<_> = desired.collect();
+        let is_wanted = desired.iter().any(|(_, wanted)| wanted.is_some());
+        let added = if is_new {
+            let addresses: Vec<_> = desired.iter().map(|(address, _)| *address).collect();
+            self.backend.add(owner, &addresses)?
+        } else {
+            None
+        };
+        let outcome = match added {
+            Some(outcome) => outcome,
+            None => self.backend.update_owners(owner, &desired)?,
+        };
+        let changed = match outcome {
+            UpdateOutcome::Done { changed } => changed,
+            UpdateOutcome::SetMissing if is_wanted => {
+                self.write()?;
+                true
+            }
+            UpdateOutcome::SetMissing => false,
+        };
+        self.in_use |= is_wanted;
+        Ok(self.route_branch_eni(&affected)? || changed)
+    }
+
+    /// Updates the routing of probes of pods with an AWS branch ENI.
+    fn route_branch_eni(&mut self, affected: &[IpAddr]) -> Result<bool, ProbeSetError> {
+        let Some(eni) = &mut self.eni else {
+            return Ok(false);
+        };
+        let wanted = |address: &IpAddr| self.owners.owner_of(*address).is_some();
+        let (current, gone): (BTreeSet<_>, BTreeSet<_>) =
+            affected.iter().copied().partition(wanted);
+        eni.update(&current, &gone)
+    }
+
+    /// Writes the set and its rule as a whole.
+    pub(super) fn write(&mut self) -> Result<(), ProbeSetError> {
+        let selected = self.selected(true)?;
+        let elements = self.elements();
+        let (backend, settings) = (&mut self.backend, &self.settings);
+        let mut write = || backend.write(&selected, settings, &elements);
+        match &selected {
+            Selected::Cgroup(_) => {
+                cgroup::in_host_cgroup_namespace(write).map_err(ProbeSetError::View)??;
+            }
+            Selected::Socket | Selected::User(_) => write()?,
+        }
+        self.in_use = true;
+        Ok(())
+    }
+
+    /// Removes the set and its rule. Returns whether there was anything to remove.
+    pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
+        let cleared = match self.selected(false) {
+            // iptables resolves the path of the cgroup in the rule that it deletes.
+            Ok(Selected::Cgroup(_)) => cgroup::in_host_cgroup_namespace(|| self.backend.clear())
+                .map_err(ProbeSetError::View)??,
+            Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.backend.clear()?,
+        };
+        self.in_use = false;
+        Ok(cleared)
+    }
+
+    /// Reads the set and its rule, and returns a sentence for each difference, or `None` if there is none of ours.
+    /// Adopts elements without an owner.
+    pub(super) fn read(&mut self) -> Result<Option<Vec<String>>, ProbeSetError> {
+        let selected = self.selected(false);
+        // Elements are read even if it is unknown which rule there should be.
+        let compared = selected.as_ref().unwrap_or(&Selected::Socket);
+        let Some(found) = self.backend.read(compared, &self.settings)? else {
+            return Ok(None);
+        };
+        self.owners.adopt(&found.elements);
+        self.in_use = true;
+        selected?;
+        let mut differences = found.differences;
+        let wanted = self.elements();
+        let is_missing =
+            |(address, owner): &(&IpAddr, &String)| found.elements.get(*address) != Some(*owner);
+        let missing = wanted.iter().filter(is_missing).count();
+        if missing > 0 {
+            differences.push(format!(
+                "{missing} addresses are missing or have the wrong owner"
+            ));
+        }
+        Ok(Some(differences))
+    }
+
+    /// Returns the desired elements of the families that the backend can hold.
+    pub(super) fn elements(&self) -> Elements {
+        let families = self.backend.families();
+        let elements = self.owners.elements().into_iter();
+        let held = elements.filter(|(address, _)| families.contains(&Family::of(*address)));
+        held.collect::<BTreeMap<_, _>>()
+    }
+
+    /// Returns the sender of probes: the one known from before, if any.
+    fn selected(&mut self, is_urgent: bool) -> Result<Selected, SelectError> {
+        if let Some(known) = &self.selected {
+            return Ok(known.clone());
+        }
+        let found = self.selector.select(is_urgent);
+        let found = found.unwrap_or(Err(SelectError::NoKubelet))?;
+        self.selected = Some(found.clone());
+        Ok(found)
+    }
+
+    /// Determines the sender again. Returns `true` if it changed. If none is found, the last one stays: a restarted
+    /// kubelet most likely has the same user.
+    pub(super) fn refresh_selection(&mut self) -> Option<Result<bool, SelectError>> {
+        let found = match self.selector.select(false)? {
+            Ok(found) => found,
+            Err(error) => return Some(Err(error)),
+        };
+        let is_other = self.selected.as_ref() != Some(&found);
+        self.selected = Some(found);
+        Some(Ok(is_other))
+    }
+
+    pub(super) fn needs_read(&mut self) -> bool {
+        let elements = self.elements();
+        self.in_use && self.backend.needs_read(&elements)
+    }
+
+    pub(super) fn intervals(&self, read_duration: Duration) -> Intervals {
+        self.backend.intervals(read_duration)
+    }
+}

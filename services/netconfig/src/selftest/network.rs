@@ -1,0 +1,294 @@
+//! Two temporary netns, connected by a veth.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd as _, AsRawFd as _},
+    time::Duration,
+};
+
+use inpod_linux::{CreateError, EnterError, Netns};
+use netlink_bindings::{
+    rt_addr::{self, Ifaddrmsg},
+    rt_link::{self, Ifinfomsg},
+    rt_route::{self, Rtmsg},
+};
+use nix::sys::socket::SockProtocol;
+use socket2::{Domain, Protocol, Socket as Plain, Type};
+
+use crate::{
+    family::Family,
+    marks::FROM_ZTUNNEL,
+    netlink::{
+        KernelError, Socket,
+        route::{SCOPE_LINK, TYPE_UNICAST},
+    },
+};
+
+/// The port of the application.
+pub(super) const APPLICATION: u16 = 8080;
+
+/// Timeout of a connection. On the same machine it takes no time unless the load is high.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// IFF_UP of linux/if.h.
+const UP: u32 = 1;
+/// IFA_F_NODAD of linux/if_addr.h: the address is usable at once.
+const NODAD: u8 = 2;
+/// RT_TABLE_MAIN of linux/rtnetlink.h.
+const MAIN: u8 = 254;
+/// The name of both ends of the veth.
+const INTERFACE: &str = "eth0";
+/// The name that the kernel gives to the other end of a netns's first veth.
+const OTHER_END: &str = "veth0";
+
+/// An error of creating the netns and the veth.
+#[derive(Debug, thiserror::Error)]
+pub enum TestNetworkError {
+    #[error("cannot create a netns")]
+    Create(#[from] CreateError),
+    #[error("cannot enter a netns of the self-test")]
+    Enter(#[from] EnterError),
+    #[error("cannot open a socket in a netns of the self-test")]
+    Socket(#[from] io::Error),
+    #[error("the kernel refused")]
+    Kernel(#[from] KernelError),
+}
+
+pub(super) struct TestNetwork {
+    pub(super) pod: Netns,
+    pub(super) peer: Netns,
+    pub(super) has_ipv6: bool,
+}
+
+/// A packet to send. Destinations are an address and a port.
+#[derive(Clone, Copy)]
+pub(super) enum Packet {
+    /// A connection of the application.
+    FromPod((IpAddr, u16)),
+    /// A connection of ztunnel, which may use another source address.
+    FromZtunnel {
+        source: Option<IpAddr>,
+        to: (IpAddr, u16),
+    },
+    /// A connection from the peer.
+    FromPeer {
+        source: Option<IpAddr>,
+        to: (IpAddr, u16),
+    },
+    /// A UDP query of the application.
+    DnsQuery((IpAddr, u16)),
+}
+
+/// A sent packet: its source, and the socket that must stay open for it to arrive.
+pub(super) struct Sent {
+    pub(super) from: SocketAddr,
+    _connection: Connection,
+}
+
+enum Connection {
+    Tcp { _stream: TcpStream },
+    Udp { _socket: UdpSocket },
+}
+
+/// Returns an address for documentation (RFC 5737, RFC 3849).
+pub(super) fn pod_address(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+    }
+}
+
+pub(super) fn peer_address(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, 2).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2).into(),
+    }
+}
+
+/// Creates a netns with nothing but `lo`, which is up: that suffices to apply rules.
+pub(super) fn netns_with_loopback() -> Result<Netns, TestNetworkError> {
+    let netns = Netns::create()?;
+    NetnsConfig::open(&netns)?.set_up("lo")?;
+    Ok(netns)
+}
+
+impl TestNetwork {
+    pub(super) fn new(probe_sources: &[IpAddr]) -> Result<Self, TestNetworkError> {
+        let (pod, peer) = (Netns::create()?, Netns::create()?);
+        let has_ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
+        let network = Self {
+            pod,
+            peer,
+            has_ipv6,
+        };
+        let mut inside = NetnsConfig::open(&network.pod)?;
+        let mut outside = NetnsConfig::open(&network.peer)?;
+        inside.add_veth(&network.peer)?;
+        for netns in [&mut inside, &mut outside] {
+            netns.set_up("lo")?;
+            netns.set_up(INTERFACE)?;
+        }
+        for family in network.families() {
+            inside.add_address(pod_address(*family))?;
+            outside.add_address(peer_address(*family))?;
+            // Replies to probes need a route.
+            inside.add_default_route(*family)?;
+        }
+        let is_tried = |source: &&IpAddr| has_ipv6 || source.is_ipv4();
+        for source in probe_sources.iter().filter(is_tried) {
+            outside.add_address(*source)?;
+        }
+        Ok(network)
+    }
+
+    pub(super) fn families(&self) -> &'static [Family] {
+        if self.has_ipv6 {
+            &Family::ALL
+        } else {
+            &[Family::V4]
+        }
+    }
+
+    pub(super) fn send(&self, packet: Packet) -> io::Result<Sent> {
+        match packet {
+            Packet::FromPod(to) => connect(&self.pod, false, None, to.into()),
+            Packet::FromZtunnel { source, to } => connect(&self.pod, true, source, to.into()),
+            Packet::FromPeer { source, to } => connect(&self.peer, false, source, to.into()),
+            Packet::DnsQuery(to) => self.send_query(to.into()),
+        }
+    }
+
+    fn send_query(&self, to: SocketAddr) -> io::Result<Sent> {
+        let from = SocketAddr::from((pod_address(Family::of(to.ip())), 0));
+        let socket = open_inside(&self.pod, || UdpSocket::bind(from))?;
+        socket.send_to(b"?", to)?;
+        Ok(Sent {
+            from: socket.local_addr()?,
+            _connection: Connection::Udp { _socket: socket },
+        })
+    }
+}
+
+/// Opens a socket inside of a netns. It stays in that netns when it is used from outside.
+pub(super) fn open_inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    netns.within(open).map_err(io::Error::other)?
+}
+
+fn connect(
+    netns: &Netns,
+    is_ztunnels: bool,
+    source: Option<IpAddr>,
+    to: SocketAddr,
+) -> io::Result<Sent> {
+    let socket = open_inside(netns, || {
+        Plain::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))
+    })?;
+    if is_ztunnels {
+        socket.set_mark(FROM_ZTUNNEL.value())?;
+    }
+    if let Some(source) = source {
+        bind_source(&socket, source)?;
+    }
+    socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
+    let stream = TcpStream::from(socket);
+    Ok(Sent {
+        from: stream.local_addr()?,
+        _connection: Connection::Tcp { _stream: stream },
+    })
+}
+
+fn bind_source(socket: &Plain, source: IpAddr) -> io::Result<()> {
+    match source {
+        IpAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
+        IpAddr::V6(_) => socket.set_freebind_v6(true)?,
+    }
+    socket.bind(&SocketAddr::new(source, 0).into())
+}
+
+/// Configures interfaces, addresses and routes of one netns.
+struct NetnsConfig<'a> {
+    netns: &'a Netns,
+    socket: Socket,
+}
+
+impl<'a> NetnsConfig<'a> {
+    fn open(netns: &'a Netns) -> Result<Self, TestNetworkError> {
+        let socket = open_inside(netns, || Socket::open(SockProtocol::NetlinkRoute))?;
+        Ok(Self { netns, socket })
+    }
+
+    fn index(&self, name: &str) -> Result<u32, TestNetworkError> {
+        let index = self.netns.within(|| nix::net::if_::if_nametoindex(name))?;
+        Ok(index.map_err(io::Error::from)?)
+    }
+
+    /// Creates the veth in this netns, and moves its other end to `there`.
+    fn add_veth(&mut self, there: &Netns) -> Result<(), TestNetworkError> {
+        let request = rt_link::Request::new().set_create().set_excl();
+        let mut request = request.op_newlink_do(&Ifinfomsg::new());
+        let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
+        drop(attributes.nested_linkinfo().push_kind(c"veth").end_nested());
+        self.socket.act("create a veth", &request)?;
+        let header = self.header(OTHER_END, 0)?;
+        let mut request = rt_link::Request::new().op_setlink_do(&header);
+        let there = u32::try_from(there.as_fd().as_raw_fd()).unwrap_or(u32::MAX);
+        let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
+        drop(attributes.push_net_ns_fd(there));
+        Ok(self
+            .socket
+            .act("move the other end of the veth", &request)?)
+    }
+
+    fn set_up(&mut self, name: &str) -> Result<(), TestNetworkError> {
+        let header = self.header(name, UP)?;
+        let request = rt_link::Request::new().op_setlink_do(&header);
+        Ok(self.socket.act("set an interface up", &request)?)
+    }
+
+    fn header(&self, name: &str, flags: u32) -> Result<Ifinfomsg, TestNetworkError> {
+        Ok(Ifinfomsg {
+            ifi_index: i32::try_from(self.index(name)?).unwrap_or(0),
+            ifi_flags: flags,
+            ifi_change: flags,
+            ..Ifinfomsg::new()
+        })
+    }
+
+    /// Adds an address: those of the pod and the peer with their network, others as single addresses.
+    fn add_address(&mut self, address: IpAddr) -> Result<(), TestNetworkError> {
+        let family = Family::of(address);
+        let is_on_link = [pod_address(family), peer_address(family)].contains(&address);
+        let header = Ifaddrmsg {
+            ifa_family: family.number(),
+            ifa_prefixlen: match (family, is_on_link) {
+                (Family::V4, true) => 24,
+                (Family::V4, false) => 32,
+                (Family::V6, true) => 64,
+                (Family::V6, false) => 128,
+            },
+            ifa_flags: if family == Family::V6 { NODAD } else { 0 },
+            ifa_index: self.index(INTERFACE)?,
+            ..Ifaddrmsg::new()
+        };
+        let request = rt_addr::Request::new().set_create();
+        let mut request = request.op_newaddr_do(&header);
+        drop(request.encode().push_local(address).push_address(address));
+        Ok(self.socket.act("add an address", &request)?)
+    }
+
+    fn add_default_route(&mut self, family: Family) -> Result<(), TestNetworkError> {
+        let header = Rtmsg {
+            rtm_family: family.number(),
+            rtm_table: MAIN,
+            rtm_scope: SCOPE_LINK,
+            rtm_type: TYPE_UNICAST,
+            ..Rtmsg::new()
+        };
+        let index = self.index(INTERFACE)?;
+        let request = rt_route::Request::new().set_create();
+        let mut request = request.op_newroute_do(&header);
+        drop(request.encode().push_oif(index));
+        Ok(self.socket.act("add a default route", &request)?)
+    }
+}

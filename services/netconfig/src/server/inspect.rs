@@ -1,0 +1,155 @@
+//! Inspects a netns: a claimed one or, for callers that may claim, one at a path. Shared by all calls that inspect.
+
+use std::sync::Arc;
+
+use inpod_linux::Netns;
+use inpod_proto::{
+    Class, addresses_to,
+    netconfig::v1::{
+        InspectNetnsResponse, ListListenersResponse, inspect_netns_request, list_listeners_request,
+    },
+    required,
+    types::v1::{NetnsRef, SandboxRef},
+};
+use inpod_service::peer::Peer;
+use inpod_types::{ContainerId, with_causes};
+use tonic::Status;
+
+use super::{
+    Handler,
+    wire::{describe_finding, describe_listener, describe_process, invalid, missing},
+    work::blocking,
+};
+use crate::{
+    apply::{Observation, Writer},
+    claims::{Claim, Claims, validate},
+    conflicts,
+    error::ClaimError,
+    inspect::{self, Proxies},
+};
+
+/// The netns that a request names.
+pub(super) enum Target {
+    Sandbox(SandboxRef),
+    Netns(NetnsRef),
+}
+
+impl From<inspect_netns_request::Target> for Target {
+    fn from(target: inspect_netns_request::Target) -> Self {
+        match target {
+            inspect_netns_request::Target::Sandbox(sandbox) => Self::Sandbox(sandbox),
+            inspect_netns_request::Target::Netns(netns) => Self::Netns(netns),
+        }
+    }
+}
+
+impl From<list_listeners_request::Target> for Target {
+    fn from(target: list_listeners_request::Target) -> Self {
+        match target {
+            list_listeners_request::Target::Sandbox(sandbox) => Self::Sandbox(sandbox),
+            list_listeners_request::Target::Netns(netns) => Self::Netns(netns),
+        }
+    }
+}
+
+/// An open netns that the caller may inspect.
+pub(super) enum InspectedNetns {
+    Claimed(Arc<Claim>),
+    /// Opened for this call only.
+    Open(Netns),
+}
+
+impl InspectedNetns {
+    fn netns(&self) -> &Netns {
+        match self {
+            Self::Claimed(claim) => &claim.netns,
+            Self::Open(netns) => netns,
+        }
+    }
+
+    fn container_id(&self) -> Option<&ContainerId> {
+        match self {
+            Self::Claimed(claim) => Some(&claim.sandbox.container_id),
+            Self::Open(_) => None,
+        }
+    }
+}
+
+impl Handler {
+    /// Opens the target and inspects it, if the peer may.
+    pub(super) async fn inspect_target<T: Send + 'static>(
+        &self,
+        peer: &Peer,
+        target: Option<impl Into<Target>>,
+        inspect: impl FnOnce(&InspectedNetns) -> Result<T, ClaimError> + Send + 'static,
+    ) -> Result<T, Status> {
+        match target.ok_or_else(|| missing("target"))?.into() {
+            Target::Sandbox(sandbox) => {
+                let claim = self.claim_of(Some(sandbox))?;
+                blocking(move || inspect(&InspectedNetns::Claimed(claim))).await
+            }
+            Target::Netns(netns) => {
+                // Only a caller that may claim a path may have it opened.
+                peer.require(Class::Service)?;
+                let wanted = required("netns", Some(netns)).map_err(invalid)?;
+                let roots = Arc::clone(&self.roots);
+                blocking(move || inspect(&InspectedNetns::Open(validate::open(&wanted, &roots)?)))
+                    .await
+            }
+        }
+    }
+}
+
+/// Returns the users of a sidecar's proxy: from the last observation if claimed, which costs nothing.
+fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
+    let published = match subject {
+        InspectedNetns::Claimed(claim) => claims.last_published(claim),
+        InspectedNetns::Open(_) => None,
+    };
+    if let Some(state) = published {
+        return state.observation.proxies.clone();
+    }
+    let observed = writer.observe(subject.netns()).unwrap_or_else(|error| {
+        let error = with_causes(&error);
+        tracing::debug!(error, "Cannot tell whether a sidecar is in a netns");
+        Observation::default()
+    });
+    observed.proxies
+}
+
+pub(super) fn inspect(
+    subject: &InspectedNetns,
+    claims: &Claims,
+    writer: &Writer,
+) -> Result<InspectNetnsResponse, ClaimError> {
+    let netns = subject.netns();
+    let sockets = inspect::sockets(netns, &proxies(subject, claims, writer))?;
+    let container_id = subject.container_id().map(ContainerId::as_str);
+    let processes = inspect::processes(netns, container_id)?;
+    let addresses = inspect::addresses(netns)?;
+    let given = match subject {
+        InspectedNetns::Claimed(claim) => &claim.addresses,
+        InspectedNetns::Open(_) => &addresses,
+    };
+    let findings = conflicts::find_conflicts(netns, given)?;
+    Ok(InspectNetnsResponse {
+        instance_id: String::new(),
+        netns: Some(netns.id().into()),
+        addresses: addresses_to(&addresses),
+        processes: processes.into_iter().map(describe_process).collect(),
+        listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
+        captured_flows: sockets.captured_flows,
+        path_intact: netns.path_intact(),
+        direct_flows: sockets.direct_flows,
+        findings: findings.into_iter().map(describe_finding).collect(),
+    })
+}
+
+pub(super) fn listeners(subject: &InspectedNetns) -> Result<ListListenersResponse, ClaimError> {
+    let listeners = inspect::listeners(subject.netns())?;
+    Ok(ListListenersResponse {
+        instance_id: String::new(),
+        netns: Some(subject.netns().id().into()),
+        listeners: listeners.iter().map(describe_listener).collect(),
+    })
+}

@@ -1,0 +1,104 @@
+//! The probe addresses of ApplyRules.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use inpod_proto::{Invalid, addresses_from};
+
+use crate::{apply::Applied, claims::Claim, error::ApplyError, probes::ProbeSet};
+
+const FIELD: &str = "probe_addresses";
+
+const MAX_PROBE_ADDRESSES: usize = 16;
+
+/// Parses and deduplicates the addresses. Refuses addresses that no pod can have: an element of the set affects all
+/// traffic of the node to that address.
+pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
+    let found = texts.len();
+    if found > MAX_PROBE_ADDRESSES {
+        let why = format!("{FIELD} has {found} entries, at most {MAX_PROBE_ADDRESSES} are allowed");
+        return Err(Invalid::new(FIELD, why));
+    }
+    let addresses: BTreeSet<_> = addresses_from(texts, FIELD)?.into_iter().collect();
+    match addresses
+        .iter()
+        .find(|address| is_never_a_pod_address(**address))
+    {
+        None => Ok(addresses),
+        Some(bad) => {
+            let why = format!("{FIELD}: {bad} cannot be the address of a pod");
+            Err(Invalid::new(FIELD, why))
+        }
+    }
+}
+
+fn is_never_a_pod_address(address: IpAddr) -> bool {
+    address.is_loopback()
+        || address.is_unspecified()
+        || address.is_multicast()
+        || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
+        || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// Sets the probe addresses, then applies the rules. If these fail, the addresses are restored.
+pub(super) fn apply(
+    probe_set: &ProbeSet,
+    claim: &Claim,
+    addresses: &BTreeSet<IpAddr>,
+    rules: impl FnOnce() -> Result<Applied, ApplyError>,
+) -> Result<Applied, ApplyError> {
+    let change = probe_set.set_addresses(&claim.sandbox, addresses)?;
+    match rules() {
+        Ok(applied) => Ok(Applied {
+            changed: applied.changed || change.changed,
+            ..applied
+        }),
+        // The rules are applied, and need the addresses.
+        Err(error @ ApplyError::Inspect(_)) => Err(error),
+        Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(texts: &[&str]) -> Result<BTreeSet<IpAddr>, Invalid> {
+        let texts: Vec<_> = texts.iter().map(|&text| text.to_owned()).collect();
+        parse(&texts)
+    }
+
+    #[test]
+    fn addresses_are_taken_once_each() {
+        let found = parsed(&["10.0.0.1", "fd00::1", "10.0.0.1"]).unwrap();
+        let wanted = ["10.0.0.1", "fd00::1"].map(|text| text.parse().unwrap());
+        assert_eq!(found, wanted.into());
+        assert!(parsed(&[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_address_of_a_pod_is_refused_by_name() {
+        for bad in [
+            "",
+            "x",
+            "10.0.0.0/8",
+            "127.0.0.1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "0.0.0.0",
+            "::",
+            "::1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "fe80::1",
+        ] {
+            assert_eq!(parsed(&[bad]).unwrap_err().field(), FIELD, "{bad}");
+        }
+    }
+
+    #[test]
+    fn more_addresses_than_a_pod_can_have_are_refused() {
+        assert!(parsed(&["10.0.0.1"; 16]).is_ok());
+        let error = parsed(&["10.0.0.1"; 17]).unwrap_err();
+        assert!(error.to_string().contains("17 entries"), "{error}");
+    }
+}
