@@ -57,7 +57,7 @@ pub struct EnrollContext<'a> {
 
 impl std::fmt::Debug for EnrollContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Run")
+        f.debug_struct("EnrollContext")
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }
