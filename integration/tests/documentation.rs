@@ -93,13 +93,13 @@ fn keys_table() -> String {
     for key in keys::table() {
         let keys::Key {
             name,
-            on,
+            location,
             access,
             by,
             values,
             does,
         } = key;
-        let (on, access) = (on.words(), access.words());
+        let (on, access) = (location.describe(), access.describe());
         writeln!(
             table,
             "| `{name}` | {on} | {access} by {by} | {values} | {does} |"

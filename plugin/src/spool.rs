@@ -203,7 +203,7 @@ impl From<&Netns> for NetnsRef {
         Self {
             device: netns.device,
             inode: netns.inode,
-            ..Self::at(&netns.path)
+            ..Self::from_path(&netns.path)
         }
     }
 }

@@ -95,7 +95,7 @@ fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
         Ok(found) => Ok(NetnsRef {
             device: Some(found.dev()),
             inode: Some(found.ino()),
-            ..NetnsRef::at(path)
+            ..NetnsRef::from_path(path)
         }),
         Err(error) => {
             let missing = error.kind() == io::ErrorKind::NotFound;
@@ -230,7 +230,7 @@ fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outco
         netns: detachment
             .netns
             .as_ref()
-            .map(|path| (&NetnsRef::at(path)).into()),
+            .map(|path| (&NetnsRef::from_path(path)).into()),
         ..Entry::new(SpooledVerb::Del, cause, &detachment.sandbox)
     };
     match entry.write(&detachment.config.settings.state_dir) {

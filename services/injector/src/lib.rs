@@ -46,7 +46,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         daemon.readiness().clone(),
         metrics.clone(),
     );
-    tokio::spawn(inpod_service::vital("reload", polling));
+    tokio::spawn(inpod_service::abort_on_panic("reload", polling));
     if let Some(address) = config.metrics_address {
         let (conditions, text) = (daemon.readiness().clone(), Text(daemon.metrics().clone()));
         tokio::spawn(inpod_service::metrics::serve(address, conditions, text));
@@ -63,7 +63,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
 #[derive(Clone, Debug)]
 struct Text(inpod_service::Metrics);
 
-impl inpod_service::metrics::AsyncText for Text {
+impl inpod_service::metrics::RenderMetrics for Text {
     async fn text(&self) -> String {
         self.0.text()
     }

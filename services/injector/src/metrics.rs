@@ -26,7 +26,7 @@ impl Default for Metrics {
         Self {
             reviews: Family::default(),
             skips: Family::default(),
-            duration: inpod_service::metrics::durations(),
+            duration: inpod_service::metrics::duration_histogram(),
             reloads: Family::default(),
             evictions: Counter::default(),
             expiration: Gauge::default(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use inpod_service::Leave;
+use inpod_service::UninstallMode;
 
 use crate::{
     SERVICE, config::Config, kill_switch, metrics::Metrics, reconcile::Installer, uninstall,
@@ -18,7 +18,7 @@ use crate::{
 pub(crate) enum Command {
     Disable,
     Enable,
-    Leave(Leave),
+    Leave(UninstallMode),
 }
 
 impl Command {
@@ -26,8 +26,8 @@ impl Command {
         match name {
             "disable" => Some(Self::Disable),
             "enable" => Some(Self::Enable),
-            "uninstall" => Some(Self::Leave(Leave::Uninstall)),
-            "handover" => Some(Self::Leave(Leave::Handover)),
+            "uninstall" => Some(Self::Leave(UninstallMode::Uninstall)),
+            "handover" => Some(Self::Leave(UninstallMode::Handover)),
             _ => None,
         }
     }
@@ -35,7 +35,7 @@ impl Command {
 
 /// Runs the command and prints its result.
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
-    let message = inpod_service::configure::<Config>(&SERVICE, arguments)
+    let message = inpod_service::load_settings::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
     let (code, written) = match message {
         Ok(line) => (
@@ -67,7 +67,7 @@ fn run(command: Command, config: Config) -> anyhow::Result<String> {
     .with_context(|| format!("cannot change {}", state_dir.display()))
 }
 
-fn leave_node(config: Config, how: Leave) -> anyhow::Result<String> {
+fn leave_node(config: Config, how: UninstallMode) -> anyhow::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

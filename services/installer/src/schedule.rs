@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use inpod_service::{Daemon, Leave, leave::Marker};
+use inpod_service::{Daemon, UninstallMode, uninstall::Marker};
 
 use crate::{
     SERVICE,
@@ -26,7 +26,7 @@ const LEAVE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 ///
 /// If another installer runs on this node, or the record cannot be used.
 pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
-    let marker = Marker::of(&daemon.directory(SERVICE.name));
+    let marker = Marker::in_directory(&daemon.directory(SERVICE.name));
     wait_while_left(&config.leave_file, &marker, daemon).await;
     let mut installer = Installer::new(config, metrics)?;
     let mut watcher = None;
@@ -83,7 +83,7 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
         uninstall::read_leave_request(leave_file, marker).filter(|how| marker.is_set(*how))
     {
         // The marker is needed until Kubernetes deletes this pod.
-        daemon.forget(how == Leave::Uninstall);
+        daemon.remove_state_on_exit(how == UninstallMode::Uninstall);
         let why = format!("inpod has left this node as requested ({how})");
         if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!("{why}");
@@ -93,7 +93,7 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
         }
         tokio::time::sleep(LEAVE_POLL_INTERVAL).await;
     }
-    daemon.forget(false);
+    daemon.remove_state_on_exit(false);
 }
 
 /// Waits for an event, for the next periodic reconcile, or until inpod is to leave.

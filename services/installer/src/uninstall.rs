@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_cni_config::ISTIO_CNI;
-use inpod_service::leave::{self, Leave, Marker};
+use inpod_service::uninstall::{self, Marker, UninstallMode};
 
 use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
 
@@ -22,20 +22,20 @@ const MAX_ATTEMPTS: usize = 10;
 /// Result of an uninstall or handover.
 #[derive(Debug)]
 pub(crate) struct LeaveResult {
-    how: Leave,
+    how: UninstallMode,
     steps: Vec<String>,
     receipt: PathBuf,
 }
 
 impl LeaveResult {
     pub(crate) fn receipt_line(&self) -> String {
-        leave::line(self.how, &self.steps.join(", "))
+        uninstall::receipt_line(self.how, &self.steps.join(", "))
     }
 }
 
 /// Returns whether inpod is to leave the node. A file that cannot be read or parsed means stay.
-pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Leave> {
-    leave::read(file, marker).unwrap_or_else(|error| {
+pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<UninstallMode> {
+    uninstall::read(file, marker).unwrap_or_else(|error| {
         tracing::error!(error, "Cannot read whether to leave the node; staying");
         None
     })
@@ -45,12 +45,12 @@ pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Leave> 
 /// no pod needs it.
 pub(crate) async fn leave_node(
     mut installer: Installer,
-    how: Leave,
+    how: UninstallMode,
 ) -> anyhow::Result<LeaveResult> {
     tracing::warn!(%how, "Leaving the node");
     let mut steps = vec![leave_chain(&mut installer, how).await?];
     steps.push(remove_plugin(&mut installer).await?);
-    if how == Leave::Uninstall {
+    if how == UninstallMode::Uninstall {
         steps.extend(wait_withdrawn(&installer).await);
     }
     steps.push(remove_state(&installer)?);
@@ -65,19 +65,19 @@ pub(crate) async fn leave_node(
 pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Result<()> {
     let done = result.steps.join(", ");
     tracing::warn!(how = %result.how, done, "Left the node");
-    let written = leave::receipt(&result.receipt, result.how, &done);
+    let written = uninstall::write_receipt(&result.receipt, result.how, &done);
     written.with_context(|| format!("cannot write {}", result.receipt.display()))?;
     marker
         .set(result.how)
         .context("cannot set the marker of a node that inpod has left")
 }
 
-async fn leave_chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {
+async fn leave_chain(installer: &mut Installer, how: UninstallMode) -> anyhow::Result<String> {
     let restore = match how {
         // istio-cni's own pod would be one of those that cannot start.
         _ if !installer.has_istio_cni() => Restore::ExceptIstioCni,
-        Leave::Handover => Restore::WithIstioCni,
-        Leave::Uninstall => Restore::Everything,
+        UninstallMode::Handover => Restore::WithIstioCni,
+        UninstallMode::Uninstall => Restore::Everything,
     };
     let mut changed = Vec::new();
     for _ in 0..MAX_ATTEMPTS {
@@ -140,7 +140,7 @@ async fn wait_withdrawn(installer: &Installer) -> Option<String> {
 fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
     let plugins = config.on_host(config.plugin_state_dir());
-    inpod_service::uds::empty(&plugins)
+    inpod_service::uds::clear_directory(&plugins)
         .with_context(|| format!("cannot empty {}", plugins.display()))?;
     drop(fs::remove_dir(&plugins));
     let dir = config.record_dir();

@@ -12,7 +12,7 @@ use std::{
 use inpod_linux::{Netns, OpenError};
 use inpod_types::{
     ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef,
-    cgroup::{PodKey, place},
+    cgroup::{PodKey, find_container},
 };
 
 use crate::{
@@ -117,7 +117,7 @@ struct Scan {
 /// Lists the pod's processes that are in a netns of their own. Processes that end meanwhile are left out.
 fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
     let mut scan = Scan::default();
-    let Some(pod) = PodKey::of(pod.as_str()) else {
+    let Some(pod) = PodKey::from_uid(pod.as_str()) else {
         return Ok(scan);
     };
     let never = [proc.join("1/ns/net"), PathBuf::from("/proc/self/ns/net")];
@@ -153,7 +153,7 @@ fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Mem
 /// Returns the container of the pod that a process is in. The name of a cgroup may contain any bytes.
 fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
     let cgroup = fs::read(process.join("cgroup")).ok()?;
-    let place = place(&String::from_utf8_lossy(&cgroup))?;
+    let place = find_container(&String::from_utf8_lossy(&cgroup))?;
     (place.pod == pod).then_some(place.container)
 }
 
@@ -182,7 +182,7 @@ fn validate_group(
         let wanted = NetnsRef {
             device: Some(device),
             inode: Some(inode),
-            ..NetnsRef::at(member.path.join("ns/net"))
+            ..NetnsRef::from_path(member.path.join("ns/net"))
         };
         match validate::validate(&wanted, addresses.to_vec(), &[PROC.into()]) {
             Ok(validated) if is_same_process(&member) => {

@@ -50,7 +50,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
-use inpod_service::{Daemon, vital};
+use inpod_service::{Daemon, abort_on_panic};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -103,16 +103,16 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .start_reconciler()
         .context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(vital(
+    tasks.spawn(abort_on_panic(
         "notifications",
         notifications::run(queue, reader.clone(), subscriptions),
     ));
     let sweep = claims::sweep::run(Arc::clone(&claims), config.sweep);
-    tasks.spawn(vital("sweep", sweep));
+    tasks.spawn(abort_on_panic("sweep", sweep));
     let release_task = probes::release::run(Arc::clone(&probe_set), Arc::clone(&claims));
-    tasks.spawn(vital("probe-set", release_task));
+    tasks.spawn(abort_on_panic("probe-set", release_task));
     let netns_sock_task = netns_sock::serve(broker, claims, daemon.clone());
-    tasks.spawn(vital("netns.sock", netns_sock_task));
+    tasks.spawn(abort_on_panic("netns.sock", netns_sock_task));
     let recheck = preflight::start(&mut tasks, &writer, probes, daemon.readiness());
     let handler = Handler::new(
         reader,
@@ -128,7 +128,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     server.serve().await?;
     // netns.sock is served until here, while the gRPC server drains its calls.
     tasks.shutdown().await;
-    if daemon.forgets() {
+    if daemon.removes_state_on_exit() {
         netns_sock::remove(&daemon)?;
     }
     Ok(())

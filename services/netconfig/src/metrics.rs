@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use inpod_service::metrics::{Watched, durations};
+use inpod_service::metrics::{ObservableGauge, duration_histogram};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},
@@ -28,7 +28,7 @@ impl Metrics {
         probe_set: &Arc<ProbeSet>,
     ) -> Self {
         let metrics = Self {
-            operations: Family::new_with_constructor(durations),
+            operations: Family::new_with_constructor(duration_histogram),
             differences: Counter::default(),
         };
         let help = "Time to apply, plan, verify, drain or remove the rules of a netns, once its lock is held; the result is OK or a reason";
@@ -39,9 +39,13 @@ impl Metrics {
         let claims = Arc::clone(claims);
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
-        registry.register_collector(Watched::one("claims", help, held));
+        registry.register_collector(ObservableGauge::new("claims", help, held));
         let help = "Scans of the node's processes, to find a netns or the processes in one";
-        registry.register_collector(Watched::one("process_walks", help, inspect::proc_scans));
+        registry.register_collector(ObservableGauge::new(
+            "process_walks",
+            help,
+            inspect::proc_scans,
+        ));
         register_probes(registry, probe_set);
         metrics
     }
@@ -118,12 +122,17 @@ fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
         move || probe_set.elements()
     };
     let help = "Addresses in the node's probe set";
-    registry.register_collector(Watched::one("probe_elements", help, elements));
+    registry.register_collector(ObservableGauge::new("probe_elements", help, elements));
     let probe_set = Arc::clone(probe_set);
     let user = move || {
         let user = probe_set.kubelet_user();
         user.map(|user| ("kubelet", u64::from(user)))
     };
     let help = "User id of the kubelet, if probes are matched by it and it was found";
-    registry.register_collector(Watched::by("match", "probe_kubelet_uid", help, user));
+    registry.register_collector(ObservableGauge::by_label(
+        "match",
+        "probe_kubelet_uid",
+        help,
+        user,
+    ));
 }

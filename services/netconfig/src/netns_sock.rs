@@ -49,7 +49,7 @@ pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
 }
 
 pub(crate) fn remove(daemon: &Daemon) -> Result<(), BindError> {
-    uds::remove(&socket_path(daemon), SockType::Stream)
+    uds::remove_socket(&socket_path(daemon), SockType::Stream)
 }
 
 fn socket_path(daemon: &Daemon) -> PathBuf {
@@ -68,7 +68,7 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
                 continue;
             }
         };
-        if let Err(refused) = daemon.policy().admit(&stream, Class::Service) {
+        if let Err(refused) = daemon.policy().authorize(&stream, Class::Service) {
             tracing::warn!(error = %refused, "Refused a connection on netns.sock");
             continue;
         }

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use inpod_service::{Readiness, vital};
+use inpod_service::{Readiness, abort_on_panic};
 use inpod_types::{Failure, Reason};
 use tokio::{
     sync::Notify,
@@ -70,7 +70,7 @@ pub(crate) fn start(
         readiness.clone(),
         recheck.clone(),
     );
-    tasks.spawn(vital("preflight", runs));
+    tasks.spawn(abort_on_panic("preflight", runs));
     recheck
 }
 

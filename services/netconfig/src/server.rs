@@ -251,7 +251,7 @@ impl NetconfigService for Handler {
         &self,
         request: Request<ListListenersRequest>,
     ) -> Answer<ListListenersResponse> {
-        let (peer, target) = (peer::of(&request), request.into_inner().target);
+        let (peer, target) = (peer::of_request(&request), request.into_inner().target);
         let answer = self
             .inspect_target(&peer, target, inspect::listeners)
             .await?;
@@ -346,7 +346,7 @@ impl NetconfigService for Handler {
         &self,
         request: Request<InspectNetnsRequest>,
     ) -> Answer<InspectNetnsResponse> {
-        let (peer, target) = (peer::of(&request), request.into_inner().target);
+        let (peer, target) = (peer::of_request(&request), request.into_inner().target);
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
         let inspect = move |subject: &_| inspect::inspect(subject, &claims, &writer);
         let answer = self.inspect_target(&peer, target, inspect).await?;
@@ -363,7 +363,7 @@ impl NetconfigService for Handler {
         _request: Request<WatchDriftRequest>,
     ) -> Answer<Self::WatchDriftStream> {
         let stream = watch::watch(self.reader.clone(), &self.instance_id);
-        Ok(Response::new(Box::pin(self.shutdown.end(stream))))
+        Ok(Response::new(Box::pin(self.shutdown.end_stream(stream))))
     }
 }
 

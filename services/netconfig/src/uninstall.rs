@@ -1,7 +1,7 @@
 //! Tracks whether inpod has left this node. If so, the files of this boot are removed when the process stops, unless a
 //! pod is redirected before.
 
-use inpod_service::{Daemon, Leave, leave::Marker};
+use inpod_service::{Daemon, UninstallMode, uninstall::Marker};
 
 use crate::SERVICE;
 
@@ -14,8 +14,8 @@ pub(crate) struct UninstallState {
 impl UninstallState {
     /// Loads the state that an earlier process recorded.
     pub(crate) fn new(daemon: &Daemon) -> Self {
-        let marker = Marker::of(&daemon.directory(SERVICE.name));
-        daemon.forget(marker.is_set(Leave::Uninstall));
+        let marker = Marker::in_directory(&daemon.directory(SERVICE.name));
+        daemon.remove_state_on_exit(marker.is_set(UninstallMode::Uninstall));
         Self {
             daemon: daemon.clone(),
             marker,
@@ -24,15 +24,15 @@ impl UninstallState {
 
     /// Records that the node and its pods are free of rules of inpod.
     pub(crate) fn mark_complete(&self) {
-        if let Err(error) = self.marker.set(Leave::Uninstall) {
+        if let Err(error) = self.marker.set(UninstallMode::Uninstall) {
             tracing::warn!(%error, "Cannot record that inpod left this node");
         }
-        self.daemon.forget(true);
+        self.daemon.remove_state_on_exit(true);
     }
 
     /// Clears the record, since a pod is about to be redirected.
     pub(crate) fn cancel(&self) {
-        self.daemon.forget(false);
+        self.daemon.remove_state_on_exit(false);
         if let Err(error) = self.marker.clear() {
             tracing::warn!(%error, "Cannot clear the record that inpod left this node");
         }

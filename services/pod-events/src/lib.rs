@@ -110,7 +110,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     PluginState::start(Arc::clone(&shared), known, readiness, metrics.clone()).await;
     let adoption = Adoption::open(daemon.directory(SERVICE.name).join("inherited"));
     let uninstaller = Uninstaller::new(&shared, &registry, &daemon, adoption.completed());
-    tokio::spawn(inpod_service::vital("uninstall", uninstaller.run()));
+    tokio::spawn(inpod_service::abort_on_panic(
+        "uninstall",
+        uninstaller.run(),
+    ));
     start_followers(&shared, &registry, &conditions, synced_sender, adoption);
     let server = Server {
         registry,
@@ -124,7 +127,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     };
     daemon
         .server()
-        .lanes(server::LANES)
+        .concurrency_groups(server::CONCURRENCY_GROUPS)
         .add_service(PodEventsServiceServer::new(server))
         .serve()
         .await
@@ -173,12 +176,12 @@ fn start_followers(
     let broker = Sync::start(clients.clone(), known, readiness, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
     let ztunnels = ztunnels::sync_ztunnels(clients.clone(), source.clone(), selector, broker);
-    tokio::spawn(inpod_service::vital("ztunnels", ztunnels));
-    tokio::spawn(inpod_service::vital(
+    tokio::spawn(inpod_service::abort_on_panic("ztunnels", ztunnels));
+    tokio::spawn(inpod_service::abort_on_panic(
         "source",
         follow_source(source.changes(), registry.clone()),
     ));
-    tokio::spawn(inpod_service::vital(
+    tokio::spawn(inpod_service::abort_on_panic(
         "health",
         follow_health(source.health(), conditions.clone()),
     ));

@@ -8,7 +8,7 @@ mod view_age;
 use std::time::Duration;
 
 use inpod_proto::podevents::v1::PodState;
-use inpod_service::metrics::{Watched, durations};
+use inpod_service::metrics::{ObservableGauge, duration_histogram};
 use inpod_types::{Enrollment, Failure, Reason};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -159,8 +159,8 @@ impl Metrics {
     /// Registers the metrics of pod-events.
     pub(crate) fn register(registry: &mut Registry, pods: &Pods, shared: &Shared) -> Self {
         let metrics = Self {
-            adds: Family::new_with_constructor(durations),
-            phases: Family::new_with_constructor(durations),
+            adds: Family::new_with_constructor(duration_histogram),
+            phases: Family::new_with_constructor(duration_histogram),
             spooled: Family::default(),
         };
         let family = metrics.adds.clone();
@@ -210,11 +210,16 @@ impl Metrics {
 fn watch_pods(registry: &mut Registry, pods: &Pods) {
     let counted = pods.clone();
     let read = move || states(&counted);
-    registry.register_collector(Watched::by(PODS.labels, PODS.name, PODS.help, read));
+    registry.register_collector(ObservableGauge::by_label(
+        PODS.labels,
+        PODS.name,
+        PODS.help,
+        read,
+    ));
     let counted = pods.clone();
     let redirected = move || redirected(&counted);
     let metric = PODS_REDIRECTED;
-    registry.register_collector(Watched::by(
+    registry.register_collector(ObservableGauge::by_label(
         metric.labels,
         metric.name,
         metric.help,
@@ -227,7 +232,7 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
         failing.collect::<Vec<_>>()
     };
     let metric = PODS_FAILING;
-    registry.register_collector(Watched::by(
+    registry.register_collector(ObservableGauge::by_label(
         metric.labels,
         metric.name,
         metric.help,
@@ -241,7 +246,7 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
         counts.get(&true).copied().unwrap_or_default()
     };
     let metric = PODS_LET_THROUGH;
-    registry.register_collector(Watched::one(metric.name, metric.help, let_through));
+    registry.register_collector(ObservableGauge::new(metric.name, metric.help, let_through));
 }
 
 fn reason_name(failure: &Failure) -> &'static str {
@@ -253,14 +258,18 @@ fn watch_queue(registry: &mut Registry, shared: &Shared) {
     let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let admission = shared.admission.clone();
     let waiting = move || whole(admission.waiting());
-    registry.register_collector(Watched::one(ADDS_WAITING.name, ADDS_WAITING.help, waiting));
+    registry.register_collector(ObservableGauge::new(
+        ADDS_WAITING.name,
+        ADDS_WAITING.help,
+        waiting,
+    ));
     let admission = shared.admission.clone();
     let working = move || whole(admission.working());
     let metric = ADDS_IN_PROGRESS;
-    registry.register_collector(Watched::one(metric.name, metric.help, working));
+    registry.register_collector(ObservableGauge::new(metric.name, metric.help, working));
     let view_age = ViewAge::track(shared.source.health());
     let age = move || view_age.seconds();
-    registry.register_collector(Watched::one(VIEW_AGE.name, VIEW_AGE.help, age));
+    registry.register_collector(ObservableGauge::new(VIEW_AGE.name, VIEW_AGE.help, age));
 }
 
 fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {

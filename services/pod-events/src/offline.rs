@@ -15,7 +15,7 @@ use inpod_cni::{
     enrolled::{ENROLLED_FILE, is_disabled},
     spool::{SPOOL_DIR, boot_id},
 };
-use inpod_service::{Leave, Readiness};
+use inpod_service::{Readiness, UninstallMode};
 use inpod_types::NamespaceName;
 use tokio::{
     sync::watch,
@@ -79,7 +79,7 @@ impl PluginState {
             needs_retry: false,
         };
         state.sync(true).await;
-        tokio::spawn(inpod_service::vital("offline", state.run(changes)));
+        tokio::spawn(inpod_service::abort_on_panic("offline", state.run(changes)));
     }
 
     async fn run(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {
@@ -132,7 +132,7 @@ impl PluginState {
                 .set_held(registry.namespaces_with_managed_pods());
         }
         let complete = inventory.is_complete();
-        let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
+        let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
         let wanted = if is_uninstalling {
             self.enrolled.held().clone()
         } else {

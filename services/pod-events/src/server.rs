@@ -14,7 +14,7 @@ use inpod_proto::{
     podevents::v1::{self as wire, pod_events_service_server::PodEventsService},
     required,
 };
-use inpod_service::{Lane, Readiness, Shutdown, Trace};
+use inpod_service::{ConcurrencyGroup, Readiness, Shutdown, Trace};
 use inpod_types::{Enrollment, Failure, InvalidIdentifier, Reason, SandboxRef};
 use tonic::{Request, Response, Status};
 
@@ -63,7 +63,7 @@ fn parse_field<T: FromStr<Err = InvalidIdentifier>>(
 
 /// ADDs have a concurrency limit of their own, as have DELs together with GC, so that a DEL is not refused because ADDs
 /// wait. Only ADDs can wait for long.
-pub const LANES: &[Lane] = &[
+pub const CONCURRENCY_GROUPS: &[ConcurrencyGroup] = &[
     &["/inpod.podevents.v1.PodEventsService/AddPod"],
     &[
         "/inpod.podevents.v1.PodEventsService/DeletePod",
@@ -122,7 +122,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::DeletePodRequest>,
     ) -> Result<Response<wire::DeletePodResponse>, Status> {
-        let trace = Trace::of(request.metadata().as_ref()).here();
+        let trace = Trace::from_headers(request.metadata().as_ref()).with_current_span();
         let sandbox: SandboxRef =
             required("sandbox", request.into_inner().sandbox).map_err(to_status)?;
         let deferred = trace::scope(trace, self.registry.delete(&sandbox)).await;
@@ -178,7 +178,7 @@ impl PodEventsService for Server {
         let selection = Selection::parse(request.into_inner().pod).map_err(to_status)?;
         let (shared, registry) = (Arc::clone(&self.shared), self.registry.clone());
         let events = watch::enrollments(shared, registry, self.instance_id.clone(), selection);
-        Ok(Response::new(Box::pin(self.shutdown.end(events))))
+        Ok(Response::new(Box::pin(self.shutdown.end_stream(events))))
     }
 
     async fn list_binds(

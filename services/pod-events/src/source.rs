@@ -6,7 +6,7 @@ mod shared_map;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use inpod_kube::ReachError;
+use inpod_kube::ClientError;
 use inpod_types::{NamespaceName, NodeName, PodName, PodUid};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -132,7 +132,7 @@ pub enum SourceError {
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     #[error(transparent)]
-    Kubernetes(#[from] ReachError),
+    Kubernetes(#[from] ClientError),
 }
 
 /// The selection of objects and labels to read.

@@ -80,7 +80,7 @@ impl StatusReporter {
         let (event_queue, queued) = mpsc::channel(QUEUE_CAPACITY);
         let metrics = StatusMetrics::default();
         let events = events::send(client.clone(), node.clone(), queued, metrics.clone());
-        tokio::spawn(inpod_service::vital("events", events));
+        tokio::spawn(inpod_service::abort_on_panic("events", events));
         Self(Some(Arc::new(Inner {
             client,
             source: source.clone(),
@@ -124,7 +124,7 @@ impl StatusReporter {
         );
         // Subscribes here rather than in the controller, so that no change is missed before its first poll.
         let changes = shared.pod_changes.subscribe();
-        tokio::spawn(inpod_service::vital(
+        tokio::spawn(inpod_service::abort_on_panic(
             "status",
             controller.run(changes, adoption_done),
         ));

@@ -70,9 +70,9 @@ impl Sync {
         let (broker_instance, broker) = watch::channel(None);
         let (readiness, known) = (conditions.clone(), registry.clone());
         let follower = follow_netconfig(clients.clone(), known, readiness, netconfig_instance);
-        tokio::spawn(inpod_service::vital("netconfig", follower));
+        tokio::spawn(inpod_service::abort_on_panic("netconfig", follower));
         let follower = follow_broker(clients.clone(), conditions.clone(), broker_instance);
-        tokio::spawn(inpod_service::vital("ztunnel-broker", follower));
+        tokio::spawn(inpod_service::abort_on_panic("ztunnel-broker", follower));
         let sync = Self {
             clients,
             registry,
@@ -83,7 +83,7 @@ impl Sync {
             adoption,
             source,
         };
-        tokio::spawn(inpod_service::vital("sync", sync.run()));
+        tokio::spawn(inpod_service::abort_on_panic("sync", sync.run()));
         broker
     }
 

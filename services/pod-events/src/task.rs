@@ -26,7 +26,7 @@ use std::{
 };
 
 use inpod_cni::enrolled::is_disabled;
-use inpod_service::{Leave, Trace};
+use inpod_service::{Trace, UninstallMode};
 use inpod_types::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -120,7 +120,7 @@ impl Shared {
 
     pub fn policy(&self) -> Policy<'_> {
         Policy {
-            is_uninstalling: self.leave_mode.is(Leave::Uninstall),
+            is_uninstalling: self.leave_mode.is(UninstallMode::Uninstall),
             ..self.config.policy()
         }
     }

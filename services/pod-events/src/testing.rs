@@ -103,7 +103,7 @@ pub(crate) fn record(container_id: &str) -> Record {
         sandbox: sandbox(container_id),
         pod: pod("shop", "web").pod,
         service_account: "default".parse().unwrap(),
-        netns: NetnsRef::at("/run/netns/web"),
+        netns: NetnsRef::from_path("/run/netns/web"),
         netns_id: None,
         addresses: vec!["10.0.0.1".parse().unwrap()],
         revision: Revision(1),

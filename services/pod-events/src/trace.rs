@@ -20,7 +20,7 @@ pub(crate) fn current() -> Trace {
 
 /// Adds the current trace to the metadata of an outgoing request.
 pub(crate) fn inject(metadata: &mut MetadataMap) {
-    let trace = current().here();
+    let trace = current().with_current_span();
     let value = trace.header().and_then(|header| header.parse().ok());
     if let Some(value) = value {
         metadata.insert(TRACEPARENT, value);
@@ -41,7 +41,7 @@ mod tests {
             inject(&mut outgoing);
             outgoing
         };
-        let trace = Trace::of(incoming.as_ref());
+        let trace = Trace::from_headers(incoming.as_ref());
         let outgoing = scope(trace, async { injected(()) }).await;
         assert_eq!(outgoing.get(TRACEPARENT).unwrap(), header);
         assert!(injected(()).is_empty());

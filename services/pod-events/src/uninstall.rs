@@ -9,8 +9,8 @@ use std::{
 
 use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_service::{
-    Daemon, Leave, Readiness,
-    leave::{self, Marker},
+    Daemon, Readiness, UninstallMode,
+    uninstall::{self, Marker},
 };
 use tokio::{
     sync::watch,
@@ -26,15 +26,15 @@ const CONDITION: &str = "staying";
 
 /// The node's current leave mode, if any. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct LeaveMode(watch::Receiver<Option<Leave>>);
+pub struct LeaveMode(watch::Receiver<Option<UninstallMode>>);
 
 impl LeaveMode {
     /// Follows a file. A marker in the service's directory records a removal that was completed earlier.
     pub fn follow(file: PathBuf, directory: &Path) -> Self {
-        Self(leave::follow(file, Marker::of(directory)))
+        Self(uninstall::watch(file, Marker::in_directory(directory)))
     }
 
-    pub fn is(&self, leave: Leave) -> bool {
+    pub fn is(&self, leave: UninstallMode) -> bool {
         *self.0.borrow() == Some(leave)
     }
 }
@@ -66,7 +66,7 @@ impl Uninstaller {
             registry: registry.clone(),
             daemon: daemon.clone(),
             adopted,
-            marker: Marker::of(&daemon.directory(SERVICE.name)),
+            marker: Marker::in_directory(&daemon.directory(SERVICE.name)),
         }
     }
 
@@ -96,10 +96,11 @@ impl Uninstaller {
     }
 
     /// Reports the leave mode. Returns it if work remains to be done for it.
-    fn start(&self, leave: Option<Leave>) -> Option<Leave> {
+    fn start(&self, leave: Option<UninstallMode>) -> Option<UninstallMode> {
         let left = leave.filter(|leave| self.marker.is_set(*leave));
         // The request to leave must stay readable until Kubernetes deletes this pod.
-        self.daemon.forget(left == Some(Leave::Uninstall));
+        self.daemon
+            .remove_state_on_exit(left == Some(UninstallMode::Uninstall));
         if let Some(leave) = left {
             // The process was restarted after its work was done: it never becomes ready again.
             let message = format!("inpod has left this node: {leave}");
@@ -117,7 +118,7 @@ impl Uninstaller {
     }
 
     /// Waits until no work remains, writes the receipt and stops the process.
-    async fn run_to_completion(&self, leave: Leave) {
+    async fn run_to_completion(&self, leave: UninstallMode) {
         let before = self.managed_pods();
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -129,14 +130,13 @@ impl Uninstaller {
             self.conditions().set(CONDITION, Err(message));
         }
         let done = match leave {
-            Leave::Uninstall => describe_result(before, self.detached_pods()),
-            Leave::Handover => format!("{before} pods stay as they are"),
+            UninstallMode::Uninstall => describe_result(before, self.detached_pods()),
+            UninstallMode::Handover => format!("{before} pods stay as they are"),
         };
         tracing::warn!(%leave, done, "inpod has left this node");
-        let recorded = self
-            .marker
-            .set(leave)
-            .and_then(|()| leave::receipt(&self.shared.config.receipt_file, leave, &done));
+        let recorded = self.marker.set(leave).and_then(|()| {
+            uninstall::write_receipt(&self.shared.config.receipt_file, leave, &done)
+        });
         if let Err(error) = recorded {
             tracing::error!(%error, "Cannot write the receipt that inpod has left this node");
         }
@@ -144,13 +144,13 @@ impl Uninstaller {
     }
 
     /// Returns an error that describes the remaining work, if there is any.
-    async fn remaining_work(&self, leave: Leave) -> Result<(), String> {
+    async fn remaining_work(&self, leave: UninstallMode) -> Result<(), String> {
         if !*self.adopted.borrow() {
             return Err("the pods that ran before inpod are not known yet".to_owned());
         }
         match leave {
-            Leave::Handover => self.check_stable(),
-            Leave::Uninstall => {
+            UninstallMode::Handover => self.check_stable(),
+            UninstallMode::Uninstall => {
                 self.check_withdrawn()?;
                 let clients: &Clients = &self.shared.pipeline.clients;
                 let left = clients.leave_node().await;

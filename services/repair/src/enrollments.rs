@@ -50,7 +50,10 @@ impl Enrollments {
         };
         let client =
             PodEventsServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        tokio::spawn(inpod_service::vital("enrollments", subscriber.run(client)));
+        tokio::spawn(inpod_service::abort_on_panic(
+            "enrollments",
+            subscriber.run(client),
+        ));
         Self { statuses, changes }
     }
 

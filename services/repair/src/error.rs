@@ -12,12 +12,12 @@ impl ChangeError {
     /// A missing pod is 404; a failed precondition on the resourceVersion is 409.
     pub(crate) fn of(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
-            return Self::Failed(inpod_kube::told(error));
+            return Self::Failed(inpod_kube::describe_error(error));
         };
         match status.code {
             404 | 409 => Self::Changed,
-            _ if inpod_kube::blames_uid(status) => Self::Changed,
-            _ => Self::Failed(inpod_kube::told(error)),
+            _ if inpod_kube::is_uid_conflict(status) => Self::Changed,
+            _ => Self::Failed(inpod_kube::describe_error(error)),
         }
     }
 }

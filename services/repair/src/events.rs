@@ -36,7 +36,7 @@ impl Events {
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let recorder = Recorder::new(client, inpod_kube::reporter(REPORTER, node));
-        tokio::spawn(inpod_service::vital(
+        tokio::spawn(inpod_service::abort_on_panic(
             "events",
             send(recorder, waiting, metrics.clone()),
         ));
@@ -63,7 +63,7 @@ async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<QueuedEvent>, metr
     }) = waiting.recv().await
     {
         let (event, regarding) = (event_of(&note), inpod_kube::regarding(&pod));
-        match inpod_kube::deliver(&recorder, &event, &regarding, queued_at).await {
+        match inpod_kube::publish_event(&recorder, &event, &regarding, queued_at).await {
             Ok(()) => metrics.event("sent"),
             Err(why) => {
                 tracing::warn!(%pod, reason = note.reason, why, "Could not create an Event");
@@ -81,7 +81,7 @@ fn event_of(note: &Note) -> Event {
             EventType::Normal
         },
         reason: note.reason.to_owned(),
-        note: Some(inpod_kube::note(&note.text)),
+        note: Some(inpod_kube::truncate_note(&note.text)),
         action: ACTION.to_owned(),
         secondary: None,
     }

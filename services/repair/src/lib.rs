@@ -24,7 +24,7 @@ pub mod pods;
 
 use std::{path::Path, sync::Arc};
 
-use inpod_kube::ReachError;
+use inpod_kube::ClientError;
 use inpod_service::{Daemon, Service};
 use kube::{Client, client::ClientBuilder};
 
@@ -47,7 +47,7 @@ pub const SERVICE: Service = Service {
 /// If the configuration for the API server cannot be read, or the socket cannot be created.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     // This service stores nothing but its socket.
-    daemon.forget(true);
+    daemon.remove_state_on_exit(true);
     let client = client(config.kubeconfig()).await?;
     let metrics = daemon.metrics().register(Metrics::register);
     daemon.readiness().require(
@@ -70,8 +70,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
 }
 
 /// Creates a client without connecting.
-async fn client(kubeconfig: Option<&Path>) -> Result<Client, ReachError> {
-    let config = inpod_kube::config(kubeconfig).await?;
-    let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;
+async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let config = inpod_kube::client_config(kubeconfig).await?;
+    let builder =
+        ClientBuilder::try_from(config).map_err(ClientError::from_kubeconfig(kubeconfig))?;
     Ok(builder.build())
 }

@@ -95,7 +95,7 @@ impl Pods {
             changes: sender,
             conditions,
         };
-        tokio::spawn(inpod_service::vital(
+        tokio::spawn(inpod_service::abort_on_panic(
             "pods",
             pod_watcher.run(Api::all(client), wanted),
         ));

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener};
 
-use inpod_service::vital;
+use inpod_service::abort_on_panic;
 use inpod_types::with_causes;
 
 use crate::{
@@ -118,10 +118,13 @@ impl Admission {
         match decision {
             // A session that panics may leave the state half changed for all the others.
             Ok(Decision::Admit(admitted)) => {
-                connections.spawn(vital("session", self.run_session(socket, admitted)));
+                connections.spawn(abort_on_panic(
+                    "session",
+                    self.run_session(socket, admitted),
+                ));
             }
             Ok(Decision::Wait(candidate, permit)) => {
-                connections.spawn(vital(
+                connections.spawn(abort_on_panic(
                     "session",
                     self.wait_and_run(socket, candidate, permit),
                 ));

@@ -96,8 +96,8 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
     tokio::try_join!(server.serve(), ztunnels)?;
     // Without pods, a successor needs neither the socket nor the recorded state.
     if hub.is_seeded() && hub.desired() == 0 {
-        daemon.forget(true);
-        uds::remove(&config.zds_socket, SockType::SeqPacket)?;
+        daemon.remove_state_on_exit(true);
+        uds::remove_socket(&config.zds_socket, SockType::SeqPacket)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use inpod_service::metrics::{Watched, durations};
+use inpod_service::metrics::{ObservableGauge, duration_histogram};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},
@@ -31,7 +31,7 @@ impl Default for Metrics {
         Self {
             answers: Family::default(),
             refusals: Family::default(),
-            waits: durations(),
+            waits: duration_histogram(),
             refused: Counter::default(),
         }
     }
@@ -80,25 +80,25 @@ pub(crate) fn register(registry: &mut Registry, hub: &Arc<Hub>) {
 fn watch_sessions(registry: &mut Registry, hub: &Arc<Hub>) {
     let help = "Connected ztunnels, by phase";
     let read = reading(hub, |hub| sessions(&hub.stages()));
-    registry.register_collector(Watched::by("phase", "sessions", help, read));
+    registry.register_collector(ObservableGauge::by_label("phase", "sessions", help, read));
     let help = "Pods that wait in the queues of all sessions";
     let read = reading(hub, |hub| number(hub.queued()));
-    registry.register_collector(Watched::one("queue_depth", help, read));
+    registry.register_collector(ObservableGauge::new("queue_depth", help, read));
 }
 
 fn watch_workloads(registry: &mut Registry, hub: &Arc<Hub>) {
     let help = "Workloads that ztunnels are to serve";
     let read = reading(hub, |hub| number(hub.desired()));
-    registry.register_collector(Watched::one("desired_workloads", help, read));
+    registry.register_collector(ObservableGauge::new("desired_workloads", help, read));
     let help = "Whether pod-events has sent the desired set; nothing is sent to ztunnels before";
     let read = reading(hub, |hub| u64::from(hub.is_seeded()));
-    registry.register_collector(Watched::one("seeded", help, read));
+    registry.register_collector(ObservableGauge::new("seeded", help, read));
     let help = "Workloads in connected ztunnels, by phase";
     let read = reading(hub, |hub| workloads(&hub.progress()));
-    registry.register_collector(Watched::by("phase", "workloads", help, read));
+    registry.register_collector(ObservableGauge::by_label("phase", "workloads", help, read));
     let help = "Descriptors of network namespaces that are open";
     let read = reading(hub, |hub| hub.descriptors());
-    registry.register_collector(Watched::one("descriptors", help, read));
+    registry.register_collector(ObservableGauge::new("descriptors", help, read));
 }
 
 fn reading<T>(hub: &Arc<Hub>, read: fn(&Hub) -> T) -> impl Fn() -> T + Send + Sync + use<T> {

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, io};
 use inpod_service::peer::{Cgroup, Process, Refused, Setting};
 use inpod_types::{
     PodUid,
-    cgroup::{PodKey, place},
+    cgroup::{PodKey, find_container},
 };
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio_seqpacket::UnixSeqpacket;
@@ -169,7 +169,7 @@ impl Policy {
         }
         let process = self
             .needs_host_pid()
-            .then(|| Process::behind(socket))
+            .then(|| Process::of_peer(socket))
             .transpose()
             .map_err(|source| AdmissionError::Process { pid, source })?;
         Ok(Candidate { pid, process })
@@ -238,7 +238,7 @@ impl Policy {
         ztunnels: Option<&BTreeSet<PodUid>>,
     ) -> Result<PodUid, AdmissionError> {
         let (pid, cgroup) = (process.pid, cgroup.to_owned());
-        let Some(place) = place(&process.cgroup) else {
+        let Some(place) = find_container(&process.cgroup) else {
             return Err(AdmissionError::NoPod { pid, cgroup });
         };
         if let Some(difference) = self.difference(process) {
@@ -251,7 +251,7 @@ impl Policy {
         let Some(ztunnels) = ztunnels else {
             return Err(AdmissionError::ZtunnelsUnknown { pid, cgroup });
         };
-        let is_there = |uid: &&PodUid| PodKey::of(uid.as_str()) == Some(place.pod);
+        let is_there = |uid: &&PodUid| PodKey::from_uid(uid.as_str()) == Some(place.pod);
         let uid = ztunnels.iter().find(is_there).cloned();
         uid.ok_or(AdmissionError::NotZtunnel { pid, cgroup })
     }

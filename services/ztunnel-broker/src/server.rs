@@ -209,7 +209,7 @@ impl ZtunnelBrokerService for Handler {
         _: Request<WatchSessionsRequest>,
     ) -> Result<Response<Self::WatchSessionsStream>, Status> {
         let sessions = watch::sessions(&self.hub, &self.instance_id);
-        Ok(Response::new(Box::pin(self.shutdown.end(sessions))))
+        Ok(Response::new(Box::pin(self.shutdown.end_stream(sessions))))
     }
 }
 

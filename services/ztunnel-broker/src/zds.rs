@@ -10,7 +10,7 @@ use std::{
 };
 
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
-use inpod_service::uds::{self, BindError, Enclosed};
+use inpod_service::uds::{self, BindError, DirectoryAccess};
 use inpod_types::{PodUid, with_causes};
 use nix::{
     errno::Errno,
@@ -86,7 +86,7 @@ impl Listener {
         let listener = UnixSeqpacketListener::bind_with_backlog(path, admission::LISTEN_BACKLOG);
         let listener = listener.map_err(listen)?;
         drop(lock);
-        uds::restrict(path)?;
+        uds::restrict_socket(path)?;
         Ok(Self {
             listener,
             path: path.to_owned(),
@@ -109,13 +109,13 @@ impl Listener {
 }
 
 fn restrict_directory(path: &Path) -> Result<(), BindError> {
-    let (mode, what) = match uds::enclose(path)? {
-        Enclosed::Already => return Ok(()),
-        Enclosed::Now(mode) => (
+    let (mode, what) = match uds::restrict_directory(path)? {
+        DirectoryAccess::AlreadyPrivate => return Ok(()),
+        DirectoryAccess::Restricted(mode) => (
             mode,
             "Restricted the directory of the ZDS socket to its owner",
         ),
-        Enclosed::Shared(mode) => (
+        DirectoryAccess::Shared(mode) => (
             mode,
             "The directory of the ZDS socket is accessible to others and holds other files; use a directory of its own",
         ),

@@ -11,7 +11,7 @@ pub(crate) fn config(settings: &[(&str, &str)]) -> Config {
         assert!(KEYS.iter().any(|key| key.name == *name), "{name}");
         arguments.push(format!("--{}={value}", name.replace('_', "-")).into());
     }
-    inpod_service::configure(&crate::SERVICE, &arguments)
+    inpod_service::load_settings(&crate::SERVICE, &arguments)
         .unwrap()
         .unwrap()
 }

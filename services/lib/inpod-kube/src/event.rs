@@ -5,14 +5,14 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::Reporter;
 
 /// What the API server takes of a note and of an instance's name, in bytes (Event v1).
-const LONGEST_NOTE: usize = 1024;
-const LONGEST_INSTANCE: usize = 128;
+const MAX_NOTE_BYTES: usize = 1024;
+const MAX_INSTANCE_BYTES: usize = 128;
 
 /// Who tells, for `kubectl describe`. Its instance is the node.
 pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     Reporter {
         controller: controller.to_owned(),
-        instance: Some(cut(node.as_str(), LONGEST_INSTANCE).to_owned()),
+        instance: Some(truncate(node.as_str(), MAX_INSTANCE_BYTES).to_owned()),
     }
 }
 
@@ -29,11 +29,11 @@ pub fn regarding(pod: &PodRef) -> ObjectReference {
 }
 
 /// As much of a text as a note has room for.
-pub fn note(text: &str) -> String {
-    cut(text, LONGEST_NOTE).to_owned()
+pub fn truncate_note(text: &str) -> String {
+    truncate(text, MAX_NOTE_BYTES).to_owned()
 }
 
-fn cut(text: &str, longest: usize) -> &str {
+fn truncate(text: &str, longest: usize) -> &str {
     let end = text.floor_char_boundary(longest);
     text.get(..end).unwrap_or(text)
 }
@@ -44,9 +44,12 @@ mod tests {
 
     #[test]
     fn a_note_has_no_more_than_the_server_takes_and_ends_with_a_whole_letter() {
-        assert_eq!(note("short"), "short");
-        assert_eq!(note(&"\u{e4}".repeat(2000)).len(), LONGEST_NOTE);
-        assert_eq!(note(&"\u{20ac}".repeat(2000)).len(), LONGEST_NOTE - 1);
+        assert_eq!(truncate_note("short"), "short");
+        assert_eq!(truncate_note(&"\u{e4}".repeat(2000)).len(), MAX_NOTE_BYTES);
+        assert_eq!(
+            truncate_note(&"\u{20ac}".repeat(2000)).len(),
+            MAX_NOTE_BYTES - 1
+        );
     }
 
     #[test]
@@ -54,6 +57,6 @@ mod tests {
         let name: NodeName = "n".repeat(200).parse().unwrap();
         let reporter = reporter("inpod.io/repair", &name);
         assert_eq!(reporter.controller, "inpod.io/repair");
-        assert_eq!(reporter.instance.unwrap().len(), LONGEST_INSTANCE);
+        assert_eq!(reporter.instance.unwrap().len(), MAX_INSTANCE_BYTES);
     }
 }

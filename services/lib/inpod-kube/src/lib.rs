@@ -2,18 +2,18 @@
 //!
 //! What is asked, and what an answer means, is the matter of the service that asks.
 
-mod deliver;
+mod client;
 mod event;
-mod reach;
+mod publish;
 
-pub use deliver::deliver;
-pub use event::{note, regarding, reporter};
-pub use reach::{ReachError, config};
+pub use client::{ClientError, client_config};
+pub use event::{regarding, reporter, truncate_note};
+pub use publish::publish_event;
 
 use inpod_types::with_causes;
 
 /// What an API call or a watch failed of, for people. A refusal names verb and resource.
-pub fn told(error: &kube::Error) -> String {
+pub fn describe_error(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("the API server answers {}: {}", status.code, status.message);
     }
@@ -28,7 +28,7 @@ pub fn is_final(error: &kube::Error) -> bool {
 /// Whether a change is refused because the pod of that name is another one by now. Nobody may change a UID, so a patch
 /// that names another is refused with 422, and a precondition with 409; both blame `metadata.uid` (apimachinery,
 /// `ValidateObjectMetaUpdate`).
-pub fn blames_uid(status: &kube::core::Status) -> bool {
+pub fn is_uid_conflict(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     matches!(status.code, 409 | 422) && causes.any(|cause| cause.field == "metadata.uid")
 }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn an_answer_is_told_by_its_code_and_words() {
         let error = kube::Error::Api(Box::new(answer(403, "")));
-        assert_eq!(told(&error), "the API server answers 403: no");
+        assert_eq!(describe_error(&error), "the API server answers 403: no");
     }
 
     #[test]
@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn another_uid_is_blamed_by_its_field() {
-        assert!(blames_uid(&answer(409, "metadata.uid")));
-        assert!(blames_uid(&answer(422, "metadata.uid")));
-        assert!(!blames_uid(&answer(422, "metadata.name")));
-        assert!(!blames_uid(&answer(403, "metadata.uid")));
+        assert!(is_uid_conflict(&answer(409, "metadata.uid")));
+        assert!(is_uid_conflict(&answer(422, "metadata.uid")));
+        assert!(!is_uid_conflict(&answer(422, "metadata.name")));
+        assert!(!is_uid_conflict(&answer(403, "metadata.uid")));
     }
 }

@@ -47,7 +47,7 @@ impl Cgroup {
 }
 
 /// The pods and containers that the text of a `/proc/<pid>/cgroup` names, each by its part of the path.
-pub fn containers(text: &str) -> BTreeSet<String> {
+pub fn cgroup_containers(text: &str) -> BTreeSet<String> {
     let cgroup = Cgroup::parse(text);
     cgroup.containers().map(str::to_owned).collect()
 }

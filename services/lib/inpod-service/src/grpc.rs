@@ -16,7 +16,7 @@ use tower::Service;
 
 use crate::{Daemon, Metrics, Readiness, Shutdown, peer::Policy, uds};
 use health::Health;
-pub use layers::Lane;
+pub use layers::ConcurrencyGroup;
 use reflection::{Reflection, V1, V1alpha};
 
 /// How long a drain may take: calls that are under way are answered, watchers are cut.
@@ -34,7 +34,7 @@ pub struct Server {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
-    lanes: &'static [Lane],
+    groups: &'static [ConcurrencyGroup],
     routes: Routes,
     names: Vec<&'static str>,
 }
@@ -48,7 +48,7 @@ impl Server {
             readiness: daemon.readiness.clone(),
             metrics: daemon.metrics.clone(),
             max_calls: daemon.max_calls,
-            lanes: &[],
+            groups: &[],
             routes: Routes::default(),
             names: Vec::new(),
         }
@@ -57,8 +57,8 @@ impl Server {
     /// Gives methods a limit of their own, each lane as many calls as the setting allows. A method of no lane shares
     /// one limit with all others of that kind.
     #[must_use]
-    pub fn lanes(self, lanes: &'static [Lane]) -> Self {
-        Self { lanes, ..self }
+    pub fn concurrency_groups(self, groups: &'static [ConcurrencyGroup]) -> Self {
+        Self { groups, ..self }
     }
 
     /// Serves a service's calls as well.
@@ -102,7 +102,7 @@ impl Server {
             // For curl, that metrics can be read without a client of HTTP/2.
             .accept_http1(true)
             .max_concurrent_streams(STREAMS)
-            .layer(layers::stack(&self.metrics, self.max_calls, self.lanes))
+            .layer(layers::stack(&self.metrics, self.max_calls, self.groups))
             .add_routes(routes)
             .serve_with_incoming_shutdown(connections, self.shutdown.clone().requested());
         let drained = async {

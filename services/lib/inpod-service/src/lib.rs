@@ -6,9 +6,7 @@ mod cgroup;
 mod check;
 pub mod config;
 mod deadline;
-mod files;
 mod grpc;
-pub mod leave;
 mod log;
 pub mod metrics;
 #[cfg(feature = "otlp")]
@@ -18,22 +16,24 @@ pub mod otlp;
 mod otlp;
 pub mod peer;
 mod readiness;
+mod rlimit;
 mod shutdown;
+mod supervised_task;
 mod trace;
 pub mod uds;
-mod vital;
+pub mod uninstall;
 
-pub use cgroup::containers;
+pub use cgroup::cgroup_containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
-pub use grpc::{Lane, Server};
-pub use leave::Leave;
+pub use grpc::{ConcurrencyGroup, Server};
 pub use metrics::Metrics;
-pub use otlp::{part, tell};
+pub use otlp::{child_span, record_attribute};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
+pub use supervised_task::abort_on_panic;
 pub use trace::{TRACEPARENT, Trace};
-pub use vital::vital;
+pub use uninstall::UninstallMode;
 
 use std::{
     ffi::OsString,
@@ -55,7 +55,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{
     config::{Command, Common},
-    shutdown::Stop,
+    shutdown::StopHandle,
 };
 
 /// What a service is, for its command line, its sockets and its log.
@@ -79,14 +79,14 @@ pub struct Daemon {
     run_dir: PathBuf,
     policy: Arc<peer::Policy>,
     shutdown: Shutdown,
-    stop: Stop,
+    stop: StopHandle,
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
     /// Whether nothing that it keeps is of use after its end.
-    forgets: Arc<AtomicBool>,
+    removes_state: Arc<AtomicBool>,
     /// Nobody else is this service while this lives.
-    _alone: Arc<uds::Way>,
+    _instance_lock: Arc<uds::SocketLock>,
 }
 
 impl Daemon {
@@ -117,26 +117,26 @@ impl Daemon {
 
     /// Stops the process as a first SIGTERM does: what it serves is drained.
     pub fn stop(&self) {
-        self.stop.now();
+        self.stop.stop();
     }
 
     /// Says whether this process's end is also that of all it keeps: then it empties its directory, its socket and lock
     /// with the rest, as the last thing it does. At first it does not, since a successor takes up what is there.
-    pub fn forget(&self, all: bool) {
-        self.forgets.store(all, Ordering::Relaxed);
+    pub fn remove_state_on_exit(&self, remove: bool) {
+        self.removes_state.store(remove, Ordering::Relaxed);
     }
 
     /// Whether that was said last.
-    pub fn forgets(&self) -> bool {
-        self.forgets.load(Ordering::Relaxed)
+    pub fn removes_state_on_exit(&self) -> bool {
+        self.removes_state.load(Ordering::Relaxed)
     }
 
-    fn sweep(&self) {
-        if !self.forgets() {
+    fn clean_up(&self) {
+        if !self.removes_state_on_exit() {
             return;
         }
         let directory = self.directory(self.service.name);
-        if let Err(error) = uds::empty(&directory) {
+        if let Err(error) = uds::clear_directory(&directory) {
             tracing::warn!(%error, directory = %directory.display(), "Cannot remove what was kept");
         }
     }
@@ -229,7 +229,7 @@ where
         let result = run(settings, daemon.clone()).await;
         exporter.flush().await;
         result?;
-        daemon.sweep();
+        daemon.clean_up();
         tracing::info!("Stopped");
         Ok(())
     })
@@ -241,7 +241,7 @@ where
 /// # Errors
 ///
 /// When the settings cannot be used, or the command line asks for a probe, which only the service itself has.
-pub fn configure<C: DeserializeOwned>(
+pub fn load_settings<C: DeserializeOwned>(
     service: &Service,
     arguments: &[OsString],
 ) -> anyhow::Result<Option<C>> {
@@ -263,17 +263,17 @@ pub fn configure<C: DeserializeOwned>(
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
     // Whatever is created, nobody else may read it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-    files::raise();
+    rlimit::raise_open_files();
     let directory = common.run_dir.join(service.name);
-    uds::directory(&directory)?;
+    uds::create_private_directory(&directory)?;
     let readiness = Readiness::default();
     let (stop, shutdown) = Shutdown::on_signals()?;
     Ok(Daemon {
         metrics: Metrics::new(&service, &readiness),
         readiness,
         max_calls: common.max_calls.get(),
-        forgets: Arc::default(),
-        _alone: Arc::new(uds::alone(&directory)?),
+        removes_state: Arc::default(),
+        _instance_lock: Arc::new(uds::lock_instance(&directory)?),
         service,
         instance_id: instance_id()?.into(),
         policy: Arc::new(peer::Policy::new(&common.peer)?),

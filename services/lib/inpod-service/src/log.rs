@@ -98,7 +98,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         headers.insert(TRACEPARENT, HeaderValue::from_static(header));
-        let trace = Trace::of(&headers);
+        let trace = Trace::from_headers(&headers);
         let (layer, mut waiting) = otlp::listening();
         with_default(exporting(Level::ERROR, Format::Text, layer), || {
             let call = tracing::info_span!("call");
@@ -107,7 +107,7 @@ mod tests {
             let detail = tracing::debug_span!("detail");
             let _within = detail.enter();
             drop(tracing::info_span!(target: "hyper::client", "library"));
-            drop(otlp::part("claim", &trace.here()));
+            drop(otlp::child_span("claim", &trace.with_current_span()));
             drop(tracing::info_span!("step"));
         });
         let exported = std::iter::from_fn(|| waiting.try_recv().ok());

@@ -6,13 +6,13 @@
 mod calls;
 mod endpoint;
 mod fetch;
+mod observable_gauge;
 mod process;
-mod watched;
 
 pub(crate) use calls::{Calls, OpenCall};
-pub use endpoint::{AsyncText, serve};
+pub use endpoint::{RenderMetrics, serve};
 pub use fetch::fetch;
-pub use watched::Watched;
+pub use observable_gauge::ObservableGauge;
 
 use std::{
     borrow::Cow,
@@ -96,7 +96,7 @@ impl Metrics {
 }
 
 /// A histogram of durations in seconds: from half a millisecond, a step of a hand-over, to the 30 s of a whole ADD.
-pub fn durations() -> Histogram {
+pub fn duration_histogram() -> Histogram {
     Histogram::new([
         0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
         30.0,
@@ -126,8 +126,10 @@ mod tests {
         let metrics = Metrics::new(&service, &readiness);
         metrics.register(|registry| {
             let read = || [("live", 2), ("gone", 0)];
-            registry.register_collector(Watched::by("phase", "sessions", "Ztunnels", read));
-            registry.register_collector(Watched::one("workloads", "Pods", || 7));
+            registry.register_collector(ObservableGauge::by_label(
+                "phase", "sessions", "Ztunnels", read,
+            ));
+            registry.register_collector(ObservableGauge::new("workloads", "Pods", || 7));
         });
         let text = metrics.text();
         for line in [

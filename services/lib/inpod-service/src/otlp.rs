@@ -1,7 +1,7 @@
 //! Spans for a collector of OpenTelemetry, by OTLP over gRPC.
 //!
 //! A span is exported if it is made on behalf of a caller whose trace is sampled: a call, a part of what is done for it
-//! ([`part`]), or whatever span is made within one of these. What is said of it is what the log says too. Without the
+//! ([`child_span`]), or whatever span is made within one of these. What is said of it is what the log says too. Without the
 //! cargo feature `otlp`, `without_otlp.rs` stands here.
 
 mod endpoint;
@@ -51,7 +51,7 @@ pub(crate) fn here(trace: &Trace) -> Option<String> {
 
 /// A part of what is done on behalf of a trace, as a span of its own from now until it is dropped. Does nothing where
 /// the trace is not exported.
-pub fn part(name: &'static str, trace: &Trace) -> Span {
+pub fn child_span(name: &'static str, trace: &Trace) -> Span {
     let Some(parent) = Place::of(trace) else {
         return Span::none();
     };
@@ -61,7 +61,7 @@ pub fn part(name: &'static str, trace: &Trace) -> Span {
 }
 
 /// Says something of the span that this runs in, for whoever reads exported spans: what the log says as well.
-pub fn tell(key: &'static str, value: &dyn fmt::Display) {
+pub fn record_attribute(key: &'static str, value: &dyn fmt::Display) {
     change(&Span::current(), |open| {
         open.say_text(key, &value.to_string());
     });

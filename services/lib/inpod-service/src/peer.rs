@@ -91,7 +91,7 @@ pub struct Peer {
 
 impl Peer {
     /// Whether it may make a call of a class.
-    pub fn may(&self, class: Class) -> bool {
+    pub fn may_call(&self, class: Class) -> bool {
         match class {
             Class::Read => self.host || self.service,
             Class::Cni | Class::Operator => self.host,
@@ -105,7 +105,7 @@ impl Peer {
     ///
     /// PERMISSION_DENIED with CALLER_REFUSED.
     pub fn require(&self, class: Class) -> Result<(), Status> {
-        if self.may(class) {
+        if self.may_call(class) {
             return Ok(());
         }
         let cgroup = self.cgroup.as_ref().map(tracing::field::display);
@@ -131,7 +131,7 @@ impl fmt::Display for Peer {
 }
 
 /// The peer of a gRPC call.
-pub fn of<T>(request: &tonic::Request<T>) -> Peer {
+pub fn of_request<T>(request: &tonic::Request<T>) -> Peer {
     request
         .extensions()
         .get::<Peer>()
@@ -227,9 +227,9 @@ impl Policy {
     /// # Errors
     ///
     /// See [`Refused`].
-    pub fn admit(&self, socket: impl AsFd, class: Class) -> Result<Peer, Refused> {
+    pub fn authorize(&self, socket: impl AsFd, class: Class) -> Result<Peer, Refused> {
         let peer = self.identify(socket)?;
-        if peer.may(class) {
+        if peer.may_call(class) {
             Ok(peer)
         } else {
             Err(Refused::Class(peer, class))

@@ -13,22 +13,22 @@ pub struct Shutdown(watch::Receiver<bool>);
 
 /// Has the process stop without a signal.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stop(Arc<watch::Sender<bool>>);
+pub(crate) struct StopHandle(Arc<watch::Sender<bool>>);
 
-impl Stop {
-    pub(crate) fn now(&self) {
+impl StopHandle {
+    pub(crate) fn stop(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Shutdown {
     /// Listens for signals.
-    pub(crate) fn on_signals() -> anyhow::Result<(Stop, Self)> {
+    pub(crate) fn on_signals() -> anyhow::Result<(StopHandle, Self)> {
         let (sender, receiver) = watch::channel(false);
-        let sender = Stop(Arc::new(sender));
+        let sender = StopHandle(Arc::new(sender));
         let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-        tokio::spawn(obey(terminate, interrupt, sender.clone()));
+        tokio::spawn(handle_signals(terminate, interrupt, sender.clone()));
         Ok((sender, Self(receiver)))
     }
 
@@ -50,22 +50,22 @@ impl Shutdown {
     }
 
     /// The stream, ended when the process is to stop: a watcher must not hold up the drain.
-    pub fn end<S: Stream>(&self, stream: S) -> impl Stream<Item = S::Item> + use<S> {
+    pub fn end_stream<S: Stream>(&self, stream: S) -> impl Stream<Item = S::Item> + use<S> {
         stream.take_until(self.clone().requested())
     }
 }
 
-async fn obey(mut terminate: Signal, mut interrupt: Signal, stop: Stop) {
-    either(&mut terminate, &mut interrupt).await;
+async fn handle_signals(mut terminate: Signal, mut interrupt: Signal, stop: StopHandle) {
+    either_signal(&mut terminate, &mut interrupt).await;
     tracing::info!("Draining");
-    stop.now();
-    either(&mut terminate, &mut interrupt).await;
+    stop.stop();
+    either_signal(&mut terminate, &mut interrupt).await;
     tracing::warn!("Ended by a second signal");
     #[expect(clippy::exit, reason = "the second signal asks for exactly this")]
     std::process::exit(1)
 }
 
-async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
+async fn either_signal(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

@@ -15,7 +15,7 @@ pub struct Trace(Option<Arc<str>>);
 
 impl Trace {
     /// What a caller's headers say.
-    pub fn of(headers: &HeaderMap) -> Self {
+    pub fn from_headers(headers: &HeaderMap) -> Self {
         let value = headers.get(TRACEPARENT);
         value
             .and_then(|value| value.to_str().ok())
@@ -42,7 +42,7 @@ impl Trace {
     /// The same trace with the span that this runs in as the parent, where spans are exported: so that what is asked on
     /// the caller's behalf is told apart from what the caller itself asks.
     #[must_use]
-    pub fn here(self) -> Self {
+    pub fn with_current_span(self) -> Self {
         otlp::here(&self).map_or(self, |header| Self::parse(&header))
     }
 
@@ -66,7 +66,7 @@ mod tests {
     fn of(text: &str) -> Trace {
         let mut headers = HeaderMap::new();
         headers.insert(TRACEPARENT, text.parse().unwrap());
-        Trace::of(&headers)
+        Trace::from_headers(&headers)
     }
 
     #[test]

@@ -76,49 +76,49 @@ pub enum BindError {
 ///
 /// See [`BindError`].
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    let way = prepare(path, SockType::Stream)?;
+    let lock = prepare(path, SockType::Stream)?;
     let listen = |source| BindError::Listen {
         path: path.to_owned(),
         source,
     };
     let listener = UnixListener::bind(path).map_err(listen)?;
-    drop(way);
-    restrict(path)?;
+    drop(lock);
+    restrict_socket(path)?;
     Ok(listener)
 }
 
 /// The way to a socket is free, and nobody else may take it: for as long as this lives other starts wait.
 #[derive(Debug)]
 #[must_use = "another start could take the way as soon as this is dropped: listen first"]
-pub struct Way(Flock<fs::File>);
+pub struct SocketLock(Flock<fs::File>);
 
 /// How long another start may take.
-const START: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes the way free for a socket: its directory is there (0700 if it had to be made; one that is shared with others,
 /// like `/run`, is left as it is), and what a dead process left is gone. Of two starts at once the second finds the
-/// first one's socket: it waits for the [`Way`], which is to be held until the socket is listened on.
+/// first one's socket: it waits for the [`SocketLock`], which is to be held until the socket is listened on.
 ///
 /// # Errors
 ///
 /// See [`BindError`].
-pub fn prepare(path: &Path, kind: SockType) -> Result<Way, BindError> {
+pub fn prepare(path: &Path, kind: SockType) -> Result<SocketLock, BindError> {
     if path.as_os_str().len() > 107 {
         return Err(BindError::TooLong(path.to_owned()));
     }
     let parent = path.parent().unwrap_or_else(|| Path::new("/"));
     if !parent.exists() {
-        directory(parent)?;
+        create_private_directory(parent)?;
     }
-    let way = lock(parent)?;
-    clear(path, kind)?;
-    Ok(way)
+    let lock = lock_directory(parent)?;
+    remove_stale(path, kind)?;
+    Ok(lock)
 }
 
-fn lock(directory: &Path) -> Result<Way, BindError> {
+fn lock_directory(directory: &Path) -> Result<SocketLock, BindError> {
     let file = fs::File::open(directory);
     let starting = || BindError::Starting(directory.to_owned());
-    wait_for(file, directory, starting)
+    lock_within_timeout(file, directory, starting)
 }
 
 /// Makes this process the only one of its kind: it holds the directory for as long as the value lives. One that is
@@ -127,21 +127,21 @@ fn lock(directory: &Path) -> Result<Way, BindError> {
 /// # Errors
 ///
 /// When another process has it, or it cannot be had.
-pub(crate) fn alone(directory: &Path) -> Result<Way, BindError> {
+pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
     let path = directory.join("lock");
     loop {
         let served = || BindError::Served(directory.to_owned());
-        let way = wait_for(options.open(&path), directory, served)?;
+        let lock = lock_within_timeout(options.open(&path), directory, served)?;
         // The one that was waited for may have emptied the directory: the next start would lock another file.
-        if way.is_at(&path) {
-            return Ok(way);
+        if lock.is_at(&path) {
+            return Ok(lock);
         }
     }
 }
 
-impl Way {
+impl SocketLock {
     /// Whether what is locked stands there.
     fn is_at(&self, path: &Path) -> bool {
         let found = fs::metadata(path).and_then(|there| Ok((there, self.0.metadata()?)));
@@ -155,7 +155,7 @@ impl Way {
 /// # Errors
 ///
 /// When something in it cannot be removed.
-pub fn empty(directory: &Path) -> io::Result<()> {
+pub fn clear_directory(directory: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
@@ -176,28 +176,28 @@ pub fn empty(directory: &Path) -> io::Result<()> {
 /// # Errors
 ///
 /// See [`BindError`].
-pub fn remove(path: &Path, kind: SockType) -> Result<(), BindError> {
-    match clear(path, kind) {
+pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
+    match remove_stale(path, kind) {
         Err(BindError::Served(_)) => Ok(()),
         other => other,
     }
 }
 
 /// Locks a file that belongs to a directory; the kernel lets go of it with the process.
-fn wait_for(
+fn lock_within_timeout(
     file: io::Result<fs::File>,
     directory: &Path,
     late: impl FnOnce() -> BindError,
-) -> Result<Way, BindError> {
+) -> Result<SocketLock, BindError> {
     let error = |source: io::Error| BindError::Directory {
         path: directory.to_owned(),
         source,
     };
     let mut file = file.map_err(error)?;
-    let deadline = Instant::now() + START;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(Way(lock)),
+            Ok(lock) => return Ok(SocketLock(lock)),
             Err((_, nix::Error::EWOULDBLOCK)) if Instant::now() >= deadline => return Err(late()),
             Err((same, nix::Error::EWOULDBLOCK)) => file = same,
             Err((_, cause)) => return Err(error(cause.into())),
@@ -207,7 +207,7 @@ fn wait_for(
 }
 
 /// Removes what a dead process left at the path of a socket.
-fn clear(path: &Path, kind: SockType) -> Result<(), BindError> {
+fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
     };
@@ -229,7 +229,7 @@ fn clear(path: &Path, kind: SockType) -> Result<(), BindError> {
 /// # Errors
 ///
 /// When it cannot be made or restricted.
-pub fn directory(path: &Path) -> Result<(), BindError> {
+pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     let error = |source| BindError::Directory {
         path: path.to_owned(),
         source,
@@ -254,11 +254,11 @@ pub fn directory(path: &Path) -> Result<(), BindError> {
 
 /// Who may enter the directory of a socket, once it was seen to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enclosed {
+pub enum DirectoryAccess {
     /// This user alone, as before.
-    Already,
+    AlreadyPrivate,
     /// This user alone, now. These were its permissions.
-    Now(u32),
+    Restricted(u32),
     /// Others too, since more is in it than the socket, which they may see and neither open nor replace.
     Shared(u32),
 }
@@ -270,7 +270,7 @@ pub enum Enclosed {
 /// # Errors
 ///
 /// When others may put a socket of theirs in place of this one, or it cannot be restricted.
-pub fn enclose(socket: &Path) -> Result<Enclosed, BindError> {
+pub fn restrict_directory(socket: &Path) -> Result<DirectoryAccess, BindError> {
     let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
     let error = |source| BindError::Directory {
         path: parent.to_owned(),
@@ -285,7 +285,7 @@ pub fn enclose(socket: &Path) -> Result<Enclosed, BindError> {
     }
     let mode = found.mode() & 0o7777;
     if mode & 0o077 == 0 {
-        return Ok(Enclosed::Already);
+        return Ok(DirectoryAccess::AlreadyPrivate);
     }
     for entry in fs::read_dir(parent).map_err(error)? {
         let name = entry.map_err(error)?.file_name();
@@ -293,12 +293,12 @@ pub fn enclose(socket: &Path) -> Result<Enclosed, BindError> {
             return shared(parent, mode);
         }
     }
-    directory(parent).map(|()| Enclosed::Now(mode))
+    create_private_directory(parent).map(|()| DirectoryAccess::Restricted(mode))
 }
 
-fn shared(directory: &Path, mode: u32) -> Result<Enclosed, BindError> {
+fn shared(directory: &Path, mode: u32) -> Result<DirectoryAccess, BindError> {
     if mode & 0o022 == 0 {
-        return Ok(Enclosed::Shared(mode));
+        return Ok(DirectoryAccess::Shared(mode));
     }
     Err(BindError::Writable {
         path: directory.to_owned(),
@@ -311,7 +311,7 @@ fn shared(directory: &Path, mode: u32) -> Result<Enclosed, BindError> {
 /// # Errors
 ///
 /// When the mode cannot be set.
-pub fn restrict(path: &Path) -> Result<(), BindError> {
+pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
     let listen = |source| BindError::Listen {
         path: path.to_owned(),
         source,

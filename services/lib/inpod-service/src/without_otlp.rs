@@ -67,12 +67,12 @@ pub(crate) fn here(_: &Trace) -> Option<String> {
 }
 
 /// A part of what is done on behalf of a trace, as a span of its own where spans are exported: not in this build.
-pub fn part(_: &'static str, _: &Trace) -> Span {
+pub fn child_span(_: &'static str, _: &Trace) -> Span {
     Span::none()
 }
 
 /// Says something of the span that this runs in where spans are exported: not in this build.
-pub fn tell(_: &'static str, _: &dyn fmt::Display) {}
+pub fn record_attribute(_: &'static str, _: &dyn fmt::Display) {}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call;

@@ -16,13 +16,13 @@ pub struct PodKey([u8; DIGITS]);
 
 impl PodKey {
     /// The key of a UID; `None` where it is neither a UUID nor 32 hexadecimal digits, and so is in no cgroup's name.
-    pub fn of(uid: &str) -> Option<Self> {
-        let (key, rest) = Self::at_the_start_of(uid)?;
+    pub fn from_uid(uid: &str) -> Option<Self> {
+        let (key, rest) = Self::parse_prefix(uid)?;
         rest.is_empty().then_some(key)
     }
 
     /// Looks at 36 bytes at most.
-    fn at_the_start_of(text: &str) -> Option<(Self, &str)> {
+    fn parse_prefix(text: &str) -> Option<(Self, &str)> {
         let (mut digits, mut count) = ([0; DIGITS], 0);
         for (at, byte) in text.bytes().enumerate() {
             if byte.is_ascii_hexdigit() {
@@ -49,7 +49,7 @@ fn is_separator(byte: u8, digits: usize, before: Option<&u8>) -> bool {
 
 /// Where a process runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PodContainer {
     /// In which pod.
     pub pod: PodKey,
     /// In which of its containers.
@@ -59,33 +59,33 @@ pub struct Place {
 /// Where a process runs, as its cgroup file says. `None` where no line names a pod's container, where lines name
 /// different ones, or where one line names two pods: a container that may make cgroups can put a pod's name after its
 /// own, but not in place of it.
-pub fn place(text: &str) -> Option<Place> {
+pub fn find_container(text: &str) -> Option<PodContainer> {
     let mut found = None;
     for line in text.lines() {
         // hierarchy:controllers:path, and a path may have colons in it.
         let path = line.splitn(3, ':').nth(2)?;
-        match (on_path(path), &found) {
-            (Line::Elsewhere, _) => {}
+        match (parse_path(path), &found) {
+            (Line::NoPod, _) => {}
             (Line::Ambiguous, _) => return None,
-            (Line::In(place), None) => found = Some(place),
-            (Line::In(place), Some(other)) if place == *other => {}
-            (Line::In(_), Some(_)) => return None,
+            (Line::Container(place), None) => found = Some(place),
+            (Line::Container(place), Some(other)) if place == *other => {}
+            (Line::Container(_), Some(_)) => return None,
         }
     }
     found
 }
 
 enum Line {
-    Elsewhere,
-    In(Place),
+    NoPod,
+    Container(PodContainer),
     Ambiguous,
 }
 
-fn on_path(path: &str) -> Line {
-    let mut found: Option<Place> = None;
+fn parse_path(path: &str) -> Line {
+    let mut found: Option<PodContainer> = None;
     let mut components = path.split('/').peekable();
     while let Some(component) = components.next() {
-        let Some((pod, rest)) = pod_in(component) else {
+        let Some((pod, rest)) = parse_pod(component) else {
             continue;
         };
         if found.as_ref().is_some_and(|found| found.pod != pod) {
@@ -97,18 +97,18 @@ fn on_path(path: &str) -> Line {
             Some((_, name)) => Some(name),
             None => components.peek().copied(),
         };
-        if let (None, Some(container)) = (&found, of_container.and_then(container_in)) {
-            found = Some(Place { pod, container });
+        if let (None, Some(container)) = (&found, of_container.and_then(parse_container)) {
+            found = Some(PodContainer { pod, container });
         }
     }
-    found.map_or(Line::Elsewhere, Line::In)
+    found.map_or(Line::NoPod, Line::Container)
 }
 
 /// The pod that a component names (`pod<uid>`, `kubepods-burstable-pod<uid>.slice`), and what follows its UID.
-fn pod_in(component: &str) -> Option<(PodKey, &str)> {
+fn parse_pod(component: &str) -> Option<(PodKey, &str)> {
     component.match_indices("pod").find_map(|(at, word)| {
         let (before, after) = component.split_at_checked(at)?;
-        let (pod, rest) = PodKey::at_the_start_of(after.get(word.len()..)?)?;
+        let (pod, rest) = PodKey::parse_prefix(after.get(word.len()..)?)?;
         let is_whole = before.bytes().next_back().is_none_or(is_edge)
             && rest.bytes().next().is_none_or(is_edge);
         is_whole.then_some((pod, rest))
@@ -121,7 +121,7 @@ fn is_edge(byte: u8) -> bool {
 
 /// The id at the end of a container's cgroup: `<id>`, `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`,
 /// `kata_<id>`.
-fn container_in(component: &str) -> Option<ContainerId> {
+fn parse_container(component: &str) -> Option<ContainerId> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
     let id = name.rsplit(|c: char| c.is_ascii_punctuation()).next()?;
     id.parse().ok()
@@ -148,11 +148,11 @@ mod tests {
     }
 
     fn is_found(text: &str, uid: &str) {
-        let wanted = Place {
-            pod: PodKey::of(uid).unwrap(),
+        let wanted = PodContainer {
+            pod: PodKey::from_uid(uid).unwrap(),
             container: ID.parse().unwrap(),
         };
-        assert_eq!(place(&filled(text)), Some(wanted), "{text}");
+        assert_eq!(find_container(&filled(text)), Some(wanted), "{text}");
     }
 
     #[test]
@@ -230,14 +230,18 @@ mod tests {
             "/kubepods/burstable/pod1111-11112222-3333-4444-55555555abcd/<cid>",
             "/kubepods/burstable/pod<uid>/.scope",
         ] {
-            assert_eq!(place(&filled(&format!("0::{path}\n"))), None, "{path}");
+            assert_eq!(
+                find_container(&filled(&format!("0::{path}\n"))),
+                None,
+                "{path}"
+            );
         }
     }
 
     #[test]
     fn a_container_cannot_name_another_pod_after_its_own() {
         let other = "/kubepods/burstable/pod<uid>/<cid>/pod<hash>/ab12";
-        assert_eq!(place(&filled(&format!("0::{other}\n"))), None);
+        assert_eq!(find_container(&filled(&format!("0::{other}\n"))), None);
     }
 
     #[test]
@@ -248,15 +252,15 @@ mod tests {
             "0::/kubepods/pod<uid>/<cid>\nnonsense\n",
             "0::/kubepods/pod<uid>/<cid>\n1:pids\n",
         ] {
-            assert_eq!(place(&filled(text)), None, "{text}");
+            assert_eq!(find_container(&filled(text)), None, "{text}");
         }
-        assert_eq!(place(""), None);
+        assert_eq!(find_container(""), None);
     }
 
     #[test]
     fn a_uid_is_the_same_with_hyphens_underscores_and_capitals() {
-        assert_eq!(PodKey::of(POD), PodKey::of(SLICE));
-        assert_eq!(PodKey::of(POD), PodKey::of(&POD.to_uppercase()));
+        assert_eq!(PodKey::from_uid(POD), PodKey::from_uid(SLICE));
+        assert_eq!(PodKey::from_uid(POD), PodKey::from_uid(&POD.to_uppercase()));
         for bad in [
             "",
             "pod",
@@ -265,7 +269,7 @@ mod tests {
             "ä",
             &HASH.replace('f', "g"),
         ] {
-            assert_eq!(PodKey::of(bad), None, "{bad}");
+            assert_eq!(PodKey::from_uid(bad), None, "{bad}");
         }
     }
 
@@ -289,7 +293,7 @@ mod tests {
         ] {
             let line = format!("0::{}", piece.repeat(LENGTH / piece.len()));
             let began = Instant::now();
-            let found = place(&line);
+            let found = find_container(&line);
             assert!(began.elapsed() < Duration::from_secs(2), "{piece}");
             assert!(
                 found.is_none() || piece.ends_with("abcd"),

@@ -17,7 +17,7 @@ pub struct Key {
     /// Its name.
     pub name: &'static str,
     /// What it stands on.
-    pub on: On,
+    pub location: Location,
     /// What inpod does with it.
     pub access: Access,
     /// The component that does it.
@@ -30,7 +30,7 @@ pub struct Key {
 
 /// What a key stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+pub enum Location {
     /// A label of a pod.
     PodLabel,
     /// An annotation of a pod.
@@ -43,9 +43,9 @@ pub enum On {
     LeaveAnnotation,
 }
 
-impl On {
+impl Location {
     /// In words.
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Self::PodLabel => "pod, label",
             Self::PodAnnotation => "pod, annotation",
@@ -67,7 +67,7 @@ pub enum Access {
 
 impl Access {
     /// In words.
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Written => "written",
@@ -79,13 +79,13 @@ const fn row(
     by: &'static str,
     access: Access,
     name: &'static str,
-    on: On,
+    location: Location,
     values: &'static str,
     does: &'static str,
 ) -> Key {
     Key {
         name,
-        on,
+        location,
         access,
         by,
         values,

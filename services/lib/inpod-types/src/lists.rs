@@ -10,13 +10,13 @@ use crate::parse_address;
 pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
 
 /// How many entries a list may have (`netconfig.v1.SidecarRedirection`).
-const MOST: usize = 64;
+const MAX_ENTRIES: usize = 64;
 
 /// How many interfaces a list may have (`netconfig.v1.AmbientRedirection`).
-const MOST_INTERFACES: usize = 16;
+const MAX_INTERFACES: usize = 16;
 
 /// Bytes of an interface's name without the NUL (IFNAMSIZ, linux/if.h).
-const LONGEST_NAME: usize = 15;
+const MAX_INTERFACE_NAME_BYTES: usize = 15;
 
 /// Why a list is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,10 +32,10 @@ pub enum InvalidList {
         advice: &'static str,
     },
     /// No rules are made of so much.
-    #[error("more than {most} {what}; give fewer")]
+    #[error("more than {max} {what}; give fewer")]
     TooMany {
         /// How many it may have.
-        most: usize,
+        max: usize,
         /// What the list is of.
         what: &'static str,
     },
@@ -50,15 +50,15 @@ fn invalid(entry: &str, what: &'static str, advice: &'static str) -> InvalidList
     }
 }
 
-fn bounded<T>(
+fn check_length<T>(
     all: BTreeSet<T>,
-    most: usize,
+    max: usize,
     what: &'static str,
 ) -> Result<BTreeSet<T>, InvalidList> {
-    if all.len() <= most {
+    if all.len() <= max {
         return Ok(all);
     }
-    Err(InvalidList::TooMany { most, what })
+    Err(InvalidList::TooMany { max, what })
 }
 
 fn entries(text: &str) -> impl Iterator<Item = &str> {
@@ -83,7 +83,7 @@ pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
             port.ok_or_else(|| invalid(entry, "port", advice))?,
         ));
     }
-    bounded(ports, MOST, "entries")
+    check_length(ports, MAX_ENTRIES, "entries")
 }
 
 /// Ports that are not captured inbound: those of a list, and [`NEVER_CAPTURED`] whatever it says.
@@ -93,9 +93,9 @@ pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
 /// As [`ports`]; all of them count.
 pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let own = NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new);
-    bounded(
+    check_length(
         ports(text)?.into_iter().chain(own).collect(),
-        MOST,
+        MAX_ENTRIES,
         "entries",
     )
 }
@@ -109,7 +109,7 @@ pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
     let advice = "networks like 10.0.0.0/8 or fd00::/64 with commas and no spaces between them";
     let network = |entry| network(entry).ok_or_else(|| invalid(entry, "network", advice));
     let all = entries(text).map(network).collect::<Result<_, _>>()?;
-    bounded(all, MOST, "entries")
+    check_length(all, MAX_ENTRIES, "entries")
 }
 
 /// As Go's netip.ParsePrefix takes it: the length without a sign or a leading zero.
@@ -140,7 +140,7 @@ pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
 ///
 /// When an entry is no name that Istio takes, or there are more than 16.
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
-    let advice = "names of at most 15 letters, digits and _.- that begin with a letter, with commas between them";
+    let advice = "names of at max 15 letters, digits and _.- that begin with a letter, with commas between them";
     let name = |entry: &str| {
         let name = entry.trim();
         is_interface(name)
@@ -148,14 +148,14 @@ pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
             .ok_or_else(|| invalid(entry, "interface", advice))
     };
     let all = entries(text.trim()).map(name).collect::<Result<_, _>>()?;
-    bounded(all, MOST_INTERFACES, "interfaces")
+    check_length(all, MAX_INTERFACES, "interfaces")
 }
 
 fn is_interface(name: &str) -> bool {
     let mut bytes = name.bytes();
-    let begins = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic());
-    let goes_on = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    begins && name.len() <= LONGEST_NAME && bytes.all(goes_on)
+    let starts_with_letter = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic());
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    starts_with_letter && name.len() <= MAX_INTERFACE_NAME_BYTES && bytes.all(is_inner)
 }
 
 #[cfg(test)]
@@ -208,8 +208,8 @@ mod tests {
         };
         assert!(ports(&list(64, "")).is_ok() && ports(&list(65, "")).is_err());
         assert!(excluded_inbound(&list(61, "")).is_ok());
-        let told = excluded_inbound(&list(62, "")).unwrap_err().to_string();
-        assert_eq!(told, "more than 64 entries; give fewer");
+        let message = excluded_inbound(&list(62, "")).unwrap_err().to_string();
+        assert_eq!(message, "more than 64 entries; give fewer");
         assert!(networks(&list(32, "10.0.0.0/")).is_ok());
         let far: Vec<_> = (0..65).map(|n| format!("10.{n}.0.0/16")).collect();
         assert!(networks(&far.join(",")).is_err());
@@ -219,7 +219,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_and_no_longer_than_it_is_worth() {
         let long = "x".repeat(1000);
-        let told = ports(&long).unwrap_err().to_string();
-        assert!(told.len() < 200 && told.contains("is no port"), "{told}");
+        let message = ports(&long).unwrap_err().to_string();
+        assert!(
+            message.len() < 200 && message.contains("is no port"),
+            "{message}"
+        );
     }
 }

@@ -35,7 +35,7 @@ pub struct NetnsRef {
 
 impl NetnsRef {
     /// A path of which nothing else is known.
-    pub fn at(path: impl Into<PathBuf>) -> Self {
+    pub fn from_path(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
             device: None,
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_bare_path_agrees_with_whatever_is_found_there() {
-        assert!(NetnsRef::at("/run/netns/a").agrees_with(&ID));
+        assert!(NetnsRef::from_path("/run/netns/a").agrees_with(&ID));
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
             device: Some(4),
             inode: Some(7),
             cookie: Some(8),
-            ..NetnsRef::at("/run/netns/a")
+            ..NetnsRef::from_path("/run/netns/a")
         };
         assert!(!believed.agrees_with(&ID));
     }

@@ -24,7 +24,7 @@ pub(super) fn start(
 ) -> io::Result<Vec<ReceiverTask>> {
     let start_task = |socket: UnpolledSocket| {
         let task = receiver().run(socket.register()?);
-        Ok(ReceiverTask(tokio::spawn(inpod_service::vital(
+        Ok(ReceiverTask(tokio::spawn(inpod_service::abort_on_panic(
             "receiver", task,
         ))))
     };

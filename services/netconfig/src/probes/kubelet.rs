@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use inpod_service::containers;
+use inpod_service::cgroup_containers;
 use netlink_bindings::{
     inet_diag::{OpTcpDiagDump, ReqV2, Request},
     traits::NetlinkRequest,
@@ -151,8 +151,9 @@ impl Process {
 
     /// Returns whether the process is in no container except those that init is in: the node itself may be a container.
     fn is_outside_containers(&self, proc: &Path) -> bool {
-        let of =
-            |path: &Path| fs::read_to_string(path.join("cgroup")).map(|text| containers(&text));
+        let of = |path: &Path| {
+            fs::read_to_string(path.join("cgroup")).map(|text| cgroup_containers(&text))
+        };
         let node = of(&proc.join("1")).unwrap_or_default();
         of(&self.path).is_ok_and(|own| own.is_subset(&node))
     }

@@ -64,7 +64,7 @@ impl Clients {
         let invalid = |error| invalid_response("netconfig", &error);
         Ok(FoundNetns {
             sandbox: required("sandbox", found.sandbox).map_err(invalid)?,
-            netns: NetnsRef::at(found.path),
+            netns: NetnsRef::from_path(found.path),
             id: required("netns", found.netns).map_err(invalid)?,
         })
     }

@@ -10,7 +10,7 @@ use std::{
 use futures_util::future::join_all;
 use inpod_service::{
     Daemon, Metrics,
-    metrics::{AsyncText, fetch},
+    metrics::{RenderMetrics, fetch},
 };
 
 /// The timeout for all other services together. A late service only has its `up` set to 0.
@@ -41,7 +41,7 @@ impl AggregatedMetrics {
     }
 }
 
-impl AsyncText for AggregatedMetrics {
+impl RenderMetrics for AggregatedMetrics {
     async fn text(&self) -> String {
         let is_installed = |(name, socket): &&(&str, PathBuf)| {
             !OPTIONAL.contains(name) || socket.parent().is_some_and(Path::is_dir)

@@ -74,7 +74,7 @@ impl Clock {
         self.part = match phase {
             Phase::Other => Span::none(),
             Phase::Queue | Phase::Decide | Phase::Claim | Phase::HandOver | Phase::Rules => {
-                inpod_service::part(phase.name(), &self.trace)
+                inpod_service::child_span(phase.name(), &self.trace)
             }
         };
     }

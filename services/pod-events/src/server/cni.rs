@@ -38,7 +38,7 @@ fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodU
 }
 
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
-    let trace = Trace::of(request.metadata().as_ref()).here();
+    let trace = Trace::from_headers(request.metadata().as_ref()).with_current_span();
     let deadline = inpod_service::deadline(&request);
     let message = request.into_inner();
     let (key, uid) = selected(message.pod)?;
@@ -84,15 +84,15 @@ impl Server {
     ) -> Result<wire::AddPodResponse, Failure> {
         let parsed = add_call(request).inspect_err(|_| self.count_add(Err(Reason::InvalidField)));
         let (key, call) = parsed?;
-        inpod_service::tell("k8s.namespace.name", &key.0);
-        inpod_service::tell("k8s.pod.name", &key.1);
+        inpod_service::record_attribute("k8s.namespace.name", &key.0);
+        inpod_service::record_attribute("k8s.pod.name", &key.1);
         let timer = self.metrics.start_add(call.phases.clone());
         let added = self.registry.add(&key, call).await;
         timer.finish(&added);
         let reason = added
             .as_ref()
             .map_or_else(|failure| failure.reason, |added| added.reason);
-        inpod_service::tell("inpod.reason", &reason);
+        inpod_service::record_attribute("inpod.reason", &reason);
         let kind = added.as_ref().map(|added| added.enrollment);
         self.count_add(kind.map_err(|failure| failure.reason));
         let added = added?;

@@ -55,7 +55,7 @@ pub(super) async fn watch(
     let (reread, requests) = mpsc::channel(16);
     let mut ticks = interval(check);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tokio::spawn(inpod_service::vital(
+    tokio::spawn(inpod_service::abort_on_panic(
         "manifests",
         source.run(ticks, requests, sender),
     ));

@@ -96,15 +96,18 @@ pub(super) fn watch(
         },
         version: None,
     };
-    tokio::spawn(inpod_service::vital("pods", pods.run()));
-    tokio::spawn(inpod_service::vital("namespaces", namespaces.run()));
-    tokio::spawn(inpod_service::vital(
+    tokio::spawn(inpod_service::abort_on_panic("pods", pods.run()));
+    tokio::spawn(inpod_service::abort_on_panic(
+        "namespaces",
+        namespaces.run(),
+    ));
+    tokio::spawn(inpod_service::abort_on_panic(
         "liveness",
         liveness.poll(client.clone()),
     ));
     let (inventory, health) = (cache.inventory.subscribe(), cache.health.subscribe());
     let reader = ApiReader::new(client, retry_after, scope, cache);
-    tokio::spawn(inpod_service::vital(
+    tokio::spawn(inpod_service::abort_on_panic(
         "reader",
         reader.clone().confirm_fetched(),
     ));

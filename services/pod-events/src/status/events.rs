@@ -36,7 +36,7 @@ pub(super) async fn send(
     let recorder = Recorder::new(client, inpod_kube::reporter(super::REPORTER, &node));
     while let Some(queued) = queue.recv().await {
         let (event, regarding) = (event_of(&queued), inpod_kube::regarding(&queued.pod));
-        match inpod_kube::deliver(&recorder, &event, &regarding, queued.created).await {
+        match inpod_kube::publish_event(&recorder, &event, &regarding, queued.created).await {
             Ok(()) => metrics.event("sent"),
             Err(why) => {
                 tracing::warn!(pod = %queued.pod, reason = %queued.reason, message = queued.message, why, "Could not create an Event");
@@ -57,7 +57,7 @@ fn event_of(queued: &QueuedEvent) -> Event {
     Event {
         type_,
         reason: upper_camel_case(queued.reason.name()),
-        note: Some(inpod_kube::note(&note)),
+        note: Some(inpod_kube::truncate_note(&note)),
         action: ACTION.to_owned(),
         secondary: None,
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inpod_service::metrics::{Watched, durations};
+use inpod_service::metrics::{ObservableGauge, duration_histogram};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},
@@ -47,7 +47,7 @@ pub(super) struct StatusMetrics {
 impl Default for StatusMetrics {
     fn default() -> Self {
         Self {
-            lag: durations(),
+            lag: duration_histogram(),
             patches: Family::default(),
             events: Family::default(),
         }
@@ -63,7 +63,7 @@ impl StatusMetrics {
         registry.register_with_unit(LAG.name, LAG.help, Unit::Seconds, self.lag.clone());
         registry.register(PATCHES.name, PATCHES.help, self.patches.clone());
         registry.register(EVENTS.name, EVENTS.help, self.events.clone());
-        registry.register_collector(Watched::one(UNMET.name, UNMET.help, unmet));
+        registry.register_collector(ObservableGauge::new(UNMET.name, UNMET.help, unmet));
     }
 
     pub(super) fn observe_lag(&self, lag: Duration) {

@@ -44,7 +44,7 @@ pub(super) async fn patch(client: Client, request: &PatchRequest) -> PatchOutcom
 }
 
 fn outcome_of(error: &kube::Error) -> PatchOutcome {
-    let message = inpod_kube::told(error);
+    let message = inpod_kube::describe_error(error);
     let kube::Error::Api(status) = error else {
         return PatchOutcome::Unanswered(message);
     };
@@ -61,7 +61,7 @@ fn outcome_of(error: &kube::Error) -> PatchOutcome {
 /// of the 409 shows it.
 fn has_other_uid(status: &Status) -> bool {
     let is_precondition = status.code == 409 && status.message.contains("UID");
-    is_precondition || inpod_kube::blames_uid(status)
+    is_precondition || inpod_kube::is_uid_conflict(status)
 }
 
 #[cfg(test)]

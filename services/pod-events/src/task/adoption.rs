@@ -100,7 +100,7 @@ pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
         },
         pod: pod.pod.clone(),
         service_account: pod.service_account.clone(),
-        netns: NetnsRef::at(""),
+        netns: NetnsRef::from_path(""),
         netns_id: None,
         addresses: pod.addresses.clone(),
         revision: inpod_types::Revision::default(),

@@ -1,6 +1,6 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use inpod_service::Leave;
+use inpod_service::UninstallMode;
 use inpod_types::{Enrollment, Failure, Reason};
 use tokio::time::Instant;
 
@@ -61,7 +61,8 @@ impl Task {
     /// Returns whether the pod is to be left as it is for another agent. Changes that were started are completed first.
     fn is_handed_over(&self) -> bool {
         let is_stable = |record: &Record| record.intent.is_stable();
-        self.shared.leave_mode.is(Leave::Handover) && self.records.last().is_none_or(is_stable)
+        self.shared.leave_mode.is(UninstallMode::Handover)
+            && self.records.last().is_none_or(is_stable)
     }
 
     /// Runs the next actions for the current sandbox and schedules the next reconcile.

@@ -1,7 +1,7 @@
 //! Pods with a sidecar. They stay redirected until the sandbox ends, like their proxy: without the rules their traffic
 //! would bypass it in plain text (decision 54).
 
-use inpod_service::Leave;
+use inpod_service::UninstallMode;
 use inpod_types::{Enrollment, SandboxRef};
 
 use super::Task;
@@ -22,7 +22,7 @@ impl Task {
         if enrollment == Enrollment::Sidecar {
             let in_sync = self.is_in_sync(record, pod, enrollment);
             Desired::In { in_sync }
-        } else if is_applied && !self.shared.leave_mode.is(Leave::Uninstall) {
+        } else if is_applied && !self.shared.leave_mode.is(UninstallMode::Uninstall) {
             Desired::In { in_sync: true }
         } else {
             let is_claimed = record.netns_id.is_some();
@@ -32,7 +32,7 @@ impl Task {
 
     /// Manages a pod again that was detached by an uninstall that was called off.
     pub(super) fn reattach(&mut self) {
-        let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
+        let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
         self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 

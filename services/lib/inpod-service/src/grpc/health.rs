@@ -67,7 +67,9 @@ impl health_server::Health for Health {
         self.check_known(&name)?;
         let live = name == LIVE;
         let changes = tokio_stream::wrappers::WatchStream::new(self.readiness.changes());
-        let serving = self.shutdown.end(changes.map(move |ready| live || ready));
+        let serving = self
+            .shutdown
+            .end_stream(changes.map(move |ready| live || ready));
         let last = futures_util::stream::iter((!live).then_some(false));
         let stream = serving.chain(last).map(|serving| Ok(status(serving)));
         Ok(Response::new(Box::pin(stream)))

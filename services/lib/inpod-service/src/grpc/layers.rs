@@ -1,16 +1,16 @@
 //! What every call of every service passes, from the outside in:
 //!
 //! 1. [`Span`]: whatever is logged from here on names the call.
-//! 2. [`Measure`]: every answer is counted, also those of the layers below.
-//! 3. [`Gate`]: who may not make the call costs nothing more, and takes no place from those who may.
+//! 2. [`CallMetrics`]: every answer is counted, also those of the layers below.
+//! 3. [`Authorize`]: who may not make the call costs nothing more, and takes no place from those who may.
 //! 4. [`Scrape`]: metrics are answered here, also while calls are refused for their number.
 //! 5. [`Limit`]: a call over the limit is refused before work begins.
 //! 6. [`Deadline`]: innermost, so that the place of a call that ran out of time is free again at once.
 
+mod authorize;
 mod deadline;
-mod gate;
 mod limit;
-mod measure;
+mod metrics;
 mod scrape;
 mod span;
 
@@ -24,36 +24,39 @@ use tonic::body::Body;
 use tower::{Layer, Service, layer::util::Stack};
 
 use crate::Metrics;
+use authorize::Authorize;
 use deadline::Deadline;
-use gate::Gate;
-pub use limit::Lane;
+pub use limit::ConcurrencyGroup;
 use limit::Limit;
-use measure::Measure;
+use metrics::CallMetrics;
 use scrape::Scrape;
 use span::Span;
 
-type Call = http::Request<Body>;
-type Answer = http::Response<Body>;
+type Request = http::Request<Body>;
+type Response = http::Response<Body>;
 
 /// One of the things that a call passes.
 trait Step: Clone + Send + 'static {
     /// Answers a call, itself or by what comes next.
-    fn take<N: Next>(self, call: Call, next: N) -> impl Future<Output = Answer> + Send;
+    fn handle<N: Next>(self, call: Request, next: N) -> impl Future<Output = Response> + Send;
 }
 
 /// What comes after a step. It cannot fail other than by an answer.
 trait Next:
-    Service<Call, Response = Answer, Error = Infallible, Future: Send> + Clone + Send + 'static
+    Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
 {
 }
 
 impl<S> Next for S where
-    S: Service<Call, Response = Answer, Error = Infallible, Future: Send> + Clone + Send + 'static
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static
 {
 }
 
 /// Lets a call pass to what comes next.
-async fn pass(mut next: impl Next, call: Call) -> Answer {
+async fn call_next(mut next: impl Next, call: Request) -> Response {
     match next.call(call).await {
         Ok(answer) => answer,
         Err(never) => match never {},
@@ -62,13 +65,13 @@ async fn pass(mut next: impl Next, call: Call) -> Answer {
 
 /// A step as a layer.
 #[derive(Clone, Debug)]
-pub(super) struct Through<T>(T);
+pub(super) struct StepLayer<T>(T);
 
-impl<T: Clone, S> Layer<S> for Through<T> {
-    type Service = Passed<T, S>;
+impl<T: Clone, S> Layer<S> for StepLayer<T> {
+    type Service = StepService<T, S>;
 
     fn layer(&self, next: S) -> Self::Service {
-        Passed {
+        StepService {
             step: self.0.clone(),
             next,
         }
@@ -77,45 +80,49 @@ impl<T: Clone, S> Layer<S> for Through<T> {
 
 /// A service behind a step.
 #[derive(Clone, Debug)]
-pub(super) struct Passed<T, S> {
+pub(super) struct StepService<T, S> {
     step: T,
     next: S,
 }
 
-impl<T: Step, S: Next> Service<Call> for Passed<T, S> {
-    type Response = Answer;
+impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
+    type Response = Response;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Answer, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.next.poll_ready(cx)
     }
 
-    fn call(&mut self, call: Call) -> Self::Future {
+    fn call(&mut self, call: Request) -> Self::Future {
         // The one that was found ready is the one to use.
         let next = self.next.clone();
         let ready = std::mem::replace(&mut self.next, next);
-        let answer = self.step.clone().take(call, ready);
+        let answer = self.step.clone().handle(call, ready);
         Box::pin(async move { Ok(answer.await) })
     }
 }
 
 pub(super) type Inner =
-    Stack<Through<Deadline>, Stack<Through<Limit>, Stack<Through<Scrape>, Outer>>>;
-pub(super) type Outer = Stack<Through<Gate>, Stack<Through<Measure>, Through<Span>>>;
+    Stack<StepLayer<Deadline>, Stack<StepLayer<Limit>, Stack<StepLayer<Scrape>, Outer>>>;
+pub(super) type Outer = Stack<StepLayer<Authorize>, Stack<StepLayer<CallMetrics>, StepLayer<Span>>>;
 
 /// All of them in their order.
-pub(super) fn stack(metrics: &Metrics, max_calls: usize, lanes: &'static [Lane]) -> Inner {
+pub(super) fn stack(
+    metrics: &Metrics,
+    max_calls: usize,
+    groups: &'static [ConcurrencyGroup],
+) -> Inner {
     let calls = metrics.calls();
-    let outer = Stack::new(Through(Measure(calls.clone())), Through(Span));
-    let outer = Stack::new(Through(Gate(calls.clone())), outer);
-    let inner = Stack::new(Through(Scrape(metrics.clone())), outer);
-    let inner = Stack::new(Through(Limit::new(max_calls, lanes, calls)), inner);
-    Stack::new(Through(Deadline), inner)
+    let outer = Stack::new(StepLayer(CallMetrics(calls.clone())), StepLayer(Span));
+    let outer = Stack::new(StepLayer(Authorize(calls.clone())), outer);
+    let inner = Stack::new(StepLayer(Scrape(metrics.clone())), outer);
+    let inner = Stack::new(StepLayer(Limit::new(max_calls, groups, calls)), inner);
+    Stack::new(StepLayer(Deadline), inner)
 }
 
 /// Whether a call is of gRPC's own services: health and reflection, which an operator needs most when things are bad.
-fn is_of_grpc(call: &Call) -> bool {
+fn is_of_grpc(call: &Request) -> bool {
     call.uri().path().starts_with("/grpc.")
 }
 

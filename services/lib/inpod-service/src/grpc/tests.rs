@@ -37,7 +37,7 @@ async fn start() -> Running {
     let readiness = Readiness::default();
     readiness.require("kernel", "not looked at yet");
     let daemon = Daemon {
-        stop: crate::shutdown::Stop::default(),
+        stop: crate::shutdown::StopHandle::default(),
         service,
         instance_id: "run-1".into(),
         run_dir: dir.path().to_owned(),
@@ -46,8 +46,8 @@ async fn start() -> Running {
         metrics: Metrics::new(&service, &readiness),
         readiness,
         max_calls: 4,
-        forgets: Arc::default(),
-        _alone: Arc::new(uds::alone(dir.path()).unwrap()),
+        removes_state: Arc::default(),
+        _instance_lock: Arc::new(uds::lock_instance(dir.path()).unwrap()),
     };
     let served = tokio::spawn(daemon.server().serve());
     let socket = crate::socket(dir.path(), NAME);

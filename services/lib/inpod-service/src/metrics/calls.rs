@@ -10,7 +10,7 @@ use prometheus_client::{
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::durations;
+use super::duration_histogram;
 use crate::otlp;
 
 type ByMethod = [(&'static str, Cow<'static, str>); 1];
@@ -31,7 +31,7 @@ impl Calls {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let calls = Self {
             requests: Family::default(),
-            durations: Family::new_with_constructor(durations),
+            durations: Family::new_with_constructor(duration_histogram),
             in_flight: Gauge::default(),
             refused_calls: Family::default(),
             refused_connections: Counter::default(),

@@ -40,7 +40,7 @@ const CONDITION: &str = "metrics-address";
 /// start pods.
 pub async fn serve<F>(address: SocketAddr, readiness: Readiness, text: F) -> Infallible
 where
-    F: AsyncText,
+    F: RenderMetrics,
 {
     let listener = listen(address, &readiness).await;
     tracing::info!(%address, "Serving metrics");
@@ -66,7 +66,7 @@ where
 }
 
 /// Makes the text of a scrape.
-pub trait AsyncText: Clone + Send + Sync + 'static {
+pub trait RenderMetrics: Clone + Send + Sync + 'static {
     /// The text, in the OpenMetrics format.
     fn text(&self) -> impl Future<Output = String> + Send;
 }
@@ -93,7 +93,7 @@ async fn listen(address: SocketAddr, readiness: &Readiness) -> TcpListener {
     }
 }
 
-async fn answer(stream: TcpStream, text: impl AsyncText) -> Result<(), hyper::Error> {
+async fn answer(stream: TcpStream, text: impl RenderMetrics) -> Result<(), hyper::Error> {
     let service = service_fn(move |request: Request<Incoming>| {
         let text = text.clone();
         async move { Ok::<_, Infallible>(respond(&request, &text).await) }
@@ -106,7 +106,7 @@ async fn answer(stream: TcpStream, text: impl AsyncText) -> Result<(), hyper::Er
         .await
 }
 
-async fn respond(request: &Request<Incoming>, text: &impl AsyncText) -> Response<Full<Bytes>> {
+async fn respond(request: &Request<Incoming>, text: &impl RenderMetrics) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() != PATH {
         *response.status_mut() = StatusCode::NOT_FOUND;

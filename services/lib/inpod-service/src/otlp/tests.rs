@@ -21,7 +21,7 @@ fn trace(flags: &str) -> Trace {
     let mut headers = HeaderMap::new();
     let header = format!("00-{TRACE}-{CALLER}-{flags}");
     headers.insert(TRACEPARENT, HeaderValue::try_from(header).unwrap());
-    Trace::of(&headers)
+    Trace::from_headers(&headers)
 }
 
 /// A call of a caller, as the server makes its span.
@@ -109,17 +109,17 @@ fn what_is_asked_for_a_call_names_the_span_that_it_is_asked_in() {
     let caller = trace("01");
     let mut told = Vec::new();
     let spans = exported(|| {
-        told.push(caller.clone().here());
+        told.push(caller.clone().with_current_span());
         let in_call = {
             let call = call(&caller);
             let _within = call.enter();
-            caller.clone().here()
+            caller.clone().with_current_span()
         };
         // Elsewhere in the process, as a pod's task.
-        let part = part("claim", &in_call);
+        let part = child_span("claim", &in_call);
         told.push(in_call.clone());
         let _within = part.enter();
-        told.push(in_call.here());
+        told.push(in_call.with_current_span());
     });
     let [call, claim] = &*spans else {
         panic!("{spans:?}")
@@ -142,15 +142,19 @@ fn what_is_in_no_trace_or_in_one_that_is_not_sampled_is_not_exported() {
         let mut headers = HeaderMap::new();
         let header = format!("00-{TRACE}-{}-01", "0".repeat(16));
         headers.insert(TRACEPARENT, HeaderValue::try_from(header).unwrap());
-        Trace::of(&headers)
+        Trace::from_headers(&headers)
     };
     for caller in [Trace::default(), trace("00"), trace("02"), zeros] {
         let spans = exported(|| {
             let call = call(&caller);
             let _within = call.enter();
             drop(info_span!("inner"));
-            drop(part("claim", &caller));
-            assert_eq!(caller.clone().here(), caller, "it is passed on as it came");
+            drop(child_span("claim", &caller));
+            assert_eq!(
+                caller.clone().with_current_span(),
+                caller,
+                "it is passed on as it came"
+            );
         });
         assert_eq!(spans, [], "{caller:?}");
     }
@@ -163,14 +167,14 @@ fn what_is_in_no_trace_or_in_one_that_is_not_sampled_is_not_exported() {
 
 #[test]
 fn a_call_for_another_trace_is_not_told_of_the_span_that_it_is_made_in() {
-    let other = Trace::of(&HeaderMap::from_iter([(
+    let other = Trace::from_headers(&HeaderMap::from_iter([(
         http::HeaderName::from_static(TRACEPARENT),
         HeaderValue::try_from(format!("00-{}-{CALLER}-01", "a".repeat(32))).unwrap(),
     )]));
     exported(|| {
         let call = call(&trace("01"));
         let _within = call.enter();
-        assert_eq!(other.clone().here(), other);
+        assert_eq!(other.clone().with_current_span(), other);
     });
 }
 
@@ -217,8 +221,8 @@ fn what_is_said_of_a_span_is_what_its_fields_and_its_work_say() {
         );
         span.record("later", true);
         let _within = span.enter();
-        tell("pod", &"first");
-        tell("pod", &"x".repeat(10_000));
+        record_attribute("pod", &"first");
+        record_attribute("pod", &"x".repeat(10_000));
     });
     let step = &spans[0];
     assert_eq!(said(step, "text"), Some(&text("t")));

@@ -33,7 +33,7 @@ impl Process {
     /// # Errors
     ///
     /// When the kernel does not say who it is, or it has ended.
-    pub fn behind(socket: impl AsFd) -> Result<Self, Refused> {
+    pub fn of_peer(socket: impl AsFd) -> Result<Self, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
         Self::new(pidfd_of(socket.as_fd()), credentials.pid())

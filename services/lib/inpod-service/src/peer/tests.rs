@@ -18,7 +18,7 @@ fn a_process_of_the_same_user_may_do_everything_under_uid() {
     assert!(
         [Class::Read, Class::Cni, Class::Operator, Class::Service]
             .iter()
-            .all(|class| peer.may(*class))
+            .all(|class| peer.may_call(*class))
     );
 }
 
@@ -38,9 +38,9 @@ fn a_process_outside_the_cgroup_is_no_service_but_a_host_process() {
     let policy = policy(Service::Below("/nowhere".into()));
     let peer = policy.identify(&left).unwrap();
     assert_eq!(peer.pid, i32::try_from(std::process::id()).unwrap());
-    assert!(!peer.may(Class::Service));
+    assert!(!peer.may_call(Class::Service));
     assert!(matches!(
-        policy.admit(&left, Class::Service),
+        policy.authorize(&left, Class::Service),
         Err(Refused::Class(..))
     ));
     assert_eq!(
@@ -61,7 +61,7 @@ fn on_a_kernel_without_pidfds_of_peers_a_peer_is_known_by_its_pid() {
             ..policy()
         };
         assert_eq!(without.identify(&left).unwrap(), with);
-        assert_eq!(with.may(Class::Service), root == "/");
+        assert_eq!(with.may_call(Class::Service), root == "/");
     }
 }
 
@@ -111,8 +111,8 @@ fn ended_peers_are_refused(pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>)
         .unwrap();
     let (accepted, _) = listener.accept().unwrap();
     let pid = i32::try_from(child.id()).unwrap();
-    let behind = || Process::new(pidfd_of(accepted.as_fd()), pid);
-    let process = behind().unwrap();
+    let of_peer = || Process::new(pidfd_of(accepted.as_fd()), pid);
+    let process = of_peer().unwrap();
     assert_eq!(process.pid().unwrap(), pid);
     assert!(process.read("status").unwrap().1.contains("CapPrm"));
     child.kill().unwrap();
@@ -126,7 +126,7 @@ fn ended_peers_are_refused(pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>)
     assert!(matches!(process.read("cgroup"), Err(Refused::Invisible)));
     child.wait().unwrap();
     assert!(matches!(process.pid(), Err(Refused::Invisible)));
-    assert!(behind().and_then(|it| it.pid()).is_err());
+    assert!(of_peer().and_then(|it| it.pid()).is_err());
 }
 
 #[test]
@@ -148,11 +148,11 @@ fn without_a_pidfd_a_pid_that_is_not_visible_or_gone_is_refused() {
 
 #[test]
 fn a_call_without_a_known_peer_may_do_nothing() {
-    let peer = of(&tonic::Request::new(()));
+    let peer = of_request(&tonic::Request::new(()));
     assert!(
         [Class::Read, Class::Cni, Class::Operator, Class::Service]
             .iter()
-            .all(|class| !peer.may(*class))
+            .all(|class| !peer.may_call(*class))
     );
 }
 

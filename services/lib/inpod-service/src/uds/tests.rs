@@ -57,16 +57,16 @@ async fn a_run_dir_that_is_a_file_or_cannot_be_made_is_named() {
     fs::write(&file, "").unwrap();
     let error = format!(
         "{:#}",
-        anyhow::Error::from(directory(&file.join("netconfig")).unwrap_err())
+        anyhow::Error::from(create_private_directory(&file.join("netconfig")).unwrap_err())
     );
     assert!(
         error.contains("inpod/netconfig") && error.contains("Not a directory"),
         "{error}"
     );
-    let error = directory(&file).unwrap_err().to_string();
+    let error = create_private_directory(&file).unwrap_err().to_string();
     assert!(error.contains("no directory"), "{error}");
     // Nobody can make one there, root included.
-    let error = directory(Path::new("/proc/inpod/netconfig"))
+    let error = create_private_directory(Path::new("/proc/inpod/netconfig"))
         .unwrap_err()
         .to_string();
     assert!(error.contains("/proc/inpod/netconfig"), "{error}");
@@ -80,9 +80,9 @@ async fn a_link_above_is_followed_and_one_in_place_of_the_directory_is_not() {
     fs::set_permissions(&real, fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();
     // As /var/run leads to /run.
-    directory(&link.join("inpod")).unwrap();
+    create_private_directory(&link.join("inpod")).unwrap();
     assert!(real.join("inpod").is_dir());
-    let error = directory(&link).unwrap_err();
+    let error = create_private_directory(&link).unwrap_err();
     assert!(matches!(error, BindError::NoDirectory(_)), "{error}");
     assert_eq!(mode(&real), 0o755, "what the link leads to is as it was");
 }
@@ -120,17 +120,29 @@ async fn a_directory_of_a_socket_alone_is_closed_to_others_and_a_shared_one_is_l
     fs::write(&socket, "").unwrap();
     for open in [0o755, 0o710, 0o1777] {
         fs::set_permissions(&own, fs::Permissions::from_mode(open)).unwrap();
-        assert_eq!(enclose(&socket).unwrap(), Enclosed::Now(open));
+        assert_eq!(
+            restrict_directory(&socket).unwrap(),
+            DirectoryAccess::Restricted(open)
+        );
         assert_eq!(mode(&own), 0o700);
-        assert_eq!(enclose(&socket).unwrap(), Enclosed::Already);
+        assert_eq!(
+            restrict_directory(&socket).unwrap(),
+            DirectoryAccess::AlreadyPrivate
+        );
     }
     fs::write(own.join("other"), "").unwrap();
-    assert_eq!(enclose(&socket).unwrap(), Enclosed::Already);
+    assert_eq!(
+        restrict_directory(&socket).unwrap(),
+        DirectoryAccess::AlreadyPrivate
+    );
     fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(enclose(&socket).unwrap(), Enclosed::Shared(0o755));
+    assert_eq!(
+        restrict_directory(&socket).unwrap(),
+        DirectoryAccess::Shared(0o755)
+    );
     for open in [0o775, 0o777, 0o1777] {
         fs::set_permissions(&own, fs::Permissions::from_mode(open)).unwrap();
-        let error = enclose(&socket).unwrap_err();
+        let error = restrict_directory(&socket).unwrap_err();
         assert!(matches!(error, BindError::Writable { .. }), "{error}");
         assert!(error.to_string().contains(&format!("{open:o}")), "{error}");
     }
@@ -140,21 +152,24 @@ async fn a_directory_of_a_socket_alone_is_closed_to_others_and_a_shared_one_is_l
 #[test]
 fn a_directory_has_one_process_and_is_free_with_its_end() {
     let dir = tempfile::tempdir().unwrap();
-    let first = alone(dir.path()).unwrap();
+    let first = lock_instance(dir.path()).unwrap();
     let began = Instant::now();
-    let error = alone(dir.path()).unwrap_err();
+    let error = lock_instance(dir.path()).unwrap_err();
     assert!(matches!(error, BindError::Served(_)), "{error}");
-    assert!(began.elapsed() >= START, "one that is ending is waited for");
+    assert!(
+        began.elapsed() >= LOCK_TIMEOUT,
+        "one that is ending is waited for"
+    );
     drop(first);
-    drop(alone(dir.path()).unwrap());
+    drop(lock_instance(dir.path()).unwrap());
 }
 
 #[test]
 fn one_that_waits_for_a_directory_that_is_emptied_meanwhile_has_it_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let first = alone(dir.path()).unwrap();
+    let first = lock_instance(dir.path()).unwrap();
     thread::scope(|scope| {
-        let second = scope.spawn(|| alone(dir.path()).unwrap());
+        let second = scope.spawn(|| lock_instance(dir.path()).unwrap());
         // It has opened the file that is about to go.
         let waits = || {
             let locks = fs::read_to_string("/proc/locks").unwrap();
@@ -164,15 +179,15 @@ fn one_that_waits_for_a_directory_that_is_emptied_meanwhile_has_it_alone() {
             let times = open.filter(|found| found.ino() == inode).count();
             times >= 2 && locks.contains(&format!(":{inode} "))
         };
-        let deadline = Instant::now() + START;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         while !waits() {
             assert!(Instant::now() < deadline, "nobody waits");
             thread::yield_now();
         }
-        empty(dir.path()).unwrap();
+        clear_directory(dir.path()).unwrap();
         drop(first);
         let second = second.join().unwrap();
-        let third = alone(dir.path()).unwrap_err();
+        let third = lock_instance(dir.path()).unwrap_err();
         assert!(matches!(third, BindError::Served(_)), "{third}");
         drop(second);
     });
@@ -183,12 +198,12 @@ async fn a_socket_is_removed_by_the_one_that_served_it_and_another_s_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("grpc.sock");
     let mine = bind(&path).unwrap();
-    remove(&path, SockType::Stream).unwrap();
+    remove_socket(&path, SockType::Stream).unwrap();
     assert!(path.exists(), "it is served");
     drop(mine);
-    remove(&path, SockType::Stream).unwrap();
+    remove_socket(&path, SockType::Stream).unwrap();
     assert!(!path.exists());
-    remove(&path, SockType::Stream).unwrap();
+    remove_socket(&path, SockType::Stream).unwrap();
 }
 
 #[test]
@@ -201,10 +216,10 @@ fn a_directory_is_emptied_and_stays() {
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("kept"), "").unwrap();
     std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
-    empty(dir.path()).unwrap();
+    clear_directory(dir.path()).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     assert!(outside.path().join("kept").exists(), "no link is followed");
-    empty(&dir.path().join("absent")).unwrap();
+    clear_directory(&dir.path().join("absent")).unwrap();
 }
 
 #[tokio::test]

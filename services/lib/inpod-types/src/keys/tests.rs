@@ -35,7 +35,9 @@ fn every_key_of_the_table_has_one_constant_and_stands_on_an_object_once_for_each
     for (at, key) in table().enumerate() {
         let named = constants.iter().filter(|(_, text)| *text == key.name);
         assert_eq!(named.count(), 1, "{}", key.name);
-        let same = |other: &&Key| (other.name, other.on, other.by) == (key.name, key.on, key.by);
+        let same = |other: &&Key| {
+            (other.name, other.location, other.by) == (key.name, key.location, key.by)
+        };
         assert_eq!(table().take(at).find(same), None, "{}", key.name);
     }
 }

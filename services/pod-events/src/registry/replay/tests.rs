@@ -102,7 +102,7 @@ fn admission(container_id: &str, at: BootInstant) -> OfflineAdd {
     let call = AddCall {
         sandbox: sandbox(container_id),
         uid: Some("uid-of-web".parse().unwrap()),
-        netns: NetnsRef::at("/run/netns/web"),
+        netns: NetnsRef::from_path("/run/netns/web"),
         addresses: Vec::new(),
         deadline: Instant::now(),
         work_deadline: Instant::now(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use inpod_kube::ReachError;
+use inpod_kube::ClientError;
 use kube::{Client, client::ClientBuilder};
 use tower::util::MapResponseLayer;
 
@@ -16,9 +16,12 @@ pub(in crate::source) struct Connection {
 }
 
 /// Creates a client without connecting.
-pub(in crate::source) async fn client(kubeconfig: Option<&Path>) -> Result<Connection, ReachError> {
-    let config = inpod_kube::config(kubeconfig).await?;
-    let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;
+pub(in crate::source) async fn client(
+    kubeconfig: Option<&Path>,
+) -> Result<Connection, ClientError> {
+    let config = inpod_kube::client_config(kubeconfig).await?;
+    let builder =
+        ClientBuilder::try_from(config).map_err(ClientError::from_kubeconfig(kubeconfig))?;
     let retry_after = RetryAfter::default();
     let observer = retry_after.clone();
     let layer = MapResponseLayer::new(move |response: http::Response<_>| {

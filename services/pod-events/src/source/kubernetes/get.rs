@@ -167,9 +167,9 @@ impl ApiReader {
             sleep(delay).await;
             match timeout_at(until.min(Instant::now() + GET_TIMEOUT), ask()).await {
                 Ok(Err(error)) if !self.retry_after.remaining().is_zero() => {
-                    refusal = inpod_kube::told(&error);
+                    refusal = inpod_kube::describe_error(&error);
                 }
-                Ok(answer) => return answer.map_err(|error| inpod_kube::told(&error)),
+                Ok(answer) => return answer.map_err(|error| inpod_kube::describe_error(&error)),
                 Err(_) => return Err("the API server does not answer in time".to_owned()),
             }
         }

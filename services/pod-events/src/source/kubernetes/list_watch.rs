@@ -84,7 +84,7 @@ impl End {
         } else {
             matches!(error, kube::Error::SerdeError(_))
         };
-        let why = inpod_kube::told(error);
+        let why = inpod_kube::describe_error(error);
         if is_version_refused {
             Self::Expired(why)
         } else {
@@ -251,7 +251,9 @@ where
             }
             WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), None),
             WatchEvent::Error(status) => {
-                return Some(End::Expired(inpod_kube::told(&kube::Error::Api(status))));
+                return Some(End::Expired(inpod_kube::describe_error(&kube::Error::Api(
+                    status,
+                ))));
             }
         };
         // An object without a version leaves the version as it was.

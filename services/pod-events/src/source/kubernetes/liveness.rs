@@ -65,7 +65,7 @@ async fn probe(client: &Client) -> Result<(), String> {
     let request = request.map_err(|error| error.to_string())?;
     match timeout(PROBE_TIMEOUT, client.request_text(request)).await {
         Ok(Ok(_) | Err(kube::Error::Api(_))) => Ok(()),
-        Ok(Err(error)) => Err(inpod_kube::told(&error)),
+        Ok(Err(error)) => Err(inpod_kube::describe_error(&error)),
         Err(_) => Err("the API server does not answer".to_owned()),
     }
 }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use inpod_types::{Failure, Reason};
 
-use super::{Answer, Call, Next, Step, pass};
+use super::{Next, Request, Response, Step, call_next};
 use crate::deadline::timeout;
 
 /// How long before the caller stops waiting it is answered: time for the answer to arrive.
@@ -17,11 +17,11 @@ const MARGIN: Duration = Duration::from_millis(100);
 pub(in crate::grpc) struct Deadline;
 
 impl Step for Deadline {
-    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
         let Some(timeout) = timeout(call.headers()) else {
-            return pass(next, call).await;
+            return call_next(next, call).await;
         };
-        let answer = tokio::time::timeout(answer_in(timeout), pass(next, call));
+        let answer = tokio::time::timeout(answer_in(timeout), call_next(next, call));
         match answer.await {
             Ok(answer) => answer,
             Err(_elapsed) => {

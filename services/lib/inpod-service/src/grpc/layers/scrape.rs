@@ -1,7 +1,7 @@
 use http::{HeaderValue, Method, StatusCode, header};
 use tonic::body::Body;
 
-use super::{Answer, Call, Next, Step, pass};
+use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Metrics};
 
 /// Answers `GET /metrics`.
@@ -9,16 +9,16 @@ use crate::metrics::{self, Metrics};
 pub(in crate::grpc) struct Scrape(pub(super) Metrics);
 
 impl Step for Scrape {
-    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
         if call.uri().path() != metrics::PATH {
-            return pass(next, call).await;
+            return call_next(next, call).await;
         }
         if call.method() != Method::GET {
-            let mut answer = Answer::new(Body::empty());
+            let mut answer = Response::new(Body::empty());
             *answer.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             return answer;
         }
-        let mut answer = Answer::new(Body::new(http_body_util::Full::from(self.0.text())));
+        let mut answer = Response::new(Body::new(http_body_util::Full::from(self.0.text())));
         let media_type = HeaderValue::from_static(metrics::CONTENT_TYPE);
         answer
             .headers_mut()

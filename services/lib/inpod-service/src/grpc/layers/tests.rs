@@ -25,7 +25,7 @@ fn metrics() -> Metrics {
     Metrics::new(&service, &Readiness::default())
 }
 
-fn call(path: &str) -> Call {
+fn call(path: &str) -> Request {
     let (left, _right) = std::os::unix::net::UnixStream::pair().unwrap();
     let peer = Policy::same_uid().identify(&left).unwrap();
     http::Request::post(path)
@@ -35,13 +35,13 @@ fn call(path: &str) -> Call {
         .unwrap()
 }
 
-fn unproven(path: &str) -> Call {
+fn unproven(path: &str) -> Request {
     let mut call = call(path);
     call.extensions_mut().clear();
     call
 }
 
-fn hurried(path: &str, timeout: &'static str) -> Call {
+fn hurried(path: &str, timeout: &'static str) -> Request {
     let mut call = call(path);
     let timeout = http::HeaderValue::from_static(timeout);
     call.headers_mut().insert("grpc-timeout", timeout);
@@ -49,17 +49,17 @@ fn hurried(path: &str, timeout: &'static str) -> Call {
 }
 
 /// An answer of success: its code is in the trailers.
-fn success() -> Answer {
+fn success() -> Response {
     let mut trailers = http::HeaderMap::new();
     trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
     let body = http_body_util::Full::from("answer").with_trailers(async { Some(Ok(trailers)) });
-    Answer::new(Body::new(body))
+    Response::new(Body::new(body))
 }
 
 /// A handler that waits until it may go on, and then succeeds.
 fn waiting(go_on: &Arc<Notify>) -> impl Next {
     let go_on = Arc::clone(go_on);
-    service_fn(move |_: Call| {
+    service_fn(move |_: Request| {
         let go_on = Arc::clone(&go_on);
         async move {
             go_on.notified().await;
@@ -69,11 +69,11 @@ fn waiting(go_on: &Arc<Notify>) -> impl Next {
 }
 
 fn ready() -> impl Next {
-    service_fn(|_: Call| async { Ok::<_, Infallible>(success()) })
+    service_fn(|_: Request| async { Ok::<_, Infallible>(success()) })
 }
 
 /// The status of an answer, its body read to the end.
-async fn status(answer: Answer) -> Status {
+async fn status(answer: Response) -> Status {
     if let Some(status) = Status::from_header_map(answer.headers()) {
         return status;
     }
@@ -109,7 +109,7 @@ async fn success_is_counted_from_the_trailers_and_once_the_body_was_read() {
 async fn an_error_is_counted_from_the_head() {
     let metrics = metrics();
     let fails =
-        service_fn(|_: Call| async { Ok::<_, Infallible>(Status::not_found("no").into_http()) });
+        service_fn(|_: Request| async { Ok::<_, Infallible>(Status::not_found("no").into_http()) });
     let server = ServiceBuilder::new()
         .layer(stack(&metrics, 9, &[]))
         .service(fails);
@@ -272,5 +272,5 @@ async fn a_path_that_nobody_declared_is_told_so_in_the_callers_own_protocol() {
 
 #[test]
 fn metrics_are_of_the_class_of_looks() {
-    assert_eq!(gate::class(crate::metrics::PATH), Some(Class::Read));
+    assert_eq!(authorize::class(crate::metrics::PATH), Some(Class::Read));
 }

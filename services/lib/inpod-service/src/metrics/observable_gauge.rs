@@ -10,16 +10,16 @@ use prometheus_client::{
 type Numbers = Vec<(&'static str, u64)>;
 
 /// A gauge whose numbers are read where they stand when somebody asks, so that they cannot be wrong.
-pub struct Watched {
+pub struct ObservableGauge {
     name: &'static str,
     help: &'static str,
     label: Option<&'static str>,
     read: Box<dyn Fn() -> Numbers + Send + Sync>,
 }
 
-impl Watched {
+impl ObservableGauge {
     /// One number.
-    pub fn one(
+    pub fn new(
         name: &'static str,
         help: &'static str,
         read: impl Fn() -> u64 + Send + Sync + 'static,
@@ -33,7 +33,7 @@ impl Watched {
     }
 
     /// A number for each value of a label; `read` gives each of them once.
-    pub fn by<I: IntoIterator<Item = (&'static str, u64)>>(
+    pub fn by_label<I: IntoIterator<Item = (&'static str, u64)>>(
         label: &'static str,
         name: &'static str,
         help: &'static str,
@@ -48,15 +48,15 @@ impl Watched {
     }
 }
 
-impl fmt::Debug for Watched {
+impl fmt::Debug for ObservableGauge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watched")
+        f.debug_struct("ObservableGauge")
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
 }
 
-impl Collector for Watched {
+impl Collector for ObservableGauge {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         // With a stop, as the library writes those of its own metrics.
         let help = format!("{}.", self.help);

@@ -5,7 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Raises the limit to what whoever started the process allows. Where a runtime does not say, it begins at 1024, for
 /// programs that keep descriptors in sets of that size; none is here, and the broker and netconfig hold a file or more
 /// for each pod. What cannot be raised stays: who comes near it is told by its metrics.
-pub(crate) fn raise() {
+pub(crate) fn raise_open_files() {
     let known = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: known.maximum,
@@ -30,7 +30,7 @@ mod tests {
         };
         setrlimit(Resource::Nofile, lowered).unwrap();
         assert_eq!(getrlimit(Resource::Nofile).current, Some(lower));
-        raise();
+        raise_open_files();
         assert_eq!(getrlimit(Resource::Nofile).current, known.maximum);
     }
 }

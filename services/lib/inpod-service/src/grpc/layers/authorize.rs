@@ -3,7 +3,7 @@ use inpod_proto::{Class, class_of};
 use inpod_types::{Failure, Reason};
 use tonic::Status;
 
-use super::{Answer, Call, Next, Step, pass};
+use super::{Next, Request, Response, Step, call_next};
 use crate::{
     metrics::{self, Calls},
     peer::{NOBODY, Peer},
@@ -11,10 +11,10 @@ use crate::{
 
 /// Lets a call through if its peer may make it. Whoever is refused is audited and counted.
 #[derive(Clone, Debug)]
-pub(in crate::grpc) struct Gate(pub(super) Calls);
+pub(in crate::grpc) struct Authorize(pub(super) Calls);
 
-impl Step for Gate {
-    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+impl Step for Authorize {
+    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
         let nobody = &NOBODY;
         let peer = call.extensions().get::<Peer>().unwrap_or(nobody);
         let path = call.uri().path();
@@ -30,7 +30,7 @@ impl Step for Gate {
         if class == Class::Operator {
             tracing::info!(uid = peer.uid, pid = peer.pid, path, "An operator calls");
         }
-        pass(next, call).await
+        call_next(next, call).await
     }
 }
 
@@ -53,7 +53,7 @@ fn name_of(class: Class) -> &'static str {
 
 /// gRPC says how a call went in its own header and takes any other status than 200 for a broken proxy; whoever speaks
 /// plain HTTP reads the status.
-fn refusal(status: &Status, plain: StatusCode, call: &Call) -> Answer {
+fn refusal(status: &Status, plain: StatusCode, call: &Request) -> Response {
     let mut answer = status.clone().into_http();
     let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
     if !call

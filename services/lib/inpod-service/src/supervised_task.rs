@@ -9,7 +9,7 @@ use std::{panic::AssertUnwindSafe, process};
 use futures_util::FutureExt as _;
 
 /// A part's work. One that is done may end; one that panics takes the process with it.
-pub async fn vital(part: &'static str, work: impl Future<Output = ()>) {
+pub async fn abort_on_panic(part: &'static str, work: impl Future<Output = ()>) {
     // Nothing of the part is looked at after its end.
     if AssertUnwindSafe(work).catch_unwind().await.is_err() {
         tracing::error!(
@@ -32,7 +32,7 @@ mod tests {
     /// How a process of its own ends in which this is done.
     fn process_that_does(what: &str) -> ExitStatus {
         let mut process = Command::new(std::env::current_exe().unwrap());
-        let what = format!("vital::tests::{what}");
+        let what = format!("supervised_task::tests::{what}");
         process.args(["--exact", &what, "--ignored"]);
         process.status().unwrap()
     }
@@ -51,7 +51,7 @@ mod tests {
 
     /// As everywhere: nobody looks how the task has ended.
     async fn run(work: impl Future<Output = ()> + Send + 'static) {
-        let _ended = tokio::spawn(vital("a part", work)).await;
+        let _ended = tokio::spawn(abort_on_panic("a part", work)).await;
     }
 
     #[tokio::test]

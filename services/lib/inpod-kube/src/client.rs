@@ -11,15 +11,15 @@ use kube::{
 };
 
 /// How long the API server may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long it may be silent on a connection: longer than a watch that has nothing to tell lasts, so that this is the
 /// last resort for a connection that nobody looks after.
-const SILENCE: Duration = Duration::from_secs(90);
+const READ_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Why it cannot be known how to reach Kubernetes.
 #[derive(Debug, thiserror::Error)]
-pub enum ReachError {
+pub enum ClientError {
     /// There is no service account in this pod.
     #[error(
         "cannot reach Kubernetes as a pod's service account; give a file with the setting kubeconfig"
@@ -43,9 +43,9 @@ pub enum ReachError {
     },
 }
 
-impl ReachError {
-    /// For what a client cannot be made of: where [`config`] had it from.
-    pub fn client(kubeconfig: Option<&Path>) -> impl FnOnce(kube::Error) -> Self {
+impl ClientError {
+    /// For what a client cannot be made of: where [`client_config`] had it from.
+    pub fn from_kubeconfig(kubeconfig: Option<&Path>) -> impl FnOnce(kube::Error) -> Self {
         let from = match kubeconfig {
             None => "the pod's service account".to_owned(),
             Some(path) => path.display().to_string(),
@@ -61,27 +61,27 @@ impl ReachError {
 /// # Errors
 ///
 /// When there is no service account, or the kubeconfig cannot be used.
-pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, ReachError> {
+pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let mut config = match kubeconfig {
-        None => of_pod()?,
-        Some(path) => of_file(path).await?,
+        None => in_cluster_config()?,
+        Some(path) => kubeconfig_from_file(path).await?,
     };
-    config.connect_timeout = Some(CONNECT);
-    config.read_timeout = Some(SILENCE);
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     // Whoever asks has a deadline, and an answer in words is worth more than a second attempt.
     config.default_retry = false;
     Ok(config)
 }
 
-fn of_pod() -> Result<Config, ReachError> {
-    let mut config = Config::incluster().map_err(ReachError::ServiceAccount)?;
+fn in_cluster_config() -> Result<Config, ClientError> {
+    let mut config = Config::incluster().map_err(ClientError::ServiceAccount)?;
     config.proxy_url = None;
     Ok(config)
 }
 
-async fn of_file(path: &Path) -> Result<Config, ReachError> {
-    let failed = |source| ReachError::Kubeconfig {
+async fn kubeconfig_from_file(path: &Path) -> Result<Config, ClientError> {
+    let failed = |source| ClientError::Kubeconfig {
         path: path.to_owned(),
         source,
     };

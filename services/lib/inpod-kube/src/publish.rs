@@ -6,19 +6,19 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, Recorder};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{is_final, told};
+use crate::{describe_error, is_final};
 
 /// How long the API server may take for one.
-const ANSWER: Duration = Duration::from_secs(5);
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between two attempts the wait doubles from the first to the second, less up to a half by chance.
-const WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+const RETRY_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// An Event that could not be told for so long is of no use.
-const STALE: Duration = Duration::from_secs(300);
+/// An Event that could not be published for so long is of no use.
+const MAX_EVENT_AGE: Duration = Duration::from_secs(300);
 
 /// For so long a server that has just started may refuse what it allows: it answers before it has read who may what.
-const LEARNS: Duration = Duration::from_secs(10);
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(10);
 
 /// Makes an Event about something that happened at `since`, or counts it in the one that is there; again while there is
 /// reason to.
@@ -26,28 +26,28 @@ const LEARNS: Duration = Duration::from_secs(10);
 /// # Errors
 ///
 /// Why it could not be made: the server refuses it, or has not answered until it was of no use any more.
-pub async fn deliver(
+pub async fn publish_event(
     recorder: &Recorder,
     event: &Event,
     regarding: &ObjectReference,
     since: Instant,
 ) -> Result<(), String> {
-    let [mut wait, longest] = WAITS;
-    let mut refused = None;
+    let [mut wait, longest] = RETRY_INTERVALS;
+    let mut denied_since = None;
     loop {
-        let why = match timeout(ANSWER, recorder.publish(event, regarding)).await {
+        let why = match timeout(PUBLISH_TIMEOUT, recorder.publish(event, regarding)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => {
-                let may_learn = lacks_right(&error)
-                    && refused.get_or_insert_with(Instant::now).elapsed() < LEARNS;
-                if is_final(&error) && !may_learn {
-                    return Err(told(&error));
+                let within_grace = is_denied(&error)
+                    && denied_since.get_or_insert_with(Instant::now).elapsed() < FORBIDDEN_GRACE;
+                if is_final(&error) && !within_grace {
+                    return Err(describe_error(&error));
                 }
-                told(&error)
+                describe_error(&error)
             }
             Err(_) => "the API server does not answer in time".to_owned(),
         };
-        if since.elapsed() + wait >= STALE {
+        if since.elapsed() + wait >= MAX_EVENT_AGE {
             return Err(why);
         }
         sleep(wait.mul_f64(fastrand::f64().mul_add(0.5, 0.5))).await;
@@ -57,7 +57,7 @@ pub async fn deliver(
 
 /// Whether the server refuses who asks. It also says 403 where a namespace ends, and names that as a cause (apimachinery,
 /// `NamespaceTerminatingCause`).
-fn lacks_right(error: &kube::Error) -> bool {
+fn is_denied(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;
     };
@@ -77,10 +77,10 @@ mod tests {
             let status = json!({"code": code, "details": {"causes": [{"reason": reason}]}});
             kube::Error::Api(serde_json::from_value(status).unwrap())
         };
-        assert!(lacks_right(&answer(401, "")));
-        assert!(lacks_right(&answer(403, "")));
-        assert!(!lacks_right(&answer(403, "NamespaceTerminating")));
-        assert!(!lacks_right(&answer(404, "")));
-        assert!(!lacks_right(&kube::Error::LinesCodecMaxLineLengthExceeded));
+        assert!(is_denied(&answer(401, "")));
+        assert!(is_denied(&answer(403, "")));
+        assert!(!is_denied(&answer(403, "NamespaceTerminating")));
+        assert!(!is_denied(&answer(404, "")));
+        assert!(!is_denied(&kube::Error::LinesCodecMaxLineLengthExceeded));
     }
 }

@@ -7,27 +7,27 @@ use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use tonic::{Code, Status, body::Body};
 
-use super::{Answer, Call, Next, Step, pass};
+use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Calls, OpenCall};
 
 /// Counts a call by its method and the code that it ends with, and how long its handler took.
 #[derive(Clone, Debug)]
-pub(in crate::grpc) struct Measure(pub(super) Calls);
+pub(in crate::grpc) struct CallMetrics(pub(super) Calls);
 
-impl Step for Measure {
-    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+impl Step for CallMetrics {
+    async fn handle<N: Next>(self, call: Request, next: N) -> Response {
         if call.uri().path() == metrics::PATH {
-            return pass(next, call).await;
+            return call_next(next, call).await;
         }
         let mut open = self.0.begin(call.uri().path());
-        let answer = pass(next, call).await;
+        let answer = call_next(next, call).await;
         open.answered();
         // An answer that is an error from the start has its code in the head, and nothing follows.
         if let Some(code) = code_in(answer.headers()) {
             open.end(code);
             return answer;
         }
-        answer.map(|body| Body::new(Measured { body, open }))
+        answer.map(|body| Body::new(CountedBody { body, open }))
     }
 }
 
@@ -37,12 +37,12 @@ fn code_in(headers: &HeaderMap) -> Option<Code> {
 
 /// A body whose trailers tell how the call ended.
 #[derive(Debug)]
-struct Measured {
+struct CountedBody {
     body: Body,
     open: OpenCall,
 }
 
-impl http_body::Body for Measured {
+impl http_body::Body for CountedBody {
     type Data = <Body as http_body::Body>::Data;
     type Error = Status;
 

@@ -16,21 +16,21 @@ use tokio::{
 };
 
 /// How often the file is read. A kubelet takes about a minute to bring a change of a ConfigMap.
-const PERIOD: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// With what a receipt begins.
-pub const RECEIPT: &str = "inpod left:";
+pub const RECEIPT_PREFIX: &str = "inpod left:";
 
 /// How inpod leaves a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum UninstallMode {
     /// Everything that it did is undone.
     Uninstall,
     /// What it did for pods stays for another agent, which takes its place in the chain.
     Handover,
 }
 
-impl Leave {
+impl UninstallMode {
     /// The word.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -45,16 +45,16 @@ impl Leave {
 /// # Errors
 ///
 /// What was said, where that is neither of the words.
-pub fn parse(text: &str) -> Result<Option<Leave>, String> {
+pub fn parse(text: &str) -> Result<Option<UninstallMode>, String> {
     match text.trim() {
         "" => Ok(None),
-        "uninstall" => Ok(Some(Leave::Uninstall)),
-        "handover" => Ok(Some(Leave::Handover)),
+        "uninstall" => Ok(Some(UninstallMode::Uninstall)),
+        "handover" => Ok(Some(UninstallMode::Handover)),
         other => Err(other.chars().take(40).collect()),
     }
 }
 
-impl fmt::Display for Leave {
+impl fmt::Display for UninstallMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -66,7 +66,7 @@ impl fmt::Display for Leave {
 /// # Errors
 ///
 /// When it cannot be read, or what it says is no word.
-pub fn read(file: &Path, marker: &Marker) -> Result<Option<Leave>, String> {
+pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, String> {
     let shown = file.display();
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
@@ -81,11 +81,11 @@ pub fn read(file: &Path, marker: &Marker) -> Result<Option<Leave>, String> {
 }
 
 /// Follows what a file says. Where it cannot be understood, what it said before goes on: nobody leaves by mistake.
-pub fn follow(file: PathBuf, marker: Marker) -> watch::Receiver<Option<Leave>> {
+pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallMode>> {
     let first = read(&file, &marker).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
     let follows = async move {
-        let mut ticks = interval(PERIOD);
+        let mut ticks = interval(READ_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut problem = None;
         while !sender.is_closed() {
@@ -102,7 +102,7 @@ pub fn follow(file: PathBuf, marker: Marker) -> watch::Receiver<Option<Leave>> {
             problem = said.err();
         }
     };
-    tokio::spawn(crate::vital("leave", follows));
+    tokio::spawn(crate::abort_on_panic("leave", follows));
     receiver
 }
 
@@ -113,16 +113,16 @@ pub struct Marker(PathBuf);
 impl Marker {
     /// That of the service whose directory this is. It lasts until the next boot, or goes with the rest of the directory
     /// (`Daemon::forget`).
-    pub fn of(directory: &Path) -> Self {
+    pub fn in_directory(directory: &Path) -> Self {
         Self(directory.join("left"))
     }
 
     /// Whether it left so.
-    pub fn is_set(&self, leave: Leave) -> bool {
-        self.get() == Some(leave)
+    pub fn is_set(&self, mode: UninstallMode) -> bool {
+        self.get() == Some(mode)
     }
 
-    fn get(&self) -> Option<Leave> {
+    fn get(&self) -> Option<UninstallMode> {
         let text = fs::read_to_string(&self.0).ok()?;
         parse(&text).ok().flatten()
     }
@@ -132,8 +132,8 @@ impl Marker {
     /// # Errors
     ///
     /// When that cannot be written.
-    pub fn set(&self, leave: Leave) -> io::Result<()> {
-        fs::write(&self.0, leave.as_str())
+    pub fn set(&self, mode: UninstallMode) -> io::Result<()> {
+        fs::write(&self.0, mode.as_str())
     }
 
     /// It is back.
@@ -154,13 +154,13 @@ impl Marker {
 /// # Errors
 ///
 /// When the file cannot be written.
-pub fn receipt(file: &Path, leave: Leave, done: &str) -> io::Result<()> {
-    fs::write(file, line(leave, done) + "\n")
+pub fn write_receipt(file: &Path, mode: UninstallMode, done: &str) -> io::Result<()> {
+    fs::write(file, receipt_line(mode, done) + "\n")
 }
 
 /// What a receipt says.
-pub fn line(leave: Leave, done: &str) -> String {
-    format!("{RECEIPT} {leave}; {done}")
+pub fn receipt_line(mode: UninstallMode, done: &str) -> String {
+    format!("{RECEIPT_PREFIX} {mode}; {done}")
 }
 
 #[cfg(test)]
@@ -170,15 +170,15 @@ mod tests {
     #[test]
     fn two_words_mean_to_leave_and_nothing_else_does() {
         let dir = tempfile::tempdir().unwrap();
-        let (file, marker) = (dir.path().join("mode"), Marker::of(dir.path()));
+        let (file, marker) = (dir.path().join("mode"), Marker::in_directory(dir.path()));
         let read = |file: &Path| read(file, &marker);
         assert_eq!(read(&file), Ok(None));
         assert_eq!(read(&file.join("below")), Ok(None));
         for (text, expected) in [
             ("", None),
             ("\n", None),
-            ("uninstall\n", Some(Leave::Uninstall)),
-            ("handover", Some(Leave::Handover)),
+            ("uninstall\n", Some(UninstallMode::Uninstall)),
+            ("handover", Some(UninstallMode::Handover)),
         ] {
             fs::write(&file, text).unwrap();
             assert_eq!(read(&file), Ok(expected), "{text:?}");
@@ -199,14 +199,14 @@ mod tests {
     async fn what_the_file_says_is_followed_and_nonsense_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mode");
-        let mut said = follow(file.clone(), Marker::of(dir.path()));
+        let mut said = watch(file.clone(), Marker::in_directory(dir.path()));
         assert_eq!(*said.borrow_and_update(), None);
         fs::write(&file, "uninstall").unwrap();
         said.changed().await.unwrap();
-        assert_eq!(*said.borrow_and_update(), Some(Leave::Uninstall));
+        assert_eq!(*said.borrow_and_update(), Some(UninstallMode::Uninstall));
         fs::write(&file, "nonsense").unwrap();
-        tokio::time::sleep(PERIOD * 3).await;
-        assert_eq!(*said.borrow_and_update(), Some(Leave::Uninstall));
+        tokio::time::sleep(READ_INTERVAL * 3).await;
+        assert_eq!(*said.borrow_and_update(), Some(UninstallMode::Uninstall));
         fs::remove_file(&file).unwrap();
         said.changed().await.unwrap();
         assert_eq!(*said.borrow_and_update(), None);
@@ -216,11 +216,11 @@ mod tests {
     fn a_node_that_was_left_stays_left_when_nobody_says_anything_and_is_back_when_the_word_is_empty()
      {
         let dir = tempfile::tempdir().unwrap();
-        let (file, marker) = (dir.path().join("mode"), Marker::of(dir.path()));
-        marker.set(Leave::Handover).unwrap();
-        assert_eq!(read(&file, &marker), Ok(Some(Leave::Handover)));
+        let (file, marker) = (dir.path().join("mode"), Marker::in_directory(dir.path()));
+        marker.set(UninstallMode::Handover).unwrap();
+        assert_eq!(read(&file, &marker), Ok(Some(UninstallMode::Handover)));
         fs::write(&file, "uninstall").unwrap();
-        assert_eq!(read(&file, &marker), Ok(Some(Leave::Uninstall)));
+        assert_eq!(read(&file, &marker), Ok(Some(UninstallMode::Uninstall)));
         fs::write(&file, "").unwrap();
         assert_eq!(read(&file, &marker), Ok(None));
         fs::remove_file(&file).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     fn a_receipt_is_one_line_that_names_the_word() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("receipt");
-        receipt(&file, Leave::Uninstall, "12 pods withdrawn").unwrap();
+        write_receipt(&file, UninstallMode::Uninstall, "12 pods withdrawn").unwrap();
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(text, "inpod left: uninstall; 12 pods withdrawn\n");
     }
@@ -240,12 +240,12 @@ mod tests {
     #[test]
     fn a_marker_says_how_the_node_was_left_until_it_is_cleared() {
         let dir = tempfile::tempdir().unwrap();
-        let marker = Marker::of(dir.path());
-        assert!(!marker.is_set(Leave::Uninstall));
-        marker.set(Leave::Uninstall).unwrap();
-        assert!(marker.is_set(Leave::Uninstall) && !marker.is_set(Leave::Handover));
+        let marker = Marker::in_directory(dir.path());
+        assert!(!marker.is_set(UninstallMode::Uninstall));
+        marker.set(UninstallMode::Uninstall).unwrap();
+        assert!(marker.is_set(UninstallMode::Uninstall) && !marker.is_set(UninstallMode::Handover));
         marker.clear().unwrap();
         marker.clear().unwrap();
-        assert!(!marker.is_set(Leave::Uninstall));
+        assert!(!marker.is_set(UninstallMode::Uninstall));
     }
 }
