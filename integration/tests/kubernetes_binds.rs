@@ -214,7 +214,7 @@ fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_told() {
     assert_eq!(ports(&nothing), [port(8080, "TCP", "POD_IP", ""), dns()]);
     let told = String::from_utf8_lossy(&nothing.stderr).into_owned();
     assert!(
-        told.starts_with("inpod: ports of Services are left out: "),
+        told.starts_with("inpod: the ports of Services are missing: "),
         "{told}"
     );
     assert!(
@@ -259,10 +259,7 @@ fn what_changes_outweighs_what_could_not_be_asked_for() {
     let _taken = taken.unwrap().unwrap();
     let output = shop.until_binds(&person, 4, "cannot list endpointslices: ");
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        told.contains("enrollment changes something about 1 of the ports"),
-        "{told}"
-    );
+    assert!(told.contains("ports that enrollment changes: 1"), "{told}");
 }
 
 #[test]

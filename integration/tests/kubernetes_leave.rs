@@ -1,4 +1,4 @@
-//! `inpod leave` against a real API server, with exactly the rights that its page lists. The test is the kubelet: it says
+//! `inpod uninstall` and `inpod handover` against a real API server, with exactly the rights that its page lists. The test is the kubelet: it says
 //! which nodes are Ready and what containers wrote when they ended.
 #![cfg(feature = "apiserver")]
 #![expect(
@@ -140,15 +140,9 @@ impl Cluster {
     fn leave(&self, mode: &str, timeout: &str) -> Child {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.place.netns().path().display()));
-        command.arg(bin("inpod").unwrap()).args([
-            "leave",
-            "--mode",
-            mode,
-            "-n",
-            NAMESPACE,
-            "--timeout",
-            timeout,
-        ]);
+        command
+            .arg(bin("inpod").unwrap())
+            .args([mode, "-n", NAMESPACE, "--timeout", timeout]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
@@ -228,11 +222,11 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
     let (code, told, said) = ended(leave);
     assert_eq!((code, said.as_str()), (0, ""), "{told}");
     for line in [
-        "a: left (installer: chain reverted; pod-events: 2 pods withdrawn)",
+        "a: done (installer: chain reverted; pod-events: 2 pods withdrawn)",
         "b: waiting for pod-events",
-        "lost: cannot be reached: its Node is not Ready",
-        "bare: cannot be reached: no pod of the agent is there",
-        "2 of 4 nodes have left",
+        "lost: unreachable: its Node is not Ready",
+        "bare: unreachable: it has no pod of the agent",
+        "2 of 4 nodes done",
         "kubectl debug node/lost -it --profile=sysadmin --image=registry/installer:1 -- /installer uninstall --host-root /host",
     ] {
         assert!(told.contains(line), "{line}: {told}");
@@ -244,7 +238,7 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
     // Another word is another matter: what was done for the first does not count.
     let (code, told, said) = ended(cluster.leave("handover", "3s"));
     assert_eq!(code, 1, "{told}");
-    assert!(said.contains("not left in time: a, b"), "{said}");
+    assert!(said.contains("not done in time: a, b"), "{said}");
     assert!(
         told.contains("-- /installer handover --host-root /host"),
         "{told}"

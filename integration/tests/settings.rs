@@ -101,7 +101,9 @@ fn ends(command: &mut Command) -> String {
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     let status = status.unwrap_or_else(|error| unreachable!("{command:?}: {error}: {text}"));
-    assert!(status.code() == Some(1), "{status}: {text}");
+    // Only clap's errors about the command line itself mention --help.
+    let expected = if text.contains("'--help'") { 2 } else { 1 };
+    assert!(status.code() == Some(expected), "{status}: {text}");
     assert!(
         began.elapsed() < Duration::from_secs(1),
         "{:?}: {text}",
@@ -163,6 +165,51 @@ fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
             &["/run/nowhere.toml"],
         ),
     ]
+}
+
+/// Every program whose command line people use.
+const PROGRAMS: [&str; 7] = [
+    "netconfig",
+    "ztunnel-broker",
+    "pod-events",
+    "installer",
+    "repair",
+    "injector",
+    "inpod",
+];
+
+#[test]
+fn help_and_version_are_printed_without_any_configuration_and_nothing_else_is_done() {
+    for program in PROGRAMS {
+        for flag in ["--help", "--version", "-h", "-V"] {
+            let place = tempfile::tempdir_in("/run").unwrap();
+            let mut command = Command::new(bin(program).unwrap());
+            command.env_clear().env("INPOD_RUN_DIR", place.path());
+            let output = command.arg(flag).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{program} {flag}: {text}");
+            assert!(text.contains(program), "{program} {flag}: {text}");
+            assert_eq!(output.stderr, b"", "{program} {flag}");
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(80), "{program} {flag}: {text}");
+            assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_command_line_ends_every_program_with_the_same_exit_code() {
+    for program in PROGRAMS {
+        let mut command = Command::new(bin(program).unwrap());
+        let output = command
+            .env_clear()
+            .arg("--no-such-option")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{program}: {output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("--no-such-option"), "{program}: {text}");
+    }
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn a_socket_of_ipv6_alone_takes_no_ipv4_also_in_the_report() {
     let text = words(&inpod(&node, &["shop/server"]).stdout);
     assert_eq!(
         text[1],
-        "shop server 8080/TCP - wildcard :: (IPv6 alone) unchanged -"
+        "shop server 8080/TCP - wildcard :: (IPv6 only) unchanged -"
     );
 }
 
@@ -261,7 +261,7 @@ fn declared_ports_are_told_by_name_and_nothing_that_changes_is_no_error() {
     assert_eq!(
         words(&output.stdout)[..3],
         [
-            "NAMESPACE NAME PORT SAID BY BOUND TO ENROLLED WARNING".to_owned(),
+            "NAMESPACE NAME PORT SOURCE BOUND TO ENROLLED WARNING".to_owned(),
             "shop server 7000/TCP container (admin) not found - unchanged -".to_owned(),
             format!(
                 "shop server 8083/TCP container (http) pod IP {v4} unchanged localhost-forwarding-misses, family-missing"
@@ -286,7 +286,7 @@ fn declared_ports_are_told_by_name_and_nothing_that_changes_is_no_error() {
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("ports of Services are left out") && said.contains("KUBECONFIG"),
+        said.contains("ports of Services are missing") && said.contains("KUBECONFIG"),
         "{said}"
     );
     assert!(words(&output.stdout)[2].contains("container (http)"));

@@ -102,10 +102,10 @@ fn a_handover_leaves_rules_listeners_and_annotations_and_gives_the_chain_back() 
         let pod = deploy(turn, "given", "web", &container(&json!({})));
         turn.until_enrolled(&pod);
         let (rules, traffic) = (trace::of(turn, &pod), traffic(turn, &pod));
-        let leave = ["leave", "--mode", "handover", "--timeout", "120s"];
-        let said = turn.person(&[&leave[..], &["--namespace", SYSTEM]].concat());
+        let handover = ["handover", "--timeout", "120s"];
+        let said = turn.person(&[&handover[..], &["--namespace", SYSTEM]].concat());
         let said = said.unwrap();
-        assert!(said.contains("1 of 1 nodes have left"), "{said}");
+        assert!(said.contains("1 of 1 nodes done"), "{said}");
         assert_eq!(trace::of(turn, &pod), rules);
         let shown = "/metadata/annotations/ambient.istio.io~1redirection";
         let now = turn.pod("given", text(&pod, "/metadata/name")).unwrap();
@@ -146,7 +146,7 @@ fn the_chart_s_job_leaves_a_node_as_it_was_and_a_new_install_takes_its_pods_in_a
         turn.until_enrolled(&pod);
         let traffic = traffic(turn, &pod);
         let said = turn.uninstall();
-        assert!(said.contains("1 of 1 nodes have left"), "{said}");
+        assert!(said.contains("1 of 1 nodes done"), "{said}");
         chain_is_the_primarys(turn);
         assert_eq!(trace::of_the_node(turn), *turn.clean());
         assert_eq!(trace::of(turn, &pod), trace::of(turn, &never));

@@ -351,10 +351,8 @@ fn the_job_that_makes_nodes_leave_is_nobody_on_the_node_and_no_manifest_of_the_a
     let volumes = list(spec, "volumes");
     assert!(volumes.len() == 1 && volumes[0].get("projected").is_some());
     let arguments = words(&container["args"]);
-    assert_eq!(arguments[0], "leave");
-    assert!(
-        arguments.contains(&"--mode=uninstall") && arguments.contains(&"--namespace=inpod-system")
-    );
+    assert_eq!(arguments[0], "uninstall");
+    assert!(arguments.contains(&"--namespace=inpod-system"));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::{
 /// The facts, the names of the paragraphs, and nothing that differs from run to run.
 fn shape(text: &str) -> Vec<String> {
     let (facts, rest) = text.split_once("\n\n").unwrap_or((text, ""));
-    let stable = ["State", "Desired", "To do", "Next", "Annotation"];
+    let stable = ["State", "Desired", "Remedy", "Next", "Annotation"];
     let facts = facts
         .lines()
         .filter(|line| stable.iter().any(|it| line.starts_with(it)));
@@ -41,12 +41,12 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         shape(&text),
         [
             "State enrolled",
-            "Desired ambient, because LABEL_ON_POD",
-            "To do Nothing to do: the pod asked to join.",
-            "Annotation enabled would be right, none is shown",
+            "Desired ambient (LABEL_ON_POD)",
+            "Remedy Nothing to do: the pod asked to join.",
+            "Annotation missing (expected: enabled)",
             "Rules",
             "Ztunnels",
-            "Decided by",
+            "Inputs",
             "Timeline",
         ],
         "{text}"
@@ -56,7 +56,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
         format!("Sandbox     podnet/{}/eth0", pod.container_id),
         format!("cookie {}", id.cookie),
         format!("Addresses   {}, {}", pod.v4, pod.v6),
-        "  as they belong, ".to_owned(),
+        "  in sync (".to_owned(),
         "  listening: 15001, 15006, 15008".to_owned(),
         "  connections: 0 captured, 0 direct".to_owned(),
     ] {
@@ -124,13 +124,13 @@ fn a_pod_that_stays_outside_is_told_why_and_that_is_no_bypass() {
         ("plain", "NOT_SELECTED"),
     ] {
         let text = explained(&node, name);
-        let [state, desired, to_do, annotation, inputs] = shape(&text).try_into().unwrap();
+        let [state, desired, remedy, annotation, inputs] = shape(&text).try_into().unwrap();
         assert_eq!(state, "State out");
-        assert_eq!(desired, format!("Desired none, because {reason}"));
-        assert!(to_do.len() > "To do ".len());
+        assert_eq!(desired, format!("Desired none ({reason})"));
+        assert!(remedy.len() > "Remedy ".len());
         assert_eq!(
             (annotation.as_str(), inputs.as_str()),
-            ("Annotation none", "Decided by")
+            ("Annotation none", "Inputs")
         );
     }
 }
@@ -151,10 +151,7 @@ fn a_pod_of_a_namespace_that_nobody_knows_is_unknown_and_one_that_nobody_knows_i
     .unwrap();
     eventually("the gap is seen", PATIENCE, || {
         let text = told(&node, &["explain", "bank/stray"]);
-        ensure!(
-            text.contains("unknown, because NAMESPACE_UNKNOWN"),
-            "{text}"
-        );
+        ensure!(text.contains("unknown (NAMESPACE_UNKNOWN)"), "{text}");
         anyhow::Ok(())
     })
     .unwrap();
@@ -168,7 +165,7 @@ fn a_pod_of_a_namespace_that_nobody_knows_is_unknown_and_one_that_nobody_knows_i
 }
 
 #[test]
-fn a_pod_that_ztunnel_refuses_is_amiss_with_ztunnels_words_and_what_comes_next() {
+fn a_pod_that_ztunnel_refuses_is_unhealthy_with_ztunnels_error_and_what_comes_next() {
     let node = Node::new().unwrap();
     SERVICES
         .iter()
@@ -199,12 +196,12 @@ fn a_pod_that_ztunnel_refuses_is_amiss_with_ztunnels_words_and_what_comes_next()
         anyhow::Ok(())
     })
     .unwrap();
-    let amiss = columns(&told(&node, &["pods", "--amiss"]));
-    let names: Vec<_> = amiss
+    let unhealthy = columns(&told(&node, &["pods", "--unhealthy"]));
+    let names: Vec<_> = unhealthy
         .iter()
         .filter_map(|line| line.split(' ').nth(1))
         .collect();
-    assert_eq!(names, ["NAME", "refused", "waits"], "{amiss:?}");
+    assert_eq!(names, ["NAME", "refused", "waits"], "{unhealthy:?}");
 }
 
 #[test]

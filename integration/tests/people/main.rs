@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::explain::explained;
 
-const HEADER: &str = "NAMESPACE NAME STATE DESIRED REASON SINCE NEXT AMISS";
+const HEADER: &str = "NAMESPACE NAME STATE DESIRED REASON SINCE NEXT UNHEALTHY";
 
 fn inpod(node: &Node) -> Command {
     let mut command = Command::new(bin("inpod").unwrap());
@@ -86,8 +86,8 @@ fn each_pod_has_a_line_and_only_those_asked_for_are_there() {
             &[HEADER, inside, waiting, outside],
         ),
         (&["pods", "-n", "bank"], &[HEADER]),
-        (&["pods", "--amiss"], &[HEADER]),
-        (&["pods", "--let-through"], &[HEADER]),
+        (&["pods", "--unhealthy"], &[HEADER]),
+        (&["pods", "--admitted-unenrolled"], &[HEADER]),
     ] {
         assert_eq!(columns(&told(&node, arguments)), lines, "{arguments:?}");
     }
@@ -152,8 +152,8 @@ fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
     let text = explained(&node, "a");
     for said in [
         "\nBypasses\n  Its rules are not in sync.\n",
-        "\nRules\n  not as they belong, ",
-        "\n  what would be done:\n    ",
+        "\nRules\n  not in sync (",
+        "\n  pending transaction:\n    ",
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }
@@ -165,7 +165,7 @@ fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
     // It has answered: everything is in place.
     let text = explained(&node, "a");
     assert!(
-        text.contains("\n  as they belong, ") && text.contains("repaired rules"),
+        text.contains("\n  in sync (") && text.contains("repaired rules"),
         "{text}"
     );
     let log = node.tail("pod-events", 2000);

@@ -3,52 +3,48 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, value_parser};
-use inpod_proto::{podevents::v1::PodState, types::v1::PodSelector};
+use inpod_proto::types::v1::PodSelector;
+use inpod_service::help;
 
 mod binds;
-mod more;
+mod bundle;
+mod doctor;
+mod inject;
+mod pods;
+mod uninstall;
 
 pub(crate) use binds::BindsQuery;
-pub(crate) use more::{BundleOrder, LeaveOrder, Mode};
+pub(crate) use bundle::BundleOptions;
+pub(crate) use pods::PodQuery;
+pub(crate) use uninstall::{Mode, UninstallOptions};
 
-use crate::{doctor::Examination, inject::InjectOrder, words};
+use crate::{doctor::DoctorOptions, inject::InjectOptions};
 
-/// What is printed for whom.
+/// How to print an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// A table for people.
+    /// A table for people, which may change between releases.
     Table,
-    /// Protobuf's JSON mapping, for programs.
+    /// Protobuf's JSON mapping of the response, which is a contract.
     Json,
 }
 
-/// Which pods, and how they are shown.
-#[derive(Clone, Debug)]
-pub(crate) struct Query {
-    pub(crate) namespace: Option<String>,
-    pub(crate) states: Vec<PodState>,
-    pub(crate) amiss: bool,
-    pub(crate) let_through: bool,
-    pub(crate) watch: bool,
-    pub(crate) format: Format,
-}
-
-/// What is asked for.
+/// A subcommand with its options.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    Pods(Query),
+    Pods(PodQuery),
     Explain(PodSelector, Format),
     Binds(BindsQuery),
-    /// Without a pod: all.
+    /// All pods where none is given.
     Resync(Option<PodSelector>, Format),
     Status,
-    Doctor(Examination, Format),
-    Bundle(BundleOrder),
-    Leave(LeaveOrder),
-    Inject(InjectOrder),
+    Doctor(DoctorOptions, Format),
+    Bundle(BundleOptions),
+    Uninstall(UninstallOptions),
+    Inject(InjectOptions),
 }
 
-/// The command line, understood.
+/// The parsed command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Arguments {
     pub(crate) run_dir: PathBuf,
@@ -56,31 +52,24 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// A command line that asks for nothing, or for what there is not.
+/// A command line without a command to run.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum ParseError {
+    /// It asks for help or the version: print this and succeed.
     Help(String),
+    /// It is wrong: print this and fail.
     Usage(String),
 }
 
-const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave); a manifest cannot be used (inject); a pod could not be looked into (binds)\n  \
-                     2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached\n  4  enrollment would change something (binds)";
-
-const STATES: [PodState; 5] = [
-    PodState::Out,
-    PodState::Enrolling,
-    PodState::Enrolled,
-    PodState::Withdrawing,
-    PodState::Deleting,
-];
-
-fn state(text: &str) -> Result<PodState, String> {
-    let named = STATES
-        .into_iter()
-        .find(|state| words::state(*state) == text);
-    let names = STATES.map(words::state).join(", ");
-    named.ok_or_else(|| format!("it is none of {names}"))
-}
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  success
+  1  a service answered with a failure or is not ready (status), a check failed
+     (doctor), a node did not finish in time (uninstall, handover), a manifest
+     cannot be used (inject), or a pod could not be inspected (binds)
+  2  the command line is wrong
+  3  a service or Kubernetes could not be reached
+  4  enrollment would change who can reach a port (binds)";
 
 fn pod(text: &str) -> Result<PodSelector, String> {
     match text.split_once('/') {
@@ -89,14 +78,14 @@ fn pod(text: &str) -> Result<PodSelector, String> {
             name: name.to_owned(),
             uid: String::new(),
         }),
-        Some(_) | None => Err("it is not NAMESPACE/NAME".to_owned()),
+        Some(_) | None => Err("expected NAMESPACE/NAME".to_owned()),
     }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<u32>() {
         Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds.into())),
-        Ok(_) | Err(_) => Err("it is no number of seconds, from 1".to_owned()),
+        Ok(_) | Err(_) => Err("expected a number of seconds, at least 1".to_owned()),
     }
 }
 
@@ -104,7 +93,7 @@ fn format(text: &str) -> Result<Format, String> {
     match text {
         "table" => Ok(Format::Table),
         "json" => Ok(Format::Json),
-        _ => Err("it is not table or json".to_owned()),
+        _ => Err("expected table or json".to_owned()),
     }
 }
 
@@ -115,6 +104,18 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
         .action(ArgAction::SetTrue)
 }
 
+fn path(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .value_name("PATH")
+        .value_parser(value_parser!(PathBuf))
+        .help(help)
+}
+
+fn text(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("NAME").help(help)
+}
+
 fn output() -> Arg {
     Arg::new("output")
         .short('o')
@@ -122,7 +123,7 @@ fn output() -> Arg {
         .value_name("FORMAT")
         .value_parser(format)
         .default_value("table")
-        .help("table, or json: protobuf's JSON mapping of the answer")
+        .help("table, or json: the response in protobuf's JSON mapping")
 }
 
 fn named_pod() -> Arg {
@@ -131,27 +132,9 @@ fn named_pod() -> Arg {
         .value_parser(pod)
 }
 
-fn pods() -> clap::Command {
-    clap::Command::new("pods")
-        .about("The pods of this node, a line each")
-        .args([
-            Arg::new("namespace").short('n').long("namespace").value_name("NAMESPACE").help("Only of this namespace"),
-            Arg::new("state")
-                .long("state")
-                .value_name("STATE")
-                .value_parser(state)
-                .action(ArgAction::Append)
-                .help("Only those that stand there: out, enrolling, enrolled, withdrawing or deleting; may be repeated"),
-            flag("amiss", "Only those that have a failure or were let through"),
-            flag("let-through", "Only those that were let through without a decision"),
-            flag("watch", "Go on with every change, until the service ends. JSON: an object in each line").short('w'),
-            output(),
-        ])
-}
-
 fn command() -> clap::Command {
     let explain = clap::Command::new("explain")
-        .about("Why a pod is in the mesh or not, and everything that is known of it")
+        .about("Explain why a pod is in the mesh or not, with everything known about it")
         .arg(named_pod().help("The pod"))
         .arg(
             Arg::new("uid")
@@ -162,17 +145,20 @@ fn command() -> clap::Command {
         .group(ArgGroup::new("which").args(["pod", "uid"]).required(true))
         .arg(output());
     let resync = clap::Command::new("resync")
-        .about("Have pods verified and mended now, and what waits attempted; written down in the log of pod-events")
+        .about(
+            "Re-verify pods now, repair drift and retry pending work. pod-events logs the request",
+        )
         .arg(named_pod().help("Only this pod"))
         .arg(flag("all", "All pods of this node"))
         .group(ArgGroup::new("which").args(["pod", "all"]).required(true))
         .arg(output());
     let status = clap::Command::new("status")
-        .about("Whether the services are ready, and what they depend on");
+        .about("Show whether the services are ready, and their conditions");
     clap::Command::new("inpod")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Which pods of this node are in the mesh, and why or why not. Asks the services' sockets; run it on the node, as root")
-        .after_help(CODES)
+        .about("Shows which pods of this node are in the mesh and why, diagnoses the node, and removes inpod from a cluster. Talks to the services over their sockets: run it on the node, as root")
+        .after_help(EXIT_CODES)
+        .next_line_help(true)
         .subcommand_required(true)
         .arg_required_else_help(true)
         .arg(
@@ -182,7 +168,7 @@ fn command() -> clap::Command {
                 .value_parser(value_parser!(PathBuf))
                 .default_value("/run/inpod")
                 .global(true)
-                .help("Where the services' sockets are"),
+                .help("Directory of the services' sockets"),
         )
         .arg(
             Arg::new("timeout")
@@ -191,21 +177,26 @@ fn command() -> clap::Command {
                 .value_parser(seconds)
                 .default_value("30")
                 .global(true)
-                .help("How long an answer may take"),
+                .help("How long a service may take to answer"),
         )
-        .subcommands([pods(), explain, binds::binds(), resync, status])
-        .subcommands([more::doctor(), more::bundle(), more::leave(), more::inject()])
+        .subcommands([pods::command(), explain, binds::command(), resync, status])
+        .subcommands([doctor::command(), bundle::command(), inject::command()])
+        .subcommands([
+            uninstall::uninstall(),
+            uninstall::handover(),
+            uninstall::leave(),
+        ])
 }
 
 impl Arguments {
-    /// Reads a command line, the program's name first.
-    pub(crate) fn parse(command_line: impl Iterator<Item = OsString>) -> Result<Self, Refused> {
+    /// Parses a command line, which starts with the program's name.
+    pub(crate) fn parse(command_line: impl Iterator<Item = OsString>) -> Result<Self, ParseError> {
         let refused = |error: clap::Error| {
             let text = error.to_string();
             if error.use_stderr() {
-                Refused::Usage(text)
+                ParseError::Usage(text)
             } else {
-                Refused::Help(text)
+                ParseError::Help(help::wrap(&text))
             }
         };
         let matches = command()
@@ -213,28 +204,16 @@ impl Arguments {
             .map_err(refused)?;
         let given = |name: &str| matches.get_one::<PathBuf>(name).cloned();
         Ok(Self {
-            run_dir: more::run_dir(&matches, given("run-dir").unwrap_or_default()),
+            run_dir: doctor::run_dir(&matches, given("run-dir").unwrap_or_default()),
             timeout: matches.get_one("timeout").copied().unwrap_or_default(),
-            command: asked(&matches),
+            command: parse_command(&matches),
         })
     }
 }
 
-fn asked(matches: &ArgMatches) -> Command {
+fn parse_command(matches: &ArgMatches) -> Command {
     match matches.subcommand() {
-        Some(("pods", rest)) => Command::Pods(Query {
-            namespace: rest.get_one("namespace").cloned(),
-            states: rest
-                .get_many("state")
-                .into_iter()
-                .flatten()
-                .copied()
-                .collect(),
-            amiss: rest.get_flag("amiss"),
-            let_through: rest.get_flag("let-through"),
-            watch: rest.get_flag("watch"),
-            format: format_of(rest),
-        }),
+        Some(("pods", rest)) => Command::Pods(pods::query(rest)),
         Some(("explain", rest)) => {
             let by_uid = || PodSelector {
                 uid: rest.get_one("uid").cloned().unwrap_or_default(),
@@ -245,10 +224,16 @@ fn asked(matches: &ArgMatches) -> Command {
         }
         Some(("binds", rest)) => Command::Binds(binds::query(rest)),
         Some(("resync", rest)) => Command::Resync(rest.get_one("pod").cloned(), format_of(rest)),
-        Some(("doctor", rest)) => Command::Doctor(more::examination(rest), format_of(rest)),
-        Some(("bundle", rest)) => Command::Bundle(more::bundle_order(rest)),
-        Some(("leave", rest)) => Command::Leave(more::leave_order(rest)),
-        Some(("inject", rest)) => Command::Inject(more::inject_order(rest)),
+        Some(("doctor", rest)) => Command::Doctor(doctor::options(rest), format_of(rest)),
+        Some(("bundle", rest)) => Command::Bundle(bundle::options(rest)),
+        Some(("uninstall", rest)) => {
+            Command::Uninstall(uninstall::options(Some(Mode::Uninstall), rest))
+        }
+        Some(("handover", rest)) => {
+            Command::Uninstall(uninstall::options(Some(Mode::Handover), rest))
+        }
+        Some(("leave", rest)) => Command::Uninstall(uninstall::options(None, rest)),
+        Some(("inject", rest)) => Command::Inject(inject::options(rest)),
         Some(_) | None => Command::Status,
     }
 }
@@ -257,31 +242,28 @@ fn format_of(matches: &ArgMatches) -> Format {
     matches.get_one("output").copied().unwrap_or(Format::Table)
 }
 
+fn string(matches: &ArgMatches, name: &str) -> Option<String> {
+    matches.get_one::<String>(name).cloned()
+}
+
+fn is_set(matches: &ArgMatches, name: &str) -> bool {
+    let known = matches.try_get_one::<bool>(name).ok().flatten();
+    known.copied().unwrap_or(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Arguments, Refused> {
+    pub(super) fn parse(line: &str) -> Result<Arguments, ParseError> {
         Arguments::parse(line.split(' ').map(OsString::from))
     }
 
     fn refused(line: &str) -> String {
         match parse(line) {
-            Err(Refused::Usage(text)) => text,
+            Err(ParseError::Usage(text)) => text,
             other => panic!("{line}: {other:?}"),
         }
-    }
-
-    #[test]
-    fn a_query_says_which_pods() {
-        let line = "inpod pods -n shop --amiss --state out --state enrolled -w -o json";
-        let Command::Pods(query) = parse(line).unwrap().command else {
-            panic!("{line}");
-        };
-        assert_eq!(query.namespace.as_deref(), Some("shop"));
-        assert_eq!(query.states, [PodState::Out, PodState::Enrolled]);
-        assert!(query.amiss && query.watch && !query.let_through);
-        assert_eq!(query.format, Format::Json);
     }
 
     #[test]
@@ -312,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn all_pods_are_looked_at_only_where_that_is_said() {
+    fn all_pods_are_resynced_only_with_the_flag() {
         refused("inpod resync");
         refused("inpod resync shop/web --all");
         let all = parse("inpod resync --all").unwrap().command;
@@ -326,7 +308,7 @@ mod tests {
             ("inpod explain shop/", "NAMESPACE/NAME"),
             ("inpod pods --state gone", "out, enrolling, enrolled"),
             ("inpod pods -o yaml", "table or json"),
-            ("inpod status --timeout 0", "from 1"),
+            ("inpod status --timeout 0", "at least 1"),
             ("inpod pod", "pods"),
         ] {
             let text = refused(line);
@@ -335,13 +317,35 @@ mod tests {
     }
 
     #[test]
-    fn help_tells_the_exit_codes() {
-        let Err(Refused::Help(text)) = parse("inpod --help") else {
+    fn help_lists_the_exit_codes() {
+        let Err(ParseError::Help(text)) = parse("inpod --help") else {
             panic!("no help");
         };
         assert!(
-            text.contains("3  a service, or Kubernetes, could not be reached"),
+            text.contains("3  a service or Kubernetes could not be reached"),
             "{text}"
         );
+    }
+
+    fn help_of(line: &str) -> String {
+        match parse(line) {
+            Err(ParseError::Help(text)) => text,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn help_fits_80_columns_and_hides_old_names() {
+        let names = command();
+        let names = names.get_subcommands().map(|it| it.get_name().to_owned());
+        let lines = names.map(|name| format!("inpod {name} --help"));
+        for line in lines.chain(["inpod --help".to_owned(), "inpod -V".to_owned()]) {
+            let text = help_of(&line);
+            let longest = text.lines().map(|line| line.chars().count()).max();
+            assert!(longest <= Some(80), "{text}");
+            for old in ["--amiss", "--let-through", "  leave"] {
+                assert!(!text.contains(old), "{old}: {text}");
+            }
+        }
     }
 }

@@ -1,31 +1,35 @@
 //! `inpod binds`: what applications listen on, and what enrollment changes about who reaches them.
 
+mod render;
 mod selectors;
 mod services;
-mod told;
 
 use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse};
 
-use services::Led;
+use services::ServicePorts;
 
 use crate::{
     arguments::{BindsQuery, Format},
-    ask::{Node, POD_EVENTS},
-    complain,
-    error::AskError,
+    error::CommandError,
     json,
+    node::{Node, POD_EVENTS},
     out::Out,
+    print_error,
 };
 
 /// Prints them. What could not be looked into is the error, else what changes, else what Services could not be asked for.
-pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Result<(), AskError> {
-    let Led { ports, missing } = service_ports(node, query).await?;
+pub(crate) async fn run(
+    node: &Node,
+    query: &BindsQuery,
+    out: &mut Out,
+) -> Result<(), CommandError> {
+    let ServicePorts { ports, missing } = service_ports(node, query).await?;
     let request = ListBindsRequest {
         pod: query.pod.clone(),
         states: query.states.iter().map(|state| (*state).into()).collect(),
         desired: Vec::new(),
-        amiss: query.amiss,
-        let_through: query.let_through,
+        amiss: query.unhealthy,
+        let_through: query.admitted_unenrolled,
         labels: query.labels.clone(),
         service_ports: ports,
     };
@@ -34,13 +38,13 @@ pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Resul
     let answer = node.answer(POD_EVENTS, answer).await?;
     match query.format {
         Format::Json => out.line(&json::pretty(&answer, "ListBindsResponse")?)?,
-        Format::Table => out.text(&told::text(&answer.pods))?,
+        Format::Table => out.text(&render::text(&answer.pods))?,
     }
-    let missing = missing.map(|cause| AskError::ServicesUnknown(Box::new(cause)));
+    let missing = missing.map(|cause| CommandError::ServicesUnknown(Box::new(cause)));
     match (verdict(&answer), missing) {
         (Ok(()), Some(missing)) => Err(missing),
         (Err(error), Some(missing)) => {
-            complain(&format!("inpod: {missing}\n"));
+            print_error(&format!("inpod: {missing}\n"));
             Err(error)
         }
         (verdict, None) => verdict,
@@ -49,24 +53,24 @@ pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Resul
 
 /// Those that Services lead to, where that is asked for. Without Kubernetes the ports that containers declare are all
 /// that is known, and the rest is as right as with it.
-async fn service_ports(node: &Node, query: &BindsQuery) -> Result<Led, AskError> {
+async fn service_ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     if query.services {
         services::ports(node, query).await
     } else {
-        Ok(Led::default())
+        Ok(ServicePorts::default())
     }
 }
 
-fn verdict(answer: &ListBindsResponse) -> Result<(), AskError> {
-    let unseen = answer.pods.iter().filter(|pod| pod.failure.is_some());
-    let unseen = unseen.count();
-    if unseen > 0 {
-        return Err(AskError::Unseen(unseen));
+fn verdict(answer: &ListBindsResponse) -> Result<(), CommandError> {
+    let unreadable = answer.pods.iter().filter(|pod| pod.failure.is_some());
+    let unreadable = unreadable.count();
+    if unreadable > 0 {
+        return Err(CommandError::PodsUnreadable(unreadable));
     }
     let ports = answer.pods.iter().flat_map(|pod| &pod.ports);
     match ports.filter(|port| !port.changes.is_empty()).count() {
         0 => Ok(()),
-        changed => Err(AskError::Changes(changed)),
+        changed => Err(CommandError::PortsChange(changed)),
     }
 }
 
@@ -88,7 +92,7 @@ mod tests {
             }],
             ..PodBinds::default()
         };
-        let unseen = PodBinds {
+        let unreadable = PodBinds {
             failure: Some(Failure::default()),
             ..PodBinds::default()
         };
@@ -100,6 +104,6 @@ mod tests {
         assert_eq!(code(&[]), 0);
         assert_eq!(code(&[&PodBinds::default()]), 0);
         assert_eq!(code(&[&PodBinds::default(), &changed]), 4);
-        assert_eq!(code(&[&changed, &unseen]), 1);
+        assert_eq!(code(&[&changed, &unreadable]), 1);
     }
 }

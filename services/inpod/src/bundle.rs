@@ -10,13 +10,17 @@ mod redact;
 mod sink;
 mod tar;
 
-use crate::{arguments::BundleOrder, ask::Node, error::AskError, out::Out};
+use crate::{arguments::BundleOptions, error::CommandError, node::Node, out::Out};
 use collect::Collector;
 
 /// Collects it, and says where it is.
-pub(crate) async fn run(node: &Node, order: &BundleOrder, out: &mut Out) -> Result<(), AskError> {
-    let mut collector = Collector::new(order)?;
-    parts::all(node, order, &mut collector).await?;
+pub(crate) async fn run(
+    node: &Node,
+    options: &BundleOptions,
+    out: &mut Out,
+) -> Result<(), CommandError> {
+    let mut collector = Collector::new(options)?;
+    parts::all(node, options, &mut collector).await?;
     let summary = collector.finish()?;
     out.line(&summary)
 }

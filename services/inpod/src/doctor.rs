@@ -1,40 +1,40 @@
 //! `inpod doctor`: what is wrong with this node, each with a name and what to do about it.
 //!
-//! `gather` looks and judges nothing, `judge` judges and looks at nothing.
+//! `collect` looks and judges nothing, `checks` judges and looks at nothing.
 
 mod chain;
 mod check;
+mod checks;
 mod codes;
+mod collect;
 mod facts;
-mod gather;
-mod judge;
 mod mounts;
 mod report;
 
-pub(crate) use gather::{
-    AT_WILL, INSTALLER_STATE, PATIENCE, Places, SERVICES, metrics, network_chain,
+pub(crate) use collect::{
+    HostPaths, INSTALLER_STATE, OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES, metrics, network_chain,
 };
 
-use crate::{arguments::Format, ask::Node, error::AskError, out::Out, root::Root};
+use crate::{arguments::Format, error::CommandError, host_fs::HostFs, node::Node, out::Out};
 use check::Check;
 use codes::Verdict;
 
 /// What to look at, and how.
 #[derive(Clone, Debug)]
-pub(crate) struct Examination {
-    pub(crate) root: Root,
-    pub(crate) places: Places,
+pub(crate) struct DoctorOptions {
+    pub(crate) root: HostFs,
+    pub(crate) paths: HostPaths,
     pub(crate) self_test: bool,
 }
 
 /// Prints what is found. An error where something failed.
 pub(crate) async fn run(
     node: &Node,
-    examination: &Examination,
+    options: &DoctorOptions,
     format: Format,
     out: &mut Out,
-) -> Result<(), AskError> {
-    let checks = examine(node, examination).await;
+) -> Result<(), CommandError> {
+    let checks = evaluate(node, options).await;
     match format {
         Format::Table => out.text(&report::text(&checks))?,
         Format::Json => out.line(&report::json(&checks))?,
@@ -44,20 +44,20 @@ pub(crate) async fn run(
         .filter(|check| check.verdict == Verdict::Failed);
     match failed.count() {
         0 => Ok(()),
-        failed => Err(AskError::Unwell(failed)),
+        failed => Err(CommandError::ChecksFailed(failed)),
     }
 }
 
 /// Looks at a node, for programs.
-pub(crate) async fn as_json(node: &Node, examination: &Examination) -> String {
-    report::json(&examine(node, examination).await)
+pub(crate) async fn as_json(node: &Node, options: &DoctorOptions) -> String {
+    report::json(&evaluate(node, options).await)
 }
 
-async fn examine(node: &Node, examination: &Examination) -> Vec<Check> {
-    let Examination {
+async fn evaluate(node: &Node, options: &DoctorOptions) -> Vec<Check> {
+    let DoctorOptions {
         root,
-        places,
+        paths,
         self_test,
-    } = examination;
-    judge::judge(&gather::gather(root, node, places, *self_test).await)
+    } = options;
+    checks::run(&collect::collect(root, node, paths, *self_test).await)
 }

@@ -4,7 +4,7 @@ use inpod_types::{Failure, Reason};
 
 /// Why the program did not do what was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
+pub(crate) enum CommandError {
     /// The service answered that it could not.
     #[error("{service} at {} answered: {failure}\n  What to do: {}", .socket.display(), .failure.reason.remedy())]
     Failed {
@@ -13,7 +13,7 @@ pub(crate) enum AskError {
         failure: Box<Failure>,
     },
     /// The service did not answer.
-    #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node and that this user may open its socket (--run-dir says where sockets are).", .socket.display())]
+    #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node, that you may open its socket (run as root), and that --run-dir is right.", .socket.display())]
     Unreachable {
         service: &'static str,
         socket: PathBuf,
@@ -23,22 +23,22 @@ pub(crate) enum AskError {
     #[error("{0} is not ready")]
     NotReady(&'static str),
     /// An answer cannot be put into JSON: it is of another release's contract.
-    #[error("the answer cannot be written as JSON: {0}")]
+    #[error("cannot write the response as JSON: {0}")]
     Json(String),
     /// Standard output.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
     /// Something is wrong with the node.
-    #[error("{0} of the checks failed; what to do stands below each")]
-    Unwell(usize),
+    #[error("failed checks: {0}; the report says what to do about each")]
+    ChecksFailed(usize),
     /// Pods whose netns could not be looked into.
     #[error(
-        "{0} of the pods could not be looked into; what to do stands below the table, or in each one's failure"
+        "pods that could not be inspected: {0}; the cause and what to do are below the table, or in each failure"
     )]
-    Unseen(usize),
+    PodsUnreadable(usize),
     /// Enrollment changes who reaches a port.
-    #[error("enrollment changes something about {0} of the ports")]
-    Changes(usize),
+    #[error("ports that enrollment changes: {0}")]
+    PortsChange(usize),
     /// What was to be collected cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -47,12 +47,12 @@ pub(crate) enum AskError {
     Kubernetes { what: String, cause: String },
     /// What Services lead to is not known, or not whole. Everything else was told.
     #[error(
-        "ports of Services are left out: {0}\n  What to do: give --kubeconfig FILE, or set KUBECONFIG; the right to list endpointslices (discovery.k8s.io) and services is needed, and pods where a Service has no EndpointSlice."
+        "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io) and services, and pods where a Service has no EndpointSlice."
     )]
     ServicesUnknown(Box<Self>),
     /// Nodes that can be reached have not left in time.
-    #[error("not left in time: {0}")]
-    NotLeft(String),
+    #[error("not done in time: {0}")]
+    UninstallIncomplete(String),
     /// A manifest, or what it is to be injected with, cannot be used.
     #[error("{0}")]
     Manifest(String),
@@ -61,20 +61,20 @@ pub(crate) enum AskError {
     Runtime(io::Error),
 }
 
-impl AskError {
+impl CommandError {
     /// As `--help` says.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Unreachable { .. } | Self::Kubernetes { .. } | Self::ServicesUnknown(_) => 3,
-            Self::Changes(_) => 4,
+            Self::PortsChange(_) => 4,
             Self::Failed { .. }
             | Self::NotReady(_)
-            | Self::Unseen(_)
+            | Self::PodsUnreadable(_)
             | Self::Json(_)
             | Self::Output(_)
-            | Self::Unwell(_)
+            | Self::ChecksFailed(_)
             | Self::Write { .. }
-            | Self::NotLeft(_)
+            | Self::UninstallIncomplete(_)
             | Self::Manifest(_)
             | Self::Runtime(_) => 1,
         }

@@ -9,12 +9,13 @@ use inpod_proto::{
 
 use crate::{
     arguments::Format,
-    ask::{Node, POD_EVENTS},
-    error::AskError,
+    display,
+    error::CommandError,
     json,
+    node::{Node, POD_EVENTS},
     out::Out,
     table::{Table, clean},
-    time, words,
+    time,
 };
 
 /// Prints it.
@@ -23,7 +24,7 @@ pub(crate) async fn run(
     pod: &PodSelector,
     format: Format,
     out: &mut Out,
-) -> Result<(), AskError> {
+) -> Result<(), CommandError> {
     let request = ExplainPodRequest {
         pod: Some(pod.clone()),
     };
@@ -46,11 +47,11 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     }
     let lists = [
         ("Bypasses", known.bypasses.clone()),
-        ("Not told", known.unavailable.clone()),
+        ("Unavailable", known.unavailable.clone()),
         ("Rules", known.rules.as_ref().map(rules).unwrap_or_default()),
         ("Ztunnels", ztunnels(known, now)),
         ("Drift", drift(known)),
-        ("Decided by", inputs(known)),
+        ("Inputs", inputs(known)),
         ("Timeline", timeline(known, now)),
     ];
     for (name, lines) in lists.iter().filter(|(_, lines)| !lines.is_empty()) {
@@ -64,7 +65,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
 
 fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 11] {
     let pod = known.pod.clone().unwrap_or_default();
-    let desired = words::enrollment(known.desired());
+    let desired = display::enrollment(known.desired());
     let sandbox = known.sandbox.as_ref().map(|sandbox| {
         let (network, container) = (&sandbox.network_name, &sandbox.container_id);
         format!("{network}/{container}/{}", sandbox.ifname)
@@ -72,13 +73,13 @@ fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String)
     [
         ("Pod", format!("{}/{}", pod.namespace, pod.name)),
         ("UID", pod.uid),
-        ("State", words::state(known.state()).to_owned()),
+        ("State", display::state(known.state()).to_owned()),
         (
             "Desired",
-            format!("{desired}, because {}", words::reason(known.reason)),
+            format!("{desired} ({})", display::reason(known.reason)),
         ),
         ("Failure", failure(known)),
-        ("To do", known.remedy.clone()),
+        ("Remedy", known.remedy.clone()),
         ("Next", next(known, now)),
         ("Annotation", annotation(known)),
         ("Sandbox", sandbox.unwrap_or_default()),
@@ -91,12 +92,12 @@ fn failure(known: &ExplainPodResponse) -> String {
     let Some(failure) = &known.last_failure else {
         return String::new();
     };
-    let mut text = format!("{}: {}", words::reason(failure.reason), failure.message);
+    let mut text = format!("{}: {}", display::reason(failure.reason), failure.message);
     if !failure.field.is_empty() {
         write!(text, " (field {})", failure.field).unwrap_or_default();
     }
     for left in &failure.undo_failures {
-        write!(text, "; not undone: {left}").unwrap_or_default();
+        write!(text, "; not rolled back: {left}").unwrap_or_default();
     }
     text
 }
@@ -110,15 +111,16 @@ fn next(known: &ExplainPodResponse, now: SystemTime) -> String {
 }
 
 fn annotation(known: &ExplainPodResponse) -> String {
-    let value = |text: &str| if text.is_empty() { "none" } else { text }.to_owned();
-    let (right, shown) = (
-        value(&known.redirection_annotation),
-        value(&known.shown_annotation),
+    let (expected, shown) = (
+        known.redirection_annotation.as_str(),
+        known.shown_annotation.as_str(),
     );
-    if right == shown {
-        return right;
+    let or = |text: &str, empty: &str| if text.is_empty() { empty } else { text }.to_owned();
+    if expected == shown {
+        return or(shown, "none");
     }
-    format!("{right} would be right, {shown} is shown")
+    let (shown, expected) = (or(shown, "missing"), or(expected, "none"));
+    format!("{shown} (expected: {expected})")
 }
 
 fn netns(path: &str, id: Option<&NetnsId>) -> String {
@@ -137,12 +139,12 @@ fn rules(rules: &RulesReport) -> Vec<String> {
     let mut lines = Vec::new();
     match (rules.fingerprint.as_str(), rules.differences.is_empty()) {
         ("", _) => {}
-        (fingerprint, true) => lines.push(format!("as they belong, {fingerprint}")),
-        (fingerprint, false) => lines.push(format!("not as they belong, {fingerprint}:")),
+        (fingerprint, true) => lines.push(format!("in sync ({fingerprint})")),
+        (fingerprint, false) => lines.push(format!("not in sync ({fingerprint}):")),
     }
     lines.extend(rules.differences.iter().map(|it| format!("  {it}")));
     if !rules.transaction.is_empty() {
-        lines.push("what would be done:".to_owned());
+        lines.push("pending transaction:".to_owned());
         lines.extend(rules.transaction.lines().map(|line| format!("  {line}")));
     }
     let ports: Vec<_> = rules.listening_ports.iter().map(u32::to_string).collect();
@@ -154,7 +156,7 @@ fn rules(rules: &RulesReport) -> Vec<String> {
     lines.push(format!("listening: {ports}"));
     let (captured, direct) = (rules.captured_flows, rules.direct_flows);
     lines.push(format!("connections: {captured} captured, {direct} direct"));
-    lines.extend(rules.findings.iter().map(|it| format!("found: {it}")));
+    lines.extend(rules.findings.iter().map(|it| format!("finding: {it}")));
     lines
 }
 

@@ -8,57 +8,59 @@ use std::{
 use inpod_injection::{Config, Injector, files};
 use serde_json::{Value, json};
 
-use crate::{error::AskError, out::Out};
+use crate::{error::CommandError, out::Out};
 
-/// What is to be injected, and how it is shown.
+/// What is to be injected, and how it is output.
 #[derive(Clone, Debug)]
-pub(crate) struct InjectOrder {
+pub(crate) struct InjectOptions {
     /// A manifest; `-` is standard input.
     pub(crate) file: PathBuf,
     /// The injector's configuration; none: its defaults.
     pub(crate) config: Option<PathBuf>,
-    /// Whether the patch of each object is shown, not the object.
+    /// Whether the patch of each object is output, not the object.
     pub(crate) is_patch: bool,
 }
 
 /// What is printed, and what is said about it.
 #[derive(Debug, PartialEq, Eq)]
-struct Shown {
+struct Output {
     text: String,
     remarks: Vec<String>,
 }
 
 /// Prints the manifest as it would be; what became of each object goes to standard error.
-pub(crate) fn run(order: &InjectOrder, out: &mut Out) -> Result<(), AskError> {
-    let config = order.config.as_deref().map(read).transpose()?;
-    let shown = inject(
+pub(crate) fn run(options: &InjectOptions, out: &mut Out) -> Result<(), CommandError> {
+    let config = options.config.as_deref().map(read).transpose()?;
+    let output = inject(
         &config.unwrap_or_default(),
-        &read(&order.file)?,
-        order.is_patch,
+        &read(&options.file)?,
+        options.is_patch,
     )?;
-    for remark in &shown.remarks {
-        crate::complain(&format!("{remark}\n"));
+    for remark in &output.remarks {
+        crate::print_error(&format!("{remark}\n"));
     }
-    out.text(&shown.text)
+    out.text(&output.text)
 }
 
-fn read(path: &Path) -> Result<String, AskError> {
+fn read(path: &Path) -> Result<String, CommandError> {
     let mut text = String::new();
     let read = if path == Path::new("-") {
         std::io::stdin().read_to_string(&mut text).map(drop)
     } else {
         std::fs::read_to_string(path).map(|read| text = read)
     };
-    read.map_err(|error| AskError::Manifest(format!("cannot read {}: {error}", path.display())))?;
+    read.map_err(|error| {
+        CommandError::Manifest(format!("cannot read {}: {error}", path.display()))
+    })?;
     Ok(text)
 }
 
 /// Nothing is printed where one object is refused: half a manifest would be applied.
-fn inject(config: &str, text: &str, is_patch: bool) -> Result<Shown, AskError> {
+fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandError> {
     let injector = Config::parse(config).and_then(Injector::new);
-    let injector = injector.map_err(|error| AskError::Manifest(error.to_string()))?;
+    let injector = injector.map_err(|error| CommandError::Manifest(error.to_string()))?;
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
-        .map_err(|error| AskError::Manifest(format!("the manifest is no YAML: {error}")))?;
+        .map_err(|error| CommandError::Manifest(format!("cannot parse the manifest: {error}")))?;
     let mut documents: Vec<_> = documents.into_iter().filter(|it| !it.is_null()).collect();
     let (mut remarks, mut patches) = (Vec::new(), Vec::new());
     for document in &mut documents {
@@ -70,12 +72,12 @@ fn inject(config: &str, text: &str, is_patch: bool) -> Result<Shown, AskError> {
         {
             remarks.push(match result {
                 Ok(()) => format!("{object}: injected"),
-                Err(files::NotInjected::NoPods) => format!("{object}: makes no pods"),
+                Err(files::NotInjected::NoPods) => format!("{object}: creates no pods"),
                 Err(files::NotInjected::Skipped(why)) => {
-                    format!("{object}: left alone, {}", why.describe())
+                    format!("{object}: not injected, {}", why.describe())
                 }
                 Err(files::NotInjected::Refused(error)) => {
-                    return Err(AskError::Manifest(format!("{object}: {error}")));
+                    return Err(CommandError::Manifest(format!("{object}: {error}")));
                 }
             });
             patches.push(json!({"object": object, "patch": patch}).to_string());
@@ -86,9 +88,9 @@ fn inject(config: &str, text: &str, is_patch: bool) -> Result<Shown, AskError> {
         lines.collect()
     } else {
         let text = files::to_yaml(&documents);
-        text.map_err(|error| AskError::Manifest(error.to_string()))?
+        text.map_err(|error| CommandError::Manifest(error.to_string()))?
     };
-    Ok(Shown { text, remarks })
+    Ok(Output { text, remarks })
 }
 
 #[cfg(test)]
@@ -99,24 +101,24 @@ mod tests {
 
     #[test]
     fn what_makes_pods_is_injected_and_the_rest_stays() {
-        let shown = inject("", MANIFEST, false).unwrap();
+        let output = inject("", MANIFEST, false).unwrap();
         assert_eq!(
-            shown.remarks,
-            ["Deployment web: injected", "Service web: makes no pods"]
+            output.remarks,
+            ["Deployment web: injected", "Service web: creates no pods"]
         );
-        let documents: Vec<Value> = serde_saphyr::from_multiple(&shown.text).unwrap();
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&output.text).unwrap();
         assert_eq!(
             documents[0]["spec"]["template"]["spec"]["containers"][1]["name"],
             "istio-proxy"
         );
         assert_eq!(documents[1]["metadata"]["name"], "web");
-        assert_eq!(inject("", &shown.text, false).unwrap().text, shown.text);
+        assert_eq!(inject("", &output.text, false).unwrap().text, output.text);
     }
 
     #[test]
     fn a_patch_of_each_object_leads_to_the_same() {
-        let shown = inject("", MANIFEST, true).unwrap();
-        let lines: Vec<Value> = shown
+        let output = inject("", MANIFEST, true).unwrap();
+        let lines: Vec<Value> = output
             .text
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())

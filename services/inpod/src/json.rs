@@ -6,37 +6,37 @@ use inpod_proto::DESCRIPTORS;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 
-use crate::error::AskError;
+use crate::error::CommandError;
 
 static POOL: LazyLock<Result<DescriptorPool, String>> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
 
 /// A message by its full name, or by its name among those of pod-events.
-fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, AskError> {
+fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, CommandError> {
     let pool = POOL
         .as_ref()
-        .map_err(|error| AskError::Json(error.clone()))?;
+        .map_err(|error| CommandError::Json(error.clone()))?;
     let name = match name.contains('.') {
         true => name.to_owned(),
         false => format!("inpod.podevents.v1.{name}"),
     };
-    let unknown = || AskError::Json(format!("{name} is not described"));
+    let unknown = || CommandError::Json(format!("no descriptor of {name}"));
     let descriptor = pool.get_message_by_name(&name).ok_or_else(unknown)?;
     let bytes = message.encode_to_vec();
-    let odd = |error: prost::DecodeError| AskError::Json(error.to_string());
+    let odd = |error: prost::DecodeError| CommandError::Json(error.to_string());
     DynamicMessage::decode(descriptor, bytes.as_slice()).map_err(odd)
 }
 
 /// A message, over many lines.
-pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, AskError> {
+pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, CommandError> {
     let message = described(message, name)?;
-    serde_json::to_string_pretty(&message).map_err(|error| AskError::Json(error.to_string()))
+    serde_json::to_string_pretty(&message).map_err(|error| CommandError::Json(error.to_string()))
 }
 
 /// The same, in one line.
-pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, AskError> {
+pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, CommandError> {
     let message = described(message, name)?;
-    serde_json::to_string(&message).map_err(|error| AskError::Json(error.to_string()))
+    serde_json::to_string(&message).map_err(|error| CommandError::Json(error.to_string()))
 }
 
 #[cfg(test)]

@@ -8,25 +8,25 @@
 //! protobuf's JSON mapping.
 
 mod arguments;
-mod ask;
 mod binds;
 mod bundle;
+mod display;
 mod doctor;
 mod error;
 mod explain;
+mod host_fs;
 mod inject;
 mod json;
 mod kubernetes;
-mod leave;
+mod node;
 mod out;
 mod pods;
 mod resync;
-mod root;
 mod status;
 mod table;
 mod time;
+mod uninstall;
 mod watch;
-mod words;
 
 use std::{
     ffi::OsString,
@@ -35,9 +35,9 @@ use std::{
 };
 
 use crate::{
-    arguments::{Arguments, Command, Refused},
-    ask::Node,
-    error::AskError,
+    arguments::{Arguments, Command, ParseError},
+    error::CommandError,
+    node::Node,
     out::Out,
 };
 
@@ -45,20 +45,20 @@ use crate::{
 pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::parse(command_line) {
         Ok(arguments) => arguments,
-        Err(Refused::Help(text)) => return ended(Out::stdout().text(&text)),
-        Err(Refused::Usage(text)) => {
-            complain(&text);
+        Err(ParseError::Help(text)) => return ended(Out::stdout().text(&text)),
+        Err(ParseError::Usage(text)) => {
+            print_error(&text);
             return ExitCode::from(2);
         }
     };
     ended(run(&arguments))
 }
 
-fn run(arguments: &Arguments) -> Result<(), AskError> {
+fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(AskError::Runtime)?;
+        .map_err(CommandError::Runtime)?;
     let node = Node::new(&arguments.run_dir, arguments.timeout);
     let mut out = Out::stdout();
     runtime.block_on(async {
@@ -69,32 +69,32 @@ fn run(arguments: &Arguments) -> Result<(), AskError> {
             Command::Binds(query) => binds::run(&node, query, &mut out).await,
             Command::Resync(pod, format) => resync::run(&node, pod, *format, &mut out).await,
             Command::Status => status::run(&node, &mut out).await,
-            Command::Doctor(examination, format) => {
-                let node = node.with_timeout(arguments.timeout.min(doctor::PATIENCE));
-                doctor::run(&node, examination, *format, &mut out).await
+            Command::Doctor(options, format) => {
+                let node = node.with_timeout(arguments.timeout.min(doctor::QUERY_TIMEOUT));
+                doctor::run(&node, options, *format, &mut out).await
             }
-            Command::Bundle(order) => bundle::run(&node, order, &mut out).await,
-            Command::Leave(order) => leave::run(order, &mut out).await,
-            Command::Inject(order) => inject::run(order, &mut out),
+            Command::Bundle(options) => bundle::run(&node, options, &mut out).await,
+            Command::Uninstall(options) => uninstall::run(options, &mut out).await,
+            Command::Inject(options) => inject::run(options, &mut out),
         }
     })
 }
 
-fn ended(result: Result<(), AskError>) -> ExitCode {
+fn ended(result: Result<(), CommandError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads has seen enough.
-        Err(AskError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+        Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            complain(&format!("inpod: {error}\n"));
+            print_error(&format!("inpod: {error}\n"));
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-fn complain(text: &str) {
+fn print_error(text: &str) {
     // Nobody is left to tell when this fails.
     io::stderr().write_all(text.as_bytes()).unwrap_or_default();
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufWriter, StdoutLock, Write};
 
-use crate::error::AskError;
+use crate::error::CommandError;
 
 /// Where answers go. Written to for good with each call: a watcher's reader waits for every line.
 #[derive(Debug)]
@@ -15,12 +15,12 @@ impl Out {
 }
 
 impl<W: Write> Out<W> {
-    pub(crate) fn text(&mut self, text: &str) -> Result<(), AskError> {
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), CommandError> {
         self.0.write_all(text.as_bytes())?;
         Ok(self.0.flush()?)
     }
 
-    pub(crate) fn line(&mut self, line: &str) -> Result<(), AskError> {
+    pub(crate) fn line(&mut self, line: &str) -> Result<(), CommandError> {
         writeln!(self.0, "{line}")?;
         Ok(self.0.flush()?)
     }

@@ -8,13 +8,14 @@ use inpod_proto::{
 };
 
 use crate::{
-    arguments::{Format, Query},
-    ask::{Node, POD_EVENTS},
-    error::AskError,
+    arguments::{Format, PodQuery},
+    display,
+    error::CommandError,
     json,
+    node::{Node, POD_EVENTS},
     out::Out,
     table::Table,
-    time, words,
+    time,
 };
 
 const HEADER: [&str; 8] = [
@@ -25,17 +26,17 @@ const HEADER: [&str; 8] = [
     "REASON",
     "SINCE",
     "NEXT",
-    "AMISS",
+    "UNHEALTHY",
 ];
 
 /// Prints them once.
-pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
+pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     let request = ListPodsRequest {
         pod: selector(query),
         states: query.states.iter().map(|state| (*state).into()).collect(),
         desired: Vec::new(),
-        amiss: query.amiss,
-        let_through: query.let_through,
+        amiss: query.unhealthy,
+        let_through: query.admitted_unenrolled,
     };
     let mut client = node.pod_events();
     let answer = client.list_pods(node.request(request));
@@ -46,7 +47,7 @@ pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(),
     }
 }
 
-pub(crate) fn selector(query: &Query) -> Option<PodSelector> {
+pub(crate) fn selector(query: &PodQuery) -> Option<PodSelector> {
     let namespace = query.namespace.clone()?;
     Some(PodSelector {
         namespace,
@@ -72,19 +73,19 @@ pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
     vec![
         who.namespace,
         who.name,
-        words::state(pod.state()).to_owned(),
-        words::enrollment(pod.desired()).to_owned(),
-        words::reason(pod.reason),
+        display::state(pod.state()).to_owned(),
+        display::enrollment(pod.desired()).to_owned(),
+        display::reason(pod.reason),
         time::age(pod.since, now),
         time::ahead(pod.next_attempt_at, now),
-        amiss(pod),
+        unhealthy(pod),
     ]
 }
 
-fn amiss(pod: &PodSummary) -> String {
+fn unhealthy(pod: &PodSummary) -> String {
     let failure = pod.last_failure.as_ref();
-    let failure = failure.map(|failure| words::reason(failure.reason));
-    let let_through = pod.let_through.then(|| "let through".to_owned());
+    let failure = failure.map(|failure| display::reason(failure.reason));
+    let let_through = pod.let_through.then(|| "admitted unenrolled".to_owned());
     let all: Vec<_> = [let_through, failure].into_iter().flatten().collect();
     all.join(", ")
 }
@@ -123,13 +124,15 @@ mod tests {
         };
         assert_eq!(
             table(&[web, db]),
-            "NAMESPACE  NAME   STATE     DESIRED  REASON              SINCE  NEXT  AMISS\n\
+            "NAMESPACE  NAME   STATE     DESIRED  REASON              SINCE  NEXT  UNHEALTHY
+\
              shop       web-0  enrolled  ambient  LABEL_ON_NAMESPACE  -      -     -\n\
-             shop       db     out       unknown  SOURCE_UNAVAILABLE  -      -     let through, SOURCE_UNAVAILABLE\n"
+             shop       db     out       unknown  SOURCE_UNAVAILABLE  -      -     admitted unenrolled, SOURCE_UNAVAILABLE\n"
         );
         assert_eq!(
             table(&[]),
-            "NAMESPACE  NAME  STATE  DESIRED  REASON  SINCE  NEXT  AMISS\n"
+            "NAMESPACE  NAME  STATE  DESIRED  REASON  SINCE  NEXT  UNHEALTHY
+"
         );
     }
 }

@@ -4,9 +4,9 @@ use inpod_proto::{podevents::v1::ResyncRequest, types::v1::PodSelector};
 
 use crate::{
     arguments::Format,
-    ask::{Node, POD_EVENTS},
-    error::AskError,
+    error::CommandError,
     json,
+    node::{Node, POD_EVENTS},
     out::Out,
     pods,
 };
@@ -17,7 +17,7 @@ pub(crate) async fn run(
     pod: &Option<PodSelector>,
     format: Format,
     out: &mut Out,
-) -> Result<(), AskError> {
+) -> Result<(), CommandError> {
     let request = ResyncRequest { pod: pod.clone() };
     let mut client = node.pod_events();
     let answer = client.resync(node.request(request));

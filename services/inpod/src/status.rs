@@ -8,8 +8,8 @@ use tonic_health::pb::{
 };
 
 use crate::{
-    ask::{Node, POD_EVENTS},
-    error::AskError,
+    error::CommandError,
+    node::{Node, POD_EVENTS},
     out::Out,
     table::Table,
     time,
@@ -19,7 +19,7 @@ const SERVICES: [&str; 3] = [POD_EVENTS, "netconfig", "ztunnel-broker"];
 
 /// Prints each service's health and what pod-events depends on. A service that is away is the error, else one that is
 /// not ready.
-pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), AskError> {
+pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> {
     let mut table = Table::new(&["SERVICE", "CONDITION", "OK", "SINCE", "MESSAGE"]);
     let mut result = Ok(());
     for service in SERVICES {
@@ -27,7 +27,7 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), AskError> {
         let message = health
             .as_ref()
             .err()
-            .map(AskError::first_line)
+            .map(CommandError::first_line)
             .unwrap_or_default();
         table.push(cells([service, "ready", yes(health.is_ok()), "", &message]));
         result = worse(result, health);
@@ -49,8 +49,12 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), AskError> {
 }
 
 /// The one of two results that is to be told.
-fn worse(one: Result<(), AskError>, other: Result<(), AskError>) -> Result<(), AskError> {
-    let severity = |result: &Result<(), AskError>| result.as_ref().err().map(AskError::exit_code);
+fn worse(
+    one: Result<(), CommandError>,
+    other: Result<(), CommandError>,
+) -> Result<(), CommandError> {
+    let severity =
+        |result: &Result<(), CommandError>| result.as_ref().err().map(CommandError::exit_code);
     if severity(&other) > severity(&one) {
         other
     } else {
@@ -58,15 +62,15 @@ fn worse(one: Result<(), AskError>, other: Result<(), AskError>) -> Result<(), A
     }
 }
 
-async fn health(node: &Node, service: &'static str) -> Result<(), AskError> {
+async fn health(node: &Node, service: &'static str) -> Result<(), CommandError> {
     if is_serving(node, service).await? {
         return Ok(());
     }
-    Err(AskError::NotReady(service))
+    Err(CommandError::NotReady(service))
 }
 
 /// Whether a service says that it is ready.
-pub(crate) async fn is_serving(node: &Node, service: &'static str) -> Result<bool, AskError> {
+pub(crate) async fn is_serving(node: &Node, service: &'static str) -> Result<bool, CommandError> {
     let mut client = HealthClient::new(node.channel(service));
     let question = HealthCheckRequest {
         service: String::new(),

@@ -16,30 +16,30 @@ use tokio::time::sleep;
 use tonic::Request;
 
 use crate::{
-    arguments::{Format, Query},
-    ask::{Node, POD_EVENTS, is_behind},
-    error::AskError,
+    arguments::{Format, PodQuery},
+    error::CommandError,
     json,
+    node::{Node, POD_EVENTS, is_behind},
     out::Out,
     pods,
     table::Table,
 };
 
-/// Before everything is read again: the service may have more calls than it takes.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Before everything is read again: the service may have more calls than it matched.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Prints until the service ends, or nobody reads.
-pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
+pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     loop {
-        match follow(node, query, out).await {
+        match watch(node, query, out).await {
             // What was missed is read again from the start.
-            Err(error) if is_behind(&error) => sleep(AGAIN).await,
+            Err(error) if is_behind(&error) => sleep(RETRY_INTERVAL).await,
             ended => return ended,
         }
     }
 }
 
-async fn follow(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
+async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     // Without a timeout: it would end the stream.
     let request = Request::new(WatchEnrollmentsRequest {
         pod: pods::selector(query),
@@ -50,20 +50,20 @@ async fn follow(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskErro
         .await?;
     let mut screen = Screen::new(query);
     loop {
-        let told = stream.message().await;
-        let told = told.map_err(|status| node.error(POD_EVENTS, &status))?;
-        let ended = || node.unreachable(POD_EVENTS, "it ended the stream".to_owned());
-        screen.show(&told.ok_or_else(ended)?, out)?;
+        let response = stream.message().await;
+        let response = response.map_err(|status| node.error(POD_EVENTS, &status))?;
+        let ended = || node.unreachable(POD_EVENTS, "the service ended the stream".to_owned());
+        screen.show(&response.ok_or_else(ended)?, out)?;
     }
 }
 
 /// What is shown of a stream.
 struct Screen<'a> {
-    query: &'a Query,
+    query: &'a PodQuery,
     table: Table,
     complete: bool,
-    /// Whom the query took when they were told last: that they are no more what it asks for is told, too.
-    taken: BTreeSet<(String, String)>,
+    /// Whom the query took when they were response last: that they are no more what it asks for is response, too.
+    shown: BTreeSet<(String, String)>,
 }
 
 fn key(pod: Option<&PodRef>) -> (String, String) {
@@ -72,44 +72,48 @@ fn key(pod: Option<&PodRef>) -> (String, String) {
 }
 
 impl<'a> Screen<'a> {
-    fn new(query: &'a Query) -> Self {
+    fn new(query: &'a PodQuery) -> Self {
         Self {
             query,
             table: pods::empty(),
             complete: false,
-            taken: BTreeSet::new(),
+            shown: BTreeSet::new(),
         }
     }
 
-    fn show(&mut self, told: &WatchEnrollmentsResponse, out: &mut Out) -> Result<(), AskError> {
-        if !self.takes(told) {
+    fn show(
+        &mut self,
+        response: &WatchEnrollmentsResponse,
+        out: &mut Out,
+    ) -> Result<(), CommandError> {
+        if !self.matches(response) {
             return Ok(());
         }
         if self.query.format == Format::Json {
-            return out.line(&json::line(told, "WatchEnrollmentsResponse")?);
+            return out.line(&json::line(response, "WatchEnrollmentsResponse")?);
         }
-        out.text(&self.lines(told))
+        out.text(&self.lines(response))
     }
 
-    fn takes(&mut self, told: &WatchEnrollmentsResponse) -> bool {
-        match &told.event {
+    fn matches(&mut self, response: &WatchEnrollmentsResponse) -> bool {
+        match &response.event {
             Some(Event::Pod(pod)) => {
                 let key = key(pod.pod.as_ref());
-                if is_asked_for(self.query, pod) {
-                    self.taken.insert(key);
+                if matches_query(self.query, pod) {
+                    self.shown.insert(key);
                     true
                 } else {
-                    self.taken.remove(&key)
+                    self.shown.remove(&key)
                 }
             }
-            Some(Event::Gone(pod)) => self.taken.remove(&key(Some(pod))),
+            Some(Event::Gone(pod)) => self.shown.remove(&key(Some(pod))),
             Some(Event::InstanceId(_) | Event::StateComplete(_)) | None => true,
         }
     }
 
     /// What is to be printed: all at once when the state is complete, then a line for each change.
-    fn lines(&mut self, told: &WatchEnrollmentsResponse) -> String {
-        match &told.event {
+    fn lines(&mut self, response: &WatchEnrollmentsResponse) -> String {
+        match &response.event {
             Some(Event::Pod(pod)) => self.table.push(pods::row(pod, SystemTime::now())),
             Some(Event::Gone(pod)) => {
                 let cells = [&pod.namespace, &pod.name, "gone", "", "", "", "", ""];
@@ -126,10 +130,10 @@ impl<'a> Screen<'a> {
     }
 }
 
-fn is_asked_for(query: &Query, pod: &PodSummary) -> bool {
+fn matches_query(query: &PodQuery, pod: &PodSummary) -> bool {
     (query.states.is_empty() || query.states.contains(&pod.state()))
-        && (!query.amiss || pod.last_failure.is_some() || pod.let_through)
-        && (!query.let_through || pod.let_through)
+        && (!query.unhealthy || pod.last_failure.is_some() || pod.let_through)
+        && (!query.admitted_unenrolled || pod.let_through)
 }
 
 #[cfg(test)]
@@ -138,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    fn told(event: Event) -> WatchEnrollmentsResponse {
+    fn response(event: Event) -> WatchEnrollmentsResponse {
         WatchEnrollmentsResponse { event: Some(event) }
     }
 
@@ -150,20 +154,20 @@ mod tests {
         }
     }
 
-    fn stands(state: PodState) -> WatchEnrollmentsResponse {
-        told(Event::Pod(PodSummary {
+    fn pod_event(state: PodState) -> WatchEnrollmentsResponse {
+        response(Event::Pod(PodSummary {
             pod: Some(web()),
             state: state.into(),
             ..PodSummary::default()
         }))
     }
 
-    fn query(states: Vec<PodState>) -> Query {
-        Query {
+    fn query(states: Vec<PodState>) -> PodQuery {
+        PodQuery {
             namespace: None,
             states,
-            amiss: false,
-            let_through: false,
+            unhealthy: false,
+            admitted_unenrolled: false,
             watch: true,
             format: Format::Table,
         }
@@ -173,32 +177,32 @@ mod tests {
     fn the_state_is_printed_when_it_is_complete_and_changes_as_they_come() {
         let query = query(Vec::new());
         let mut screen = Screen::new(&query);
-        assert_eq!(screen.lines(&told(Event::InstanceId("i".into()))), "");
-        assert_eq!(screen.lines(&stands(PodState::Out)), "");
-        let first = screen.lines(&told(Event::StateComplete(StateComplete {})));
+        assert_eq!(screen.lines(&response(Event::InstanceId("i".into()))), "");
+        assert_eq!(screen.lines(&pod_event(PodState::Out)), "");
+        let first = screen.lines(&response(Event::StateComplete(StateComplete {})));
         assert_eq!(first.lines().count(), 2, "{first}");
         assert!(
             screen
-                .lines(&stands(PodState::Enrolled))
+                .lines(&pod_event(PodState::Enrolled))
                 .contains("enrolled")
         );
-        assert!(screen.lines(&told(Event::Gone(web()))).contains("gone"));
+        assert!(screen.lines(&response(Event::Gone(web()))).contains("gone"));
     }
 
     #[test]
     fn that_a_pod_is_no_more_what_is_asked_for_is_told_once() {
         let query = query(vec![PodState::Out]);
         let mut screen = Screen::new(&query);
-        let takes: Vec<_> = [
+        let matched: Vec<_> = [
             PodState::Enrolled,
             PodState::Out,
             PodState::Enrolled,
             PodState::Enrolled,
         ]
         .into_iter()
-        .map(|state| screen.takes(&stands(state)))
+        .map(|state| screen.matches(&pod_event(state)))
         .collect();
-        assert_eq!(takes, [false, true, true, false]);
-        assert!(!screen.takes(&told(Event::Gone(web()))));
+        assert_eq!(matched, [false, true, true, false]);
+        assert!(!screen.matches(&response(Event::Gone(web()))));
     }
 }

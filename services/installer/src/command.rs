@@ -44,7 +44,10 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
         ),
         Err(error) => {
             let line = format!("{}: {error:#}", SERVICE.name);
-            (ExitCode::FAILURE, Some(writeln!(io::stderr(), "{line}")))
+            (
+                inpod_service::exit_code(&error),
+                Some(writeln!(io::stderr(), "{line}")),
+            )
         }
     };
     // There is no other way to report this error.

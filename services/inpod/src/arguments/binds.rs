@@ -1,65 +1,71 @@
-//! The command line of `binds`.
+//! Arguments of `binds`.
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use inpod_proto::{podevents::v1::PodState, types::v1::PodSelector};
 
-use super::{Format, flag, format_of, named_pod, output, state};
+use super::{Format, flag, format_of, named_pod, output, path, pods};
 
-/// Whose binds are shown, and how.
+/// Which pods' sockets to list, and how to print them.
 #[derive(Clone, Debug)]
 pub(crate) struct BindsQuery {
-    /// Unset, as each of its fields: all.
+    /// All pods where it, or one of its fields, is unset.
     pub(crate) pod: Option<PodSelector>,
     pub(crate) states: Vec<PodState>,
     pub(crate) labels: Vec<String>,
-    pub(crate) amiss: bool,
-    pub(crate) let_through: bool,
-    /// Whether Services are asked for.
+    pub(crate) unhealthy: bool,
+    pub(crate) admitted_unenrolled: bool,
+    /// Whether to ask Kubernetes which Services target which ports.
     pub(crate) services: bool,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) format: Format,
 }
 
+const EXIT_CODES: &str = "\
+Exit codes that differ from those of the other commands:
+  0  enrollment changes nothing for the selected pods
+  1  a pod could not be inspected, whatever changes for the others
+  3  nothing changes, but the ports of Services could not be read
+  4  enrollment changes who can reach a port, or a port that ztunnel needs is
+     taken";
+
 fn label(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((key, _)) if !key.is_empty() => Ok(text.to_owned()),
-        Some(_) | None => Err("it is not KEY=VALUE".to_owned()),
+        Some(_) | None => Err("expected KEY=VALUE".to_owned()),
     }
 }
 
-pub(super) fn binds() -> Command {
+pub(super) fn command() -> Command {
     Command::new("binds")
-        .about("What the applications of this node's pods listen on, and what enrollment changes about who reaches them")
+        .about("List what the applications of this node's pods listen on, and what enrollment changes about who can reach them")
+        .arg(
+            named_pod()
+                .help("Only this pod")
+                .conflicts_with("namespace"),
+        )
+        .args(pods::filters())
         .args([
-            named_pod().help("Only this pod").conflicts_with("namespace"),
-            Arg::new("namespace").short('n').long("namespace").value_name("NAMESPACE").help("Only of this namespace"),
             Arg::new("label")
                 .short('l')
                 .long("label")
                 .value_name("KEY=VALUE")
                 .value_parser(label)
                 .action(ArgAction::Append)
-                .help("Only those that have this label; may be repeated"),
-            Arg::new("state")
-                .long("state")
-                .value_name("STATE")
-                .value_parser(state)
-                .action(ArgAction::Append)
-                .help("Only those that stand there: out, enrolling, enrolled, withdrawing or deleting; may be repeated"),
-            flag("amiss", "Only those that have a failure or were let through"),
-            flag("let-through", "Only those that were let through without a decision"),
-            flag("services", "Ask Kubernetes, with your rights, which Services lead to which ports (list of endpointslices and services, and of pods where a Service has no slice)"),
-            Arg::new("kubeconfig")
-                .long("kubeconfig")
-                .value_name("PATH")
-                .value_parser(value_parser!(PathBuf))
-                .requires("services")
-                .help("How the API server is reached; else as kubectl does, or as the pod's service account"),
+                .help("Only pods with this label; may be repeated"),
+            flag(
+                "services",
+                "Read from Kubernetes which Services target which ports. Uses your credentials; needs list of endpointslices and services, and of pods if a Service has no slice",
+            ),
+            path(
+                "kubeconfig",
+                "Kubeconfig file; found like kubectl does, or the pod's service account, if omitted",
+            )
+            .requires("services"),
             output(),
         ])
-        .after_help("Exit codes, where they are others than those of all commands:\n  0  nothing changes for whom was asked\n  4  enrollment changes who reaches a port, or a port is in ztunnel's way\n  1  a pod could not be looked into, whatever changes for others\n  3  nothing changes, but what Services lead to could not be asked for")
+        .after_help(EXIT_CODES)
 }
 
 pub(super) fn query(matches: &ArgMatches) -> BindsQuery {
@@ -71,13 +77,12 @@ pub(super) fn query(matches: &ArgMatches) -> BindsQuery {
         })
     };
     let labels = matches.get_many("label").into_iter().flatten();
-    let states = matches.get_many("state").into_iter().flatten();
     BindsQuery {
         pod: matches.get_one("pod").cloned().or_else(of_namespace),
-        states: states.copied().collect(),
+        states: pods::states(matches),
         labels: labels.cloned().collect(),
-        amiss: matches.get_flag("amiss"),
-        let_through: matches.get_flag("let-through"),
+        unhealthy: matches.get_flag("unhealthy"),
+        admitted_unenrolled: matches.get_flag("admitted-unenrolled"),
         services: matches.get_flag("services"),
         kubeconfig: matches.get_one("kubeconfig").cloned(),
         format: format_of(matches),
@@ -89,7 +94,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<BindsQuery, String> {
-        let matches = binds().try_get_matches_from(line.split(' '));
+        let matches = command().try_get_matches_from(line.split(' '));
         let matches = matches.map_err(|error| error.to_string())?;
         Ok(query(&matches))
     }

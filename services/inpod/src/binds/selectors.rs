@@ -20,20 +20,22 @@ pub(super) type Name = (String, String);
 
 /// Those of the Services that choose pods and have no slice.
 pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> Vec<Service> {
-    let is_bare = |service: &Service| {
+    let lacks_slice = |service: &Service| {
         let name = name(service);
         selector(service).is_some() && name.is_some_and(|name| !known.contains(&name))
     };
-    services.into_iter().filter(is_bare).collect()
+    services.into_iter().filter(lacks_slice).collect()
 }
 
 /// The ports of these pods that the Services lead to.
 pub(super) fn ports(services: &[Service], pods: &[Pod]) -> Vec<ServicePort> {
     let pairs = services.iter().flat_map(|service| {
-        let chosen = pods.iter().filter(move |pod| chooses(service, pod));
+        let chosen = pods.iter().filter(move |pod| selects(service, pod));
         chosen.map(move |pod| (service, pod))
     });
-    pairs.flat_map(|(service, pod)| of(service, pod)).collect()
+    pairs
+        .flat_map(|(service, pod)| ports_of(service, pod))
+        .collect()
 }
 
 fn name(service: &Service) -> Option<Name> {
@@ -49,7 +51,7 @@ fn selector(service: &Service) -> Option<&BTreeMap<String, String>> {
     (!is_name && !selector.is_empty()).then_some(selector)
 }
 
-fn chooses(service: &Service, pod: &Pod) -> bool {
+fn selects(service: &Service, pod: &Pod) -> bool {
     let labels = pod.metadata.labels.as_ref();
     let has = |(key, value): (&String, &String)| {
         labels.is_some_and(|labels| labels.get(key) == Some(value))
@@ -59,11 +61,11 @@ fn chooses(service: &Service, pod: &Pod) -> bool {
         .as_ref()
         .and_then(|status| status.phase.as_deref());
     let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
-    let is_near = service.metadata.namespace == pod.metadata.namespace;
-    is_near && !has_ended && selector(service).is_some_and(|wanted| wanted.iter().all(has))
+    let same_namespace = service.metadata.namespace == pod.metadata.namespace;
+    same_namespace && !has_ended && selector(service).is_some_and(|wanted| wanted.iter().all(has))
 }
 
-fn of(service: &Service, pod: &Pod) -> Vec<ServicePort> {
+fn ports_of(service: &Service, pod: &Pod) -> Vec<ServicePort> {
     let metadata = &pod.metadata;
     let who = (&metadata.namespace, &metadata.name, &metadata.uid);
     let (Some(namespace), Some(name), Some(uid)) = who else {
@@ -104,11 +106,12 @@ fn target(declared: &Declared, of: PortProtocol, pod: &Pod) -> Option<u32> {
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let goes_on = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let is_native_sidecar =
+        |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let spec = || pod.spec.iter();
     let native = spec().flat_map(|spec| spec.init_containers.iter().flatten());
     let all = spec().flat_map(|spec| &spec.containers);
-    all.chain(native.filter(goes_on))
+    all.chain(native.filter(is_native_sidecar))
 }
 
 #[cfg(test)]
@@ -146,11 +149,11 @@ mod tests {
     }
 
     fn found(services: &[Service], pods: &[Pod]) -> Vec<(String, String, PortProtocol, u32)> {
-        let told = |it: &ServicePort| {
+        let row = |it: &ServicePort| {
             let pod = it.pod.as_ref().unwrap().name.clone();
             (it.service.clone(), pod, it.protocol(), it.port)
         };
-        ports(services, pods).iter().map(told).collect()
+        ports(services, pods).iter().map(row).collect()
     }
 
     #[test]

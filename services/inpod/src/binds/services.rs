@@ -20,59 +20,63 @@ use tokio::time::timeout;
 use super::selectors;
 use crate::{
     arguments::BindsQuery,
-    ask::{Node, POD_EVENTS},
-    error::AskError,
-    kubernetes::{ANSWER, failed, reach},
+    error::CommandError,
+    kubernetes::{self, REQUEST_TIMEOUT},
+    node::{Node, POD_EVENTS},
 };
 
 /// The label that names a slice's Service.
-const SERVICE: &str = "kubernetes.io/service-name";
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// How many objects are asked for at once.
-const PAGE: u32 = 500;
+/// How many objects are result for at once.
+const PAGE_SIZE: u32 = 500;
 
 /// What Services lead to, and why that is not all.
 #[derive(Debug, Default)]
-pub(super) struct Led {
+pub(super) struct ServicePorts {
     pub(super) ports: Vec<ServicePort>,
-    pub(super) missing: Option<AskError>,
+    pub(super) missing: Option<CommandError>,
 }
 
 /// The ports of this node's pods. What cannot be had of Kubernetes leaves the rest as it is.
-pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<Led, AskError> {
+pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     let mut client = node.pod_events();
     let status = client.get_status(node.request(GetStatusRequest {}));
     let here = node.answer(POD_EVENTS, status).await?.node_name;
     let namespace = query.pod.as_ref().map(|pod| pod.namespace.as_str());
-    let mut led = Led::default();
-    let asked = match reach(query.kubeconfig.as_deref()).await {
+    let mut found = ServicePorts::default();
+    let result = match kubernetes::connect(query.kubeconfig.as_deref()).await {
         Ok((client, _)) => {
-            let asking = Asking {
+            let query_ = Query {
                 client,
                 namespace: namespace.filter(|namespace| !namespace.is_empty()),
                 node: &here,
             };
-            asking.all(&mut led.ports).await
+            query_.all(&mut found.ports).await
         }
         Err(error) => Err(error),
     };
-    led.missing = asked.err();
-    Ok(led)
+    found.missing = result.err();
+    Ok(found)
 }
 
-/// Whom is asked, and about what.
-struct Asking<'a> {
+/// Whom is result, and about what.
+struct Query<'a> {
     client: Client,
     /// `None`: all.
     namespace: Option<&'a str>,
     node: &'a str,
 }
 
-impl Asking<'_> {
-    async fn all(&self, ports: &mut Vec<ServicePort>) -> Result<(), AskError> {
+impl Query<'_> {
+    async fn all(&self, ports: &mut Vec<ServicePort>) -> Result<(), CommandError> {
         let usual = ListParams::default();
         let slices: Vec<EndpointSlice> = self.list("endpointslices", usual.clone()).await?;
-        ports.extend(slices.iter().flat_map(|slice| of(slice, self.node)));
+        ports.extend(
+            slices
+                .iter()
+                .flat_map(|slice| service_ports(slice, self.node)),
+        );
         let known: BTreeSet<_> = slices.iter().filter_map(service_of).collect();
         let services: Vec<Service> = self.list("services", usual.clone()).await?;
         let bare = selectors::without_slices(services, &known);
@@ -85,7 +89,7 @@ impl Asking<'_> {
         Ok(())
     }
 
-    async fn list<K>(&self, what: &str, mut how: ListParams) -> Result<Vec<K>, AskError>
+    async fn list<K>(&self, what: &str, mut params: ListParams) -> Result<Vec<K>, CommandError>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
         K: Clone + Debug + serde::de::DeserializeOwned,
@@ -95,15 +99,22 @@ impl Asking<'_> {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        how = how.limit(PAGE);
+        params = params.limit(PAGE_SIZE);
         let mut all = Vec::new();
         loop {
-            let late = |_| failed(&what, &format!("no answer within {} s", ANSWER.as_secs()));
-            let page = timeout(ANSWER, api.list(&how)).await.map_err(late)?;
-            let page = page.map_err(|error| failed(&what, &in_words(&error)))?;
+            let late = |_| {
+                kubernetes::error(
+                    &what,
+                    &format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()),
+                )
+            };
+            let page = timeout(REQUEST_TIMEOUT, api.list(&params))
+                .await
+                .map_err(late)?;
+            let page = page.map_err(|error| kubernetes::error(&what, &describe_error(&error)))?;
             all.extend(page.items);
             match page.metadata.continue_.filter(|next| !next.is_empty()) {
-                Some(next) => how = how.continue_token(&next),
+                Some(next) => params = params.continue_token(&next),
                 None => return Ok(all),
             }
         }
@@ -111,7 +122,7 @@ impl Asking<'_> {
 }
 
 /// What the API server says names who may not do what.
-fn in_words(error: &kube::Error) -> String {
+fn describe_error(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
     {
@@ -123,13 +134,13 @@ fn in_words(error: &kube::Error) -> String {
 fn service_of(slice: &EndpointSlice) -> Option<selectors::Name> {
     let labels = slice.metadata.labels.as_ref()?;
     let namespace = slice.metadata.namespace.clone()?;
-    Some((namespace, labels.get(SERVICE)?.clone()))
+    Some((namespace, labels.get(SERVICE_NAME_LABEL)?.clone()))
 }
 
 /// Those of one slice that are of a node.
-fn of(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
+fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
     let labels = slice.metadata.labels.as_ref();
-    let Some(service) = labels.and_then(|labels| labels.get(SERVICE)) else {
+    let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)) else {
         return Vec::new();
     };
     let is_here = |at: &&Endpoint| at.node_name.as_deref().is_none_or(|name| name == node);
@@ -169,9 +180,9 @@ fn port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
     Some((protocol(port.protocol.as_deref())?, number(port.port?)?))
 }
 
-/// TCP where nothing is said (core/v1, ServicePort); `None` for what nobody of inpod has to do with.
-pub(super) fn protocol(said: Option<&str>) -> Option<PortProtocol> {
-    match said {
+/// TCP where nothing is name (core/v1, ServicePort); `None` for what nobody of inpod has to do with.
+pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
+    match name {
         None | Some("TCP") => Some(PortProtocol::Tcp),
         Some("UDP") => Some(PortProtocol::Udp),
         Some(_) => None,
@@ -220,7 +231,7 @@ mod tests {
             }))
             .unwrap()
         };
-        let found = of(&slice(json!({SERVICE: "web"})), "n1");
+        let found = service_ports(&slice(json!({SERVICE_NAME_LABEL: "web"})), "n1");
         let found: Vec<_> = found
             .iter()
             .map(|it| {
@@ -237,6 +248,6 @@ mod tests {
             ("here", "web", PortProtocol::Udp, 53),
         ];
         assert_eq!(found, wanted);
-        assert_eq!(of(&slice(json!({})), "n1"), []);
+        assert_eq!(service_ports(&slice(json!({})), "n1"), []);
     }
 }

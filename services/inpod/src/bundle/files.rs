@@ -6,23 +6,23 @@ use std::{
     path::Path,
 };
 
-use crate::root::{Root, Seen};
+use crate::host_fs::{HostFs, Observed};
 
 /// Of a log the end is told, so many bytes of it.
-const TAIL: u64 = 2 << 20;
+const MAX_LOG_BYTES: u64 = 2 << 20;
 
 /// Where the kubelet keeps logs: a directory for each pod (`NAMESPACE_NAME_UID`), one in it for each container.
-const PODS: &str = "/var/log/pods";
+const POD_LOG_DIRECTORY: &str = "/var/log/pods";
 
 /// The end of a file, from the start of a line.
-pub(super) fn tail(path: &Path) -> Seen<String> {
+pub(super) fn tail(path: &Path) -> Observed<String> {
     let read = || {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        let from = length.saturating_sub(TAIL);
+        let from = length.saturating_sub(MAX_LOG_BYTES);
         file.seek(SeekFrom::Start(from))?;
         let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
+        file.take(MAX_LOG_BYTES).read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         std::io::Result::Ok(if from == 0 { text } else { from_line(&text) })
     };
@@ -36,9 +36,9 @@ fn from_line(text: &str) -> String {
 }
 
 /// The logs of inpod's pods: a name for each, and its path on the node.
-pub(super) fn logs(root: &Root) -> Seen<Vec<(String, String)>> {
+pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     let mut found = Vec::new();
-    let pods = root.names(PODS)?.unwrap_or_default();
+    let pods = root.names(POD_LOG_DIRECTORY)?.unwrap_or_default();
     // NAMESPACE_inpod-HASH_UID, whatever the namespace.
     let is_ours = |pod: &&String| {
         pod.split('_')
@@ -46,8 +46,11 @@ pub(super) fn logs(root: &Root) -> Seen<Vec<(String, String)>> {
             .is_some_and(|name| name.starts_with("inpod-"))
     };
     for pod in pods.iter().filter(is_ours) {
-        for container in root.names(format!("{PODS}/{pod}"))?.unwrap_or_default() {
-            let directory = format!("{PODS}/{pod}/{container}");
+        for container in root
+            .names(format!("{POD_LOG_DIRECTORY}/{pod}"))?
+            .unwrap_or_default()
+        {
+            let directory = format!("{POD_LOG_DIRECTORY}/{pod}/{container}");
             let files = root.names(&directory).ok().flatten().unwrap_or_default();
             let logs = files.iter().filter(|file| file.ends_with(".log"));
             found.extend(logs.map(|file| {
@@ -63,7 +66,7 @@ pub(super) fn logs(root: &Root) -> Seen<Vec<(String, String)>> {
 }
 
 /// How a service was started: its command line, and its settings from the environment.
-pub(super) fn started(root: &Root, pid: i32) -> Seen<String> {
+pub(super) fn started(root: &HostFs, pid: i32) -> Observed<String> {
     let lines = |text: String| text.split('\0').map(str::to_owned).collect::<Vec<_>>();
     let command = lines(root.text(format!("/proc/{pid}/cmdline"))?).join("\n  ");
     let environment = lines(root.text(format!("/proc/{pid}/environ"))?);
@@ -89,7 +92,7 @@ mod tests {
     #[test]
     fn logs_are_those_of_inpod_s_pods_and_of_long_ones_the_end() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let root = HostFs::new(dir.path());
         for pod in ["mesh_inpod-abcde_u1", "shop_web_u2", "shop_inpodium_u3"] {
             let container = dir.path().join("var/log/pods").join(pod).join("netconfig");
             fs::create_dir_all(&container).unwrap();

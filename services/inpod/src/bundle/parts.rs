@@ -1,4 +1,4 @@
-//! What is collected, in the order of its worth.
+//! What is collected, in the options of its worth.
 
 use inpod_proto::{
     netconfig::v1::{
@@ -13,19 +13,19 @@ use tokio::{net::UnixStream, time::timeout};
 
 use super::{collect::Collector, files};
 use crate::{
-    arguments::BundleOrder,
-    ask::{BROKER, NETCONFIG, Node, POD_EVENTS},
+    arguments::BundleOptions,
     doctor,
-    error::AskError,
+    error::CommandError,
+    host_fs::{HostFs, Observed},
     json,
-    root::{Root, Seen},
+    node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
 /// Of so many pods and netns everything is told.
-const MOST: usize = 500;
+const MAX_ITEMS: usize = 500;
 
 /// Files of the node that say what its kernel and its runtime are.
-const FILES: [(&str, &str); 7] = [
+const HOST_FILES: [(&str, &str); 7] = [
     ("node/osrelease.txt", "/proc/sys/kernel/osrelease"),
     ("node/os-release.txt", "/etc/os-release"),
     ("node/modules.txt", "/proc/modules"),
@@ -41,20 +41,20 @@ const FILES: [(&str, &str); 7] = [
 /// Collects all of it.
 pub(super) async fn all(
     node: &Node,
-    order: &BundleOrder,
+    options: &BundleOptions,
     to: &mut Collector,
-) -> Result<(), AskError> {
-    let asking = node.with_timeout(doctor::PATIENCE);
+) -> Result<(), CommandError> {
+    let asking = node.with_timeout(doctor::QUERY_TIMEOUT);
     let node = &asking;
-    let examination = &order.examination;
-    let doctor = async { Ok(doctor::as_json(node, examination).await) };
-    to.add("doctor.json", doctor).await?;
-    people(node, to).await?;
+    let doctor = &options.doctor;
+    let report = async { Ok(doctor::as_json(node, doctor).await) };
+    to.add("doctor.json", report).await?;
+    pods(node, to).await?;
     netns(node, to).await?;
     broker(node, to).await?;
     let is_here = |service: &&str| node.socket(service).exists();
-    let at_will = doctor::AT_WILL.into_iter().filter(is_here);
-    for service in doctor::SERVICES.into_iter().chain(at_will) {
+    let optional = doctor::OPTIONAL_SERVICES.into_iter().filter(is_here);
+    for service in doctor::SERVICES.into_iter().chain(optional) {
         to.add(
             &format!("metrics/{service}.txt"),
             doctor::metrics(node, service),
@@ -62,31 +62,35 @@ pub(super) async fn all(
         .await?;
         to.add(
             &format!("services/{service}.txt"),
-            started(node, &examination.root, service),
+            started(node, &doctor.root, service),
         )
         .await?;
     }
-    chain(order, to)?;
-    installer(&examination.root, to)?;
-    for (name, path) in FILES {
-        found(name, examination.root.text_if_there(path), to)?;
+    chain(options, to)?;
+    installer(&doctor.root, to)?;
+    for (name, path) in HOST_FILES {
+        found(name, doctor.root.text_if_there(path), to)?;
     }
-    logs(order, to)
+    logs(options, to)
 }
 
-fn pretty(message: &impl prost::Message, name: &str) -> Seen<String> {
+fn pretty(message: &impl prost::Message, name: &str) -> Observed<String> {
     json::pretty(message, name).map_err(|error| error.to_string())
 }
 
-fn found(name: &str, text: Seen<Option<String>>, to: &mut Collector) -> Result<(), AskError> {
+fn found(
+    name: &str,
+    text: Observed<Option<String>>,
+    to: &mut Collector,
+) -> Result<(), CommandError> {
     match text {
         Ok(Some(text)) => to.put(name, &text),
-        Ok(None) => to.miss(name, "there is none"),
-        Err(why) => to.miss(name, &why),
+        Ok(None) => to.add_missing(name, "does not exist"),
+        Err(why) => to.add_missing(name, &why),
     }
 }
 
-async fn people(node: &Node, to: &mut Collector) -> Result<(), AskError> {
+async fn pods(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     let status = async {
         let mut client = node.pod_events();
         let answer = client.get_status(node.request(GetStatusRequest {}));
@@ -101,12 +105,12 @@ async fn people(node: &Node, to: &mut Collector) -> Result<(), AskError> {
     let answer = client.list_pods(node.request(ListPodsRequest::default()));
     let pods = match node.answer(POD_EVENTS, answer).await {
         Ok(pods) => pods,
-        Err(error) => return to.miss("pods.json", &error.first_line()),
+        Err(error) => return to.add_missing("pods.json", &error.first_line()),
     };
     to.add("pods.json", async { pretty(&pods, "ListPodsResponse") })
         .await?;
     let pods = pods.pods.iter().filter_map(|pod| pod.pod.clone());
-    for (number, pod) in pods.take(MOST).enumerate() {
+    for (number, pod) in pods.take(MAX_ITEMS).enumerate() {
         let name = name("pods", number, &format!("{}_{}", pod.namespace, pod.name));
         let selector = PodSelector {
             namespace: pod.namespace,
@@ -119,7 +123,7 @@ async fn people(node: &Node, to: &mut Collector) -> Result<(), AskError> {
 }
 
 /// With what ApplyRules would do now: only pod-events knows which rules belong there.
-async fn explained(node: &Node, pod: PodSelector) -> Seen<String> {
+async fn explained(node: &Node, pod: PodSelector) -> Observed<String> {
     let mut client = node.pod_events();
     let answer = client.explain_pod(node.request(ExplainPodRequest { pod: Some(pod) }));
     let answer = node.answer(POD_EVENTS, answer).await;
@@ -129,17 +133,17 @@ async fn explained(node: &Node, pod: PodSelector) -> Seen<String> {
     )
 }
 
-async fn netns(node: &Node, to: &mut Collector) -> Result<(), AskError> {
+async fn netns(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     let mut client = node.netconfig();
     let answer = client.list_claims(node.request(ListClaimsRequest {}));
     let claims = match node.answer(NETCONFIG, answer).await {
         Ok(claims) => claims,
-        Err(error) => return to.miss("claims.json", &error.first_line()),
+        Err(error) => return to.add_missing("claims.json", &error.first_line()),
     };
     let text = async { pretty(&claims, "inpod.netconfig.v1.ListClaimsResponse") };
     to.add("claims.json", text).await?;
     let sandboxes = claims.claims.into_iter().filter_map(|claim| claim.sandbox);
-    for (number, sandbox) in sandboxes.take(MOST).enumerate() {
+    for (number, sandbox) in sandboxes.take(MAX_ITEMS).enumerate() {
         let container = sandbox.container_id.clone();
         to.add(
             &name("netns", number, &container),
@@ -155,7 +159,7 @@ async fn netns(node: &Node, to: &mut Collector) -> Result<(), AskError> {
     Ok(())
 }
 
-async fn inspected(node: &Node, sandbox: SandboxRef) -> Seen<String> {
+async fn inspected(node: &Node, sandbox: SandboxRef) -> Observed<String> {
     let target = Some(inspect_netns_request::Target::Sandbox(sandbox));
     let mut client = node.netconfig();
     let answer = client.inspect_netns(node.request(InspectNetnsRequest { target }));
@@ -164,7 +168,7 @@ async fn inspected(node: &Node, sandbox: SandboxRef) -> Seen<String> {
     pretty(&answer, "inpod.netconfig.v1.InspectNetnsResponse")
 }
 
-async fn listeners(node: &Node, sandbox: SandboxRef) -> Seen<String> {
+async fn listeners(node: &Node, sandbox: SandboxRef) -> Observed<String> {
     let target = Some(list_listeners_request::Target::Sandbox(sandbox));
     let mut client = node.netconfig();
     let answer = client.list_listeners(node.request(ListListenersRequest { target }));
@@ -173,7 +177,7 @@ async fn listeners(node: &Node, sandbox: SandboxRef) -> Seen<String> {
     pretty(&answer, "inpod.netconfig.v1.ListListenersResponse")
 }
 
-async fn broker(node: &Node, to: &mut Collector) -> Result<(), AskError> {
+async fn broker(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     let workloads = async {
         let mut client = node.broker();
         let answer = client.list_workloads(node.request(ListWorkloadsRequest {}));
@@ -184,39 +188,48 @@ async fn broker(node: &Node, to: &mut Collector) -> Result<(), AskError> {
     to.add("workloads.json", workloads).await
 }
 
-async fn started(node: &Node, root: &Root, service: &str) -> Seen<String> {
-    let stream = timeout(doctor::PATIENCE, UnixStream::connect(node.socket(service))).await;
-    let stream = stream.map_err(|_elapsed| "nobody accepts connections".to_owned())?;
+async fn started(node: &Node, root: &HostFs, service: &str) -> Observed<String> {
+    let stream = timeout(
+        doctor::QUERY_TIMEOUT,
+        UnixStream::connect(node.socket(service)),
+    )
+    .await;
+    let stream = stream.map_err(|_elapsed| "connection not accepted in time".to_owned())?;
     let peer = stream.and_then(|stream| stream.peer_cred());
     let peer = peer.map_err(|error| error.to_string())?;
     let pid = peer.pid().filter(|pid| *pid > 0);
     files::started(
         root,
-        pid.ok_or_else(|| "its pid cannot be seen from here".to_owned())?,
+        pid.ok_or_else(|| "its pid is not visible from here".to_owned())?,
     )
 }
 
-fn chain(order: &BundleOrder, to: &mut Collector) -> Result<(), AskError> {
-    let examination = &order.examination;
-    let root = &examination.root;
-    let chain = doctor::network_chain(root, &examination.places);
+fn chain(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError> {
+    let doctor = &options.doctor;
+    let root = &doctor.root;
+    let chain = doctor::network_chain(root, &doctor.paths);
     directory("cni", root, &chain.directory, to)
 }
 
-fn installer(root: &Root, to: &mut Collector) -> Result<(), AskError> {
+fn installer(root: &HostFs, to: &mut Collector) -> Result<(), CommandError> {
     directory("installer", root, doctor::INSTALLER_STATE, to)
 }
 
 /// The files of a directory; what is in directories of its own is left out.
-fn directory(part: &str, root: &Root, path: &str, to: &mut Collector) -> Result<(), AskError> {
+fn directory(
+    part: &str,
+    root: &HostFs,
+    path: &str,
+    to: &mut Collector,
+) -> Result<(), CommandError> {
     let names = match root.names(path) {
         Ok(names) => names.unwrap_or_default(),
-        Err(why) => return to.miss(part, &why),
+        Err(why) => return to.add_missing(part, &why),
     };
     if names.is_empty() {
-        return to.miss(part, &format!("nothing is in {path}"));
+        return to.add_missing(part, &format!("{path} is empty or does not exist"));
     }
-    for file in names.iter().take(MOST) {
+    for file in names.iter().take(MAX_ITEMS) {
         let from = format!("{path}/{file}");
         if root.at(&from).is_file() {
             found(
@@ -229,9 +242,9 @@ fn directory(part: &str, root: &Root, path: &str, to: &mut Collector) -> Result<
     Ok(())
 }
 
-fn logs(order: &BundleOrder, to: &mut Collector) -> Result<(), AskError> {
-    let root = &order.examination.root;
-    for path in &order.logs {
+fn logs(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError> {
+    let root = &options.doctor.root;
+    for path in &options.logs {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         found(
             &format!("logs/{}", plain(&file)),
@@ -250,7 +263,7 @@ fn logs(order: &BundleOrder, to: &mut Collector) -> Result<(), AskError> {
             }
             Ok(())
         }
-        Err(why) => to.miss("logs", &why),
+        Err(why) => to.add_missing("logs", &why),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What leaves a node is without secrets: tokens, keys, values that people chose for labels, annotations and variables
 //! of their own, and, where it is asked for, addresses.
 
-mod words;
+mod text;
 
 use std::{cell::RefCell, collections::BTreeMap, net::IpAddr};
 
@@ -12,13 +12,13 @@ use serde_json::{Map, Value};
 pub(super) const REDACTED: &str = "REDACTED";
 
 /// Below these keys stand values that people chose.
-const CHOSEN: [&str; 4] = ["annotations", "labels", "env", "environment"];
+const USER_VALUE_KEYS: [&str; 4] = ["annotations", "labels", "env", "environment"];
 
 /// Variables of inpod begin so. Labels and annotations that it reads have names (`inpod_types::keys`).
-const KNOWN: &str = "INPOD_";
+const OWN_PREFIX: &str = "INPOD_";
 
 /// A key that has one of these in it names a secret.
-const SECRET: [&str; 10] = [
+const SECRET_MARKERS: [&str; 10] = [
     "token",
     "password",
     "passwd",
@@ -49,10 +49,10 @@ impl Redactor {
     pub(super) fn describe(&self) -> &'static str {
         match self.addresses {
             Some(_) => {
-                "tokens, keys, certificates, values of others' labels, annotations and variables, addresses"
+                "tokens, keys, certificates, values of labels, annotations and variables that are not inpod's or Istio's, addresses"
             }
             None => {
-                "tokens, keys, certificates, values of others' labels, annotations and variables"
+                "tokens, keys, certificates, values of labels, annotations and variables that are not inpod's or Istio's"
             }
         }
     }
@@ -63,7 +63,7 @@ impl Redactor {
             return format!("{:#}\n", self.value(value));
         }
         let mut clean = String::with_capacity(text.len());
-        for line in words::without_keys(text).split_inclusive('\n') {
+        for line in text::without_keys(text).split_inclusive('\n') {
             clean += &self.line(line);
         }
         clean
@@ -83,9 +83,9 @@ impl Redactor {
     }
 
     fn plain(&self, text: &str) -> String {
-        let text = words::without_tokens(text, &is_secret);
+        let text = text::without_tokens(text, &is_secret);
         match &self.addresses {
-            Some(known) => words::without_addresses(&text, |address| {
+            Some(known) => text::without_addresses(&text, |address| {
                 let mut known = known.borrow_mut();
                 let next = known.len() + 1;
                 format!("address-{}", known.entry(address).or_insert(next))
@@ -102,15 +102,15 @@ impl Redactor {
                     .collect(),
             ),
             Value::Array(list) => list.into_iter().map(|value| self.value(value)).collect(),
-            Value::String(text) => Value::String(self.plain(&words::without_keys(&text))),
+            Value::String(text) => Value::String(self.plain(&text::without_keys(&text))),
             Value::Null | Value::Bool(_) | Value::Number(_) => value,
         }
     }
 
     fn entry(&self, key: &str, value: Value) -> (String, Value) {
         let clean = match value {
-            Value::Object(map) if CHOSEN.contains(&key) => self.chosen(map),
-            Value::Array(list) if CHOSEN.contains(&key) => {
+            Value::Object(map) if USER_VALUE_KEYS.contains(&key) => self.chosen(map),
+            Value::Array(list) if USER_VALUE_KEYS.contains(&key) => {
                 list.into_iter().map(|it| self.variable(it)).collect()
             }
             Value::String(_) if is_secret(key) => REDACTED.into(),
@@ -152,12 +152,13 @@ impl Redactor {
 
 fn is_known(key: &str) -> bool {
     let mut table = keys::table().filter(|known| known.by != keys::INJECTOR);
-    key.starts_with(KNOWN) || table.any(|known| known.name == key)
+    key.starts_with(OWN_PREFIX) || table.any(|known| known.name == key)
 }
 
 fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    SECRET.iter().any(|word| key.contains(word)) || (key.contains("key") && key.ends_with("data"))
+    SECRET_MARKERS.iter().any(|word| key.contains(word))
+        || (key.contains("key") && key.ends_with("data"))
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use std::{
 };
 
 use super::tar;
-use crate::error::AskError;
+use crate::error::CommandError;
 
 /// In an archive everything is below one directory.
-const TOP: &str = "inpod-bundle";
+const TOP_DIRECTORY: &str = "inpod-bundle";
 
 /// Readable by whoever made it alone.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Sink {
 
 impl Sink {
     /// Makes it. What is there already is not touched: a directory must be new, and so must an archive.
-    pub(super) fn new(path: &Path) -> Result<Self, AskError> {
+    pub(super) fn new(path: &Path) -> Result<Self, CommandError> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let is_archive = path.extension().is_some_and(|extension| extension == "tar");
         let archive = if is_archive {
@@ -47,17 +47,22 @@ impl Sink {
     }
 
     /// Puts a file there. Its name has no part that leads elsewhere.
-    pub(super) fn put(&mut self, name: &str, content: &[u8]) -> Result<(), AskError> {
+    pub(super) fn put(&mut self, name: &str, content: &[u8]) -> Result<(), CommandError> {
         let path = self.path.join(name);
         let written = match &mut self.archive {
-            Some(archive) => tar::file(archive, &format!("{TOP}/{name}"), content, self.time),
+            Some(archive) => tar::file(
+                archive,
+                &format!("{TOP_DIRECTORY}/{name}"),
+                content,
+                self.time,
+            ),
             None => write(&path, content),
         };
         written.map_err(at(&path))
     }
 
     /// Writes the end; where it is.
-    pub(super) fn finish(mut self) -> Result<PathBuf, AskError> {
+    pub(super) fn finish(mut self) -> Result<PathBuf, CommandError> {
         if let Some(archive) = &mut self.archive {
             let ended = tar::end(archive).and_then(|()| archive.flush());
             ended.map_err(at(&self.path))?;
@@ -66,9 +71,9 @@ impl Sink {
     }
 }
 
-fn at(path: &Path) -> impl Fn(io::Error) -> AskError {
+fn at(path: &Path) -> impl Fn(io::Error) -> CommandError {
     let path = path.to_owned();
-    move |source| AskError::Write {
+    move |source| CommandError::Write {
         path: path.clone(),
         source,
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 const BLOCK: usize = 512;
 
 /// A name may be so long.
-const NAME: usize = 100;
+const MAX_NAME_BYTES: usize = 100;
 
 /// Writes one file. A name that is too long is cut.
 pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -> io::Result<()> {
@@ -31,7 +31,7 @@ fn header(name: &str, size: usize, time: u64) -> Vec<u8> {
         fields.extend_from_slice(bytes);
         fields.resize(fields.len() + width - bytes.len(), 0);
     };
-    put(name, NAME);
+    put(name, MAX_NAME_BYTES);
     put("0000600\0", 8);
     put("0000000\0", 8);
     put("0000000\0", 8);

@@ -6,10 +6,10 @@ use std::fs;
 pub(crate) use inpod_cni_config::INPOD_CNI as PLUGIN;
 use inpod_cni_config::{NetworkFile, is_loaded};
 
-use crate::root::{Root, Seen};
+use crate::host_fs::{HostFs, Observed};
 
 /// Plugins that redirect pods for another mesh.
-const AGENTS: [&str; 5] = [
+const OTHER_MESH_PLUGINS: [&str; 5] = [
     "istio-cni",
     "linkerd-cni",
     "kuma-cni",
@@ -27,7 +27,7 @@ pub(crate) struct Chain {
     /// How both are known.
     pub(crate) source: String,
     /// `None`: there is no such directory.
-    pub(crate) networks: Seen<Option<Vec<Network>>>,
+    pub(crate) networks: Observed<Option<Vec<Network>>>,
     /// Files that Cilium has renamed.
     pub(crate) renamed: Vec<String>,
 }
@@ -56,7 +56,9 @@ impl Network {
     pub(crate) fn agents(&self) -> Vec<&str> {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         let plugins = plugins.iter().map(String::as_str);
-        plugins.filter(|it| AGENTS.contains(it)).collect()
+        plugins
+            .filter(|it| OTHER_MESH_PLUGINS.contains(it))
+            .collect()
     }
 
     /// Whether it delegates to others by rules of its own.
@@ -67,7 +69,7 @@ impl Network {
 }
 
 /// Reads a directory.
-pub(crate) fn networks(root: &Root, directory: &str) -> Seen<Option<Vec<Network>>> {
+pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Network>>> {
     let Some(names) = root.names(directory)? else {
         return Ok(None);
     };
@@ -85,7 +87,7 @@ pub(crate) fn networks(root: &Root, directory: &str) -> Seen<Option<Vec<Network>
 }
 
 /// Files that Cilium has put aside (`cni.exclusive`).
-pub(crate) fn renamed(root: &Root, directory: &str) -> Vec<String> {
+pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     let names = root.names(directory).ok().flatten().unwrap_or_default();
     let is_renamed = |name: &String| name.ends_with(".cilium_bak");
     names.into_iter().filter(is_renamed).collect()
@@ -125,7 +127,7 @@ mod tests {
         ] {
             fs::write(dir.path().join(name), text).unwrap();
         }
-        let root = Root::new(dir.path());
+        let root = HostFs::new(dir.path());
         let networks = networks(&root, "/").unwrap().unwrap();
         let files: Vec<_> = networks.iter().map(|it| it.file.as_str()).collect();
         assert_eq!(

@@ -20,7 +20,7 @@ impl Check {
     }
 
     /// What the code says is so.
-    pub(crate) fn holds(code: Code, subject: &str, found: impl Into<String>) -> Self {
+    pub(crate) fn problem(code: Code, subject: &str, found: impl Into<String>) -> Self {
         Self::new(code, subject, code.severity(), found)
     }
 
@@ -31,12 +31,16 @@ impl Check {
 
     /// What the code says is so, or not.
     pub(crate) fn whether(
-        is_so: bool,
+        is_problem: bool,
         code: Code,
         subject: &str,
         found: impl Into<String>,
     ) -> Self {
-        let verdict = if is_so { code.severity() } else { Verdict::Ok };
+        let verdict = if is_problem {
+            code.severity()
+        } else {
+            Verdict::Ok
+        };
         Self::new(code, subject, verdict, found)
     }
 

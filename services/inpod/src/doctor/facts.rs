@@ -9,44 +9,44 @@ use inpod_proto::{
 };
 
 use super::{chain::Chain, mounts::Mount};
-use crate::root::Seen;
+use crate::host_fs::Observed;
 
 /// Everything that checks look at.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// As uname(2) tells it.
-    pub(crate) release: Seen<String>,
+    pub(crate) release: Observed<String>,
     /// Parts of the kernel, by name.
     pub(crate) features: BTreeMap<&'static str, Presence>,
     /// The mounts of the node's first process.
-    pub(crate) mounts: Seen<Vec<Mount>>,
+    pub(crate) mounts: Observed<Vec<Mount>>,
     /// Those of netconfig.
-    pub(crate) netconfig_mounts: Seen<Vec<Mount>>,
+    pub(crate) netconfig_mounts: Observed<Vec<Mount>>,
     /// Whether SELinux is enforcing; false also where it is not there.
-    pub(crate) selinux_enforcing: Seen<bool>,
+    pub(crate) selinux_enforcing: Observed<bool>,
     /// Whether AppArmor is on.
-    pub(crate) apparmor: Seen<bool>,
+    pub(crate) apparmor: Observed<bool>,
     /// The sockets of runtimes that are there.
     pub(crate) runtimes: Vec<String>,
     pub(crate) chain: Chain,
     pub(crate) plugin: Plugin,
     /// In the order of their dependence.
     pub(crate) services: Vec<Service>,
-    pub(crate) status: Seen<GetStatusResponse>,
-    pub(crate) pods: Seen<Vec<PodSummary>>,
-    pub(crate) workloads: Seen<ListWorkloadsResponse>,
+    pub(crate) status: Observed<GetStatusResponse>,
+    pub(crate) pods: Observed<Vec<PodSummary>>,
+    pub(crate) workloads: Observed<ListWorkloadsResponse>,
     pub(crate) zds: Zds,
     /// What is in the claimed netns.
-    pub(crate) states: Seen<Vec<NetnsState>>,
-    pub(crate) findings: Seen<Findings>,
+    pub(crate) states: Observed<Vec<NetnsState>>,
+    pub(crate) findings: Observed<Findings>,
     /// Files below `/proc/sys`, by their path there.
-    pub(crate) sysctls: BTreeMap<&'static str, Seen<String>>,
+    pub(crate) sysctls: BTreeMap<&'static str, Observed<String>>,
     pub(crate) directories: Vec<Directory>,
-    pub(crate) kill_switch: Seen<bool>,
+    pub(crate) kill_switch: Observed<bool>,
     /// How many calls of the plugin wait.
-    pub(crate) spool: Seen<usize>,
+    pub(crate) spool: Observed<usize>,
     /// `None`: not asked for.
-    pub(crate) self_test: Option<Seen<SelfTestResponse>>,
+    pub(crate) self_test: Option<Observed<SelfTestResponse>>,
 }
 
 /// Whether a part of the kernel is there.
@@ -84,9 +84,9 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
     pub(crate) path: String,
-    pub(crate) binary: Seen<Option<Inode>>,
+    pub(crate) binary: Observed<Option<Inode>>,
     /// What it answered to VERSION.
-    pub(crate) answer: Seen<String>,
+    pub(crate) answer: Observed<String>,
 }
 
 /// A service of the node.
@@ -94,16 +94,16 @@ pub(crate) struct Plugin {
 pub(crate) struct Service {
     pub(crate) name: &'static str,
     /// Whose directory, and what it is.
-    pub(crate) directory: Seen<Option<Inode>>,
-    pub(crate) socket: Seen<Option<Inode>>,
+    pub(crate) directory: Observed<Option<Inode>>,
+    pub(crate) socket: Observed<Option<Inode>>,
     /// Whether it says that it is ready; why it did not answer.
-    pub(crate) ready: Seen<bool>,
+    pub(crate) ready: Observed<bool>,
     /// Whether it answered that it takes no call from this process.
     pub(crate) refuses: bool,
-    pub(crate) version: Seen<String>,
+    pub(crate) version: Observed<String>,
     /// From its metrics: those of pod-events say more in its status.
     pub(crate) conditions: BTreeMap<String, bool>,
-    pub(crate) process: Seen<Process>,
+    pub(crate) process: Observed<Process>,
 }
 
 /// A service's process.
@@ -111,25 +111,25 @@ pub(crate) struct Service {
 pub(crate) struct Process {
     pub(crate) pid: i32,
     /// `/proc/<pid>/attr/current`.
-    pub(crate) label: Seen<String>,
-    pub(crate) open_files: Seen<u64>,
-    pub(crate) file_limit: Seen<u64>,
+    pub(crate) label: Observed<String>,
+    pub(crate) open_files: Observed<u64>,
+    pub(crate) file_limit: Observed<u64>,
 }
 
 /// The socket on which ztunnels connect.
 #[derive(Clone, Debug)]
 pub(crate) struct Zds {
     pub(crate) path: String,
-    pub(crate) socket: Seen<Option<Inode>>,
+    pub(crate) socket: Observed<Option<Inode>>,
     /// Who has it open for listening: pid and command.
-    pub(crate) holders: Seen<Vec<(i32, String)>>,
+    pub(crate) holders: Observed<Vec<(i32, String)>>,
 }
 
 /// What netconfig found in the way.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
     /// In how many netns it was looked.
-    pub(crate) looked_at: usize,
+    pub(crate) inspected: usize,
     /// Container and finding.
     pub(crate) of: Vec<(String, Finding)>,
 }
@@ -138,8 +138,8 @@ pub(crate) struct Findings {
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     pub(crate) path: String,
-    pub(crate) inode: Seen<Option<Inode>>,
-    pub(crate) space: Seen<Space>,
+    pub(crate) inode: Observed<Option<Inode>>,
+    pub(crate) space: Observed<Space>,
 }
 
 /// What is left on a file system.
@@ -159,10 +159,10 @@ impl Facts {
     }
 
     /// A sysctl as a number.
-    pub(crate) fn number(&self, sysctl: &str) -> Seen<u64> {
+    pub(crate) fn number(&self, sysctl: &str) -> Observed<u64> {
         let text = self.sysctls.get(sysctl).cloned();
         let text = text.unwrap_or_else(|| Err(format!("{sysctl} was not read")))?;
         let number = text.split_whitespace().next().unwrap_or_default().parse();
-        number.map_err(|_| format!("{sysctl} is {text:?}, which is no number"))
+        number.map_err(|_| format!("{sysctl} is not a number: {text:?}"))
     }
 }

@@ -13,8 +13,13 @@ pub(super) fn text(checks: &[Check]) -> String {
     for verdict in [Verdict::Failed, Verdict::Warning, Verdict::Unknown] {
         for check in checks.iter().filter(|check| check.verdict == verdict) {
             let name = named(check);
-            writeln!(text, "{:8}{name}: {}", verdict.word(), clean(&check.found))
-                .unwrap_or_default();
+            writeln!(
+                text,
+                "{:8}{name}: {}",
+                verdict.as_str(),
+                clean(&check.found)
+            )
+            .unwrap_or_default();
             if verdict != Verdict::Unknown {
                 writeln!(text, "        What to do: {}", check.code.remedy()).unwrap_or_default();
             }
@@ -51,7 +56,7 @@ fn count(checks: &[Check], verdict: Verdict) -> usize {
 fn summary(checks: &[Check]) -> String {
     let of = |verdict| count(checks, verdict);
     format!(
-        "{} failed, {} warnings, {} not looked at, {} ok\n",
+        "{} failed, {} warnings, {} unknown, {} ok\n",
         of(Verdict::Failed),
         of(Verdict::Warning),
         of(Verdict::Unknown),
@@ -65,7 +70,7 @@ pub(super) fn json(checks: &[Check]) -> String {
         json!({
             "code": check.code.name(),
             "subject": check.subject,
-            "verdict": check.verdict.word(),
+            "verdict": check.verdict.as_str(),
             "found": check.found,
             "remedy": check.code.remedy(),
         })
@@ -89,7 +94,7 @@ mod tests {
         [
             Check::ok(Code::KernelTooOld, "", "Linux 6.1"),
             Check::unknown(Code::SelfTestFailed, "", "not asked for"),
-            Check::holds(Code::SocketOpen, "netconfig", "its mode\u{1b}[2J"),
+            Check::problem(Code::SocketOpen, "netconfig", "its mode\u{1b}[2J"),
         ]
     }
 
@@ -102,13 +107,13 @@ mod tests {
             "failed  SOCKET_OPEN (netconfig): its mode\\u{1b}[2J"
         );
         assert!(
-            lines[1].contains("What to do: Start the service again"),
+            lines[1].contains("What to do: Restart the service"),
             "{text}"
         );
         assert_eq!(lines[2], "unknown SELF_TEST_FAILED: not asked for");
         assert!(text.contains("KERNEL_TOO_OLD  -   Linux 6.1"), "{text}");
         assert!(
-            text.ends_with("1 failed, 0 warnings, 1 not looked at, 1 ok\n"),
+            text.ends_with("1 failed, 0 warnings, 1 unknown, 1 ok\n"),
             "{text}"
         );
     }

@@ -86,7 +86,7 @@ pub(crate) struct Common {
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Help or version: print it.
-    Say(String),
+    PrintHelp(String),
     /// Print the settings in force and where each is from.
     PrintConfig(String),
     /// Ask the running service's health.
@@ -205,7 +205,9 @@ pub(crate) fn load(
     let keys: Vec<Key> = COMMON.iter().chain(service.keys).copied().collect();
     let matches = match command(service, &keys).try_get_matches_from(arguments) {
         Ok(matches) => matches,
-        Err(error) if !error.use_stderr() => return Ok(Command::Say(error.to_string())),
+        Err(error) if !error.use_stderr() => {
+            return Ok(Command::PrintHelp(crate::help::wrap(&error.to_string())));
+        }
         Err(error) => return Err(ConfigError::Arguments(error.to_string().trim().to_owned())),
     };
     let file = source::file(service, matches.get_one("config"));
@@ -267,11 +269,12 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
     clap::Command::new(service.name)
         .version(service.version)
         .about(service.about)
-        .after_help("Each setting is also a variable (INPOD_ZDS_SOCKET) and a key of the file (zds_socket).")
-        .arg(config.help(format!("Settings as TOML [default: /etc/inpod/{}.toml, if there]", service.name)))
-        .arg(flag("print-config", "Print the settings in force and where each is from, then exit"))
-        .arg(flag("check", "Ask the running service whether it is ready, then exit 0 or 1"))
-        .arg(flag("check-live", "Ask the running service whether it answers at all, then exit 0 or 1"))
+        .next_line_help(true)
+        .after_help("Each setting is also an environment variable (--log-level is INPOD_LOG_LEVEL) and a key of the file (log_level).")
+        .arg(config.help(format!("Settings file in TOML [default: /etc/inpod/{}.toml, if it exists]", service.name)))
+        .arg(flag("print-config", "Print the effective settings and the source of each, then exit"))
+        .arg(flag("check", "Exit 0 if the running service is ready, else 1"))
+        .arg(flag("check-live", "Exit 0 if the running service answers, else 1"))
         .args(keys.iter().map(|key| {
             let default = key.default.map_or_else(|| "required".to_owned(), |text| format!("default: {text}"));
             Arg::new(key.name)

@@ -7,6 +7,7 @@ mod check;
 pub mod config;
 mod deadline;
 mod grpc;
+pub mod help;
 mod log;
 pub mod metrics;
 #[cfg(feature = "otlp")]
@@ -54,7 +55,7 @@ use serde::de::DeserializeOwned;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::{
-    config::{Command, Common},
+    config::{Command, Common, ConfigError},
     shutdown::StopHandle,
 };
 
@@ -193,9 +194,17 @@ where
     match start(service, run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(service, &error);
-            ExitCode::FAILURE
+            print_error(service, &error);
+            exit_code(&error)
         }
+    }
+}
+
+/// Returns the exit code for an error: 2 for a wrong command line, 1 for anything else.
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref() {
+        Some(ConfigError::Arguments(_)) => ExitCode::from(2),
+        Some(_) | None => ExitCode::FAILURE,
     }
 }
 
@@ -207,7 +216,7 @@ where
 {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let loaded = match config::load(service, &arguments, std::env::vars_os())? {
-        Command::Say(text) => return Ok(write!(io::stdout(), "{text}")?),
+        Command::PrintHelp(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::PrintConfig(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::Check(common, question) => {
             return runtime()?.block_on(check::check(service, &common, question));
@@ -246,7 +255,7 @@ pub fn load_settings<C: DeserializeOwned>(
     arguments: &[OsString],
 ) -> anyhow::Result<Option<C>> {
     match config::load(service, arguments, std::env::vars_os())? {
-        Command::Say(text) | Command::PrintConfig(text) => {
+        Command::PrintHelp(text) | Command::PrintConfig(text) => {
             write!(io::stdout(), "{text}")?;
             Ok(None)
         }
@@ -299,7 +308,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 /// The last words of a process that ends with an error. The log may not be there yet, hence plain standard error.
-fn complain(service: &Service, error: &dyn fmt::Display) {
+fn print_error(service: &Service, error: &dyn fmt::Display) {
     let line = format!("{}: {error:#}\n", service.name);
     // Nobody is left to tell when this fails.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();

@@ -185,10 +185,13 @@ fn print_config_tells_where_each_value_is_from() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    assert!(matches!(load_with(&["--help"], &[]), Ok(Command::Say(_))));
+    assert!(matches!(
+        load_with(&["--help"], &[]),
+        Ok(Command::PrintHelp(_))
+    ));
     assert!(matches!(
         load_with(&["--version"], &[]),
-        Ok(Command::Say(_))
+        Ok(Command::PrintHelp(_))
     ));
 }
 

@@ -3,16 +3,16 @@
 use super::super::{
     check::Check,
     codes::Code,
+    collect::{self, Need},
     facts::{Facts, Presence},
-    gather::{self, Need},
     mounts,
 };
 
 /// The oldest kernel that will do (`netconfig::floor`): the first with SO_NETNS_COOKIE.
-const FLOOR: (u32, u32) = (5, 14);
+const MIN_KERNEL: (u32, u32) = (5, 14);
 
 /// Where runtimes mount netns. `/var/run` is a link to `/run` almost everywhere; where it is none it counts itself.
-const NETNS: [&str; 2] = ["/run/netns", "/var/run/netns"];
+const NETNS_DIRECTORIES: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
 /// What containerd, CRI-O and Docker give to a container for which nobody named a profile. Containerd's (1.6, Linux 6.1)
 /// denies writing sysctls of netns, mount(2) and `/proc/<pid>/ns` of others.
@@ -44,12 +44,12 @@ fn version(facts: &Facts) -> Check {
         Err(why) => return Check::unknown(code, "", why),
     };
     let found = format!(
-        "Linux {release}; {}.{} or later is needed",
-        FLOOR.0, FLOOR.1
+        "Linux {release}; inpod needs {}.{} or later",
+        MIN_KERNEL.0, MIN_KERNEL.1
     );
     match numbers(release) {
-        Some(version) => Check::whether(version < FLOOR, code, "", found),
-        None => Check::unknown(code, "", format!("{release:?} is no version")),
+        Some(version) => Check::whether(version < MIN_KERNEL, code, "", found),
+        None => Check::unknown(code, "", format!("cannot parse the version {release:?}")),
     }
 }
 
@@ -60,7 +60,7 @@ fn numbers(release: &str) -> Option<(u32, u32)> {
 }
 
 fn feature(name: &str, found: &Presence) -> Check {
-    let feature = gather::FEATURES.iter().find(|known| known.name == name);
+    let feature = collect::FEATURES.iter().find(|known| known.name == name);
     let (need, module) = feature.map_or((Need::Always, ""), |it| (it.need, it.module));
     let (code, purpose) = match need {
         Need::Always => (Code::KernelFeatureMissing, "every pod's rules"),
@@ -69,14 +69,12 @@ fn feature(name: &str, found: &Presence) -> Check {
     let text = |how: &str| format!("{name} (module {module}, for {purpose}): {how}");
     match found {
         Presence::There(how) => Check::ok(code, name, text(how)),
-        Presence::Loadable(file) => Check::ok(
-            code,
-            name,
-            text(&format!("loaded when needed, from {file}")),
-        ),
+        Presence::Loadable(file) => {
+            Check::ok(code, name, text(&format!("loaded on demand from {file}")))
+        }
         Presence::Absent => {
-            let nowhere = "neither in the kernel nor among its modules";
-            Check::holds(code, name, text(nowhere))
+            let nowhere = "neither built in nor available as a module";
+            Check::problem(code, name, text(nowhere))
         }
         Presence::Unknown(why) => Check::unknown(code, name, text(why)),
     }
@@ -91,21 +89,21 @@ fn shared(facts: &Facts) -> Check {
     let own = mounts
         .iter()
         .any(|mount| mount.point.starts_with("/var/run"));
-    let looked_at = NETNS.iter().take(if own { 2 } else { 1 });
-    let private = looked_at.filter_map(|path| {
+    let inspected = NETNS_DIRECTORIES.iter().take(if own { 2 } else { 1 });
+    let private = inspected.filter_map(|path| {
         let mount = mounts::above(mounts, path)?;
         (!mount.is_shared).then(|| {
             format!(
-                "{path} lies on the mount {}, which is not shared",
+                "{path} is on the mount {}, which is not shared",
                 mount.point
             )
         })
     });
     let private: Vec<_> = private.collect();
     if private.is_empty() {
-        return Check::ok(code, "", "what is mounted below /run/netns is passed on");
+        return Check::ok(code, "", "the mount of /run/netns is shared");
     }
-    Check::holds(code, "", private.join("; "))
+    Check::problem(code, "", private.join("; "))
 }
 
 fn seen(facts: &Facts) -> Check {
@@ -119,7 +117,7 @@ fn seen(facts: &Facts) -> Check {
             .iter()
             .any(|it| it.kind == "nsfs" && it.root == root)
     };
-    let all: Vec<_> = NETNS
+    let all: Vec<_> = NETNS_DIRECTORIES
         .iter()
         .flat_map(|path| mounts::netns_below(host, path))
         .collect();
@@ -137,7 +135,7 @@ fn seen(facts: &Facts) -> Check {
         all.len(),
         first.point
     );
-    Check::holds(code, "", found)
+    Check::problem(code, "", found)
 }
 
 fn selinux(facts: &Facts) -> Check {
@@ -165,7 +163,7 @@ fn selinux(facts: &Facts) -> Check {
 fn apparmor(facts: &Facts) -> Check {
     let code = Code::LsmApparmorConfined;
     match &facts.apparmor {
-        Ok(false) => return Check::ok(code, "", "AppArmor is not there"),
+        Ok(false) => return Check::ok(code, "", "AppArmor is disabled"),
         Ok(true) => {}
         Err(why) => return Check::unknown(code, "", why),
     }
@@ -185,15 +183,19 @@ fn confined(code: Code, label: &str) -> Check {
     };
     match label.strip_suffix("(enforce)") {
         None => Check::ok(code, "", found),
-        Some(profile) if is_default(profile) => Check::holds(code, "", found),
-        Some(_) => Check::unknown(code, "", format!("{found}, whose rules are not known here")),
+        Some(profile) if is_default(profile) => Check::problem(code, "", found),
+        Some(_) => Check::unknown(
+            code,
+            "",
+            format!("{found}, a profile that doctor does not know"),
+        ),
     }
 }
 
 fn label(facts: &Facts) -> Result<String, String> {
     let netconfig = facts.service("netconfig");
     let process = netconfig.map_or_else(
-        || Err("netconfig was not looked at".to_owned()),
+        || Err("netconfig was not inspected".to_owned()),
         |it| it.process.clone(),
     );
     process?.label

@@ -7,11 +7,11 @@ use super::super::{
 };
 
 /// A limit is near when so many percent of it are used.
-const NEAR: u64 = 80;
+const NEAR_PERCENT: u64 = 80;
 
 /// What the agent's services and a kubelet need together, with room (inotify(7) has both).
-const INSTANCES: u64 = 128;
-const WATCHES: u64 = 8192;
+const MIN_INOTIFY_INSTANCES: u64 = 128;
+const MIN_INOTIFY_WATCHES: u64 = 8192;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![
@@ -39,11 +39,7 @@ fn ipv6(facts: &Facts) -> Check {
     );
     let has_ipv4 = facts.number("net/ipv4/conf/all/rp_filter").is_ok();
     if has_ipv4 && facts.sysctls.get(all).is_some_and(Result::is_err) {
-        return Check::holds(
-            code,
-            "",
-            "the kernel has no IPv6: there is no net.ipv6.conf",
-        );
+        return Check::problem(code, "", "the kernel has no IPv6 (no net.ipv6.conf)");
     }
     let judged = facts.number(all).and_then(|all| {
         let default = facts.number(default)?;
@@ -59,16 +55,16 @@ fn rp_filter(facts: &Facts) -> Check {
     let judged = facts.number("net/ipv4/conf/all/rp_filter").and_then(|all| {
         let default = facts.number("net/ipv4/conf/default/rp_filter")?;
         let found = format!(
-            "net.ipv4.conf: all.rp_filter = {all}, default.rp_filter = {default}; the greater one of all's and the \
-             interface's own counts"
+            "net.ipv4.conf: all.rp_filter = {all}, default.rp_filter = {default}; the larger value of all and the interface \
+             applies"
         );
         Ok(Check::whether(all == 1 || default == 1, code, "", found))
     });
     checked(code, "", judged)
 }
 
-fn is_near(used: u64, most: u64) -> bool {
-    most > 0 && used.saturating_mul(100) >= most.saturating_mul(NEAR)
+fn is_near(used: u64, max: u64) -> bool {
+    max > 0 && used.saturating_mul(100) >= max.saturating_mul(NEAR_PERCENT)
 }
 
 fn conntrack(facts: &Facts) -> Check {
@@ -76,12 +72,12 @@ fn conntrack(facts: &Facts) -> Check {
     let judged = facts
         .number("net/netfilter/nf_conntrack_count")
         .and_then(|count| {
-            let most = facts.number("net/netfilter/nf_conntrack_max")?;
+            let max = facts.number("net/netfilter/nf_conntrack_max")?;
             Ok(Check::whether(
-                is_near(count, most),
+                is_near(count, max),
                 code,
                 "",
-                format!("{count} of {most} connections"),
+                format!("{count} of {max} connections"),
             ))
         });
     checked(code, "", judged)
@@ -93,9 +89,9 @@ fn inotify(facts: &Facts) -> Check {
         .number("fs/inotify/max_user_instances")
         .and_then(|instances| {
             let watches = facts.number("fs/inotify/max_user_watches")?;
-            let found = format!("{instances} instances and {watches} watches for each user");
+            let found = format!("{instances} instances and {watches} watches per user");
             Ok(Check::whether(
-                instances < INSTANCES || watches < WATCHES,
+                instances < MIN_INOTIFY_INSTANCES || watches < MIN_INOTIFY_WATCHES,
                 code,
                 "",
                 found,
@@ -108,12 +104,12 @@ fn files(facts: &Facts) -> Check {
     let code = Code::FilesNearLimit;
     // The first number of file-nr is how many are open (proc_sys_fs(5)).
     let judged = facts.number("fs/file-nr").and_then(|open| {
-        let most = facts.number("fs/file-max")?;
+        let max = facts.number("fs/file-max")?;
         Ok(Check::whether(
-            is_near(open, most),
+            is_near(open, max),
             code,
             "node",
-            format!("{open} of {most} files"),
+            format!("{open} of {max} files"),
         ))
     });
     checked(code, "node", judged)
@@ -122,12 +118,12 @@ fn files(facts: &Facts) -> Check {
 fn files_of(name: &str, process: &Process) -> Check {
     let code = Code::FilesNearLimit;
     let judged = process.open_files.clone().and_then(|open| {
-        let most = process.file_limit.clone()?;
+        let max = process.file_limit.clone()?;
         Ok(Check::whether(
-            is_near(open, most),
+            is_near(open, max),
             code,
             name,
-            format!("{open} of {most} files"),
+            format!("{open} of {max} files"),
         ))
     });
     checked(code, name, judged)

@@ -9,19 +9,19 @@ use std::{
 };
 
 /// Of one file no more than this is read: the longest is the kernel's table of symbols.
-const LONGEST: u64 = 32 << 20;
+const MAX_FILE_BYTES: u64 = 32 << 20;
 
 /// So many symbolic links lead nowhere (path_resolution(7)).
-const LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
 /// What was seen, or why it could not be looked at.
-pub(crate) type Seen<T> = Result<T, String>;
+pub(crate) type Observed<T> = Result<T, String>;
 
 /// The directory that is the node's root.
 #[derive(Clone, Debug)]
-pub(crate) struct Root(PathBuf);
+pub(crate) struct HostFs(PathBuf);
 
-impl Root {
+impl HostFs {
     pub(crate) fn new(path: &Path) -> Self {
         Self(path.to_owned())
     }
@@ -45,7 +45,7 @@ impl Root {
                 continue;
             };
             links += 1;
-            if links > LINKS {
+            if links > MAX_SYMLINKS {
                 break;
             }
             way.pop();
@@ -65,11 +65,11 @@ impl Root {
     }
 
     /// A file's text; what is no UTF-8 is replaced.
-    pub(crate) fn text(&self, path: impl AsRef<Path>) -> Seen<String> {
+    pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
         let read = File::open(self.at(path)).and_then(|file| {
             let mut bytes = Vec::new();
-            file.take(LONGEST).read_to_end(&mut bytes)?;
+            file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
             Ok(bytes)
         });
         let bytes = read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
@@ -77,7 +77,7 @@ impl Root {
     }
 
     /// The same; `None` where there is no such file.
-    pub(crate) fn text_if_there(&self, path: impl AsRef<Path>) -> Seen<Option<String>> {
+    pub(crate) fn text_if_there(&self, path: impl AsRef<Path>) -> Observed<Option<String>> {
         match fs::symlink_metadata(self.at(path.as_ref())) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Ok(_) | Err(_) => self.text(path).map(Some),
@@ -85,7 +85,7 @@ impl Root {
     }
 
     /// The names in a directory, sorted; `None` where there is no such directory.
-    pub(crate) fn names(&self, path: impl AsRef<Path>) -> Seen<Option<Vec<String>>> {
+    pub(crate) fn names(&self, path: impl AsRef<Path>) -> Observed<Option<Vec<String>>> {
         let path = path.as_ref();
         let entries = match fs::read_dir(self.at(path)) {
             Ok(entries) => entries,
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn links_lead_within_the_root() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let root = HostFs::new(dir.path());
         fs::create_dir_all(dir.path().join("run/netns")).unwrap();
         fs::create_dir(dir.path().join("var")).unwrap();
         symlink("/run", dir.path().join("var/run")).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_no_error_where_that_may_be() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let root = HostFs::new(dir.path());
         assert_eq!(root.text_if_there("/x"), Ok(None));
         assert_eq!(root.names("/x"), Ok(None));
         assert!(root.text("/x").unwrap_err().contains("cannot read /x"));

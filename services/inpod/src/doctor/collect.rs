@@ -1,8 +1,8 @@
 //! Looks at a node. Each function reads paths below the node's root or asks one call with a deadline, and judges nothing.
 
-mod ask;
 mod kernel;
 mod process;
+mod rpc;
 mod runtime;
 mod services;
 mod state;
@@ -11,8 +11,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{chain, chain::Chain, facts::Facts, mounts};
 use crate::{
-    ask::Node,
-    root::{Root, Seen},
+    host_fs::{HostFs, Observed},
+    node::Node,
 };
 
 pub(crate) use kernel::{FEATURES, Need};
@@ -26,14 +26,14 @@ pub(crate) const INSTALLER: &str = "installer";
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", INSTALLER];
 
 /// Who may serve a socket on a node besides: whose directory is not there is not deployed, and nobody misses it.
-pub(crate) const AT_WILL: [&str; 2] = ["repair", "injector"];
+pub(crate) const OPTIONAL_SERVICES: [&str; 2] = ["repair", "injector"];
 
 /// An answer is not waited for longer: a node on which something hangs is just what this is for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where things are; empty: where they usually are.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct HostPaths {
     pub(crate) cni_conf_dir: Option<String>,
     pub(crate) cni_bin_dir: Option<String>,
     pub(crate) plugin_state_dir: String,
@@ -56,9 +56,14 @@ const SYSCTLS: [&str; 10] = [
 ];
 
 /// Looks at everything.
-pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test: bool) -> Facts {
-    let services = services::all(root, node, &places.run_dir).await;
-    let answers = ask::all(node, self_test).await;
+pub(crate) async fn collect(
+    root: &HostFs,
+    node: &Node,
+    paths: &HostPaths,
+    self_test: bool,
+) -> Facts {
+    let services = services::all(root, node, &paths.run_dir).await;
+    let answers = rpc::all(node, self_test).await;
     let (release, features) = kernel::kernel(root);
     let pid = |name: &str| {
         let service = services.iter().find(|service| service.name == name);
@@ -67,10 +72,10 @@ pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test:
     };
     let earlier = mounts_of(root, 1);
     let netconfig_mounts = pid("netconfig").map_or_else(
-        || Err("the pid of netconfig is not known".to_owned()),
+        || Err("the pid of netconfig is unknown".to_owned()),
         |pid| mounts_of(root, pid),
     );
-    let chain = network_chain(root, places);
+    let chain = network_chain(root, paths);
     let plugin = runtime::plugin(root, &chain.plugins);
     Facts {
         release,
@@ -82,7 +87,7 @@ pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test:
         runtimes: runtime::sockets(root),
         plugin,
         chain,
-        zds: process::zds(root, &places.zds_socket, pid("ztunnel-broker")),
+        zds: process::zds(root, &paths.zds_socket, pid("ztunnel-broker")),
         services,
         status: answers.status,
         pods: answers.pods,
@@ -90,19 +95,19 @@ pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test:
         states: answers.states,
         findings: answers.findings,
         sysctls: sysctls(root),
-        directories: state::directories(root, places),
-        kill_switch: state::kill_switch(root, &places.plugin_state_dir),
-        spool: state::spool(root, &places.plugin_state_dir),
+        directories: state::directories(root, paths),
+        kill_switch: state::kill_switch(root, &paths.plugin_state_dir),
+        spool: state::spool(root, &paths.plugin_state_dir),
         self_test: answers.self_test,
     }
 }
 
-fn mounts_of(root: &Root, pid: i32) -> Seen<Vec<mounts::Mount>> {
+fn mounts_of(root: &HostFs, pid: i32) -> Observed<Vec<mounts::Mount>> {
     Ok(mounts::parse(&root.text(format!("/proc/{pid}/mountinfo"))?))
 }
 
 /// Those of the netns of this process, which is to be the node's.
-fn sysctls(root: &Root) -> BTreeMap<&'static str, Seen<String>> {
+fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     let read = |name| {
         (
             name,
@@ -114,19 +119,19 @@ fn sysctls(root: &Root) -> BTreeMap<&'static str, Seen<String>> {
 }
 
 /// The networks of the node, where the runtime's configuration, or the caller, says that they are.
-pub(crate) fn network_chain(root: &Root, places: &Places) -> Chain {
+pub(crate) fn network_chain(root: &HostFs, paths: &HostPaths) -> Chain {
     let found = runtime::directories(root);
     let given = |given: &Option<String>, found: String| given.clone().unwrap_or(found);
-    let directory = given(&places.cni_conf_dir, found.conf);
-    let source = if places.cni_conf_dir.is_some() {
-        "as given".to_owned()
+    let directory = given(&paths.cni_conf_dir, found.conf);
+    let source = if paths.cni_conf_dir.is_some() {
+        "from the command line".to_owned()
     } else {
         found.source
     };
     Chain {
         networks: chain::networks(root, &directory),
         renamed: chain::renamed(root, &directory),
-        plugins: given(&places.cni_bin_dir, found.bin),
+        plugins: given(&paths.cni_bin_dir, found.bin),
         directory,
         source,
     }

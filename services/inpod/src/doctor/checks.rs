@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Every check, in the order in which they are read: a cause stands before what follows from it.
-pub(crate) fn judge(facts: &Facts) -> Vec<Check> {
+pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     let parts: [fn(&Facts) -> Vec<Check>; 6] = [
         kernel::checks,
         chain::checks,
@@ -33,18 +33,18 @@ fn openness(inode: Inode, kind: Kind, mode: u32) -> Option<String> {
         kind: is,
     } = inode;
     if is != kind {
-        return Some(format!("it is no {}", word(kind)));
+        return Some(format!("it is not a {}", kind_name(kind)));
     }
     let extra = found & !mode & 0o777;
-    (extra != 0).then(|| format!("its mode is {found:04o} (owner {uid}), {mode:04o} is right"))
+    (extra != 0).then(|| format!("mode {found:04o}, owner {uid} (expected: {mode:04o})"))
 }
 
-fn word(kind: Kind) -> &'static str {
+fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Directory => "directory",
         Kind::Socket => "socket",
         Kind::File => "file",
-        Kind::Other => "file of that type",
+        Kind::Other => "file of another type",
     }
 }
 

@@ -19,7 +19,7 @@ fn wrong(checks: &[Check]) -> Vec<(Code, Verdict)> {
 
 #[test]
 fn nothing_is_wrong_with_a_node_as_it_should_be() {
-    let checks = judge(&healthy());
+    let checks = run(&healthy());
     let odd: Vec<_> = checks
         .iter()
         .filter(|check| check.verdict != Verdict::Ok)
@@ -32,7 +32,7 @@ fn whatever_breaks_is_told_by_its_code_and_by_no_other() {
     for (code, breaks) in BREAKS {
         let mut facts = healthy();
         breaks(&mut facts);
-        let checks = judge(&facts);
+        let checks = run(&facts);
         assert_eq!(wrong(&checks), [(*code, code.severity())], "{checks:#?}");
         let check = checks
             .iter()
@@ -68,7 +68,7 @@ fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own(
     condition(&mut facts, "netconfig");
     condition(&mut facts, "in-step");
     service(&mut facts, "pod-events").ready = Ok(false);
-    let checks = judge(&facts);
+    let checks = run(&facts);
     assert_eq!(wrong(&checks), [(Code::ServiceSilent, Verdict::Failed)]);
     let follows = checks
         .iter()
@@ -88,7 +88,7 @@ fn a_service_that_refuses_this_process_is_not_said_to_be_silent() {
         refusing.ready = Err("CALLER_REFUSED".to_owned());
         refusing.refuses = true;
     }
-    let checks = judge(&facts);
+    let checks = run(&facts);
     assert_eq!(wrong(&checks), []);
     let unknown = checks
         .iter()
@@ -110,7 +110,7 @@ fn with_repair() -> Facts {
 #[test]
 fn repair_is_looked_at_where_it_is_and_missed_nowhere() {
     let mut facts = with_repair();
-    let checks = judge(&facts);
+    let checks = run(&facts);
     assert_eq!(wrong(&checks), []);
     let subjects: Vec<_> = checks.iter().map(|it| it.subject.as_str()).collect();
     for subject in ["repair", "repair/pods", "repair/pod-events"] {
@@ -119,14 +119,14 @@ fn repair_is_looked_at_where_it_is_and_missed_nowhere() {
     // What is left of it where it was taken away.
     service(&mut facts, "repair").ready = Err("connection refused".to_owned());
     service(&mut facts, "repair").process = Err("connection refused".to_owned());
-    assert_eq!(wrong(&judge(&facts)), []);
+    assert_eq!(wrong(&run(&facts)), []);
     service(&mut facts, "repair").socket = Ok(None);
-    assert_eq!(wrong(&judge(&facts)), []);
+    assert_eq!(wrong(&run(&facts)), []);
     // One that hangs.
     let mut facts = with_repair();
     service(&mut facts, "repair").ready = Err("no answer within 5 s".to_owned());
     assert_eq!(
-        wrong(&judge(&facts)),
+        wrong(&run(&facts)),
         [(Code::ServiceSilent, Verdict::Failed)]
     );
 }
@@ -144,16 +144,16 @@ fn what_repair_says_follows_from_what_is_wrong_with_pod_events() {
         (Code::ServiceNotReady, Verdict::Failed),
         (Code::ConditionBad, Verdict::Failed),
     ];
-    assert_eq!(wrong(&judge(&alone)), told);
+    assert_eq!(wrong(&run(&alone)), told);
     // The API server is away for both.
     condition(&mut alone, "pods");
-    assert_eq!(wrong(&judge(&alone)), [told[1]]);
+    assert_eq!(wrong(&run(&alone)), [told[1]]);
     let mut deaf = with_repair();
     bad(&mut deaf, "pod-events");
-    assert_eq!(wrong(&judge(&deaf)), [told[1]]);
+    assert_eq!(wrong(&run(&deaf)), [told[1]]);
     service(&mut deaf, "pod-events").ready = Err("connection refused".to_owned());
     service(&mut deaf, "pod-events").process = Err("connection refused".to_owned());
-    let wrong = wrong(&judge(&deaf));
+    let wrong = wrong(&run(&deaf));
     assert!(
         wrong.contains(&(Code::ServiceSilent, Verdict::Failed)),
         "{wrong:?}"
@@ -167,7 +167,7 @@ fn that_no_ztunnel_is_there_is_told_once() {
     facts.workloads.as_mut().unwrap().sessions.clear();
     condition(&mut facts, "ztunnel");
     assert_eq!(
-        wrong(&judge(&facts)),
+        wrong(&run(&facts)),
         [(Code::ZtunnelAbsent, Verdict::Failed)]
     );
 }
@@ -193,7 +193,7 @@ fn what_cannot_be_looked_at_is_neither_right_nor_wrong() {
     facts.self_test = None;
     facts.directories[0].space = Err(why.clone());
     set(&mut facts, "net/ipv4/conf/all/rp_filter", "odd");
-    let checks = judge(&facts);
+    let checks = run(&facts);
     assert_eq!(wrong(&checks), []);
     let unknown = checks
         .iter()
@@ -209,11 +209,11 @@ fn a_network_that_multus_hands_out_is_not_judged_by_the_order_of_names() {
         network("00-multus.conf", &["multus"]),
         network("inpod.conf", &["inpod-cni"]),
     ];
-    assert_eq!(wrong(&judge(&facts)), []);
+    assert_eq!(wrong(&run(&facts)), []);
 }
 
 const MARK: &str =
-    "<!-- codes: services/inpod/src/doctor/judge/tests.rs compares this table with the code -->\n";
+    "<!-- codes: services/inpod/src/doctor/checks/tests.rs compares this table with the code -->\n";
 
 #[test]
 #[expect(
@@ -221,9 +221,9 @@ const MARK: &str =
     reason = "asks whether to rewrite the page"
 )]
 fn the_page_lists_every_code() {
-    let mut table = "| Code | Verdict | What is so | What to do |\n|---|---|---|---|\n".to_owned();
+    let mut table = "| Code | Verdict | Meaning | What to do |\n|---|---|---|---|\n".to_owned();
     for code in Code::ALL {
-        let (verdict, meaning, remedy) = (code.severity().word(), code.meaning(), code.remedy());
+        let (verdict, meaning, remedy) = (code.severity().as_str(), code.meaning(), code.remedy());
         table += &format!("| `{code}` | {verdict} | {meaning} | {remedy} |\n");
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");

@@ -6,15 +6,15 @@ use super::{
     super::{
         check::Check,
         codes::{Code, Verdict},
+        collect::{INSTALLER, OPTIONAL_SERVICES},
         facts::{Facts, Kind, Service},
-        gather::{AT_WILL, INSTALLER},
     },
     openness,
 };
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
-    let told = told(facts, &checks);
+    let told = conditions(facts, &checks);
     let cause = cause_for_repair(&checks, &told);
     for check in &mut checks {
         match (check.code, check.subject.as_str()) {
@@ -25,9 +25,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
                 follow_from(check, cause.as_deref());
             }
             (Code::ServiceNotReady, "pod-events") => follow(check, &told),
-            (Code::ConditionBad, BROKERS) if is_without_ztunnel(facts) => {
-                let found = format!("this follows from {}", Code::ZtunnelAbsent);
-                *check = Check::unknown(check.code, BROKERS, found);
+            (Code::ConditionBad, BROKER_ZTUNNEL_CONDITION) if is_without_ztunnel(facts) => {
+                let found = format!("caused by {}", Code::ZtunnelAbsent);
+                *check = Check::unknown(check.code, BROKER_ZTUNNEL_CONDITION, found);
             }
             _ => {}
         }
@@ -38,7 +38,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 /// Which services a condition of pod-events is about, and what is said of them elsewhere.
-const ABOUT: [(&str, &[&str]); 4] = [
+const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("netconfig", &["netconfig"]),
     ("ztunnel-broker", &["ztunnel-broker"]),
     ("ztunnel", &["ztunnel-broker"]),
@@ -46,7 +46,7 @@ const ABOUT: [(&str, &[&str]); 4] = [
 ];
 
 /// What the broker says itself of whether a ztunnel is there.
-const BROKERS: &str = "ztunnel-broker/ztunnel";
+const BROKER_ZTUNNEL_CONDITION: &str = "ztunnel-broker/ztunnel";
 
 fn is_without_ztunnel(facts: &Facts) -> bool {
     let workloads = facts.workloads.as_ref();
@@ -66,7 +66,7 @@ fn cause_for_repair(known: &[Check], told: &[Check]) -> Option<String> {
 
 fn follow_from(check: &mut Check, cause: Option<&str>) {
     if let Some(cause) = cause {
-        let found = format!("{}; this follows from {cause}", check.found);
+        let found = format!("{}; caused by {cause}", check.found);
         let subject = check.subject.clone();
         *check = Check::unknown(check.code, &subject, found);
     }
@@ -96,10 +96,10 @@ fn service(service: &Service) -> Vec<Check> {
     let Some((directory, socket)) = missing else {
         return vec![absent(service)];
     };
-    let mut checks = vec![Check::ok(Code::SocketMissing, name, "it is there")];
+    let mut checks = vec![Check::ok(Code::SocketMissing, name, "exists")];
     let open = [
-        ("its directory", openness(directory, Kind::Directory, 0o700)),
-        ("its socket", openness(socket, Kind::Socket, 0o600)),
+        ("directory", openness(directory, Kind::Directory, 0o700)),
+        ("socket", openness(socket, Kind::Socket, 0o600)),
     ];
     let open: Vec<_> = open
         .iter()
@@ -107,7 +107,7 @@ fn service(service: &Service) -> Vec<Check> {
         .collect();
     checks.push(match open.as_slice() {
         [] => Check::ok(Code::SocketOpen, name, "0700 and 0600"),
-        open => Check::holds(Code::SocketOpen, name, open.join("; ")),
+        open => Check::problem(Code::SocketOpen, name, open.join("; ")),
     });
     checks.extend(answer(service));
     checks
@@ -116,33 +116,32 @@ fn service(service: &Service) -> Vec<Check> {
 fn absent(service: &Service) -> Check {
     let name = service.name;
     let found = match service.directory {
-        Ok(Some(_)) => "its directory is there, and no socket in it",
-        Ok(None) | Err(_) => "its directory is not there",
+        Ok(Some(_)) => "the directory exists, but has no socket",
+        Ok(None) | Err(_) => "the directory does not exist",
     };
     // The node's directory outlives a service that is taken away.
-    if AT_WILL.contains(&name) {
+    if OPTIONAL_SERVICES.contains(&name) {
         return Check::unknown(Code::SocketMissing, name, found);
     }
     if name == INSTALLER && matches!(service.directory, Ok(None)) {
-        return Check::holds(Code::InstallerAbsent, name, found);
+        return Check::problem(Code::InstallerAbsent, name, found);
     }
-    Check::holds(Code::SocketMissing, name, found)
+    Check::problem(Code::SocketMissing, name, found)
 }
 
 fn answer(service: &Service) -> Vec<Check> {
     let name = service.name;
     let ready = match &service.ready {
         // A socket outlives a service, too.
-        Err(why) if AT_WILL.contains(&name) && service.process.is_err() => {
-            let found = format!("{why}: it has stopped, or was taken off this node");
+        Err(why) if OPTIONAL_SERVICES.contains(&name) && service.process.is_err() => {
+            let found = format!("{why}: it has stopped, or was removed from this node");
             return vec![Check::unknown(Code::ServiceSilent, name, found)];
         }
         Err(why) if service.refuses => {
-            let found =
-                format!("{why}; run inpod as a process of the node itself, outside of every pod");
+            let found = format!("{why}; run inpod on the node itself, outside of any pod");
             return vec![Check::unknown(Code::ServiceSilent, name, found)];
         }
-        Err(why) => return vec![Check::holds(Code::ServiceSilent, name, why)],
+        Err(why) => return vec![Check::problem(Code::ServiceSilent, name, why)],
         Ok(ready) => ready,
     };
     let pid = service.process.as_ref().map_or(0, |process| process.pid);
@@ -152,11 +151,7 @@ fn answer(service: &Service) -> Vec<Check> {
         name,
         format!("pid {pid}, version {version}"),
     )];
-    let says = if *ready {
-        "it says that it is ready"
-    } else {
-        "it says that it is not ready"
-    };
+    let says = if *ready { "ready" } else { "not ready" };
     checks.push(Check::whether(!ready, Code::ServiceNotReady, name, says));
     // Those of pod-events come with their messages, in its status.
     if name != "pod-events" {
@@ -177,9 +172,9 @@ fn own(service: &str, condition: &str, ok: bool) -> Check {
         _ => (Code::ConditionBad, format!("{service}/{condition}")),
     };
     let found = if ok {
-        "it holds"
+        "met"
     } else {
-        "it does not hold; the log of the service says why"
+        "not met; see the log of the service"
     };
     Check::whether(
         !ok,
@@ -190,7 +185,7 @@ fn own(service: &str, condition: &str, ok: bool) -> Check {
 }
 
 /// What pod-events says it depends on. What is said of a service that has a check of its own follows from that one.
-fn told(facts: &Facts, known: &[Check]) -> Vec<Check> {
+fn conditions(facts: &Facts, known: &[Check]) -> Vec<Check> {
     match &facts.status {
         Err(why) => vec![Check::unknown(Code::ConditionBad, "pod-events", why)],
         Ok(status) => {
@@ -205,20 +200,22 @@ fn told(facts: &Facts, known: &[Check]) -> Vec<Check> {
 fn condition_of(facts: &Facts, known: &[Check], condition: &Condition) -> Check {
     let (code, subject) = (Code::ConditionBad, format!("pod-events/{}", condition.name));
     if condition.ok {
-        return Check::ok(code, &subject, "it holds");
+        return Check::ok(code, &subject, "met");
     }
     if let Some(cause) = cause(facts, known, &condition.name) {
         return Check::unknown(
             code,
             &subject,
-            format!("{}; this follows from {cause}", condition.message),
+            format!("{}; caused by {cause}", condition.message),
         );
     }
-    Check::holds(code, &subject, &condition.message)
+    Check::problem(code, &subject, &condition.message)
 }
 
 fn cause(facts: &Facts, known: &[Check], condition: &str) -> Option<String> {
-    let (_, services) = ABOUT.iter().find(|(name, _)| *name == condition)?;
+    let (_, services) = CONDITION_SERVICES
+        .iter()
+        .find(|(name, _)| *name == condition)?;
     let failed = known.iter().find(|check| {
         services.contains(&check.subject.as_str()) && check.verdict == Verdict::Failed
     });
@@ -251,7 +248,7 @@ fn versions(facts: &Facts) -> Option<Check> {
         .iter()
         .any(|(_, version)| Some(version) != told.first().map(|(_, version)| version));
     Some(match (is_far, differ) {
-        (true, _) => Check::holds(Code::VersionsTooFar, "", shown),
+        (true, _) => Check::problem(Code::VersionsTooFar, "", shown),
         (false, differ) => Check::whether(differ, Code::VersionsDiffer, "", shown),
     })
 }

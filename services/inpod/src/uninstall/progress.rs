@@ -7,61 +7,61 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use crate::arguments::Mode;
 
 /// The containers that have a part in leaving.
-const PARTS: [&str; 2] = ["installer", "pod-events"];
+const CONTAINERS: [&str; 2] = ["installer", "pod-events"];
 
 /// How a receipt begins; the mode and what was done follow.
-const RECEIPT: &str = "inpod left: ";
+const RECEIPT_PREFIX: &str = "inpod left: ";
 
 /// The clocks of a node and of whoever said the word may differ so much, in seconds.
-const CLOCKS: i64 = 60;
+const MAX_CLOCK_SKEW: i64 = 60;
 
 /// How far a node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum NodeProgress {
     /// All parts are done; what they said.
-    Left(Vec<String>),
+    Done(Vec<String>),
     /// These parts are not.
-    Awaited(Vec<&'static str>),
+    Waiting(Vec<&'static str>),
     /// Nobody there can hear.
     Unreachable(&'static str),
 }
 
-impl Standing {
-    pub(super) fn is_awaited(&self) -> bool {
-        matches!(self, Self::Awaited(_))
+impl NodeProgress {
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self, Self::Waiting(_))
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for NodeProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Left(receipts) => write!(f, "left ({})", receipts.join("; ")),
-            Self::Awaited(parts) => write!(f, "waiting for {}", parts.join(" and ")),
-            Self::Unreachable(why) => write!(f, "cannot be reached: {why}"),
+            Self::Done(receipts) => write!(f, "done ({})", receipts.join("; ")),
+            Self::Waiting(parts) => write!(f, "waiting for {}", parts.join(" and ")),
+            Self::Unreachable(why) => write!(f, "unreachable: {why}"),
         }
     }
 }
 
 /// Each node by its name. A receipt counts for its mode, from when that was said.
-pub(super) fn standings(
+pub(super) fn progress_by_node(
     nodes: &[Node],
     pods: &[Pod],
     mode: Mode,
     since: i64,
-) -> BTreeMap<String, Standing> {
-    let standing = |node: &Node| {
+) -> BTreeMap<String, NodeProgress> {
+    let progress = |node: &Node| {
         let name = node.metadata.name.clone().unwrap_or_default();
         let here = pods
             .iter()
             .filter(|pod| node_of(pod) == Some(name.as_str()));
-        let standing = standing(is_ready(node), &here.collect::<Vec<_>>(), mode, since);
-        (name, standing)
+        let progress = progress_of(is_ready(node), &here.collect::<Vec<_>>(), mode, since);
+        (name, progress)
     };
-    nodes.iter().map(standing).collect()
+    nodes.iter().map(progress).collect()
 }
 
-fn standing(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> Standing {
-    let done = PARTS.map(|part| {
+fn progress_of(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> NodeProgress {
+    let done = CONTAINERS.map(|part| {
         let mut receipts = pods
             .iter()
             .filter_map(|pod| receipt(pod, part, mode, since));
@@ -76,13 +76,13 @@ fn standing(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> Standing {
         let said = done
             .into_iter()
             .filter_map(|(part, receipt)| Some(format!("{part}: {}", receipt?)));
-        return Standing::Left(said.collect());
+        return NodeProgress::Done(said.collect());
     }
     // What has left has left, whatever becomes of the node.
     match (is_ready, pods.is_empty()) {
-        (false, _) => Standing::Unreachable("its Node is not Ready"),
-        (true, true) => Standing::Unreachable("no pod of the agent is there"),
-        (true, false) => Standing::Awaited(missing),
+        (false, _) => NodeProgress::Unreachable("its Node is not Ready"),
+        (true, true) => NodeProgress::Unreachable("it has no pod of the agent"),
+        (true, false) => NodeProgress::Waiting(missing),
     }
 }
 
@@ -105,13 +105,13 @@ fn receipt(pod: &Pod, part: &str, mode: Mode, since: i64) -> Option<String> {
     let status = statuses.iter().find(|status| status.name == part)?;
     let said = ended(status).filter_map(|ended| {
         let at = ended.finished_at.as_ref().map(|at| at.0.as_second());
-        let is_of_now = at.is_none_or(|at| at + CLOCKS >= since);
-        let message = ended.message.as_ref().filter(|_| is_of_now)?;
+        let is_recent = at.is_none_or(|at| at + MAX_CLOCK_SKEW >= since);
+        let message = ended.message.as_ref().filter(|_| is_recent)?;
         let line = message
             .lines()
-            .find_map(|line| line.strip_prefix(RECEIPT))?;
+            .find_map(|line| line.strip_prefix(RECEIPT_PREFIX))?;
         let (said, done) = line.split_once(';').unwrap_or((line, ""));
-        (said.trim() == mode.word()).then(|| done.trim().to_owned())
+        (said.trim() == mode.as_str()).then(|| done.trim().to_owned())
     });
     said.last()
 }
@@ -127,7 +127,7 @@ fn ended(
 }
 
 /// The image that leaves a node by hand.
-pub(super) fn image(pods: &[Pod]) -> String {
+pub(super) fn installer_image(pods: &[Pod]) -> String {
     let containers = pods
         .iter()
         .filter_map(|pod| pod.spec.as_ref())
@@ -164,8 +164,8 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    fn of(nodes: &[Node], pods: &[Pod]) -> Vec<Standing> {
-        standings(nodes, pods, Mode::Uninstall, SINCE)
+    fn of(nodes: &[Node], pods: &[Pod]) -> Vec<NodeProgress> {
+        progress_by_node(nodes, pods, Mode::Uninstall, SINCE)
             .into_values()
             .collect()
     }
@@ -187,7 +187,7 @@ mod tests {
         let nodes = [node("a", "True")];
         assert_eq!(
             of(&nodes, &[pod("a", &json!([installer]))]),
-            [Standing::Awaited(vec!["pod-events"])]
+            [NodeProgress::Waiting(vec!["pod-events"])]
         );
         let both = pod("a", &json!([installer, events]));
         let said = [
@@ -196,25 +196,28 @@ mod tests {
         ];
         assert_eq!(
             of(&nodes, &[both]),
-            [Standing::Left(said.map(str::to_owned).into())]
+            [NodeProgress::Done(said.map(str::to_owned).into())]
         );
         // In a split topology the parts are in pods of their own.
         let apart = [pod("a", &json!([installer])), pod("a", &json!([events]))];
-        assert!(matches!(of(&nodes, &apart).as_slice(), [Standing::Left(_)]));
+        assert!(matches!(
+            of(&nodes, &apart).as_slice(),
+            [NodeProgress::Done(_)]
+        ));
         // And whatever becomes of the node afterwards.
         assert!(matches!(
             of(&[node("a", "False")], &apart).as_slice(),
-            [Standing::Left(_)]
+            [NodeProgress::Done(_)]
         ));
     }
 
     #[test]
     fn a_receipt_of_another_mode_or_of_an_earlier_time_is_none() {
         let both = |message: &str, at: &str| {
-            let parts = PARTS.map(|part| ended(part, message, at));
+            let parts = CONTAINERS.map(|part| ended(part, message, at));
             of(&[node("a", "True")], &[pod("a", &json!(parts))])
         };
-        let awaited = [Standing::Awaited(PARTS.into())];
+        let awaited = [NodeProgress::Waiting(CONTAINERS.into())];
         assert_eq!(both("inpod left: handover; done", NOW), awaited);
         assert_eq!(
             both("inpod left: uninstall; done", "2025-12-31T23:00:00Z"),
@@ -223,7 +226,10 @@ mod tests {
         assert_eq!(both("killed", NOW), awaited);
         // Clocks differ.
         let close = both("inpod left: uninstall; done", "2025-12-31T23:59:30Z");
-        assert!(matches!(close.as_slice(), [Standing::Left(_)]), "{close:?}");
+        assert!(
+            matches!(close.as_slice(), [NodeProgress::Done(_)]),
+            "{close:?}"
+        );
     }
 
     #[test]
@@ -233,13 +239,16 @@ mod tests {
             &nodes,
             &[pod("a", &json!([])), pod("elsewhere", &json!([]))],
         );
-        let reasons = ["its Node is not Ready", "no pod of the agent is there"];
-        assert_eq!(found, reasons.map(Standing::Unreachable));
+        let reasons = ["its Node is not Ready", "it has no pod of the agent"];
+        assert_eq!(found, reasons.map(NodeProgress::Unreachable));
     }
 
     #[test]
     fn the_image_to_leave_by_hand_with_is_the_installer_s() {
-        assert_eq!(image(&[pod("a", &json!([]))]), "registry/installer:1");
-        assert_eq!(image(&[]), "INSTALLER_IMAGE");
+        assert_eq!(
+            installer_image(&[pod("a", &json!([]))]),
+            "registry/installer:1"
+        );
+        assert_eq!(installer_image(&[]), "INSTALLER_IMAGE");
     }
 }

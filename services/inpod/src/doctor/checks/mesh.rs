@@ -12,10 +12,10 @@ use super::super::{
     codes::Code,
     facts::{Facts, Kind},
 };
-use crate::words;
+use crate::display;
 
 /// Of many things so many are named.
-const SHOWN: usize = 5;
+const MAX_NAMED: usize = 5;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = zds(facts);
@@ -33,10 +33,10 @@ fn zds(facts: &Facts) -> Vec<Check> {
     let socket = match &zds.socket {
         Err(why) => return vec![Check::unknown(missing, "", why)],
         Ok(None) => {
-            return vec![Check::holds(
+            return vec![Check::problem(
                 missing,
                 "",
-                format!("{} is not there", zds.path),
+                format!("{} does not exist", zds.path),
             )];
         }
         Ok(Some(socket)) => socket,
@@ -51,23 +51,23 @@ fn zds(facts: &Facts) -> Vec<Check> {
     let broker = broker.and_then(Result::ok).map(|process| process.pid);
     checks.push(match (&zds.holders, broker) {
         (Err(why), _) => Check::unknown(foreign, "", why),
-        (Ok(_), None) => Check::unknown(foreign, "", "the pid of ztunnel-broker is not known"),
+        (Ok(_), None) => Check::unknown(foreign, "", "the pid of ztunnel-broker is unknown"),
         (Ok(holders), Some(broker)) => {
             let shown: Vec<_> = holders
                 .iter()
                 .map(|(pid, command)| format!("{command} (pid {pid})"))
                 .collect();
             let ours = holders.iter().any(|(pid, _)| *pid == broker);
-            let shown = format!("{} is listened on by {}", zds.path, or_nobody(&shown));
+            let shown = format!("listening on {}: {}", zds.path, or_none(&shown));
             Check::whether(!ours, foreign, "", shown)
         }
     });
     checks
 }
 
-fn or_nobody(names: &[String]) -> String {
+fn or_none(names: &[String]) -> String {
     if names.is_empty() {
-        return "nobody".to_owned();
+        return "none".to_owned();
     }
     names.join(", ")
 }
@@ -85,9 +85,9 @@ fn ztunnels(facts: &Facts) -> Vec<Check> {
     let all = answer.sessions.len();
     let shown = format!("{all} connected, {live} up to date");
     let seeded = if answer.seeded {
-        "it has been told"
+        "seeded"
     } else {
-        "it has not been told"
+        "not seeded"
     };
     let refused: Vec<_> = answer
         .workloads
@@ -119,11 +119,11 @@ fn ztunnels(facts: &Facts) -> Vec<Check> {
 fn some(names: &[&str]) -> String {
     let mut shown = names
         .iter()
-        .take(SHOWN)
+        .take(MAX_NAMED)
         .copied()
         .collect::<Vec<_>>()
         .join(", ");
-    if names.len() > SHOWN {
+    if names.len() > MAX_NAMED {
         shown += ", ...";
     }
     if shown.is_empty() {
@@ -135,12 +135,12 @@ fn some(names: &[&str]) -> String {
 
 fn pods(facts: &Facts) -> Vec<Check> {
     let pods = match &facts.pods {
-        Err(why) => return vec![Check::unknown(Code::PodsAmiss, "", why)],
+        Err(why) => return vec![Check::unknown(Code::PodsUnhealthy, "", why)],
         Ok(pods) => pods,
     };
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for failure in pods.iter().filter_map(|pod| pod.last_failure.as_ref()) {
-        *reasons.entry(words::reason(failure.reason)).or_default() += 1;
+        *reasons.entry(display::reason(failure.reason)).or_default() += 1;
     }
     let amiss: Vec<_> = reasons
         .iter()
@@ -153,10 +153,10 @@ fn pods(facts: &Facts) -> Vec<Check> {
     };
     let let_through = pods.iter().filter(|pod| pod.let_through).count();
     vec![
-        Check::whether(!amiss.is_empty(), Code::PodsAmiss, "", amiss_shown),
+        Check::whether(!amiss.is_empty(), Code::PodsUnhealthy, "", amiss_shown),
         Check::whether(
             let_through > 0,
-            Code::PodsLetThrough,
+            Code::PodsAdmittedUnenrolled,
             "",
             format!("{let_through} of {} pods", pods.len()),
         ),
@@ -189,7 +189,7 @@ fn rules(facts: &Facts) -> Vec<Check> {
         "rules in {} of {} netns: {}",
         ours.len(),
         states.len(),
-        or_nobody(&used)
+        or_none(&used)
     );
     vec![
         Check::whether(backends.len() > 1, Code::BackendsMixed, "", shown),
@@ -217,9 +217,9 @@ fn findings(facts: &Facts) -> Check {
         Err(why) => return Check::unknown(code, "", why),
         Ok(findings) => findings,
     };
-    let looked_at = findings.looked_at;
+    let inspected = findings.inspected;
     if findings.of.is_empty() {
-        return Check::ok(code, "", format!("none in {looked_at} netns"));
+        return Check::ok(code, "", format!("none in {inspected} netns"));
     }
     let mut kinds: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
     for (_, finding) in &findings.of {
@@ -231,10 +231,10 @@ fn findings(facts: &Facts) -> Check {
         .iter()
         .map(|(name, (count, sentence))| format!("{count} {name} ({sentence})"))
         .collect();
-    Check::holds(
+    Check::problem(
         code,
         "",
-        format!("in {looked_at} netns: {}", shown.join("; ")),
+        format!("in {inspected} netns: {}", shown.join("; ")),
     )
 }
 
@@ -244,7 +244,7 @@ fn self_test(facts: &Facts) -> Check {
         None => Check::unknown(
             code,
             "",
-            "not asked for: --self-test sends traffic through real rules in two netns made for it, and is written down in netconfig's log",
+            "not run: pass --self-test to send traffic through real rules in two temporary network namespaces (netconfig logs the request)",
         ),
         Some(Err(why)) => Check::unknown(code, "", why),
         Some(Ok(answer)) => Check::whether(!answer.passed, code, "", tested(answer)),

@@ -7,15 +7,15 @@ use inpod_proto::podevents::v1::{
 };
 
 use crate::{
+    display,
     table::{Table, clean},
-    words,
 };
 
 const HEADER: [&str; 8] = [
     "NAMESPACE",
     "NAME",
     "PORT",
-    "SAID BY",
+    "SOURCE",
     "BOUND",
     "TO",
     "ENROLLED",
@@ -45,7 +45,7 @@ fn rows(pod: &PodBinds) -> Vec<Vec<String>> {
     if pod.ports.is_empty() {
         let mut cells = vec![String::new(); HEADER.len() - 2];
         if let Some(bound) = cells.get_mut(2) {
-            *bound = nothing(pod);
+            *bound = no_ports(pod);
         }
         return vec![[who(), cells].concat()];
     }
@@ -54,8 +54,8 @@ fn rows(pod: &PodBinds) -> Vec<Vec<String>> {
 }
 
 /// Why a pod has no ports.
-fn nothing(pod: &PodBinds) -> String {
-    match words::reason(pod.reason) {
+fn no_ports(pod: &PodBinds) -> String {
+    match display::reason(pod.reason) {
         _ if pod.failure.is_some() => "unknown".to_owned(),
         reason if matches!(reason.as_str(), "HOST_NETWORK" | "POD_TERMINAL") => reason,
         _ => "nothing".to_owned(),
@@ -78,16 +78,16 @@ fn cells(port: &PortBinds) -> Vec<String> {
     };
     vec![
         format!("{}/{protocol}", port.port),
-        said_by(port),
+        source(port),
         kind(port.kind()).to_owned(),
-        places(port),
+        addresses(port),
         enrolled,
         warnings.collect::<Vec<_>>().join(", "),
     ]
 }
 
 /// `container (http), service web`.
-fn said_by(port: &PortBinds) -> String {
+fn source(port: &PortBinds) -> String {
     let names = match port.names.join(" ") {
         names if names.is_empty() => names,
         names => format!(" ({names})"),
@@ -113,20 +113,20 @@ fn kind(kind: BindKind) -> &'static str {
 }
 
 /// Each place once: a server may have a socket for each of its threads (`SO_REUSEPORT`). They come sorted.
-fn places(port: &PortBinds) -> String {
-    let mut places: Vec<_> = port.binds.iter().map(bind).collect();
-    places.dedup();
-    places.join(", ")
+fn addresses(port: &PortBinds) -> String {
+    let mut addresses: Vec<_> = port.binds.iter().map(bind).collect();
+    addresses.dedup();
+    addresses.join(", ")
 }
 
 fn bind(bind: &Bind) -> String {
     let family = match (bind.address.as_str(), bind.ipv4) {
-        ("::", false) => " (IPv6 alone)",
+        ("::", false) => " (IPv6 only)",
         _ => "",
     };
     let interface = match bind.interface_index {
         0 => String::new(),
-        index => format!(" at interface {index}"),
+        index => format!(" on interface {index}"),
     };
     format!("{}{family}{interface}", bind.address)
 }
@@ -134,10 +134,10 @@ fn bind(bind: &Bind) -> String {
 /// A word, and what it means.
 fn change(change: BindChange) -> (&'static str, &'static str) {
     match change {
-        BindChange::Unspecified => ("unknown", "a newer service tells of it"),
+        BindChange::Unspecified => ("unknown", "reported by a newer release of the service"),
         BindChange::Lost => (
             "lost",
-            "not reached in the mesh: the socket is bound to an interface, and ztunnel's connections arrive at loopback's. Bind it to the pod's address instead",
+            "unreachable in the mesh: the socket is bound to an interface, but ztunnel connects over the loopback interface. Bind it to the pod's address instead",
         ),
         BindChange::PortTaken => (
             "port-taken",
@@ -148,18 +148,18 @@ fn change(change: BindChange) -> (&'static str, &'static str) {
 
 fn warning(warning: BindWarning) -> (&'static str, &'static str) {
     match warning {
-        BindWarning::Unspecified => ("unknown", "a newer service tells of it"),
+        BindWarning::Unspecified => ("unknown", "reported by a newer release of the service"),
         BindWarning::LocalhostForwardingMisses => (
             "localhost-forwarding-misses",
-            "a sidecar that forwards to localhost (Istio's LOCALHOST mode) does not reach it; inpod's modes do",
+            "a sidecar that forwards to localhost (Istio's LOCALHOST mode) could not reach it; ztunnel and inpod's sidecars can",
         ),
         BindWarning::LocalhostForwardingExposes => (
             "localhost-forwarding-exposes",
-            "only a sidecar that forwards to localhost (Istio's LOCALHOST mode) reaches it; without a mesh and in inpod's modes nobody else does",
+            "only a sidecar that forwards to localhost (Istio's LOCALHOST mode) would expose it; it stays unreachable without a mesh, and with ztunnel or inpod's sidecars",
         ),
         BindWarning::FamilyMissing => (
             "family-missing",
-            "one of the pod's address families is not served, with and without a mesh",
+            "nothing listens on one of the pod's address families; the same with and without a mesh",
         ),
     }
 }
@@ -168,7 +168,7 @@ fn failure(pod: &PodBinds) -> Option<String> {
     let failure = pod.failure.as_ref()?;
     let who = pod.pod.clone().unwrap_or_default();
     let who = clean(&format!("{}/{}", who.namespace, who.name));
-    let (reason, message) = (words::reason(failure.reason), clean(&failure.message));
+    let (reason, message) = (display::reason(failure.reason), clean(&failure.message));
     let remedy = clean(&failure.remedy);
     Some(format!(
         "{who}: {message} [{reason}]\n  What to do: {remedy}\n"
@@ -210,12 +210,12 @@ mod tests {
     #[test]
     fn a_place_is_told_once_however_many_sockets_are_there() {
         let of = |address| port(80, BindKind::Wildcard, address).binds;
-        let addresses = ["0.0.0.0", "0.0.0.0", "0.0.0.0", "::"];
+        let texts = ["0.0.0.0", "0.0.0.0", "0.0.0.0", "::"];
         let port = PortBinds {
-            binds: addresses.map(of).concat(),
+            binds: texts.map(of).concat(),
             ..PortBinds::default()
         };
-        assert_eq!(places(&port), "0.0.0.0, :: (IPv6 alone)");
+        assert_eq!(addresses(&port), "0.0.0.0, :: (IPv6 only)");
     }
 
     #[test]
@@ -260,8 +260,8 @@ mod tests {
         assert_eq!(
             lines[..6],
             [
-                "NAMESPACE NAME PORT SAID BY BOUND TO ENROLLED WARNING",
-                "shop web 80/TCP container (http), service web wildcard :: (IPv6 alone) unchanged -",
+                "NAMESPACE NAME PORT SOURCE BOUND TO ENROLLED WARNING",
+                "shop web 80/TCP container (http), service web wildcard :: (IPv6 only) unchanged -",
                 "shop web 15006/TCP - pod IP 10.0.0.2 port-taken family-missing",
                 "shop idle - - nothing - - -",
                 "shop host - - HOST_NETWORK - - -",

@@ -11,7 +11,7 @@ use std::{
 use inpod_cni_config::{INPOD_CNI as PLUGIN, Origin};
 
 use super::{super::facts::Plugin, state::inode};
-use crate::root::{Root, Seen};
+use crate::host_fs::{HostFs, Observed};
 
 /// Where the sockets of runtimes are known to be (k3s: its documentation, "advanced"; the others: their defaults).
 const SOCKETS: [&str; 4] = [
@@ -22,7 +22,7 @@ const SOCKETS: [&str; 4] = [
 ];
 
 /// How long the plugin may take to say which versions it speaks.
-const ANSWER: Duration = Duration::from_secs(5);
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where networks and plugins are, and how that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct Directories {
 }
 
 /// The sockets of runtimes that are there.
-pub(super) fn sockets(root: &Root) -> Vec<String> {
+pub(super) fn sockets(root: &HostFs) -> Vec<String> {
     let there = |path: &&str| matches!(inode(root, path), Ok(Some(_)));
     SOCKETS
         .iter()
@@ -44,12 +44,12 @@ pub(super) fn sockets(root: &Root) -> Vec<String> {
 }
 
 /// What the runtime is configured with, else what is known of its platform, else what all of them default to.
-pub(super) fn directories(root: &Root) -> Directories {
+pub(super) fn directories(root: &HostFs) -> Directories {
     let (places, unread) = inpod_cni_config::find_dirs(&root.at("/"));
     let mut source = match &places.origin {
         Origin::File(file) => format!("from {}", file.display()),
-        Origin::Platform(name) => format!("as {name} has it"),
-        Origin::Default => "where runtimes look unless configured".to_owned(),
+        Origin::Platform(name) => format!("default of {name}"),
+        Origin::Default => "default of container runtimes".to_owned(),
     };
     for (file, why) in unread {
         source = format!("{source}; cannot read {}: {why}", file.display());
@@ -66,12 +66,12 @@ pub(super) fn directories(root: &Root) -> Directories {
 }
 
 /// The plugin's binary, and what it says.
-pub(super) fn plugin(root: &Root, directory: &str) -> Plugin {
+pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     let path = format!("{directory}/{PLUGIN}");
     let binary = inode(root, &path);
     let answer = match &binary {
         Ok(Some(inode)) if inode.mode & 0o111 != 0 => ask(root, &path),
-        Ok(_) | Err(_) => Err("it was not started".to_owned()),
+        Ok(_) | Err(_) => Err("not started".to_owned()),
     };
     Plugin {
         path,
@@ -81,7 +81,7 @@ pub(super) fn plugin(root: &Root, directory: &str) -> Plugin {
 }
 
 /// Starts it as a runtime does that wants to know its versions (CNI spec, "VERSION"): that touches nothing.
-fn ask(root: &Root, path: &str) -> Seen<String> {
+fn ask(root: &HostFs, path: &str) -> Observed<String> {
     let started = Command::new(root.at(path))
         .env_clear()
         .env("CNI_COMMAND", "VERSION")
@@ -89,7 +89,7 @@ fn ask(root: &Root, path: &str) -> Seen<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn();
-    let mut child = started.map_err(|error| format!("cannot start it: {error}"))?;
+    let mut child = started.map_err(|error| format!("cannot start: {error}"))?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that does not read it has gone wrong anyhow, and says so by its answer.
         stdin
@@ -107,11 +107,11 @@ fn ask(root: &Root, path: &str) -> Seen<String> {
     if output.status.success() {
         return Ok(text);
     }
-    Err(format!("it ended with {}: {text}", output.status))
+    Err(format!("exited with {}: {text}", output.status))
 }
 
-fn until_ended(child: &mut Child) -> Seen<()> {
-    let deadline = Instant::now() + ANSWER;
+fn until_ended(child: &mut Child) -> Observed<()> {
+    let deadline = Instant::now() + PLUGIN_TIMEOUT;
     loop {
         match child.try_wait() {
             Ok(Some(_)) => return Ok(()),
@@ -120,7 +120,7 @@ fn until_ended(child: &mut Child) -> Seen<()> {
                 // It ends now, or has ended.
                 child.kill().unwrap_or_default();
                 child.wait().map(drop).unwrap_or_default();
-                return Err(format!("no answer within {} s", ANSWER.as_secs()));
+                return Err(format!("no answer within {} s", PLUGIN_TIMEOUT.as_secs()));
             }
             Err(error) => return Err(error.to_string()),
         }
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn directories_are_those_of_the_runtime_s_own_configuration() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
+        let root = HostFs::new(dir.path());
         let default = directories(&root);
         assert_eq!(
             (default.conf.as_str(), default.bin.as_str()),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::facts::Presence;
-use crate::root::{Root, Seen};
+use crate::host_fs::{HostFs, Observed};
 
 /// Who needs a part of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub(crate) const FEATURES: [Feature; 11] = [
 ];
 
 /// The release, and what of the features is there.
-pub(super) fn kernel(root: &Root) -> (Seen<String>, BTreeMap<&'static str, Presence>) {
+pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str, Presence>) {
     let release = root.text("/proc/sys/kernel/osrelease");
     let symbols = root.text("/proc/kallsyms");
     let modules = release.clone().and_then(|release| {
@@ -106,26 +106,26 @@ pub(super) fn kernel(root: &Root) -> (Seen<String>, BTreeMap<&'static str, Prese
 struct Sources {
     /// `/proc/modules`; empty where there are none.
     loaded: String,
-    symbols: Seen<String>,
+    symbols: Observed<String>,
     /// `modules.builtin` and `modules.dep`.
-    modules: Seen<(String, String)>,
+    modules: Observed<(String, String)>,
 }
 
 impl Sources {
     fn presence(&self, feature: &Feature) -> Presence {
         let is_loaded = |line: &str| line.split(' ').next() == Some(feature.module);
         if self.loaded.lines().any(is_loaded) {
-            return Presence::There("its module is loaded");
+            return Presence::There("module loaded");
         }
         let symbols = self.symbols.as_deref().unwrap_or_default();
         // A module's functions have its name behind them, after a tab.
         let mut ends = ['\n', '\t'].iter();
         if ends.any(|end| symbols.contains(&format!(" {}{end}", feature.symbol))) {
-            return Presence::There("the kernel has its functions");
+            return Presence::There("found in /proc/kallsyms");
         }
         let file = format!("/{}.ko", feature.module);
         match (&self.modules, &self.symbols) {
-            (Ok((built_in, _)), _) if built_in.contains(&file) => Presence::There("it is built in"),
+            (Ok((built_in, _)), _) if built_in.contains(&file) => Presence::There("built in"),
             (Ok((_, files)), _) if files.contains(&file) => {
                 let line = files.lines().find(|line| line.contains(&file));
                 let name = line
@@ -142,13 +142,13 @@ impl Sources {
 }
 
 /// Whether SELinux is enforcing.
-pub(super) fn selinux(root: &Root) -> Seen<bool> {
+pub(super) fn selinux(root: &HostFs) -> Observed<bool> {
     let enforce = root.text_if_there("/sys/fs/selinux/enforce")?;
     Ok(enforce.is_some_and(|text| text.trim() == "1"))
 }
 
 /// Whether AppArmor is on.
-pub(super) fn apparmor(root: &Root) -> Seen<bool> {
+pub(super) fn apparmor(root: &HostFs) -> Observed<bool> {
     let enabled = root.text_if_there("/sys/module/apparmor/parameters/enabled")?;
     Ok(enabled.is_some_and(|text| text.trim() == "Y"))
 }
@@ -157,7 +157,7 @@ pub(super) fn apparmor(root: &Root) -> Seen<bool> {
 mod tests {
     use super::*;
 
-    fn sources(symbols: Seen<&str>, modules: Seen<(&str, &str)>) -> Sources {
+    fn sources(symbols: Observed<&str>, modules: Observed<(&str, &str)>) -> Sources {
         Sources {
             loaded: "nft_redir 16384 3 - Live 0x0\n".to_owned(),
             symbols: symbols.map(str::to_owned),
@@ -178,15 +178,9 @@ mod tests {
                 "kernel/net/nft_tproxy.ko.xz: kernel/x.ko\n",
             )),
         );
-        assert_eq!(
-            found(&there, "nft_redir"),
-            Presence::There("its module is loaded")
-        );
+        assert_eq!(found(&there, "nft_redir"), Presence::There("module loaded"));
         assert!(matches!(found(&there, "nf_nat"), Presence::There(_)));
-        assert_eq!(
-            found(&there, "nf_tables"),
-            Presence::There("it is built in")
-        );
+        assert_eq!(found(&there, "nf_tables"), Presence::There("built in"));
         let Presence::Loadable(file) = found(&there, "nft_tproxy") else {
             panic!("not loadable");
         };

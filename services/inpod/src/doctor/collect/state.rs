@@ -8,15 +8,15 @@ use std::{
 
 use super::{
     super::facts::{Directory, Inode, Kind, Space},
-    Places,
+    HostPaths,
 };
-use crate::root::{Root, Seen};
+use crate::host_fs::{HostFs, Observed};
 
 /// Where the installer writes down what it changed.
 pub(crate) const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
 
 /// A file as it is; `None` where there is none.
-pub(super) fn inode(root: &Root, path: &str) -> Seen<Option<Inode>> {
+pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     match fs::metadata(root.at(path)) {
         Ok(found) => {
             let of = found.file_type();
@@ -38,16 +38,16 @@ pub(super) fn inode(root: &Root, path: &str) -> Seen<Option<Inode>> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(None)
         }
-        Err(error) => Err(format!("cannot look at {path}: {error}")),
+        Err(error) => Err(format!("cannot inspect {path}: {error}")),
     }
 }
 
 /// Every directory that something is written in.
-pub(super) fn directories(root: &Root, places: &Places) -> Vec<Directory> {
-    let checkpoint = format!("{}/pod-events", places.run_dir);
+pub(super) fn directories(root: &HostFs, paths: &HostPaths) -> Vec<Directory> {
+    let checkpoint = format!("{}/pod-events", paths.run_dir);
     let paths = [
         checkpoint,
-        places.plugin_state_dir.clone(),
+        paths.plugin_state_dir.clone(),
         INSTALLER_STATE.to_owned(),
     ];
     let directory = |path: String| Directory {
@@ -58,9 +58,9 @@ pub(super) fn directories(root: &Root, places: &Places) -> Vec<Directory> {
     paths.into_iter().map(directory).collect()
 }
 
-fn space(root: &Root, path: &str) -> Seen<Space> {
+fn space(root: &HostFs, path: &str) -> Observed<Space> {
     let found = rustix::fs::statvfs(root.at(path))
-        .map_err(|error| format!("cannot look at {path}: {error}"))?;
+        .map_err(|error| format!("cannot inspect {path}: {error}"))?;
     Ok(Space {
         bytes: found.f_bavail.saturating_mul(found.f_frsize),
         files: found.f_favail,
@@ -70,16 +70,16 @@ fn space(root: &Root, path: &str) -> Seen<Space> {
 }
 
 /// Whether the plugin lets everything pass. A dangling link is a switch, too.
-pub(super) fn kill_switch(root: &Root, state_dir: &str) -> Seen<bool> {
+pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     match fs::symlink_metadata(root.at(state_dir).join("disabled")) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(format!("cannot look at {state_dir}/disabled: {error}")),
+        Err(error) => Err(format!("cannot inspect {state_dir}/disabled: {error}")),
     }
 }
 
 /// How many calls wait. A name that begins with a dot is still being written.
-pub(super) fn spool(root: &Root, state_dir: &str) -> Seen<usize> {
+pub(super) fn spool(root: &HostFs, state_dir: &str) -> Observed<usize> {
     let names = root
         .names(format!("{state_dir}/spool"))?
         .unwrap_or_default();

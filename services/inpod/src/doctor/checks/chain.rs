@@ -12,11 +12,11 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(networks(facts));
     checks.extend(plugin(facts));
     checks.push(match &facts.kill_switch {
-        Ok(false) => Check::ok(Code::KillSwitch, "", "it is not set"),
-        Ok(true) => Check::holds(
+        Ok(false) => Check::ok(Code::KillSwitch, "", "off"),
+        Ok(true) => Check::problem(
             Code::KillSwitch,
             "",
-            "the file `disabled` is in the plugin's state directory",
+            "on: the plugin's state directory contains the file `disabled`",
         ),
         Err(why) => Check::unknown(Code::KillSwitch, "", why),
     });
@@ -26,10 +26,10 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 fn runtime(facts: &Facts) -> Check {
     let found = facts.runtimes.join(", ");
     if found.is_empty() {
-        return Check::holds(
+        return Check::problem(
             Code::RuntimeMissing,
             "",
-            "none of containerd, CRI-O, cri-dockerd and k3s",
+            "found no socket of containerd, CRI-O, cri-dockerd or k3s",
         );
     }
     Check::ok(Code::RuntimeMissing, "", found)
@@ -40,10 +40,10 @@ fn networks(facts: &Facts) -> Vec<Check> {
     let place = format!("{} ({})", chain.directory, chain.source);
     match &chain.networks {
         Err(why) => vec![Check::unknown(Code::ChainMissing, "", why)],
-        Ok(None) => vec![Check::holds(
+        Ok(None) => vec![Check::problem(
             Code::CniDirectoryMissing,
             &chain.directory,
-            format!("{place} is not there"),
+            format!("{place} does not exist"),
         )],
         Ok(Some(networks)) => {
             let mut checks = vec![Check::ok(
@@ -73,21 +73,21 @@ fn taken(networks: &[Network]) -> Vec<Check> {
         Code::ChainFileInvalid,
         "",
         if invalid.is_empty() {
-            "no file ahead of the one that is taken is invalid".to_owned()
+            "no invalid file sorts before the one in use".to_owned()
         } else {
             invalid.join("; ")
         },
     )];
     let Some(taken) = first.and_then(|index| networks.get(index)) else {
-        checks.push(Check::holds(
+        checks.push(Check::problem(
             Code::ChainMissing,
             "",
-            "no valid network configuration is there",
+            "found no valid network configuration",
         ));
         return checks;
     };
     let plugins = taken.plugins.as_deref().unwrap_or_default().join(", ");
-    let shown = format!("the runtime takes {}: {plugins}", taken.file);
+    let shown = format!("the runtime uses {}: {plugins}", taken.file);
     checks.push(Check::ok(Code::ChainMissing, "", &shown));
     checks.push(with_us(networks, taken, &shown));
     let agents = taken.agents();
@@ -96,8 +96,8 @@ fn taken(networks: &[Network]) -> Vec<Check> {
         Code::ChainSecondAgent,
         "",
         match agents.as_slice() {
-            [] => "no other mesh's plugin is in the chain".to_owned(),
-            agents => format!("{} calls {} too", taken.file, agents.join(", ")),
+            [] => "the chain has no plugin of another mesh".to_owned(),
+            agents => format!("{} also calls {}", taken.file, agents.join(", ")),
         },
     ));
     let calls = taken.calls();
@@ -118,17 +118,17 @@ fn with_us(networks: &[Network], taken: &Network, shown: &str) -> Check {
     let others: Vec<_> = networks.iter().filter(|it| it.calls() > 0).collect();
     if taken.is_meta() && others.iter().any(|it| it.is_ours_alone()) {
         let why = format!(
-            "{shown}; it decides which pods get inpod's network, by rules that are not read here"
+            "{shown}; it selects the network of each pod by its own rules, which doctor does not read"
         );
         return Check::unknown(without, "", why);
     }
     match others.first() {
-        Some(ours) => Check::holds(
+        Some(ours) => Check::problem(
             shadowed,
             "",
-            format!("{shown}; inpod-cni is in {}, which comes later", ours.file),
+            format!("{shown}; inpod-cni is in {}, which sorts later", ours.file),
         ),
-        None => Check::holds(without, "", shown),
+        None => Check::problem(without, "", shown),
     }
 }
 
@@ -141,7 +141,7 @@ fn exclusive(networks: &[Network], renamed: &[String]) -> Check {
             format!("{} files, none renamed by Cilium", networks.len()),
         );
     }
-    Check::holds(code, "", format!("renamed: {}", renamed.join(", ")))
+    Check::problem(code, "", format!("renamed: {}", renamed.join(", ")))
 }
 
 fn plugin(facts: &Facts) -> Vec<Check> {
@@ -149,15 +149,15 @@ fn plugin(facts: &Facts) -> Vec<Check> {
     let inode = match &plugin.binary {
         Err(why) => return vec![Check::unknown(Code::PluginMissing, "", why)],
         Ok(None) => {
-            return vec![Check::holds(
+            return vec![Check::problem(
                 Code::PluginMissing,
                 "",
-                format!("{path} is not there"),
+                format!("{path} does not exist"),
             )];
         }
         Ok(Some(inode)) => inode,
     };
-    let mode = format!("{path} has the mode {:04o}", inode.mode);
+    let mode = format!("{path}, mode {:04o}", inode.mode);
     let mut checks = vec![Check::ok(Code::PluginMissing, "", &mode)];
     let runs = inode.kind == Kind::File && inode.mode & 0o111 != 0;
     checks.push(Check::whether(!runs, Code::PluginNotExecutable, "", mode));
@@ -173,7 +173,7 @@ fn answer(path: &str, answer: &Result<String, String>) -> Check {
         Ok(answer) if answer.contains("supportedVersions") => {
             Check::ok(code, "", format!("{path} answers VERSION"))
         }
-        Ok(answer) => Check::holds(code, "", format!("{path} answered {answer:?}")),
-        Err(why) => Check::holds(code, "", format!("{path}: {why}")),
+        Ok(answer) => Check::problem(code, "", format!("{path} answered {answer:?}")),
+        Err(why) => Check::problem(code, "", format!("{path}: {why}")),
     }
 }

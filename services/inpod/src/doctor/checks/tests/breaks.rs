@@ -155,13 +155,13 @@ pub(super) const BREAKS: &[(Code, Break)] = &[
     (Code::WorkloadsRefused, |it| {
         it.workloads.as_mut().unwrap().workloads[0].states[0].phase = WorkloadPhase::Refused.into();
     }),
-    (Code::PodsAmiss, |it| {
+    (Code::PodsUnhealthy, |it| {
         it.pods.as_mut().unwrap()[0].last_failure = Some(Failure {
             reason: Reason::ZtunnelRefused.into(),
             ..Failure::default()
         });
     }),
-    (Code::PodsLetThrough, |it| {
+    (Code::PodsAdmittedUnenrolled, |it| {
         it.pods.as_mut().unwrap()[0].let_through = true;
     }),
     (Code::RulesDrifted, |it| {
@@ -203,7 +203,7 @@ pub(super) const BREAKS: &[(Code, Break)] = &[
         it.directories[0].inode = Ok(Some(inode(Kind::Directory, 0o755)));
     }),
     (Code::SpoolWaiting, |it| it.spool = Ok(1)),
-    (Code::SpoolFull, |it| it.spool = Ok(state::MOST_SPOOLED)),
+    (Code::SpoolFull, |it| it.spool = Ok(state::MAX_SPOOLED)),
     (Code::SelfTestFailed, |it| {
         let test = it.self_test.as_mut().unwrap().as_mut().unwrap();
         test.passed = false;

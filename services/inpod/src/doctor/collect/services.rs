@@ -6,38 +6,38 @@ use tokio::{net::UnixStream, time::timeout};
 
 use super::{
     super::facts::{Process, Service},
-    AT_WILL, PATIENCE, SERVICES,
+    OPTIONAL_SERVICES, QUERY_TIMEOUT, SERVICES,
     process::process,
     state::inode,
 };
 use crate::{
-    ask::Node,
-    error::AskError,
-    root::{Root, Seen},
+    error::CommandError,
+    host_fs::{HostFs, Observed},
+    node::Node,
     status,
 };
 
 /// All of them at once.
-pub(super) async fn all(root: &Root, node: &Node, run_dir: &str) -> Vec<Service> {
+pub(super) async fn all(root: &HostFs, node: &Node, run_dir: &str) -> Vec<Service> {
     let [a, b, c, d] = SERVICES.map(|name| service(root, node, run_dir, name));
-    let [e, f] = AT_WILL.map(|name| service(root, node, run_dir, name));
+    let [e, f] = OPTIONAL_SERVICES.map(|name| service(root, node, run_dir, name));
     let (a, b, c, d, e, f) = tokio::join!(a, b, c, d, e, f);
     let is_here = |service: &Service| !matches!(service.directory, Ok(None));
-    let at_will = [e, f].into_iter().filter(is_here);
-    [a, b, c, d].into_iter().chain(at_will).collect()
+    let optional = [e, f].into_iter().filter(is_here);
+    [a, b, c, d].into_iter().chain(optional).collect()
 }
 
-async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) -> Service {
+async fn service(root: &HostFs, node: &Node, run_dir: &str, name: &'static str) -> Service {
     let directory = format!("{run_dir}/{name}");
     let socket = inode(root, &format!("{directory}/grpc.sock"));
     let mut service = Service {
         name,
         directory: inode(root, &directory),
-        ready: Err("there is no socket".to_owned()),
+        ready: Err("no socket".to_owned()),
         refuses: false,
-        version: Err("there is no socket".to_owned()),
+        version: Err("no socket".to_owned()),
         conditions: BTreeMap::new(),
-        process: Err("there is no socket".to_owned()),
+        process: Err("no socket".to_owned()),
         socket,
     };
     if !matches!(service.socket, Ok(Some(_))) {
@@ -48,7 +48,7 @@ async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) ->
         metrics(node, name),
         peer(root, node, name)
     );
-    service.refuses = ready.as_ref().is_err_and(AskError::is_refusal);
+    service.refuses = ready.as_ref().is_err_and(CommandError::is_refusal);
     service.ready = ready.map_err(|error| error.first_line());
     service.version = metrics.clone().and_then(|text| version(&text));
     service.conditions = metrics.map(|text| conditions(&text)).unwrap_or_default();
@@ -57,37 +57,37 @@ async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) ->
 }
 
 /// Everything that it counts.
-pub(crate) async fn metrics(node: &Node, service: &str) -> Seen<String> {
+pub(crate) async fn metrics(node: &Node, service: &str) -> Observed<String> {
     let socket = node.socket(service);
-    match timeout(PATIENCE, inpod_service::metrics::fetch(&socket)).await {
+    match timeout(QUERY_TIMEOUT, inpod_service::metrics::fetch(&socket)).await {
         Ok(answer) => answer,
         Err(_elapsed) => Err(format!(
             "{}: no answer within {} s",
             socket.display(),
-            PATIENCE.as_secs()
+            QUERY_TIMEOUT.as_secs()
         )),
     }
 }
 
 /// The process that listens, as the kernel says (unix(7), SO_PEERCRED).
-async fn peer(root: &Root, node: &Node, service: &str) -> Seen<Process> {
-    let stream = timeout(PATIENCE, UnixStream::connect(node.socket(service))).await;
-    let stream = stream.map_err(|_elapsed| "nobody accepts connections".to_owned())?;
+async fn peer(root: &HostFs, node: &Node, service: &str) -> Observed<Process> {
+    let stream = timeout(QUERY_TIMEOUT, UnixStream::connect(node.socket(service))).await;
+    let stream = stream.map_err(|_elapsed| "connection not accepted in time".to_owned())?;
     let stream = stream.map_err(|error| error.to_string())?;
     let peer = stream.peer_cred().map_err(|error| error.to_string())?;
     match peer.pid() {
         Some(pid) if pid > 0 => Ok(process(root, pid)),
-        Some(_) | None => {
-            Err("its pid cannot be seen from here: run it in the node's pid namespace".to_owned())
-        }
+        Some(_) | None => Err(
+            "its pid is not visible from here; run inpod in the node's pid namespace".to_owned(),
+        ),
     }
 }
 
 /// The value of a label in the first line of a metric whose name ends so.
-fn version(metrics: &str) -> Seen<String> {
+fn version(metrics: &str) -> Observed<String> {
     let line = metrics.lines().find(|line| line.contains("_build_info{"));
     let version = line.and_then(|line| label(line, "version"));
-    version.ok_or_else(|| "its metrics tell no version".to_owned())
+    version.ok_or_else(|| "no version in its metrics".to_owned())
 }
 
 fn label(line: &str, name: &str) -> Option<String> {

@@ -4,10 +4,10 @@ use std::fs;
 
 use super::super::facts::{Process, Zds};
 use super::state::inode;
-use crate::root::{Root, Seen};
+use crate::host_fs::{HostFs, Observed};
 
 /// A service's process.
-pub(super) fn process(root: &Root, pid: i32) -> Process {
+pub(super) fn process(root: &HostFs, pid: i32) -> Process {
     let limits = root.text(format!("/proc/{pid}/limits"));
     Process {
         pid,
@@ -19,7 +19,7 @@ pub(super) fn process(root: &Root, pid: i32) -> Process {
     }
 }
 
-fn open_files(root: &Root, pid: i32) -> Seen<u64> {
+fn open_files(root: &HostFs, pid: i32) -> Observed<u64> {
     let path = format!("/proc/{pid}/fd");
     let entries =
         fs::read_dir(root.at(&path)).map_err(|error| format!("cannot read {path}: {error}"))?;
@@ -27,7 +27,7 @@ fn open_files(root: &Root, pid: i32) -> Seen<u64> {
 }
 
 /// The soft limit (proc_pid_limits(5)).
-fn file_limit(text: &str) -> Seen<u64> {
+fn file_limit(text: &str) -> Observed<u64> {
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("Max open files"));
@@ -36,14 +36,14 @@ fn file_limit(text: &str) -> Seen<u64> {
         Some("unlimited") => Ok(u64::MAX),
         Some(number) => number
             .parse()
-            .map_err(|_| format!("{number:?} is no number of files")),
-        None => Err("no limit of open files is told".to_owned()),
+            .map_err(|_| format!("not a number of files: {number:?}")),
+        None => Err("found no limit of open files".to_owned()),
     }
 }
 
 /// The socket of ztunnels, and who listens on it. `broker` names a process whose view of the network is the right one:
 /// the kernel lists a netns's sockets.
-pub(super) fn zds(root: &Root, path: &str, broker: Option<i32>) -> Zds {
+pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     let of = broker.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
     let table = root.text(format!("/proc/{of}/net/unix"));
     Zds {
@@ -72,7 +72,7 @@ fn listening(table: &str, path: &str) -> Vec<String> {
     table.lines().filter_map(inode).collect()
 }
 
-fn holders(root: &Root, sockets: &[String]) -> Seen<Vec<(i32, String)>> {
+fn holders(root: &HostFs, sockets: &[String]) -> Observed<Vec<(i32, String)>> {
     if sockets.is_empty() {
         return Ok(Vec::new());
     }
@@ -85,7 +85,7 @@ fn holders(root: &Root, sockets: &[String]) -> Seen<Vec<(i32, String)>> {
     Ok(found.collect())
 }
 
-fn has_open(root: &Root, pid: i32, sockets: &[String]) -> bool {
+fn has_open(root: &HostFs, pid: i32, sockets: &[String]) -> bool {
     let Ok(entries) = fs::read_dir(root.at(format!("/proc/{pid}/fd"))) else {
         return false;
     };

@@ -15,29 +15,29 @@ use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
 use tonic::Request;
 
-use super::{super::facts::Findings, PATIENCE};
+use super::{super::facts::Findings, QUERY_TIMEOUT};
 use crate::{
-    ask::{BROKER, NETCONFIG, Node, POD_EVENTS},
-    error::AskError,
-    root::Seen,
+    error::CommandError,
+    host_fs::Observed,
+    node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
 /// In so many netns it is looked what stands in the way, and no longer than this.
-const LOOKS: usize = 500;
-const LOOKING: Duration = Duration::from_secs(10);
+const MAX_INSPECTED_NETNS: usize = 500;
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long netconfig may take to test itself.
-const TESTING: Duration = Duration::from_secs(60);
+const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The answers, or why there is none.
 #[derive(Debug)]
 pub(super) struct Answers {
-    pub(super) status: Seen<GetStatusResponse>,
-    pub(super) pods: Seen<Vec<PodSummary>>,
-    pub(super) workloads: Seen<ListWorkloadsResponse>,
-    pub(super) states: Seen<Vec<NetnsState>>,
-    pub(super) findings: Seen<Findings>,
-    pub(super) self_test: Option<Seen<SelfTestResponse>>,
+    pub(super) status: Observed<GetStatusResponse>,
+    pub(super) pods: Observed<Vec<PodSummary>>,
+    pub(super) workloads: Observed<ListWorkloadsResponse>,
+    pub(super) states: Observed<Vec<NetnsState>>,
+    pub(super) findings: Observed<Findings>,
+    pub(super) self_test: Option<Observed<SelfTestResponse>>,
 }
 
 /// Asks them all.
@@ -63,14 +63,14 @@ pub(super) async fn all(node: &Node, with_self_test: bool) -> Answers {
     }
 }
 
-async fn status(node: &Node) -> Seen<GetStatusResponse> {
+async fn status(node: &Node) -> Observed<GetStatusResponse> {
     let mut client = node.pod_events();
     let answer = client.get_status(node.request(GetStatusRequest {}));
     let answer = node.answer(POD_EVENTS, answer).await;
     answer.map_err(|error| error.first_line())
 }
 
-async fn pods(node: &Node) -> Seen<Vec<PodSummary>> {
+async fn pods(node: &Node) -> Observed<Vec<PodSummary>> {
     let mut client = node.pod_events();
     let answer = client.list_pods(node.request(ListPodsRequest::default()));
     let answer = node.answer(POD_EVENTS, answer).await;
@@ -79,7 +79,7 @@ async fn pods(node: &Node) -> Seen<Vec<PodSummary>> {
         .map_err(|error| error.first_line())
 }
 
-async fn workloads(node: &Node) -> Seen<ListWorkloadsResponse> {
+async fn workloads(node: &Node) -> Observed<ListWorkloadsResponse> {
     let mut client = node.broker();
     let answer = client.list_workloads(node.request(ListWorkloadsRequest {}));
     let answer = node.answer(BROKER, answer).await;
@@ -87,17 +87,17 @@ async fn workloads(node: &Node) -> Seen<ListWorkloadsResponse> {
 }
 
 /// The state of each claim, from the stream that goes on afterwards.
-async fn states(node: &Node) -> Seen<Vec<NetnsState>> {
-    let read = timeout(PATIENCE, read_states(node)).await;
+async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
+    let read = timeout(QUERY_TIMEOUT, read_states(node)).await;
     read.unwrap_or_else(|_elapsed| {
         Err(format!(
             "netconfig: no answer within {} s",
-            PATIENCE.as_secs()
+            QUERY_TIMEOUT.as_secs()
         ))
     })
 }
 
-async fn read_states(node: &Node) -> Seen<Vec<NetnsState>> {
+async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
     let mut client = node.netconfig();
     // Without a timeout of its own: it would be the stream's.
     let answer = client.watch_drift(Request::new(WatchDriftRequest {}));
@@ -116,11 +116,11 @@ async fn read_states(node: &Node) -> Seen<Vec<NetnsState>> {
     }
 }
 
-async fn findings(node: &Node, states: &[NetnsState]) -> Seen<Findings> {
-    let deadline = Instant::now() + LOOKING;
+async fn findings(node: &Node, states: &[NetnsState]) -> Observed<Findings> {
+    let deadline = Instant::now() + INSPECT_TIMEOUT;
     let mut findings = Findings::default();
     let sandboxes = states.iter().filter_map(|state| state.sandbox.as_ref());
-    for sandbox in sandboxes.take(LOOKS) {
+    for sandbox in sandboxes.take(MAX_INSPECTED_NETNS) {
         if Instant::now() >= deadline {
             break;
         }
@@ -130,7 +130,7 @@ async fn findings(node: &Node, states: &[NetnsState]) -> Seen<Findings> {
                 .into_iter()
                 .map(|finding| (sandbox.container_id.clone(), finding));
             findings.of.extend(of);
-            findings.looked_at += 1;
+            findings.inspected += 1;
         }
     }
     Ok(findings)
@@ -139,7 +139,7 @@ async fn findings(node: &Node, states: &[NetnsState]) -> Seen<Findings> {
 async fn inspected(
     node: &Node,
     sandbox: &SandboxRef,
-) -> Seen<Option<Vec<inpod_proto::netconfig::v1::Finding>>> {
+) -> Observed<Option<Vec<inpod_proto::netconfig::v1::Finding>>> {
     let request = InspectNetnsRequest {
         target: Some(Target::Sandbox(sandbox.clone())),
     };
@@ -152,12 +152,12 @@ async fn inspected(
     }
 }
 
-async fn self_test(node: &Node) -> Seen<SelfTestResponse> {
-    let node = node.with_timeout(TESTING);
+async fn self_test(node: &Node) -> Observed<SelfTestResponse> {
+    let node = node.with_timeout(SELF_TEST_TIMEOUT);
     let mut client = node.netconfig();
     let answer = client.self_test(node.request(SelfTestRequest {}));
     match node.answer(NETCONFIG, answer).await {
-        Err(AskError::Failed { failure, .. }) if is_of_rules(failure.reason) => {
+        Err(CommandError::Failed { failure, .. }) if is_of_rules(failure.reason) => {
             Ok(refused(&failure))
         }
         answer => answer.map_err(|error| error.first_line()),

@@ -9,21 +9,21 @@ use super::{
     openness,
 };
 
-/// Less is too little: a checkpoint or an entry of the spool is at most some KiB, and they come in bursts.
-const BYTES: u64 = 16 << 20;
-const FILES: u64 = 100;
+/// Less is too little: a checkpoint or an entry of the spool is at max some KiB, and they come in bursts.
+const MIN_FREE_BYTES: u64 = 16 << 20;
+const MIN_FREE_FILES: u64 = 100;
 
 /// So many the plugin writes down and no more (`inpod_cni::spool`).
-pub(crate) const MOST_SPOOLED: usize = 20_000;
+pub(crate) const MAX_SPOOLED: usize = 20_000;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<_> = facts.directories.iter().flat_map(directory).collect();
     checks.push(match &facts.spool {
         Err(why) => Check::unknown(Code::SpoolWaiting, "", why),
-        Ok(count) if *count >= MOST_SPOOLED => Check::holds(
+        Ok(count) if *count >= MAX_SPOOLED => Check::problem(
             Code::SpoolFull,
             "",
-            format!("{count} calls wait, of at most {MOST_SPOOLED}"),
+            format!("{count} of at most {MAX_SPOOLED} calls wait"),
         ),
         Ok(count) => Check::whether(
             *count > 0,
@@ -40,7 +40,7 @@ fn directory(directory: &Directory) -> Vec<Check> {
     let inode = match &directory.inode {
         Err(why) => return vec![Check::unknown(Code::StateOpen, path, why)],
         // Made when it is needed.
-        Ok(None) => return vec![Check::ok(Code::StateOpen, path, "it is not there yet")],
+        Ok(None) => return vec![Check::ok(Code::StateOpen, path, "does not exist yet")],
         Ok(Some(inode)) => *inode,
     };
     let open = openness(inode, Kind::Directory, 0o700);
@@ -63,7 +63,7 @@ fn room(path: &str, space: Space) -> [Check; 2] {
         is_read_only,
     } = space;
     let mib = bytes >> 20;
-    let is_low = bytes < BYTES || (all_files > 0 && files < FILES);
+    let is_low = bytes < MIN_FREE_BYTES || (all_files > 0 && files < MIN_FREE_FILES);
     let writable = if is_read_only {
         "read-only"
     } else {
@@ -75,7 +75,7 @@ fn room(path: &str, space: Space) -> [Check; 2] {
             is_low,
             Code::StateSpaceLow,
             path,
-            format!("{mib} MiB and {files} files are left"),
+            format!("{mib} MiB and {files} files left"),
         ),
     ]
 }

@@ -15,7 +15,7 @@ use inpod_types::{Failure, Reason};
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
 
-use crate::error::AskError;
+use crate::error::CommandError;
 
 /// The service that decides.
 pub(crate) const POD_EVENTS: &str = "pod-events";
@@ -27,7 +27,7 @@ pub(crate) const NETCONFIG: &str = "netconfig";
 pub(crate) const BROKER: &str = "ztunnel-broker";
 
 /// A node's pods in one message may be more than the 4 MiB that are the default.
-const LONGEST: usize = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// How much longer an answer is waited for than the service was told.
 const GRACE: Duration = Duration::from_millis(500);
@@ -50,15 +50,18 @@ impl Node {
     }
 
     pub(crate) fn pod_events(&self) -> PodEventsServiceClient<Channel> {
-        PodEventsServiceClient::new(self.channel(POD_EVENTS)).max_decoding_message_size(LONGEST)
+        PodEventsServiceClient::new(self.channel(POD_EVENTS))
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn netconfig(&self) -> NetconfigServiceClient<Channel> {
-        NetconfigServiceClient::new(self.channel(NETCONFIG)).max_decoding_message_size(LONGEST)
+        NetconfigServiceClient::new(self.channel(NETCONFIG))
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(crate) fn broker(&self) -> ZtunnelBrokerServiceClient<Channel> {
-        ZtunnelBrokerServiceClient::new(self.channel(BROKER)).max_decoding_message_size(LONGEST)
+        ZtunnelBrokerServiceClient::new(self.channel(BROKER))
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     /// The socket of a service.
@@ -83,7 +86,7 @@ impl Node {
         &self,
         service: &'static str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, AskError> {
+    ) -> Result<T, CommandError> {
         match timeout(self.timeout + GRACE, answer).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(self.error(service, &status)),
@@ -91,9 +94,9 @@ impl Node {
         }
     }
 
-    pub(crate) fn unreachable(&self, service: &'static str, cause: String) -> AskError {
+    pub(crate) fn unreachable(&self, service: &'static str, cause: String) -> CommandError {
         let socket = inpod_service::socket(&self.run_dir, service);
-        AskError::Unreachable {
+        CommandError::Unreachable {
             service,
             socket,
             cause,
@@ -101,11 +104,11 @@ impl Node {
     }
 
     /// What a status means. A service says its failures in the details; without them it was not the service.
-    pub(crate) fn error(&self, service: &'static str, status: &Status) -> AskError {
+    pub(crate) fn error(&self, service: &'static str, status: &Status) -> CommandError {
         if status.details().is_empty() && is_of_transport(status.code()) {
             return self.unreachable(service, cause(status));
         }
-        AskError::Failed {
+        CommandError::Failed {
             service,
             socket: inpod_service::socket(&self.run_dir, service),
             failure: Box::new(failure_of(status)),
@@ -114,9 +117,9 @@ impl Node {
 }
 
 /// Whether a watcher only has to read again.
-pub(crate) fn is_behind(error: &AskError) -> bool {
+pub(crate) fn is_behind(error: &CommandError) -> bool {
     let overloaded = |failure: &Failure| failure.reason == Reason::Overloaded;
-    matches!(error, AskError::Failed { failure, .. } if overloaded(failure))
+    matches!(error, CommandError::Failed { failure, .. } if overloaded(failure))
 }
 
 fn is_of_transport(code: Code) -> bool {

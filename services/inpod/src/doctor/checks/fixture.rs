@@ -13,10 +13,10 @@ use inpod_proto::{
 
 use super::super::{
     chain::{Chain, Network},
+    collect::{FEATURES, SERVICES},
     facts::{
         Directory, Facts, Findings, Inode, Kind, Plugin, Presence, Process, Service, Space, Zds,
     },
-    gather::{FEATURES, SERVICES},
     mounts,
 };
 
@@ -145,7 +145,7 @@ fn directory() -> Directory {
 pub(super) fn healthy() -> Facts {
     let features = FEATURES
         .iter()
-        .map(|it| (it.name, Presence::There("it is built in")));
+        .map(|it| (it.name, Presence::There("built in")));
     Facts {
         release: Ok("5.14.0-362.el9\n".to_owned()),
         features: features.collect(),

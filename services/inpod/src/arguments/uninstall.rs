@@ -1,0 +1,159 @@
+//! Arguments of `uninstall` and `handover`, and of `leave`, the name that both had before.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Arg, ArgMatches, Command};
+
+use super::{path, string, text};
+
+/// What nodes keep when inpod is removed from them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Nothing: pods are withdrawn and changes to the host are reverted.
+    Uninstall,
+    /// Rules, listeners and annotations, for the agent that replaces inpod.
+    Handover,
+}
+
+impl Mode {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Uninstall => "uninstall",
+            Self::Handover => "handover",
+        }
+    }
+}
+
+/// Which installation to remove from its nodes, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct UninstallOptions {
+    pub(crate) mode: Mode,
+    pub(crate) namespace: Option<String>,
+    pub(crate) daemonset: String,
+    pub(crate) timeout: Duration,
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    let modes = [Mode::Uninstall, Mode::Handover];
+    let named = modes.into_iter().find(|mode| mode.as_str() == text);
+    named.ok_or_else(|| "expected uninstall or handover".to_owned())
+}
+
+/// Parses `90`, `90s`, `5m` or `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("", 1)];
+    let unit = units.iter().find(|(unit, _)| text.ends_with(unit));
+    let (unit, seconds) = unit.copied().unwrap_or(("", 1));
+    let number: Option<u32> = text.strip_suffix(unit).and_then(|it| it.parse().ok());
+    match number {
+        Some(number) if number > 0 => Ok(Duration::from_secs(u64::from(number) * seconds)),
+        Some(_) | None => Err("expected a duration such as 90s or 5m".to_owned()),
+    }
+}
+
+fn arguments() -> [Arg; 4] {
+    [
+        text(
+            "namespace",
+            "Namespace of inpod; the namespace of the kubeconfig's context if omitted",
+        )
+        .short('n'),
+        text(
+            "daemonset",
+            "Name of the agent's DaemonSet, and of the label app.kubernetes.io/name on its pods",
+        )
+        .default_value("inpod"),
+        // Replaces the global option of this name.
+        Arg::new("timeout")
+            .long("timeout")
+            .value_name("TIME")
+            .value_parser(duration)
+            .default_value("5m")
+            .help("How long to wait for the nodes, such as 90s or 5m"),
+        path(
+            "kubeconfig",
+            "Kubeconfig file; found like kubectl does, or the pod's service account, if omitted",
+        ),
+    ]
+}
+
+pub(super) fn uninstall() -> Command {
+    Command::new("uninstall")
+        .about("Remove inpod from every node: withdraw all pods and revert every change to the host. Uses your Kubernetes credentials; run it before helm uninstall")
+        .args(arguments())
+}
+
+pub(super) fn handover() -> Command {
+    Command::new("handover")
+        .about("Remove inpod from every node but keep rules, listeners and annotations for the agent that replaces it. Uses your Kubernetes credentials")
+        .args(arguments())
+}
+
+pub(super) fn leave() -> Command {
+    Command::new("leave")
+        .hide(true)
+        .about("Same as uninstall or handover; kept for scripts that use the old name")
+        .arg(
+            Arg::new("mode")
+                .long("mode")
+                .value_name("MODE")
+                .value_parser(mode)
+                .required(true)
+                .help("uninstall or handover"),
+        )
+        .args(arguments())
+}
+
+/// Reads the options of a subcommand; without `mode`, that of the option `--mode`.
+pub(super) fn options(mode: Option<Mode>, matches: &ArgMatches) -> UninstallOptions {
+    let given = || matches.get_one("mode").copied();
+    UninstallOptions {
+        mode: mode.or_else(given).unwrap_or(Mode::Handover),
+        namespace: string(matches, "namespace"),
+        daemonset: string(matches, "daemonset").unwrap_or_default(),
+        timeout: matches.get_one("timeout").copied().unwrap_or_default(),
+        kubeconfig: matches.get_one::<PathBuf>("kubeconfig").cloned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Command, ParseError, tests::parse},
+        *,
+    };
+
+    fn parsed(line: &str) -> UninstallOptions {
+        match parse(line).unwrap().command {
+            Command::Uninstall(options) => options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_subcommand_or_the_mode_of_the_old_one_says_what_stays() {
+        for (line, mode) in [
+            ("inpod uninstall", Mode::Uninstall),
+            ("inpod handover", Mode::Handover),
+            ("inpod leave --mode uninstall", Mode::Uninstall),
+            ("inpod leave --mode handover", Mode::Handover),
+        ] {
+            assert_eq!(parsed(line).mode, mode, "{line}");
+        }
+        let options = parsed("inpod uninstall -n mesh --timeout 90s");
+        assert_eq!(options.timeout, Duration::from_secs(90));
+        assert_eq!(
+            (options.namespace.as_deref(), options.daemonset.as_str()),
+            (Some("mesh"), "inpod")
+        );
+        for line in [
+            "inpod leave",
+            "inpod leave --mode away",
+            "inpod handover --timeout 0m",
+            "inpod uninstall --mode uninstall",
+        ] {
+            assert!(matches!(parse(line), Err(ParseError::Usage(_))), "{line}");
+        }
+    }
+}

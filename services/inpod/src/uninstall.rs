@@ -1,0 +1,227 @@
+//! `inpod leave`: every node is reported how to go, and waited for; nodes that cannot be reached are named.
+//!
+//! The word is a ConfigMap that the agent's containers mount. Each of those that have a part in it writes one line when
+//! it is done, which the kubelet shows as the last state of its container: no right to write is needed on the node. The
+//! whole may be repeated: what has been said stays said, and what was done counts.
+
+mod progress;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use kube::{
+    Api, Client,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    arguments::{Mode, UninstallOptions},
+    error::CommandError,
+    kubernetes::{self, REQUEST_TIMEOUT},
+    out::Out,
+    table::clean,
+};
+use progress::{NodeProgress, installer_image, progress_by_node};
+
+/// What the agent's containers mount, and the key in it.
+const CONFIG_MAP: &str = "inpod-leave";
+const MODE_KEY: &str = "mode";
+
+/// When the mode was said: receipts from before are of an earlier time.
+const SINCE_ANNOTATION: &str = inpod_types::keys::LEAVE_SINCE;
+
+/// How often it is observed how far nodes are.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Who is asked, and where the agent is.
+struct Cluster {
+    client: Client,
+    namespace: String,
+    selector: String,
+}
+
+/// Says it, waits, and tells of each node.
+pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(), CommandError> {
+    let cluster = Cluster::connect(options).await?;
+    let since = cluster.request(options.mode).await?;
+    let (namespace, mode) = (&cluster.namespace, options.mode.as_str());
+    out.line(&format!("set ConfigMap {namespace}/{CONFIG_MAP} to {mode}; kubelets deliver it to the agent within about a minute"))?;
+    let deadline = Instant::now() + options.timeout;
+    let mut reported = BTreeMap::new();
+    loop {
+        let observed = cluster.observe(options.mode, since).await;
+        match observed {
+            Ok((nodes, image)) => {
+                report_changes(&nodes, &mut reported, out)?;
+                let is_late = Instant::now() >= deadline;
+                let waiting = nodes.values().any(NodeProgress::is_waiting);
+                if !waiting || is_late {
+                    return report_result(&nodes, options.mode, &image, out);
+                }
+            }
+            Err(error) if error.is_final || Instant::now() >= deadline => return Err(error.error),
+            Err(error) => out.line(&format!("{}; retrying", error.error))?,
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// A line for each node that stands otherwise than it was reported last.
+fn report_changes(
+    nodes: &BTreeMap<String, NodeProgress>,
+    reported: &mut BTreeMap<String, NodeProgress>,
+    out: &mut Out,
+) -> Result<(), CommandError> {
+    for (node, progress) in nodes {
+        if reported.get(node) != Some(progress) {
+            out.line(&format!(
+                "{}: {}",
+                clean(node),
+                clean(&progress.to_string())
+            ))?;
+            reported.insert(node.clone(), progress.clone());
+        }
+    }
+    Ok(())
+}
+
+/// What is to be done by hand, and whether that is all.
+fn report_result(
+    nodes: &BTreeMap<String, NodeProgress>,
+    mode: Mode,
+    image: &str,
+    out: &mut Out,
+) -> Result<(), CommandError> {
+    let left = nodes
+        .values()
+        .filter(|it| matches!(it, NodeProgress::Done(_)));
+    out.line(&format!("{} of {} nodes done", left.count(), nodes.len()))?;
+    let rest = nodes
+        .iter()
+        .filter(|(_, it)| !matches!(it, NodeProgress::Done(_)));
+    for (node, progress) in rest {
+        let (node, mode) = (clean(node), mode.as_str());
+        out.line(&format!(
+            "{node}: {}; on this node, run",
+            clean(&progress.to_string())
+        ))?;
+        out.line(&format!(
+            "  kubectl debug node/{node} -it --profile=sysadmin --image={image} -- /installer {mode} --host-root /host"
+        ))?;
+    }
+    let waiting = nodes.iter().filter(|(_, it)| it.is_waiting());
+    let waiting: Vec<_> = waiting.map(|(node, _)| clean(node)).collect();
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    Err(CommandError::UninstallIncomplete(waiting.join(", ")))
+}
+
+/// Why a look failed.
+struct QueryError {
+    error: CommandError,
+    /// Whether another attempt would fail alike.
+    is_final: bool,
+}
+
+/// An answer that was had in time.
+async fn with_timeout<T>(
+    what: &str,
+    answer: impl Future<Output = kube::Result<T>>,
+) -> Result<T, QueryError> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(QueryError {
+            // The server understood, and will not.
+            is_final: matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429),
+            error: kubernetes::error(what, &error),
+        }),
+        Err(_elapsed) => Err(QueryError {
+            error: kubernetes::error(
+                what,
+                &format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()),
+            ),
+            is_final: false,
+        }),
+    }
+}
+
+impl Cluster {
+    async fn connect(options: &UninstallOptions) -> Result<Self, CommandError> {
+        let (client, of_context) = kubernetes::connect(options.kubeconfig.as_deref()).await?;
+        Ok(Self {
+            client,
+            namespace: options.namespace.clone().unwrap_or(of_context),
+            selector: format!("app.kubernetes.io/name={}", options.daemonset),
+        })
+    }
+
+    /// Sets the ConfigMap; since when it says so, in seconds since 1970.
+    async fn request(&self, mode: Mode) -> Result<i64, CommandError> {
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
+        let what = format!("read ConfigMap {}/{CONFIG_MAP}", self.namespace);
+        let known = with_timeout(&what, maps.get_opt(CONFIG_MAP)).await;
+        let known = known.map_err(|it| it.error)?;
+        if let Some(since) = known
+            .as_ref()
+            .and_then(|known| requested_since(known, mode))
+        {
+            return Ok(since);
+        }
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        let change = json!({
+            "metadata": {"name": CONFIG_MAP, "annotations": {SINCE_ANNOTATION: now.to_string()}},
+            "data": {MODE_KEY: mode.as_str()},
+        });
+        let what = format!("write ConfigMap {}/{CONFIG_MAP}", self.namespace);
+        let written = match known {
+            Some(_) => {
+                let (how, change) = (PatchParams::default(), Patch::Merge(change));
+                with_timeout(&what, maps.patch(CONFIG_MAP, &how, &change)).await
+            }
+            None => {
+                let map = serde_json::from_value(change)
+                    .map_err(|error| kubernetes::error(&what, &error))?;
+                with_timeout(&what, maps.create(&PostParams::default(), &map)).await
+            }
+        };
+        written.map(|_| now).map_err(|it| it.error)
+    }
+
+    async fn observe(
+        &self,
+        mode: Mode,
+        since: i64,
+    ) -> Result<(BTreeMap<String, NodeProgress>, String), QueryError> {
+        let api = Api::<Node>::all(self.client.clone());
+        let nodes = with_timeout("list nodes", api.list(&ListParams::default())).await?;
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace);
+        let how = ListParams::default().labels(&self.selector);
+        let pods = with_timeout("list the agent's pods", pods.list(&how)).await?;
+        Ok((
+            progress_by_node(&nodes.items, &pods.items, mode, since),
+            installer_image(&pods.items),
+        ))
+    }
+}
+
+/// Since when a ConfigMap says this; `None` where it does not.
+fn requested_since(map: &ConfigMap, mode: Mode) -> Option<i64> {
+    let mode_set = map.data.as_ref()?.get(MODE_KEY)?;
+    let since = map
+        .metadata
+        .annotations
+        .as_ref()?
+        .get(SINCE_ANNOTATION)?
+        .parse()
+        .ok();
+    since.filter(|_| mode_set.trim() == mode.as_str())
+}

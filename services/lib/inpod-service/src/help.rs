@@ -1,0 +1,59 @@
+//! Wraps help texts at 80 columns.
+//!
+//! clap wraps only with its feature `wrap_help`, which adds a dependency to find out the terminal's width; in a container's
+//! log there is none.
+
+const MAX_COLUMNS: usize = 80;
+
+/// Wraps the lines of a help text that clap rendered with `next_line_help`. What continues a line has the line's indentation.
+pub fn wrap(text: &str) -> String {
+    let mut wrapped = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        if line.trim_end().chars().count() <= MAX_COLUMNS {
+            wrapped += line;
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let mut column = 0;
+        for word in line.split_whitespace() {
+            let length = word.chars().count();
+            if column > indent && column + 1 + length > MAX_COLUMNS {
+                wrapped.push('\n');
+                column = 0;
+            }
+            if column == 0 {
+                wrapped += &" ".repeat(indent);
+                column = indent;
+            } else {
+                wrapped.push(' ');
+                column += 1;
+            }
+            wrapped += word;
+            column += length;
+        }
+        wrapped.push('\n');
+    }
+    wrapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_wrapped_with_their_indentation_and_short_ones_stay() {
+        let long = format!("      {}end\n", "word ".repeat(20));
+        let text = format!("Usage:  x\n\n{long}");
+        let wrapped = wrap(&text);
+        assert!(wrapped.starts_with("Usage:  x\n\n      word"), "{wrapped}");
+        assert!(
+            wrapped.ends_with("\n      word word word word word word end\n"),
+            "{wrapped}"
+        );
+        assert!(wrapped.lines().all(|line| line.len() <= MAX_COLUMNS));
+        assert_eq!(
+            wrap(&format!("  {}", "x".repeat(100))),
+            format!("  {}\n", "x".repeat(100))
+        );
+    }
+}
