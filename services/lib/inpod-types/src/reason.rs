@@ -1,10 +1,10 @@
 use std::fmt;
 
-/// Declares the closed list of reasons: number on the wire, name, and the one line that helps.
+/// Declares the reasons, a closed list: number on the wire, name and remedy.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $remedy:literal;)*) => {
-        /// Why a pod is in the mesh or not, or why a call failed. A closed list: the same words in gRPC details,
-        /// events, metrics and CNI errors.
+        /// Why a pod is in the mesh or not, or why a call failed. The names are the same in gRPC details, Events, metrics
+        /// and CNI errors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
             $($(#[$doc])* $variant,)*
@@ -19,7 +19,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $number),* }
             }
 
-            /// The reason of that number in `inpod.types.v1.Reason`.
+            /// Returns the reason with a number in `inpod.types.v1.Reason`.
             pub fn from_number(number: i32) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
@@ -29,7 +29,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// What to do about it, in one line.
+            /// What an operator can do about it, in one line.
             pub fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy),* }
             }
@@ -38,127 +38,127 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The pod's own label enrolls it.
+    /// A label on the pod enrolls it.
     LabelOnPod = 1, "LABEL_ON_POD", "Nothing to do: the pod asked to join.";
-    /// The namespace's label enrolls the pod.
+    /// A label on the namespace enrolls the pod.
     LabelOnNamespace = 2, "LABEL_ON_NAMESPACE", "Nothing to do: the pod's namespace asked to join.";
     /// Neither the pod nor its namespace asks to join.
-    NotSelected = 3, "NOT_SELECTED", "Label the pod or its namespace as the setting enablement_selectors asks: istio.io/dataplane-mode=ambient, where it was not changed.";
-    /// The pod's label keeps it out.
-    OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod to let its namespace decide.";
-    /// The pod shares the node's network.
-    HostNetwork = 5, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no netns of their own.";
-    /// The pod has a proxy of its own, to which inpod redirects nothing.
-    HasSidecar = 6, "HAS_SIDECAR", "Disable sidecar injection for the pod and recreate it to enroll it.";
-    /// The pod's containers have ended for good.
+    NotSelected = 3, "NOT_SELECTED", "Label the pod or its namespace istio.io/dataplane-mode=ambient, or as the setting enablement_selectors requires if it was changed.";
+    /// A label on the pod keeps it out.
+    OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod; its namespace then decides.";
+    /// The pod uses the node's network.
+    HostNetwork = 5, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no network namespace of their own.";
+    /// The pod has a sidecar proxy to which inpod does not redirect traffic.
+    HasSidecar = 6, "HAS_SIDECAR", "To enroll the pod, disable sidecar injection for it and recreate it.";
+    /// The pod has succeeded or failed.
     PodTerminal = 7, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
-    /// The namespace is excluded in the node's configuration.
+    /// The node's configuration excludes the namespace.
     NamespaceExcluded = 8, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
-    /// inpod is being taken off the node.
-    NodeLeaves = 9, "NODE_LEAVES", "Nothing to do where inpod is to go from this node; else take back the word in leave_file (the ConfigMap inpod-leave).";
-    /// A sidecar was injected: the pod's traffic goes to it.
-    SidecarInjected = 10, "SIDECAR_INJECTED", "Nothing to do: the pod's proxy was injected for it.";
+    /// inpod is being uninstalled from the node, or handed over to another agent.
+    NodeLeaves = 9, "NODE_LEAVES", "Nothing to do if inpod is to go from this node; otherwise empty the key mode in the ConfigMap inpod-leave (the setting leave_file).";
+    /// A sidecar was injected, and the pod's traffic is redirected to it.
+    SidecarInjected = 10, "SIDECAR_INJECTED", "Nothing to do: the pod's traffic goes through its injected sidecar.";
 
-    /// A field of the request, a manifest or the configuration cannot be used.
+    /// A field of the request, a manifest or the configuration is invalid.
     InvalidField = 20, "INVALID_FIELD", "Correct the named field.";
-    /// The caller may not call this.
-    CallerRefused = 21, "CALLER_REFUSED", "Call from a host process or the service that the RPC names; see the setting peer.";
+    /// The caller is not authorized for this call.
+    CallerRefused = 21, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the setting peer.";
     /// The source of pods does not know the pod.
-    PodUnknown = 22, "POD_UNKNOWN", "Wait for the pod to appear, or check that it was not deleted meanwhile.";
+    PodUnknown = 22, "POD_UNKNOWN", "Wait for the pod to appear, or check that it was not deleted in the meantime.";
     /// A pod of that name exists, with another UID.
     PodUidMismatch = 23, "POD_UID_MISMATCH", "Nothing to do: the sandbox belongs to an earlier pod of this name.";
     /// The pod is bound to another node.
-    PodOtherNode = 24, "POD_OTHER_NODE", "Check that the setting node_name is this node's name in Kubernetes.";
+    PodOtherNode = 24, "POD_OTHER_NODE", "Check that the setting node_name is the name of this node in Kubernetes.";
     /// The source of pods does not know the pod's namespace.
     NamespaceUnknown = 25, "NAMESPACE_UNKNOWN", "Wait for the namespace to appear, or add its manifest.";
-    /// The agent is not ready to decide yet.
+    /// The agent is starting and cannot decide yet.
     Starting = 26, "STARTING", "Wait: the agent is reading its state.";
-    /// More calls at once than the process admits.
-    Overloaded = 27, "OVERLOADED", "Wait: the runtime repeats the call.";
-    /// The caller's time ran out.
-    DeadlineExceeded = 28, "DEADLINE_EXCEEDED", "Wait: the runtime repeats the call. See ExplainPod for the slow step.";
+    /// The process has as many calls in flight as it accepts.
+    Overloaded = 27, "OVERLOADED", "Wait: the runtime retries the call.";
+    /// The caller's deadline passed.
+    DeadlineExceeded = 28, "DEADLINE_EXCEEDED", "Wait: the runtime retries the call. See ExplainPod for the slow step.";
     /// Another service of the agent did not answer.
     DependencyUnavailable = 29, "DEPENDENCY_UNAVAILABLE", "Check that the named service runs and that its socket is mounted.";
-    /// The sandbox named is not the pod's current one.
-    SandboxNotCurrent = 30, "SANDBOX_NOT_CURRENT", "Nothing to do: a newer sandbox of the pod is in place.";
+    /// The named sandbox is not the pod's current one.
+    SandboxNotCurrent = 30, "SANDBOX_NOT_CURRENT", "Nothing to do: the pod has a newer sandbox.";
     /// The agent's state could not be written.
-    CheckpointFailed = 31, "CHECKPOINT_FAILED", "Free space on, or repair, the file system under run_dir.";
-    /// The agent could not be reached by the plugin.
+    CheckpointFailed = 31, "CHECKPOINT_FAILED", "Free space on the file system of run_dir, or repair it.";
+    /// The plugin could not reach the agent.
     AgentUnavailable = 32, "AGENT_UNAVAILABLE", "Check that pod-events runs on this node.";
-    /// A defect of inpod.
-    Internal = 33, "INTERNAL", "Report it with the log of the service named.";
-    /// A thing named in the call is not recorded.
+    /// A bug in inpod.
+    Internal = 33, "INTERNAL", "Report it with the log of the named service.";
+    /// The named sandbox is not recorded.
     SandboxUnknown = 34, "SANDBOX_UNKNOWN", "Nothing to do for DEL; for CHECK recreate the pod.";
 
-    /// Kubernetes does not answer, and it is not known whether the pod is to be in the mesh.
-    SourceUnavailable = 35, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and lets pod-events read pods and namespaces: GetStatus tells, condition pods.";
+    /// Kubernetes does not answer, so it is unknown whether the pod belongs to the mesh.
+    SourceUnavailable = 35, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and that pod-events may read pods and namespaces; see the condition pods in GetStatus.";
 
     /// The annotation `ambient.istio.io/redirection` could not be written.
-    AnnotationFailed = 36, "ANNOTATION_FAILED", "Check that the API server answers this node and lets pod-events patch pods/status: GetStatus tells, condition annotations.";
-    /// A Ready pod is in the mesh, and its annotation has not said so for ten seconds.
-    AnnotationLate = 37, "ANNOTATION_LATE", "Check that the API server answers this node: its peers do not use HBONE with the pod until then.";
-    /// No CNI call was seen for the pod, and its status shows no address to find it by.
+    AnnotationFailed = 36, "ANNOTATION_FAILED", "Check that the API server answers this node and that pod-events may patch pods/status; see the condition annotations in GetStatus.";
+    /// A Ready pod has been enrolled for ten seconds without the annotation that announces it.
+    AnnotationLate = 37, "ANNOTATION_LATE", "Check that the API server answers this node; until then peers do not use HBONE with the pod.";
+    /// No CNI call was seen for the pod, and its status has no address to find its sandbox by.
     SandboxAwaited = 38, "SANDBOX_AWAITED", "Wait until the pod has started.";
-    /// The pod's annotations ask for what takes traffic past ztunnel, and nobody permits that.
+    /// The pod's annotations ask for traffic to bypass ztunnel, which is not permitted.
     NotPermitted = 39, "NOT_PERMITTED", "Permit it with the annotation inpod.io/allow on the namespace or the setting pods_may, or remove the annotation from the pod.";
 
-    /// The path may not be used for a netns.
-    NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is no symbolic link.";
-    /// There is nothing at the path.
+    /// The path may not be used for a network namespace.
+    NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is not a symbolic link.";
+    /// The path of the network namespace does not exist.
     NetnsMissing = 41, "NETNS_MISSING", "Nothing to do: the sandbox is gone and will be recreated.";
-    /// What is at the path is no network namespace.
+    /// The path is not a network namespace.
     NetnsNotANetns = 42, "NETNS_NOT_A_NETNS", "Check what the runtime passes as CNI_NETNS.";
-    /// Another netns than the one that the caller means.
+    /// The path leads to another network namespace than the caller expects.
     NetnsMismatch = 43, "NETNS_MISMATCH", "Nothing to do: the path was reused; the sandbox will be recreated.";
-    /// The path leads to the node's own netns.
-    NetnsIsHost = 44, "NETNS_IS_HOST", "Check what the runtime passes as CNI_NETNS: it is the node's own netns.";
-    /// The netns is claimed for another sandbox.
-    NetnsInUse = 45, "NETNS_IN_USE", "Delete the other sandbox first, or check for two runtimes on one netns.";
-    /// The netns holds none of the pod's addresses.
-    AddressMismatch = 46, "ADDRESS_MISMATCH", "Check that the previous plugin of the chain configured this netns.";
-    /// No claim is held for the sandbox.
-    ClaimUnknown = 47, "CLAIM_UNKNOWN", "Claim the netns again: netconfig was restarted.";
-    /// The kernel refused a change.
-    KernelRefused = 48, "KERNEL_REFUSED", "Check that nf_tables, nat and conntrack are available in the kernel, and that AppArmor does not confine netconfig.";
-    /// The rules in the netns are not the ones that were applied.
-    RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Look for what changed them.";
-    /// The path is not there, but processes run in the netns that was meant.
-    NetnsUnreachable = 50, "NETNS_UNREACHABLE", "Check that the netns directories are mounted into netconfig with HostToContainer propagation.";
+    /// The path leads to the network namespace of the node.
+    NetnsIsHost = 44, "NETNS_IS_HOST", "Check what the runtime passes as CNI_NETNS: it is the node's own network namespace.";
+    /// The network namespace is claimed for another sandbox.
+    NetnsInUse = 45, "NETNS_IN_USE", "Delete the other sandbox first, or check whether two runtimes share one network namespace.";
+    /// The network namespace has none of the pod's addresses.
+    AddressMismatch = 46, "ADDRESS_MISMATCH", "Check that the previous plugin in the chain configured this network namespace.";
+    /// There is no claim for the sandbox.
+    ClaimUnknown = 47, "CLAIM_UNKNOWN", "Claim the network namespace again: netconfig was restarted.";
+    /// The kernel rejected a change.
+    KernelRefused = 48, "KERNEL_REFUSED", "Check that the kernel has nf_tables, nat and conntrack, and that AppArmor does not confine netconfig.";
+    /// The rules in the network namespace differ from those that were applied.
+    RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Find out what changed them.";
+    /// The path does not exist, but processes run in the expected network namespace.
+    NetnsUnreachable = 50, "NETNS_UNREACHABLE", "Check that the directories of network namespaces are mounted into netconfig with HostToContainer propagation.";
 
-    /// No process of the pod is in a netns that holds one of its addresses.
-    NetnsNotFound = 51, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that CNI is called for it.";
-    /// The programs of the backend that is configured cannot be used.
+    /// No process of the pod is in a network namespace with one of its addresses.
+    NetnsNotFound = 51, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that the runtime calls CNI for it.";
+    /// The programs of the configured backend cannot be used.
     BackendUnavailable = 52, "BACKEND_UNAVAILABLE", "Install iptables in netconfig's image, or set backend to nftables.";
     /// A program of the backend did not get its lock, or did not end, in time.
-    BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is repeated. Look for a process that holds the lock.";
-    /// IPv6 is to be captured in a netns that has none.
-    Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or switch IPv6 on in the pod.";
+    BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is retried. Look for a process that holds the lock.";
+    /// IPv6 is to be captured in a network namespace without IPv6.
+    Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or enable IPv6 in the pod.";
 
-    /// Something else undoes the pod's rules again and again.
-    RulesContested = 55, "RULES_CONTESTED", "Look for another agent that changes rules in the pod's netns; they are mended again by themselves, with growing waits.";
-    /// ztunnel was told of the pod and no longer listens in its netns.
-    ListenerLost = 56, "LISTENER_LOST", "Nothing to do: ztunnel is told of the pod again. Look at ztunnel's log for what it says of the pod.";
+    /// Another program keeps changing the pod's rules.
+    RulesContested = 55, "RULES_CONTESTED", "Find the agent that changes rules in the pod's network namespace; inpod keeps repairing them, at growing intervals.";
+    /// ztunnel was sent the pod but no longer listens in its network namespace.
+    ListenerLost = 56, "LISTENER_LOST", "Nothing to do: ztunnel is sent the pod again. Check ztunnel's log for errors about the pod.";
 
-    /// The broker was not given the desired set yet.
+    /// The broker has not received the desired set yet.
     NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";
-    /// The broker was restarted meanwhile.
-    InstanceMismatch = 61, "INSTANCE_MISMATCH", "Read the broker's state again and repeat with its instance_id.";
-    /// A later word on the sandbox is already known.
+    /// The broker was restarted in the meantime.
+    InstanceMismatch = 61, "INSTANCE_MISMATCH", "Read the broker's state again and retry with its instance_id.";
+    /// A later change of the sandbox is already known.
     RevisionStale = 62, "REVISION_STALE", "Nothing to do: a newer change of the same sandbox is in place.";
     /// No ztunnel has connected since the broker started.
-    ZtunnelNeverConnected = 63, "ZTUNNEL_NEVER_CONNECTED", "Check that ztunnel runs on this node and mounts the ZDS socket's directory.";
-    /// Every ztunnel has gone.
-    ZtunnelLost = 64, "ZTUNNEL_LOST", "Check why ztunnel stopped; it reconnects within 15 s once it runs.";
-    /// A ztunnel is connected but has not been brought up to date.
-    ZtunnelSnapshotUnfinished = 65, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is being told the node's pods.";
+    ZtunnelNeverConnected = 63, "ZTUNNEL_NEVER_CONNECTED", "Check that ztunnel runs on this node and mounts the directory of the ZDS socket.";
+    /// All ztunnels have disconnected.
+    ZtunnelLost = 64, "ZTUNNEL_LOST", "Check why ztunnel stopped; it reconnects within 15 s of its start.";
+    /// A ztunnel is connected but has not received all pods yet.
+    ZtunnelSnapshotUnfinished = 65, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is receiving the node's pods.";
     /// ztunnel refused the pod.
-    ZtunnelRefused = 66, "ZTUNNEL_REFUSED", "Read ztunnel's words in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
-    /// ztunnel did not answer.
-    ZtunnelSilent = 67, "ZTUNNEL_SILENT", "Look at ztunnel's log: it did not acknowledge the pod in time.";
-    /// The broker could not get the netns's descriptor.
-    DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its netns directory is mounted into the broker.";
-    /// ztunnel's connection ended twice while it was told of the pod.
-    ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Look at ztunnel's log for what it says of the pod; it is tried again by itself, with growing waits.";
+    ZtunnelRefused = 66, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
+    /// ztunnel did not acknowledge the pod in time.
+    ZtunnelSilent = 67, "ZTUNNEL_SILENT", "Check ztunnel's log: it did not acknowledge the pod in time.";
+    /// The broker could not get a file descriptor of the network namespace.
+    DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its directory of network namespaces is mounted into the broker.";
+    /// ztunnel's connection ended twice while it was sent the pod.
+    ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
     /// There is no such session.
     SessionUnknown = 70, "SESSION_UNKNOWN", "Read the sessions again: ztunnel has reconnected, or the broker was restarted.";
 }
