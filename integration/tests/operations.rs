@@ -387,7 +387,7 @@ fn a_drain_is_told_lets_calls_end_and_a_second_signal_cuts_it_short() {
         began.elapsed()
     );
     let log = node.tail("pod-events", 50);
-    assert!(log.contains("Ended by a second signal"), "{log}");
+    assert!(log.contains("Exiting on a second signal"), "{log}");
     assert_ne!(add.join().unwrap(), 0);
 }
 

@@ -75,7 +75,7 @@ fn a_pod_that_cannot_be_injected_is_refused_in_words_and_one_that_asked_for_noth
     wrong["metadata"]["annotations"] = json!({"traffic.sidecar.istio.io/excludeInboundPorts": "*"});
     let told = webhook.make(&inside, &wrong).unwrap_err().to_string();
     assert!(
-        told.contains("excludeInboundPorts") && told.contains("is no port"),
+        told.contains("excludeInboundPorts") && told.contains("is not a valid port"),
         "{told}"
     );
     wrong["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});

@@ -1,4 +1,4 @@
-//! Where the API server is, and as whom it is asked.
+//! The configuration of a client for the API server.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,38 +13,35 @@ use kube::{
 /// How long the API server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long it may be silent on a connection: longer than a watch that has nothing to tell lasts, so that this is the
-/// last resort for a connection that nobody looks after.
+/// How long a connection may be silent. It is longer than an idle watch lasts, so that it is the last resort for
+/// connections that nothing else supervises.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Why it cannot be known how to reach Kubernetes.
+/// The reason why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no service account in this pod.
+    /// The pod has no service account.
     #[error(
-        "cannot reach Kubernetes as a pod's service account; give a file with the setting kubeconfig"
+        "cannot reach Kubernetes with the pod's service account; name a file in the setting kubeconfig"
     )]
     ServiceAccount(#[source] InClusterError),
-    /// A kubeconfig that cannot be read or says too little.
+    /// The kubeconfig cannot be read or is incomplete.
     #[error("setting kubeconfig: cannot use {}", .path.display())]
     Kubeconfig {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         source: KubeconfigError,
     },
-    /// Keys, certificates or a proxy that cannot be used.
-    #[error("cannot make a client of Kubernetes from {from}")]
+    /// Keys, certificates or a proxy are unusable.
+    #[error("cannot create a Kubernetes client from {from}")]
     Client {
-        /// Where its settings are from.
+        /// The source of the configuration.
         from: String,
-        /// The cause.
         source: kube::Error,
     },
 }
 
 impl ClientError {
-    /// For what a client cannot be made of: where [`client_config`] had it from.
+    /// Adds the source of the configuration to an error.
     pub fn from_kubeconfig(kubeconfig: Option<&Path>) -> impl FnOnce(kube::Error) -> Self {
         let from = match kubeconfig {
             None => "the pod's service account".to_owned(),
@@ -54,13 +51,13 @@ impl ClientError {
     }
 }
 
-/// What to make a client of: as a pod's service account, or as a kubeconfig says. Nobody is asked yet. No proxy is used
-/// but one that the kubeconfig names: a variable like `HTTPS_PROXY` that a node's pods happen to have must not lead an
-/// agent astray.
+/// Returns the configuration of a client, from the pod's service account or from a kubeconfig. It does not
+/// connect. No proxy is used but the one that a kubeconfig names: a variable like `HTTPS_PROXY` on the node must
+/// not redirect an agent.
 ///
 /// # Errors
 ///
-/// When there is no service account, or the kubeconfig cannot be used.
+/// Fails if there is no service account, or the kubeconfig is unusable.
 pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let mut config = match kubeconfig {
         None => in_cluster_config()?,
@@ -69,7 +66,7 @@ pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
-    // Whoever asks has a deadline, and an answer in words is worth more than a second attempt.
+    // Callers have deadlines, and an error message is worth more to them than a second attempt.
     config.default_retry = false;
     Ok(config)
 }

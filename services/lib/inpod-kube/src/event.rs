@@ -1,14 +1,14 @@
-//! What an Event says beside its words.
+//! The fields of an Event besides its reason.
 
 use inpod_types::{NodeName, PodRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::Reporter;
 
-/// What the API server takes of a note and of an instance's name, in bytes (Event v1).
+/// The API server's limits for a note and for the name of an instance (Event v1).
 const MAX_NOTE_BYTES: usize = 1024;
 const MAX_INSTANCE_BYTES: usize = 128;
 
-/// Who tells, for `kubectl describe`. Its instance is the node.
+/// Returns the reporter of Events, as `kubectl describe` shows it. Its instance is the node.
 pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     Reporter {
         controller: controller.to_owned(),
@@ -16,7 +16,7 @@ pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     }
 }
 
-/// The pod that an Event is about.
+/// Returns a reference to the pod that an Event is about.
 pub fn regarding(pod: &PodRef) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -28,7 +28,7 @@ pub fn regarding(pod: &PodRef) -> ObjectReference {
     }
 }
 
-/// As much of a text as a note has room for.
+/// Truncates a text to the maximum length of a note.
 pub fn truncate_note(text: &str) -> String {
     truncate(text, MAX_NOTE_BYTES).to_owned()
 }

@@ -1,4 +1,4 @@
-//! An Event on its way to the API server.
+//! Publishes Events with retries.
 
 use std::time::Duration;
 
@@ -8,24 +8,25 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{describe_error, is_final};
 
-/// How long the API server may take for one.
+/// How long the API server may take for one request.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two attempts the wait doubles from the first to the second, less up to a half by chance.
+/// The first and the longest interval between attempts. It doubles each time, and up to a half of it
+/// is subtracted at random.
 const RETRY_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// An Event that could not be published for so long is of no use.
+/// An Event older than this is dropped.
 const MAX_EVENT_AGE: Duration = Duration::from_secs(300);
 
-/// For so long a server that has just started may refuse what it allows: it answers before it has read who may what.
+/// How long to retry 401 and 403: an API server answers before it has loaded the RBAC rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(10);
 
-/// Makes an Event about something that happened at `since`, or counts it in the one that is there; again while there is
-/// reason to.
+/// Publishes an Event about something that happened at `since`, or increases the count of the existing one. Retries as
+/// long as that can help.
 ///
 /// # Errors
 ///
-/// Why it could not be made: the server refuses it, or has not answered until it was of no use any more.
+/// Returns the reason if the server rejects the Event, or has not responded until it was too old.
 pub async fn publish_event(
     recorder: &Recorder,
     event: &Event,
@@ -55,8 +56,8 @@ pub async fn publish_event(
     }
 }
 
-/// Whether the server refuses who asks. It also says 403 where a namespace ends, and names that as a cause (apimachinery,
-/// `NamespaceTerminatingCause`).
+/// Returns whether the server rejects the caller. It also responds 403 if a namespace is being deleted, and names that
+/// as a cause (apimachinery, `NamespaceTerminatingCause`).
 fn is_denied(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;

@@ -9,7 +9,7 @@ use nix::{
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 sockopt_impl!(
-    /// The cookie of the netns that a socket belongs to: a number that is never given twice until the node reboots.
+    /// The cookie of a socket's network namespace: a number that is not reused until the node reboots.
     NetnsCookie,
     GetOnly,
     libc::SOL_SOCKET,
@@ -17,7 +17,8 @@ sockopt_impl!(
     u64
 );
 
-/// The cookie of the calling thread's netns. Any socket tells it; a Unix one loads no protocol module.
+/// Returns the cookie of the calling thread's network namespace. Any socket reports it; a Unix one
+/// loads no protocol module.
 pub(crate) fn current() -> io::Result<u64> {
     let socket = socket(
         AddressFamily::Unix,

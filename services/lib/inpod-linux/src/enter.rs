@@ -8,16 +8,16 @@ use nix::sched::CloneFlags;
 
 use crate::EnterError;
 
-/// The netns of whichever thread opens it.
+/// The network namespace of the thread that opens it.
 pub(crate) const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Brings the thread home when it goes out of scope, by return or by panic.
-struct WayHome(File);
+/// Returns the thread to its network namespace when it is dropped, also by a panic.
+struct ReturnGuard(File);
 
-impl Drop for WayHome {
+impl Drop for ReturnGuard {
     fn drop(&mut self) {
         if let Err(errno) = setns(self.0.as_fd()) {
-            // The log may be a task on this very thread. Nobody is left to tell when this fails too.
+            // The log may be a task on this very thread, so this writes to standard error.
             let line = format!("cannot leave a foreign netns: {errno}; aborting\n");
             io::stderr().write_all(line.as_bytes()).unwrap_or_default();
             std::process::abort();
@@ -25,21 +25,21 @@ impl Drop for WayHome {
     }
 }
 
-/// See `Netns::within`.
+/// Implements [`Netns::within`](crate::Netns::within).
 pub(crate) fn within<T>(netns: BorrowedFd<'_>, f: impl FnOnce() -> T) -> Result<T, EnterError> {
-    // Opened each time: the thread's netns, not the process's, is where it must go back to.
+    // Opened on each call: the thread must go back to its own network namespace, not to the process's.
     let home = File::open(CURRENT).map_err(EnterError::Home)?;
     setns(netns).map_err(EnterError::Setns)?;
-    // From here on only: who may not enter may not come back either, and has nowhere to come back from.
-    let way_home = WayHome(home);
+    // Created only after entering: without the right to enter there is nothing to return from, and no right to return.
+    let guard = ReturnGuard(home);
     let result = f();
-    drop(way_home);
+    drop(guard);
     Ok(result)
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one door: in and out by `within`"
+    reason = "the only call of setns; `within` returns from it"
 )]
 fn setns(netns: BorrowedFd<'_>) -> Result<(), nix::Error> {
     nix::sched::setns(netns, CloneFlags::CLONE_NEWNET)

@@ -3,55 +3,44 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why a netns could not be opened.
+/// The reason why a network namespace could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The path is relative, or has `.` or `..` in it.
-    #[error("{} is no plain absolute path", .0.display())]
+    /// The path is relative, or contains `.` or `..`.
+    #[error("{} is not a plain absolute path", .0.display())]
     NotPlain(PathBuf),
-    /// The path leads elsewhere.
+    /// The path is not below one of the permitted directories.
     #[error("{} is not below {}", .path.display(), roots_text(.roots))]
     OutsideRoots {
-        /// The path.
         path: PathBuf,
-        /// The directories that are allowed.
+        /// The permitted directories.
         roots: Vec<PathBuf>,
     },
-    /// The last component is a symbolic link other than procfs's `ns/net`, or one before it jumps between processes.
-    #[error("{} goes through a link that is not followed", .0.display())]
+    /// The last component is a symbolic link other than procfs's `ns/net`, or an earlier one is a magic link of procfs.
+    #[error("{} goes through a symbolic link that is not followed", .0.display())]
     Symlink(PathBuf),
-    /// There is nothing.
-    #[error("there is nothing at {}", .0.display())]
+    /// The path does not exist.
+    #[error("{} does not exist", .0.display())]
     Missing(PathBuf),
     /// A file, directory, FIFO, device or socket.
-    #[error("{} is no namespace", .0.display())]
+    #[error("{} is not a namespace", .0.display())]
     NotANamespace(PathBuf),
     /// A namespace of another type.
     #[error("{} is a namespace, but not of type net", .0.display())]
     NotNet(PathBuf),
-    /// It could not be looked at or opened.
+    /// The path cannot be inspected or opened.
     #[error("cannot open {}", .path.display())]
-    Io {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// It could not be entered.
-    #[error("cannot prove {}", .path.display())]
-    Enter {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: EnterError,
-    },
-    /// The kernel did not tell the cookie.
-    #[error("cannot read the cookie of the netns (SO_NETNS_COOKIE, Linux 5.14)")]
+    Io { path: PathBuf, source: io::Error },
+    /// The namespace cannot be entered.
+    #[error("cannot verify {}", .path.display())]
+    Enter { path: PathBuf, source: EnterError },
+    /// The kernel does not report the cookie.
+    #[error("cannot read the cookie of the network namespace (SO_NETNS_COOKIE, Linux 5.14)")]
     Cookie(#[source] io::Error),
 }
 
 impl OpenError {
-    /// EINVAL of setns with CLONE_NEWNET says that the descriptor is of another type (setns(2)).
+    /// setns with CLONE_NEWNET fails with EINVAL if the descriptor is of another type (setns(2)).
     pub(crate) fn of_entering(error: EnterError, path: &Path) -> Self {
         let path = path.to_owned();
         match error {
@@ -69,30 +58,30 @@ fn roots_text(roots: &[PathBuf]) -> String {
     roots.join(", ")
 }
 
-/// Why a netns could not be entered.
+/// The reason why a network namespace could not be entered.
 #[derive(Debug, thiserror::Error)]
 pub enum EnterError {
-    /// The way back could not be secured.
-    #[error("cannot hold the thread's own netns")]
+    /// The thread's own network namespace cannot be opened, so it could not return.
+    #[error("cannot open the thread's own network namespace")]
     Home(#[source] io::Error),
-    /// The kernel refused.
-    #[error("cannot enter the netns (CAP_SYS_ADMIN is needed)")]
+    /// The kernel rejects the call.
+    #[error("cannot enter the network namespace (needs CAP_SYS_ADMIN)")]
     Setns(#[source] nix::Error),
 }
 
-/// Why a netns could not be made.
+/// The reason why a network namespace could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// There is no thread to make it in.
+    /// No thread could be started to create it in.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// The kernel refused.
-    #[error("cannot make a netns (CAP_SYS_ADMIN is needed)")]
+    /// The kernel rejects the call.
+    #[error("cannot create a network namespace (needs CAP_SYS_ADMIN)")]
     Unshare(#[source] nix::Error),
-    /// What was made could not be held.
-    #[error("cannot hold the netns that was made")]
-    Prove(#[source] OpenError),
-    /// A defect.
-    #[error("the thread that makes a netns panicked")]
+    /// The new namespace could not be opened.
+    #[error("cannot open the new network namespace")]
+    Verify(#[source] OpenError),
+    /// The thread panicked: a bug.
+    #[error("the thread that creates a network namespace panicked")]
     Panicked,
 }

@@ -1,7 +1,8 @@
-//! Opens a network namespace, proves that it is one, and runs code in it.
+//! Opens network namespaces, verifies their identity, and runs code in them.
 //!
-//! [`Netns`] is a held, proven netns. There is one way in, [`Netns::within`], and no way to stay. This crate knows
-//! nothing of pods or claims, and is synchronous: what runs in a foreign netns must not be moved to another thread.
+//! [`Netns`] is an open, verified network namespace. [`Netns::within`] is the only way to enter one, and always returns
+//! from it. The crate is synchronous, because code in another network namespace must not move to another thread, and it
+//! knows nothing of pods or claims.
 
 mod cookie;
 mod enter;
@@ -23,8 +24,8 @@ use std::{
 use inpod_types::NetnsId;
 use nix::sched::CloneFlags;
 
-/// A network namespace that is held open. While it is held, its inode number cannot be given to another one, and its
-/// network, the host side of its veth included, stays alive.
+/// An open network namespace. While it is open, the kernel does not reuse its inode number, and its network (including
+/// the host side of its veth) stays alive.
 #[derive(Debug)]
 pub struct Netns {
     fd: OwnedFd,
@@ -33,52 +34,53 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens the netns at a path below one of the roots and proves that it is one.
+    /// Opens the network namespace at a path below one of the roots and verifies its identity.
     ///
-    /// The path is resolved once. Whatever else stands there, a FIFO or a device, is neither waited for nor touched.
+    /// The path is resolved once. If it is something else, such as a FIFO or a device, opening neither blocks nor has
+    /// an effect on it.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
     pub fn open(path: &Path, roots: &[PathBuf]) -> Result<Self, OpenError> {
         let fd = open::open(path, roots)?;
-        Self::prove(fd, path)
+        Self::verify(fd, path)
     }
 
-    /// The netns of the calling thread.
+    /// Opens the network namespace of the calling thread.
     ///
     /// # Errors
     ///
-    /// When procfs is not mounted or not readable.
+    /// Fails if procfs is not mounted or not readable.
     pub fn current() -> Result<Self, OpenError> {
         let path = Path::new(enter::CURRENT);
         let fd = fs::File::open(path).map_err(|source| OpenError::Io {
             path: path.to_owned(),
             source,
         })?;
-        Self::prove(fd.into(), path)
+        Self::verify(fd.into(), path)
     }
 
-    /// Makes a new one, with nothing in it but `lo`, which is down. It lives as long as it is held; its path leads
-    /// nowhere.
+    /// Creates a network namespace that contains only `lo`, which is down. It lives as long as the value; its
+    /// path does not exist.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses; CAP_SYS_ADMIN is needed.
+    /// Fails if the kernel rejects the call, which needs CAP_SYS_ADMIN.
     pub fn create() -> Result<Self, CreateError> {
         let made = std::thread::Builder::new().spawn(|| {
             nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(CreateError::Unshare)?;
-            Self::current().map_err(CreateError::Prove)
+            Self::current().map_err(CreateError::Verify)
         });
-        // The thread ends in the new netns, and what it opened is what keeps that alive.
+        // The thread ends in the new namespace, which its open descriptor keeps alive.
         made.map_err(CreateError::Thread)?
             .join()
             .unwrap_or(Err(CreateError::Panicked))
     }
 
-    /// Device and inode tell which namespace it is while it is held. Only the cookie tells it from a later one that
-    /// got the same inode, and only by entering is it sure to be of type net.
-    fn prove(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
+    /// Device and inode identify the namespace while it is open. The cookie is needed to tell it from a later one with
+    /// the same inode, and entering it to be sure that it is of type net.
+    fn verify(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
         let found = nix::sys::stat::fstat(&fd).map_err(|errno| OpenError::Io {
             path: path.to_owned(),
             source: errno.into(),
@@ -98,46 +100,45 @@ impl Netns {
         })
     }
 
-    /// Which netns it is.
     pub fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// Where it was opened.
+    /// Returns the path at which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether this is the same namespace.
+    /// Returns whether both are the same namespace.
     pub fn same_as(&self, other: &Self) -> bool {
         self.id == other.id
     }
 
-    /// Whether the path that it was opened at still leads to it.
+    /// Returns whether the path at which it was opened still leads to it.
     pub fn path_intact(&self) -> bool {
         self.is_at(&self.path).unwrap_or(false)
     }
 
-    /// Whether a path leads to it. Follows links: `/proc/<pid>/ns/net` is one.
+    /// Returns whether a path leads to it. Follows links, such as `/proc/<pid>/ns/net`.
     ///
     /// # Errors
     ///
-    /// When the path cannot be looked at.
+    /// Fails if the path cannot be inspected.
     pub fn is_at(&self, path: &Path) -> io::Result<bool> {
         let found = fs::metadata(path)?;
         Ok((found.dev(), found.ino()) == (self.id.device, self.id.inode))
     }
 
-    /// Runs `f` in this netns, on the calling thread, and comes back, also from a panic. What `f` opens (a socket, a
-    /// file below `/proc/thread-self/net`) belongs to this netns for good; what it starts (a thread, a process)
-    /// stays in it: no thread, and no process but one that is meant to be there.
+    /// Runs `f` in this network namespace on the calling thread and returns to the thread's own, also after a panic.
+    /// What `f` opens (a socket, a file below `/proc/thread-self/net`) keeps belonging to this namespace. Threads and
+    /// processes that `f` starts stay in it: start no threads, and only processes that are meant to be there.
     ///
-    /// When there is no way back the process is aborted: a thread that goes on in a foreign netns would act on the
-    /// wrong pod.
+    /// If the thread cannot return, the process is aborted: a thread that continues in another namespace would act
+    /// on the wrong pod.
     ///
     /// # Errors
     ///
-    /// When the netns cannot be entered; `f` has not run then.
+    /// Fails if the namespace cannot be entered; `f` has not run then.
     pub fn within<T>(&self, f: impl FnOnce() -> T) -> Result<T, EnterError> {
         enter::within(self.fd.as_fd(), f)
     }

@@ -18,15 +18,15 @@ use crate::{
     path::{Split, is_procfs_netns, split},
 };
 
-/// Opens the namespace at a path for reading, having looked at it without opening it.
+/// Opens the namespace at a path for reading, after inspecting it without opening it.
 pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError> {
     let split = split(path).ok_or_else(|| OpenError::NotPlain(path.to_owned()))?;
     let directory = directory_below(path, &split, roots)?;
-    let found = look(path, directory.as_fd(), &split)?;
+    let found = open_last_component(path, directory.as_fd(), &split)?;
     if fstatfs(&found).map_err(io_error(path))?.filesystem_type() != NSFS_MAGIC {
         return Err(OpenError::NotANamespace(path.to_owned()));
     }
-    // By way of the descriptor: this opens what was looked at, whatever the path leads to by now.
+    // Opened through the descriptor, so that it is the inspected file whatever the path leads to by now.
     let opened = File::open(by_descriptor(found.as_fd())).map_err(|source| OpenError::Io {
         path: path.to_owned(),
         source,
@@ -34,8 +34,8 @@ pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError>
     Ok(opened.into())
 }
 
-/// The directory that the path names, proven to be below one of the roots. It may lie behind ordinary links (`/var/run`
-/// is one), but not behind procfs's (`/proc/1/root`): those lead into other mount namespaces.
+/// Opens the path's directory and checks that it is below one of the roots. It may lie behind ordinary links, such as
+/// `/var/run`, but not behind magic links of procfs (`/proc/1/root`), which lead into other mount namespaces.
 fn directory_below(
     path: &Path,
     split: &Split<'_>,
@@ -59,14 +59,18 @@ fn directory_below(
     Ok(directory)
 }
 
-/// Roots are resolved too, since one of them may lie behind `/var/run`; one that does not exist allows nothing.
+/// Resolves the roots too, since one may lie behind `/var/run`. A root that does not exist permits nothing.
 fn is_below(directory: &Path, roots: &[PathBuf]) -> bool {
     let resolved = roots.iter().filter_map(|root| fs::canonicalize(root).ok());
     resolved.into_iter().any(|root| directory.starts_with(root))
 }
 
-/// The last component, opened without effect on what it is.
-fn look(path: &Path, directory: BorrowedFd<'_>, split: &Split<'_>) -> Result<OwnedFd, OpenError> {
+/// Opens the last component with O_PATH, which has no effect on it.
+fn open_last_component(
+    path: &Path,
+    directory: BorrowedFd<'_>,
+    split: &Split<'_>,
+) -> Result<OwnedFd, OpenError> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let open = |flags| openat(directory, split.name, flags, Mode::empty()).map_err(io_error(path));
     let found = open(flags | OFlag::O_NOFOLLOW)?;
@@ -86,7 +90,7 @@ fn by_descriptor(fd: BorrowedFd<'_>) -> PathBuf {
 }
 
 fn io_error(path: &Path) -> impl Fn(nix::Error) -> OpenError {
-    // ESRCH: a process in /proc that has just ended. ENOTDIR: something else stands where a directory was.
+    // ESRCH: a process in /proc that has just exited. ENOTDIR: a component of the path is not a directory.
     const MISSING: [nix::Error; 3] = [nix::Error::ENOENT, nix::Error::ESRCH, nix::Error::ENOTDIR];
     move |errno| {
         let path = path.to_owned();

@@ -10,7 +10,7 @@ pub(crate) struct Split<'a> {
     pub(crate) name: &'a OsStr,
 }
 
-/// Splits a plain absolute path. `None` where it is relative, has `..` in it, or ends in no name.
+/// Splits a plain absolute path. Returns `None` if it is relative, contains `..` or has no last component.
 pub(crate) fn split(path: &Path) -> Option<Split<'_>> {
     let mut components = path.components();
     let plain = components.next() == Some(Component::RootDir)
@@ -22,7 +22,7 @@ pub(crate) fn split(path: &Path) -> Option<Split<'_>> {
     plain.then_some(split)
 }
 
-/// Whether a link of that name in that directory of procfs is a process's or a thread's netns.
+/// Returns whether a link in procfs is the network namespace of a process or a thread.
 pub(crate) fn is_procfs_netns(directory: &Path, name: &OsStr) -> bool {
     name == "net" && directory.file_name() == Some(OsStr::new("ns"))
 }

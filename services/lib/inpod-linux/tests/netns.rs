@@ -1,4 +1,5 @@
-//! What may be opened as a netns, and how it is entered and left. Needs root: the kernel lets nobody else enter one.
+//! Tests of opening, entering and leaving network namespaces. They need root, which the kernel
+//! requires for entering one.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -21,7 +22,7 @@ use tempfile::TempDir;
 
 const HOME: &str = "/proc/thread-self/ns/net";
 
-/// A directory that is the only root.
+/// A temporary directory as the only root.
 struct Root(TempDir);
 
 impl Root {
@@ -47,7 +48,7 @@ fn demand_root() {
     );
 }
 
-/// Runs `f` on a thread whose mounts and, as far as `flags` say, other namespaces are its own.
+/// Runs `f` on a thread with mounts of its own and other namespaces as `flags` says.
 fn apart<T: Send>(flags: CloneFlags, f: impl FnOnce() -> T + Send) -> T {
     demand_root();
     thread::scope(|scope| {
@@ -61,7 +62,7 @@ fn apart<T: Send>(flags: CloneFlags, f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Gives a namespace a path, as `ip netns add` and runtimes do.
+/// Bind-mounts a namespace at a path, like `ip netns add` and container runtimes.
 fn bind(namespace: &str, path: &Path) {
     fs::write(path, "").unwrap();
     mount(

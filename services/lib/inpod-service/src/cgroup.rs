@@ -1,13 +1,13 @@
-//! What a process's cgroup says of where it runs.
+//! Finds out from a process's cgroup whether it runs on the host or in a pod.
 
 use std::{collections::BTreeSet, fmt};
 
-/// The lines of `/proc/<pid>/cgroup`, as this process sees them.
+/// The paths in `/proc/<pid>/cgroup`, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup(Vec<String>);
 
 impl Cgroup {
-    /// Reads `hierarchy:controllers:path` lines (cgroups(7)).
+    /// Parses lines of the form `hierarchy:controllers:path` (cgroups(7)).
     pub fn parse(text: &str) -> Self {
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         let mut paths: Vec<_> = paths
@@ -18,24 +18,24 @@ impl Cgroup {
         Self(paths)
     }
 
-    /// Whether no hierarchy names a pod or a container.
+    /// Returns whether no hierarchy names a pod or a container.
     pub fn is_host(&self) -> bool {
         self.containers().next().is_none()
     }
 
-    /// The parts of paths that name a pod or a container.
+    /// Returns the path segments that name a pod or a container.
     fn containers(&self) -> impl Iterator<Item = &str> {
         let segments = self.0.iter().flat_map(|path| path.split('/'));
         segments.filter(|segment| names_pod(segment) || names_container(segment))
     }
 
-    /// The cgroup of the pod that the process is in. Where the process reading this has a cgroup namespace of its own,
-    /// its own path is `/` and no name shows; then the parent, one level up, is the pod.
+    /// Returns the cgroup of the pod that the process is in. A process with a cgroup namespace of its own sees its own
+    /// path as `/` and those of its pod's other containers as siblings below `/..`: the parent then stands for the pod.
     pub fn pod(&self) -> Option<String> {
         self.0.iter().find_map(|path| pod_of(path))
     }
 
-    /// Whether some hierarchy is at a path or below it.
+    /// Returns whether some hierarchy is at a path or below it.
     pub fn is_below(&self, root: &str) -> bool {
         let root = root.trim_end_matches('/');
         let below = |path: &String| {
@@ -46,7 +46,7 @@ impl Cgroup {
     }
 }
 
-/// The pods and containers that the text of a `/proc/<pid>/cgroup` names, each by its part of the path.
+/// Returns the path segments of a `/proc/<pid>/cgroup` that name a pod or a container.
 pub fn cgroup_containers(text: &str) -> BTreeSet<String> {
     let cgroup = Cgroup::parse(text);
     cgroup.containers().map(str::to_owned).collect()
@@ -69,13 +69,13 @@ fn pod_of(path: &str) -> Option<String> {
         end += 1;
     }
     let (parent, container) = path.rsplit_once('/')?;
-    // Two levels up and no further name is the root, not a sibling.
+    // Two levels up without a further name is the root, not a sibling.
     let is_sibling = parent.ends_with("..") && container != "..";
     is_sibling.then(|| parent.to_owned())
 }
 
-/// `pod<uid>` as cgroupfs writes it, or `kubepods-burstable-pod<uid with underscores>.slice` as systemd does. A static
-/// pod's uid is 32 hex digits.
+/// Matches `pod<uid>` of cgroupfs and `kubepods-burstable-pod<uid with underscores>.slice` of systemd. The UID of a
+/// static pod is 32 hex digits.
 fn names_pod(segment: &str) -> bool {
     let segment = segment.strip_suffix(".slice").unwrap_or(segment);
     let Some((before, uid)) = segment.rsplit_once("pod") else {
@@ -89,7 +89,7 @@ fn names_pod(segment: &str) -> bool {
     uid_like && (before.is_empty() || before.ends_with('-'))
 }
 
-/// The names that runtimes give to a container's cgroup: `cri-containerd-<id>.scope`, `docker-<id>.scope`,
+/// Matches the names that runtimes give to a container's cgroup: `cri-containerd-<id>.scope`, `docker-<id>.scope`,
 /// `crio-<id>.scope`, `libpod-<id>.scope`, and a bare id of 64 hex digits under docker, containerd and cgroupfs.
 fn names_container(segment: &str) -> bool {
     let prefixes = [

@@ -7,16 +7,16 @@ use tonic_health::pb::{
 
 use crate::{Service, config::Common, grpc::LIVE};
 
-/// What an exec probe wants to know.
+/// A health question, as asked by an exec probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// Is it ready? For readiness probes, and for people.
+    /// Readiness, for readiness probes and for people.
     Ready,
-    /// Does it answer at all? For liveness probes.
+    /// Liveness, for liveness probes.
     Live,
 }
 
-/// Asks the running service's own socket how it is.
+/// Asks the running service for its health over its socket.
 pub(crate) async fn check(
     service: &Service,
     common: &Common,

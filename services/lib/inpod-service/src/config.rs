@@ -1,5 +1,5 @@
-//! Settings: defaults, then the file, then the environment, then flags. One flat key has the same name in all of them,
-//! and each source is checked against the service's list.
+//! Loads settings from defaults, then the file, then the environment, then flags. A setting has one flat key with the
+//! same name in all of them, and every source is checked against the service's list.
 
 mod source;
 
@@ -21,54 +21,54 @@ use serde::{
 
 use crate::{Service, check::Question, log, peer};
 
-/// One setting. `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket` on
-/// the command line.
+/// A setting. `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket`
+/// on the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// The name, in snake case.
+    /// The name in snake case.
     pub name: &'static str,
-    /// The value where nothing is said; `None` where something must be.
+    /// The default; `None` for a required setting.
     pub default: Option<&'static str>,
-    /// One line for people.
+    /// One line for `--help` and the pages.
     pub help: &'static str,
 }
 
-/// The settings of every service.
+/// The settings that every service has.
 pub const COMMON: &[Key] = &[
     Key {
         name: "run_dir",
         default: Some("/run/inpod"),
-        help: "Directory of all sockets but ZDS's, and of all state",
+        help: "Directory of all state, and of all sockets but the ZDS socket",
     },
     Key {
         name: "peer",
         default: Some("pod"),
-        help: "How a service is proven: pod, cgroup:PATH, or uid (demo and development)",
+        help: "What identifies the other services of inpod: pod, cgroup:PATH, or uid (for demos and development)",
     },
     Key {
         name: "log_level",
         default: Some("info"),
-        help: "error, warn, info, debug or trace",
+        help: "Log level: error, warn, info, debug or trace",
     },
     Key {
         name: "log_format",
         default: Some("json"),
-        help: "json or text",
+        help: "Log format: json or text",
     },
     Key {
         name: "max_calls",
-        // A burst of 500 ADDs, which is a node's pods and then some, with as many DELs.
+        // Allows a burst of 500 ADDs (a full node of pods and more) with as many DELs.
         default: Some("1024"),
-        help: "How many calls may be under way at once; further ones are refused as OVERLOADED. pod-events counts ADDs, DELs with GC, and all other calls each for themselves",
+        help: "Maximum number of concurrent calls; further calls fail with OVERLOADED. pod-events has separate limits of this size for ADD, for DEL and GC, and for all other calls",
     },
     Key {
         name: "otlp_endpoint",
         default: Some(""),
-        help: "Where spans are exported to by OTLP, http://HOST:PORT (gRPC, in the clear) or unix:/PATH; none: nowhere. For binaries built with the cargo feature otlp",
+        help: "OTLP endpoint for spans: http://HOST:PORT (gRPC without TLS) or unix:/PATH; no spans if empty. For binaries built with the cargo feature otlp",
     },
 ];
 
-/// What the settings of every service say.
+/// The values of [`COMMON`].
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Common {
     #[serde(deserialize_with = "absolute")]
@@ -82,93 +82,89 @@ pub(crate) struct Common {
     pub(crate) max_calls: NonZeroUsize,
 }
 
-/// What the command line asks for.
+/// The action that the command line selects.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Help or version: print it.
+    /// Prints help or the version.
     PrintHelp(String),
-    /// Print the settings in force and where each is from.
+    /// Prints the effective settings and the source of each.
     PrintConfig(String),
-    /// Ask the running service's health.
+    /// Asks the running service for its health.
     Check(Common, Question),
-    /// Run.
+    /// Runs the service.
     Run(Loaded),
 }
 
-/// Settings from which a service's own are still to be read.
+/// Merged settings that are not parsed yet.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     config: Config,
-    /// Where each setting is from.
+    /// The source of each setting, by name.
     origins: Map<String, String>,
 }
 
 impl Loaded {
-    /// Reads the settings of every service and the service's own.
+    /// Parses the common settings and the service's own.
     pub(crate) fn parse<C: DeserializeOwned>(self) -> Result<(Common, C), ConfigError> {
         Ok((self.read()?, self.read()?))
     }
 
-    /// Reads some of the settings.
+    /// Parses the settings that a type has fields for.
     pub(crate) fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
         let unusable = |cause| ConfigError::unusable(cause, &self.origins);
         self.config.clone().try_deserialize().map_err(unusable)
     }
 }
 
-/// Why settings cannot be used.
+/// The reason why settings are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line.
+    /// The command line is wrong.
     #[error("{0}")]
     Arguments(String),
-    /// A file that cannot be read or is no TOML.
+    /// The file cannot be read or is not TOML.
     #[error("cannot use the configuration file {}", .path.display())]
     File {
-        /// The file as it was asked for: the library names it as seen from the working directory.
+        /// The path as it was given; the library shows it relative to the working directory.
         path: PathBuf,
-        /// What is wrong.
         source: config::ConfigError,
     },
-    /// A value of the wrong type, or one that cannot be parsed.
+    /// A value has the wrong type or cannot be parsed.
     #[error("setting {key} from {origin} cannot be used")]
     Value {
-        /// The setting.
         key: String,
         /// The file, the environment or the command line.
         origin: String,
-        /// What is wrong.
         source: Box<config::ConfigError>,
     },
-    /// The settings do not fit together.
+    /// The settings contradict each other.
     #[error("the settings cannot be used")]
     Build(#[source] config::ConfigError),
-    /// A setting that no service has.
+    /// No service has this setting.
     #[error("unknown setting {key} in {origin}{}", suggest(.suggestion.as_deref()))]
     Unknown {
-        /// As it was written.
+        /// The name as it was written.
         key: String,
         /// The file, the environment or the command line.
         origin: String,
         /// A setting with a similar name.
         suggestion: Option<String>,
     },
-    /// A setting that must be given.
-    #[error("setting {name} is required: give --{flag}, INPOD_{env}, or {name} in {file}")]
+    /// A required setting is missing.
+    #[error("setting {name} is required: set --{flag}, INPOD_{env}, or {name} in {file}")]
     Missing {
-        /// The key.
         name: &'static str,
-        /// The key as a flag.
+        /// The name as a flag.
         flag: String,
-        /// The key as a variable, without prefix.
+        /// The name as a variable, without the prefix.
         env: String,
-        /// The file that was, or would be, read.
+        /// The settings file, whether it exists or not.
         file: String,
     },
 }
 
 impl ConfigError {
-    /// The library names the key, as `key[2]` within a list; the origin is of the setting as a whole.
+    /// Names the setting and its source. The library reports `key[2]` for an entry of a list.
     fn unusable(source: config::ConfigError, origins: &Map<String, String>) -> Self {
         let (config::ConfigError::Type { key: Some(key), .. }
         | config::ConfigError::At { key: Some(key), .. }) = &source
@@ -192,11 +188,11 @@ fn suggest(suggestion: Option<&str>) -> String {
     suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// Reads the settings from all sources.
+/// Loads the settings from all sources.
 ///
 /// # Errors
 ///
-/// When a source names a setting that the service does not have, a value cannot be used, or one is missing.
+/// Fails if a source names an unknown setting, a value is unusable, or a required setting is missing.
 pub(crate) fn load(
     service: &Service,
     arguments: &[OsString],
@@ -284,7 +280,7 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
         }))
 }
 
-/// The settings as a file that would give the same, with the origin of each.
+/// Renders the effective settings as a file with the source of each as a comment.
 fn print(keys: &[Key], config: &Config, origins: &Map<String, String>) -> String {
     let mut text = String::new();
     for key in keys {
@@ -315,11 +311,11 @@ fn toml(value: &Value) -> String {
     }
 }
 
-/// Reads a setting through `FromStr`. For `#[serde(deserialize_with = ...)]`.
+/// Deserializes a setting with `FromStr`, for `#[serde(deserialize_with = ...)]`.
 ///
 /// # Errors
 ///
-/// When the text does not parse.
+/// Fails if the text cannot be parsed.
 pub fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -336,27 +332,27 @@ where
     })
 }
 
-/// Reads a setting that is a path from the root: a relative one would depend on where the process is started. For
-/// `#[serde(deserialize_with = ...)]`.
+/// Deserializes an absolute path, for `#[serde(deserialize_with = ...)]`. A relative one would depend on the directory
+/// in which the process is started.
 ///
 /// # Errors
 ///
-/// When it is empty or relative.
+/// Fails if the path is empty or relative.
 pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
     if path.is_absolute() {
         return Ok(path);
     }
-    let message = format!("\"{}\" is no absolute path", path.display());
+    let message = format!("\"{}\" is not an absolute path", path.display());
     Err(D::Error::custom(message))
 }
 
-/// Reads a setting that is a list: an array in the file, comma-separated elsewhere. For
-/// `#[serde(deserialize_with = ...)]`.
+/// Deserializes a list, for `#[serde(deserialize_with = ...)]`: an array in the file, comma-separated
+/// in the other sources.
 ///
 /// # Errors
 ///
-/// When an item does not parse.
+/// Fails if an item cannot be parsed.
 pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -371,7 +367,7 @@ impl<'de, T: FromStr<Err: fmt::Display>> Visitor<'de> for List<T> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list, or a text with commas")
+        f.write_str("a list, or a comma-separated text")
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {

@@ -1,4 +1,4 @@
-//! The one server that every service of inpod has.
+//! The gRPC server of a service.
 
 mod health;
 mod incoming;
@@ -19,13 +19,14 @@ use health::Health;
 pub use layers::ConcurrencyGroup;
 use reflection::{Reflection, V1, V1alpha};
 
-/// How long a drain may take: calls that are under way are answered, watchers are cut.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How long a drain may take: calls in flight are answered, streams are ended.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// More calls than this on one connection at once are refused by HTTP/2 itself.
-const STREAMS: u32 = 256;
+/// HTTP/2 refuses further concurrent calls on one connection.
+const MAX_STREAMS: u32 = 256;
 
-/// Health, reflection, metrics and the service's own calls on one Unix socket, each call checked against its class.
+/// A server for health, reflection, metrics and the service's own RPCs on one Unix socket. It authorizes every call by
+/// the class of its RPC.
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
@@ -54,14 +55,14 @@ impl Server {
         }
     }
 
-    /// Gives methods a limit of their own, each lane as many calls as the setting allows. A method of no lane shares
-    /// one limit with all others of that kind.
+    /// Gives groups of methods concurrency limits of their own, each as large as the setting `max_calls`. All other
+    /// methods share one limit.
     #[must_use]
     pub fn concurrency_groups(self, groups: &'static [ConcurrencyGroup]) -> Self {
         Self { groups, ..self }
     }
 
-    /// Serves a service's calls as well.
+    /// Adds a gRPC service.
     #[must_use]
     pub fn add_service<S>(mut self, service: S) -> Self
     where
@@ -78,11 +79,11 @@ impl Server {
         self
     }
 
-    /// Serves until the process is to stop, then drains. Health tells whether the service is ready meanwhile.
+    /// Serves until shutdown is requested, then drains. The health service reports the service's readiness.
     ///
     /// # Errors
     ///
-    /// When the socket cannot be had.
+    /// Fails if the socket cannot be bound.
     pub async fn serve(self) -> anyhow::Result<()> {
         let listener = uds::bind(&self.socket)?;
         let names: Arc<[&'static str]> = self.names.into();
@@ -99,19 +100,19 @@ impl Server {
         tracing::info!(socket = %self.socket.display(), "Serving");
         let connections = incoming::incoming(listener, self.policy, self.metrics.calls().clone());
         let serving = tonic::transport::Server::builder()
-            // For curl, that metrics can be read without a client of HTTP/2.
+            // Lets curl read metrics without an HTTP/2 client.
             .accept_http1(true)
-            .max_concurrent_streams(STREAMS)
+            .max_concurrent_streams(MAX_STREAMS)
             .layer(layers::stack(&self.metrics, self.max_calls, self.groups))
             .add_routes(routes)
             .serve_with_incoming_shutdown(connections, self.shutdown.clone().requested());
         let drained = async {
             self.shutdown.requested().await;
-            tokio::time::sleep(DRAIN).await;
+            tokio::time::sleep(DRAIN_TIMEOUT).await;
         };
         tokio::select! {
             result = serving => result.context("the server failed")?,
-            () = drained => tracing::warn!("Calls were cut at the end of the drain"),
+            () = drained => tracing::warn!("Aborted calls at the end of the drain"),
         }
         Ok(())
     }

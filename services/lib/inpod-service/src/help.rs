@@ -1,11 +1,11 @@
 //! Wraps help texts at 80 columns.
 //!
-//! clap wraps only with its feature `wrap_help`, which adds a dependency to find out the terminal's width; in a container's
-//! log there is none.
+//! clap wraps only with its feature `wrap_help`, which adds a dependency that asks for the terminal's width; the log of
+//! a container has none.
 
 const MAX_COLUMNS: usize = 80;
 
-/// Wraps the lines of a help text that clap rendered with `next_line_help`. What continues a line has the line's indentation.
+/// Wraps a help text that clap rendered with `next_line_help`. Continuation lines keep the indentation of their line.
 pub fn wrap(text: &str) -> String {
     let mut wrapped = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -47,7 +47,7 @@ mod tests {
         let wrapped = wrap(&text);
         assert!(wrapped.starts_with("Usage:  x\n\n      word"), "{wrapped}");
         assert!(
-            wrapped.ends_with("\n      word word word word word word end\n"),
+            wrapped.ends_with("\n      word word word word word end\n"),
             "{wrapped}"
         );
         assert!(wrapped.lines().all(|line| line.len() <= MAX_COLUMNS));

@@ -1,4 +1,5 @@
-//! How a process of inpod is configured, serves a Unix socket, checks its callers, reports and stops.
+//! The frame of every inpod process: settings, a gRPC server on a Unix socket, authorization of callers,
+//! metrics, health and shutdown.
 //!
 //! A service's `main` is one call of [`main`] with its [`Service`] and its `run`. This crate knows nothing of pods.
 
@@ -59,20 +60,19 @@ use crate::{
     shutdown::StopHandle,
 };
 
-/// What a service is, for its command line, its sockets and its log.
+/// The identity of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// The one name: of the directory, crate, binary, container and socket.
+    /// The one name of the directory, crate, binary, container and socket.
     pub name: &'static str,
     /// One line for `--help`.
     pub about: &'static str,
-    /// The service's version.
     pub version: &'static str,
     /// The service's own settings.
     pub keys: &'static [Key],
 }
 
-/// A running process of inpod, as its `run` sees it.
+/// A running service, as passed to its `run`.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     service: Service,
@@ -84,50 +84,50 @@ pub struct Daemon {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
-    /// Whether nothing that it keeps is of use after its end.
+    /// Whether the state directory is emptied when the process ends.
     removes_state: Arc<AtomicBool>,
-    /// Nobody else is this service while this lives.
+    /// Held for the life of the process, so that a second instance cannot start.
     _instance_lock: Arc<uds::SocketLock>,
 }
 
 impl Daemon {
-    /// Names this run of the process; another one after every start.
+    /// Identifies this run of the process; every start has another one.
     pub fn instance_id(&self) -> &str {
         &self.instance_id
     }
 
-    /// Where all sockets but ZDS's, and all state, are kept.
+    /// Returns the directory of all state and of all sockets but the ZDS socket.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
     }
 
-    /// The 0700 directory of a component.
+    /// Returns the 0700 directory of a component.
     pub fn directory(&self, component: &str) -> PathBuf {
         self.run_dir.join(component)
     }
 
-    /// Who may call.
+    /// Returns the policy that identifies and authorizes callers.
     pub fn policy(&self) -> &Arc<peer::Policy> {
         &self.policy
     }
 
-    /// Tells when to stop.
+    /// Returns the shutdown signal.
     pub fn shutdown(&self) -> Shutdown {
         self.shutdown.clone()
     }
 
-    /// Stops the process as a first SIGTERM does: what it serves is drained.
+    /// Drains and stops the process, as the first SIGTERM does.
     pub fn stop(&self) {
         self.stop.stop();
     }
 
-    /// Says whether this process's end is also that of all it keeps: then it empties its directory, its socket and lock
-    /// with the rest, as the last thing it does. At first it does not, since a successor takes up what is there.
+    /// Sets whether the process empties its directory, including socket and lock, as the last thing it does. By default
+    /// it does not, since its successor continues with that state.
     pub fn remove_state_on_exit(&self, remove: bool) {
         self.removes_state.store(remove, Ordering::Relaxed);
     }
 
-    /// Whether that was said last.
+    /// Returns what [`Self::remove_state_on_exit`] set last.
     pub fn removes_state_on_exit(&self) -> bool {
         self.removes_state.load(Ordering::Relaxed)
     }
@@ -138,38 +138,37 @@ impl Daemon {
         }
         let directory = self.directory(self.service.name);
         if let Err(error) = uds::clear_directory(&directory) {
-            tracing::warn!(%error, directory = %directory.display(), "Cannot remove what was kept");
+            tracing::warn!(%error, directory = %directory.display(), "Cannot remove the state directory's content");
         }
     }
 
-    /// What is depended on, and whether the service is ready. Ready from the start where nothing is required.
+    /// Returns the conditions. A service without required conditions is ready from the start.
     pub fn readiness(&self) -> &Readiness {
         &self.readiness
     }
 
-    /// What is counted.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// A client of another service's socket. Connects at the first call and again whenever it must; a call while
-    /// nobody listens fails at once as UNAVAILABLE.
+    /// Returns a client channel to another service's socket. It connects on the first call and reconnects as needed; a
+    /// call while nothing listens fails at once with UNAVAILABLE.
     pub fn channel(&self, component: &str) -> Channel {
         channel(&socket(&self.run_dir, component))
     }
 
-    /// The server of this service's socket.
+    /// Returns the server of this service's socket.
     pub fn server(&self) -> Server {
         Server::new(self)
     }
 }
 
-/// The gRPC socket of a component.
+/// Returns the path of a component's gRPC socket.
 pub fn socket(run_dir: &Path, component: &str) -> PathBuf {
     run_dir.join(component).join("grpc.sock")
 }
 
-/// A client of a Unix socket, connected when it is first used.
+/// Returns a channel to a Unix socket that connects on first use.
 pub fn channel(socket: &Path) -> Channel {
     let socket = socket.to_owned();
     // The authority is never resolved; some servers insist on a well-formed one.
@@ -184,7 +183,7 @@ pub fn channel(socket: &Path) -> Channel {
         }))
 }
 
-/// Runs a service: reads its configuration, then does what the command line asks for.
+/// Runs a service: reads its settings, then does what the command line asks for.
 pub fn main<C, F, Fut>(service: &Service, run: F) -> ExitCode
 where
     C: DeserializeOwned,
@@ -223,7 +222,7 @@ where
         }
         Command::Run(loaded) => loaded,
     };
-    let spans = otlp::Spans::new(loaded.read()?);
+    let spans = otlp::ExporterBuilder::new(loaded.read()?);
     let (common, settings) = loaded.parse::<C>()?;
     log::init(common.log_level, common.log_format, spans.layer())?;
     runtime()?.block_on(async {
@@ -234,7 +233,7 @@ where
             instance = &*daemon.instance_id,
             "Started"
         );
-        // Held until the end, whatever becomes of the clone.
+        // A clone stays here until the end, whatever `run` does with the other.
         let result = run(settings, daemon.clone()).await;
         exporter.flush().await;
         result?;
@@ -244,12 +243,12 @@ where
     })
 }
 
-/// The settings of a service for a command that is not the service itself, from the same sources. `None` when the command
-/// line asked for help, the version or the settings, which are printed.
+/// Loads a service's settings for a command that is not the service itself. Returns `None` if the command line asked
+/// for help, the version or the settings, which are then printed.
 ///
 /// # Errors
 ///
-/// When the settings cannot be used, or the command line asks for a probe, which only the service itself has.
+/// Fails if the settings are unusable, or if the command line asks for a probe, which only the service has.
 pub fn load_settings<C: DeserializeOwned>(
     service: &Service,
     arguments: &[OsString],
@@ -260,7 +259,7 @@ pub fn load_settings<C: DeserializeOwned>(
             Ok(None)
         }
         Command::Check(..) => {
-            anyhow::bail!("--check and --check-live ask the service, not a command")
+            anyhow::bail!("--check and --check-live need the service, not a command")
         }
         Command::Run(loaded) => {
             let (_, settings) = loaded.parse::<C>()?;
@@ -270,7 +269,7 @@ pub fn load_settings<C: DeserializeOwned>(
 }
 
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
-    // Whatever is created, nobody else may read it.
+    // Created files must not be readable by other users.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     rlimit::raise_open_files();
     let directory = common.run_dir.join(service.name);
@@ -298,7 +297,8 @@ fn instance_id() -> anyhow::Result<String> {
     Ok(uuid.trim().to_owned())
 }
 
-/// Two workers: a slow read of one caller must not hold up the next, and a node has better uses for its cores.
+/// Uses two worker threads: a slow file read for one caller must not delay the next, and the node's cores
+/// are for its pods.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -307,9 +307,9 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .context("cannot start the runtime")
 }
 
-/// The last words of a process that ends with an error. The log may not be there yet, hence plain standard error.
+/// Prints the error that ends the process to standard error: the log may not be initialized yet.
 fn print_error(service: &Service, error: &dyn fmt::Display) {
     let line = format!("{}: {error:#}\n", service.name);
-    // Nobody is left to tell when this fails.
+    // There is no way left to report a failure.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }

@@ -14,10 +14,10 @@ use tracing_subscriber::{
 
 use crate::otlp;
 
-/// Libraries that speak only from `warn` on: their debug output is about them, not about pods.
-const QUIET: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
+/// Libraries whose log is limited to `warn`: their debug output is about themselves.
+const WARN_ONLY_LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Json,
@@ -36,7 +36,7 @@ impl FromStr for Format {
     }
 }
 
-/// Sends events to standard error, and spans to where they are exported to.
+/// Writes events to standard error, and exports spans if there is a layer for it.
 pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> anyhow::Result<()> {
     let result = match spans {
         None => registry()
@@ -51,11 +51,11 @@ pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> 
 fn targets(level: Level) -> Targets {
     Targets::new()
         .with_default(level)
-        .with_targets(QUIET.map(|name| (name, level.min(Level::WARN))))
-        .with_target(otlp::PART, LevelFilter::OFF)
+        .with_targets(WARN_ONLY_LIBRARIES.map(|name| (name, level.min(Level::WARN))))
+        .with_target(otlp::EXPORT_ONLY_TARGET, LevelFilter::OFF)
 }
 
-/// Spans are exported whatever is logged.
+/// Exports spans whatever the log level is.
 fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
     let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
     registry()
@@ -63,7 +63,7 @@ fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscribe
         .with(spans.with_filter(exported))
 }
 
-/// What writes a line for each event.
+/// Returns the layer that writes a line for each event.
 fn lines<S>(format: Format) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -82,7 +82,9 @@ where
 
 fn is_exported(metadata: &Metadata<'_>) -> bool {
     let is_of_library = |name: &&str| metadata.target().starts_with(name);
-    metadata.is_span() && *metadata.level() <= Level::INFO && !QUIET.iter().any(is_of_library)
+    metadata.is_span()
+        && *metadata.level() <= Level::INFO
+        && !WARN_ONLY_LIBRARIES.iter().any(is_of_library)
 }
 
 #[cfg(all(test, feature = "otlp"))]
@@ -99,7 +101,7 @@ mod tests {
         let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         headers.insert(TRACEPARENT, HeaderValue::from_static(header));
         let trace = Trace::from_headers(&headers);
-        let (layer, mut waiting) = otlp::listening();
+        let (layer, mut waiting) = otlp::test_layer();
         with_default(exporting(Level::ERROR, Format::Text, layer), || {
             let call = tracing::info_span!("call");
             otlp::serve(&call, &trace, "/service/Method");

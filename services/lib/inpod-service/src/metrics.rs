@@ -1,7 +1,7 @@
-//! What a service counts, and how it is read.
+//! Metrics, on the gRPC socket of every service.
 //!
-//! Every name begins with `inpod_<component>_`, but for the `process_*` of every program, which carry the component as
-//! a label: so the texts of several services can be joined into one.
+//! Every name begins with `inpod_<component>_`, but for the `process_*` metrics, which carry the component as a label.
+//! So the texts of several services can be joined into one.
 
 mod calls;
 mod endpoint;
@@ -31,10 +31,10 @@ use crate::{Readiness, Service};
 /// The media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Where metrics are read, on the gRPC socket of every service.
+/// The path of metrics on the gRPC socket.
 pub const PATH: &str = "/metrics";
 
-/// The metrics of this process. Cheap to clone.
+/// The metrics of this process; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
@@ -43,7 +43,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// What every service has: its version and start, its process, its conditions, its calls.
+    /// Registers what every service has: version, start time, process, conditions and calls.
     pub(crate) fn new(service: &Service, readiness: &Readiness) -> Self {
         let mut registry = Registry::default();
         let component = (Cow::Borrowed("component"), Cow::Borrowed(service.name));
@@ -53,9 +53,9 @@ impl Metrics {
         let prefix = format!("inpod_{}", service.name.replace('-', "_"));
         let own = registry.sub_registry_with_prefix(&prefix);
         let version = Info::new([("version", service.version)]);
-        own.register("build", "What runs", version);
+        own.register("build", "Version of the process", version);
         let start = ConstGauge::new(seconds_since_1970());
-        let help = "When the process started, since 1970";
+        let help = "Start time of the process, since 1970";
         own.register_with_unit("start_time", help, Unit::Seconds, start);
         own.register_collector(Box::new(readiness.clone()));
         let calls = Calls::register(own);
@@ -66,20 +66,20 @@ impl Metrics {
         }
     }
 
-    /// Adds a service's own metrics, below its prefix. To be called once per service: a name may be declared once.
+    /// Registers a service's own metrics below its prefix. Call it once: a name may be registered only once.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(self.lock().sub_registry_with_prefix(&*self.prefix))
     }
 
-    /// Adds metrics whose names are another program's, without a prefix.
+    /// Registers metrics with the names of another program, without a prefix.
     pub fn register_foreign<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.lock())
     }
 
-    /// All of them in the OpenMetrics text format.
+    /// Renders all metrics in the OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing into a string does not fail; a collector that does leaves a text without its end.
+        // Writing to a string cannot fail; a failing collector leaves a text without its end marker.
         if let Err(error) = text::encode(&mut text, &self.lock()) {
             tracing::error!(%error, "Cannot write the metrics");
         }
@@ -95,7 +95,8 @@ impl Metrics {
     }
 }
 
-/// A histogram of durations in seconds: from half a millisecond, a step of a hand-over, to the 30 s of a whole ADD.
+/// Returns a histogram of durations in seconds, from half a millisecond (a step of a handover) to the 30 s
+/// of a whole ADD.
 pub fn duration_histogram() -> Histogram {
     Histogram::new([
         0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

@@ -1,8 +1,8 @@
-//! Spans for a collector of OpenTelemetry, by OTLP over gRPC.
+//! Exports spans to an OpenTelemetry collector by OTLP over gRPC.
 //!
-//! A span is exported if it is made on behalf of a caller whose trace is sampled: a call, a part of what is done for it
-//! ([`child_span`]), or whatever span is made within one of these. What is said of it is what the log says too. Without the
-//! cargo feature `otlp`, `without_otlp.rs` stands here.
+//! A span is exported if it belongs to a sampled trace of a caller: the span of a call, a [`child_span`] of it, or any
+//! span created within one of these. Its attributes are what the log says too. Without the cargo feature `otlp`,
+//! `without_otlp.rs` replaces this module.
 
 mod endpoint;
 mod export;
@@ -18,74 +18,71 @@ use tracing::Span;
 
 use crate::{Trace, config};
 use endpoint::Endpoint;
-use layer::{change, innermost};
-use open::Place;
+use layer::{current_context, update_span};
+use open::SpanContext;
 
-pub(crate) use export::Spans;
+pub(crate) use export::ExporterBuilder;
 pub(crate) use layer::Layer;
 
-/// The target of spans that are made for export alone: the log does not show them.
-pub(crate) const PART: &str = "inpod::part";
+/// The target of spans that exist only for export: the log does not show them.
+pub(crate) const EXPORT_ONLY_TARGET: &str = "inpod::part";
 
-/// What the settings say of it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Settings {
     #[serde(deserialize_with = "config::parsed")]
     otlp_endpoint: Endpoint,
-    /// Of services that have this setting.
+    /// Set for services that have this setting.
     node_name: Option<String>,
 }
 
-/// A span is a caller's call.
+/// Marks a span as the server side of a caller's call.
 pub(crate) fn serve(span: &Span, caller: &Trace, path: &str) {
-    if let Some(caller) = Place::of(caller) {
-        change(span, |open| open.serve(caller, path));
+    if let Some(caller) = SpanContext::of_caller(caller) {
+        update_span(span, |open| open.serve(caller, path));
     }
 }
 
-/// The `traceparent` of the span that this runs in, if that is exported as one of the trace.
-pub(crate) fn here(trace: &Trace) -> Option<String> {
-    let (caller, here) = (Place::of(trace)?, innermost()?);
+/// Returns the `traceparent` of the current span if it is exported as a part of the trace.
+pub(crate) fn current_traceparent(trace: &Trace) -> Option<String> {
+    let (caller, here) = (SpanContext::of_caller(trace)?, current_context()?);
     (here.trace == caller.trace).then(|| here.header())
 }
 
-/// A part of what is done on behalf of a trace, as a span of its own from now until it is dropped. Does nothing where
-/// the trace is not exported.
+/// Starts a child span of a trace, which ends when it is dropped. Does nothing if the trace is not exported.
 pub fn child_span(name: &'static str, trace: &Trace) -> Span {
-    let Some(parent) = Place::of(trace) else {
+    let Some(parent) = SpanContext::of_caller(trace) else {
         return Span::none();
     };
-    let span = tracing::info_span!(target: PART, parent: None, "part");
-    change(&span, |open| open.belong(parent, name));
+    let span = tracing::info_span!(target: EXPORT_ONLY_TARGET, parent: None, "part");
+    update_span(&span, |open| open.make_child(parent, name));
     span
 }
 
-/// Says something of the span that this runs in, for whoever reads exported spans: what the log says as well.
+/// Sets an attribute of the current span. Use it for values that the log contains as well.
 pub fn record_attribute(key: &'static str, value: &dyn fmt::Display) {
-    change(&Span::current(), |open| {
-        open.say_text(key, &value.to_string());
+    update_span(&Span::current(), |open| {
+        open.set_text_attribute(key, &value.to_string());
     });
 }
 
-/// The span of a call, whose code comes when the call's span is no longer the one that this runs in.
+/// The span of a call. It is kept because the status code arrives when another span is current.
 #[derive(Debug)]
 pub(crate) struct Call(Span);
 
 impl Call {
-    /// The one that this runs in.
     pub(crate) fn current() -> Self {
         Self(Span::current())
     }
 
-    /// It ended.
+    /// Ends the call with its status code.
     pub(crate) fn end(&self, code: Code, name: &str) {
-        change(&self.0, |open| open.end(code, name));
+        update_span(&self.0, |open| open.end(code, name));
     }
 }
 
-/// A layer, and what it exports.
+/// Returns a layer and the spans that it exports.
 #[cfg(test)]
-pub(crate) fn listening() -> (Layer, tokio::sync::mpsc::Receiver<wire::Span>) {
+pub(crate) fn test_layer() -> (Layer, tokio::sync::mpsc::Receiver<wire::Span>) {
     let (queue, waiting) = export::queue(64);
     (Layer(queue), waiting)
 }

@@ -1,7 +1,7 @@
-//! Who is on the other end of a Unix socket, and whether they may call.
+//! Identifies the process on the other end of a Unix socket and decides which calls it may make.
 //!
 //! The user id alone proves nothing: any root process in any container that sees a socket can connect. A peer is
-//! proven by its process's cgroup, read through a pidfd so that a recycled pid cannot stand in for it.
+//! identified by the cgroup of its process, read through a pidfd so that a recycled pid cannot stand in for it.
 
 mod process;
 
@@ -20,14 +20,14 @@ use tonic::Status;
 
 pub use crate::cgroup::Cgroup;
 
-/// How a peer is proven, as configured.
+/// The setting `peer`: what identifies a service of inpod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// By the pod that its cgroup names.
+    /// The pod named by its cgroup.
     Pod,
-    /// By a cgroup: it is there or below.
+    /// A cgroup that the process is in, or in one below.
     Cgroup(String),
-    /// By its user id alone.
+    /// Only the user id.
     Uid,
 }
 
@@ -44,12 +44,12 @@ impl FromStr for Setting {
     }
 }
 
-/// Who counts as a service of inpod, and as a host process.
+/// The rules by which a peer is a service of inpod, or a host process.
 #[derive(Debug)]
 pub struct Policy {
     uid: u32,
     service: Service,
-    /// How the kernel is asked for a peer's pidfd.
+    /// Asks the kernel for a peer's pidfd; replaced in tests.
     pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>,
 }
 
@@ -57,40 +57,38 @@ pub struct Policy {
 enum Service {
     /// The peer's pod cgroup equals this one. `None`: this process sees its own cgroup as the root.
     Pod(Option<String>),
-    /// The peer is at this path or below.
+    /// The peer is in this cgroup or below it.
     Below(String),
-    /// Whoever has this process's user id, host process and service alike. For demos and development.
+    /// Any process with this process's user id is both a host process and a service. For demos and development.
     Anyone,
 }
 
-/// Why there is no policy.
+/// The reason why there is no policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// This process's own cgroup cannot be read.
     #[error("cannot read /proc/self/cgroup")]
     Read(#[source] io::Error),
-    /// The policy `pod` outside of a pod.
+    /// The policy `pod` is set outside of a pod.
     #[error(
-        "setting peer = pod, but this process is in no pod's cgroup; set it to cgroup:PATH or, to try inpod, to uid"
+        "setting peer = pod, but this process is not in the cgroup of a pod; use cgroup:PATH or, to try inpod, uid"
     )]
     NotInPod,
 }
 
-/// A process that may connect, and what it may call.
+/// An identified peer and what it may call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its pid as this process sees it.
+    /// The pid as this process sees it.
     pub pid: i32,
-    /// Its user id.
     pub uid: u32,
-    /// Where it ran when it connected; `None` where the policy does not look.
+    /// Its cgroup when it connected; `None` if the policy does not read it.
     cgroup: Option<Cgroup>,
     host: bool,
     service: bool,
 }
 
 impl Peer {
-    /// Whether it may make a call of a class.
+    /// Returns whether the peer may call RPCs of a class.
     pub fn may_call(&self, class: Class) -> bool {
         match class {
             Class::Read => self.host || self.service,
@@ -99,11 +97,11 @@ impl Peer {
         }
     }
 
-    /// Refuses a call of a class that the peer may not make, audited.
+    /// Rejects and logs a call of a class that the peer may not make.
     ///
     /// # Errors
     ///
-    /// PERMISSION_DENIED with CALLER_REFUSED.
+    /// PERMISSION_DENIED with the reason CALLER_REFUSED.
     pub fn require(&self, class: Class) -> Result<(), Status> {
         if self.may_call(class) {
             return Ok(());
@@ -130,17 +128,17 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The peer of a gRPC call.
+/// Returns the peer that made a gRPC call.
 pub fn of_request<T>(request: &tonic::Request<T>) -> Peer {
     request
         .extensions()
         .get::<Peer>()
         .cloned()
-        .unwrap_or(NOBODY)
+        .unwrap_or(UNKNOWN_PEER)
 }
 
-/// Who a call without a known peer is from: may do nothing.
-pub(crate) const NOBODY: Peer = Peer {
+/// The peer of a call whose peer is unknown; it may call nothing.
+pub(crate) const UNKNOWN_PEER: Peer = Peer {
     pid: 0,
     uid: u32::MAX,
     cgroup: None,
@@ -148,19 +146,19 @@ pub(crate) const NOBODY: Peer = Peer {
     service: false,
 };
 
-/// Why a peer is sent away.
+/// The reason why a peer was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// The kernel does not say who it is.
-    #[error("cannot see the peer")]
+    /// The kernel does not report its credentials.
+    #[error("cannot identify the peer")]
     Unseen(#[source] io::Error),
-    /// It is in a pid namespace that this process does not see, or has ended.
-    #[error("the peer's process is not visible from here; run with the host's pids")]
+    /// It is in a pid namespace that this process cannot see, or has exited.
+    #[error("the peer's process is not visible from here; run in the host's pid namespace")]
     Invisible,
     /// It has another user id.
     #[error("the peer has uid {0}")]
     Uid(u32),
-    /// It may not make calls of the class.
+    /// It is not authorized for calls of the class.
     #[error("{0} may not make calls of class {1:?}")]
     Class(Peer, Class),
 }
@@ -182,7 +180,7 @@ impl Policy {
         })
     }
 
-    /// The policy `uid`: whoever has this process's user id. For tests.
+    /// Returns the policy `uid`, which admits all processes with this process's user id. For tests.
     pub fn same_uid() -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
@@ -191,11 +189,11 @@ impl Policy {
         }
     }
 
-    /// Finds out who is on the other end of a connected socket.
+    /// Identifies the peer of a connected socket.
     ///
     /// # Errors
     ///
-    /// When it cannot be seen, or has another user id.
+    /// Fails if the peer cannot be identified or has another user id.
     pub fn identify(&self, socket: impl AsFd) -> Result<Peer, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
@@ -222,7 +220,7 @@ impl Policy {
         })
     }
 
-    /// Finds out who is on the other end, and refuses whoever may not make calls of a class.
+    /// Identifies the peer of a connected socket and checks that it may make calls of a class.
     ///
     /// # Errors
     ///
@@ -241,7 +239,7 @@ impl Policy {
             Service::Anyone => true,
             Service::Below(root) => cgroup.is_below(root),
             Service::Pod(Some(own)) => cgroup.pod().as_ref() == Some(own),
-            // Seen from a cgroup namespace, containers of the same pod are siblings.
+            // Within a cgroup namespace, containers of the same pod are siblings.
             Service::Pod(None) => cgroup.pod().as_deref() == Some("/.."),
         }
     }
@@ -263,7 +261,6 @@ fn pidfd_of(socket: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     getsockopt(&socket, sockopt::PeerPidfd)
 }
 
-/// The peer's pid and cgroup.
 fn cgroup_of(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<(i32, Cgroup), Refused> {
     let process = Process::new(pidfd, credentials_pid)?;
     let (pid, text) = process.read("cgroup")?;

@@ -1,4 +1,4 @@
-//! What a service depends on, by name, and whether it is ready.
+//! Conditions and readiness of a service.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-/// Named conditions. Some of them hold readiness up, the others only tell how things stand. Cheap to clone.
+/// The named conditions of a service. Required ones decide its readiness, the others are informative. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Readiness(Arc<Inner>);
 
@@ -24,21 +24,20 @@ struct Inner {
     ready: watch::Sender<bool>,
 }
 
-/// Whether something holds, and since when.
+/// A condition's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether it holds.
     pub ok: bool,
-    /// Since when it has been so.
+    /// The time of the last change of `ok`.
     pub since: SystemTime,
-    /// Why it does not hold; empty where it does.
+    /// The reason why it is not met; empty if it is.
     pub message: String,
-    /// Whether the service is not ready without it.
+    /// Whether readiness depends on it.
     pub required: bool,
 }
 
 impl Default for Readiness {
-    /// Ready: nothing is depended on.
+    /// Starts ready, without conditions.
     fn default() -> Self {
         Self(Arc::new(Inner {
             conditions: Mutex::default(),
@@ -48,12 +47,12 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Declares a condition that holds readiness up until it is met. To be called before the service is served.
+    /// Declares a condition that readiness depends on, initially not met. Call it before the service is served.
     pub fn require(&self, name: &'static str, message: &str) {
         self.put(name, Err(message.to_owned()), true);
     }
 
-    /// Says how something stands.
+    /// Sets a condition.
     pub fn set(&self, name: &'static str, result: Result<(), String>) {
         self.put(name, result, false);
     }
@@ -78,7 +77,7 @@ impl Readiness {
             required,
         };
         all.insert(name, condition);
-        // Under the lock, so that the last word is about the last state.
+        // Sent under the lock, so that the last update is of the last state.
         let ready = all
             .values()
             .all(|condition| condition.ok || !condition.required);
@@ -87,17 +86,17 @@ impl Readiness {
             .send_if_modified(|was| std::mem::replace(was, ready) != ready);
     }
 
-    /// Every condition that was ever declared or set.
+    /// Returns all conditions that were declared or set.
     pub fn all(&self) -> BTreeMap<&'static str, Condition> {
         self.lock().clone()
     }
 
-    /// Whether every required condition holds.
+    /// Returns whether every required condition is met.
     pub fn is_ready(&self) -> bool {
         *self.0.ready.borrow()
     }
 
-    /// Follows [`Self::is_ready`].
+    /// Watches [`Self::is_ready`].
     pub fn changes(&self) -> watch::Receiver<bool> {
         self.0.ready.subscribe()
     }
@@ -113,13 +112,13 @@ impl Readiness {
 impl Collector for Readiness {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let ready = ConstGauge::new(i64::from(self.is_ready()));
-        let help = "Whether every condition that holds readiness up is met.";
+        let help = "Whether all required conditions are met.";
         ready.encode(encoder.encode_descriptor("ready", help, None, MetricType::Gauge)?)?;
         let all = self.all();
         if all.is_empty() {
             return Ok(());
         }
-        let help = "Whether something that the service depends on is as it should be.";
+        let help = "Whether a condition is met.";
         let mut family = encoder.encode_descriptor("condition", help, None, MetricType::Gauge)?;
         for (name, condition) in all {
             let value = ConstGauge::new(i64::from(condition.ok));

@@ -1,10 +1,10 @@
-//! How many files the process may have open.
+//! The limit of open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit to what whoever started the process allows. Where a runtime does not say, it begins at 1024, for
-/// programs that keep descriptors in sets of that size; none is here, and the broker and netconfig hold a file or more
-/// for each pod. What cannot be raised stays: who comes near it is told by its metrics.
+/// Raises the soft limit of open files to the hard limit. It defaults to 1024 for programs that use select(2), which
+/// none here does, and the broker and netconfig hold a file or more for each pod. A failure is only logged: metrics
+/// show processes that come near the limit.
 pub(crate) fn raise_open_files() {
     let known = getrlimit(Resource::Nofile);
     let raised = Rlimit {

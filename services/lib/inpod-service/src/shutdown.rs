@@ -7,11 +7,11 @@ use tokio::{
     sync::watch,
 };
 
-/// Tells a process when to stop: the first SIGTERM or SIGINT drains, the second ends it at once.
+/// The shutdown signal: the first SIGTERM or SIGINT drains the process, the second one ends it.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
-/// Has the process stop without a signal.
+/// Requests a shutdown without a signal.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopHandle(Arc<watch::Sender<bool>>);
 
@@ -22,7 +22,7 @@ impl StopHandle {
 }
 
 impl Shutdown {
-    /// Listens for signals.
+    /// Starts to listen for signals.
     pub(crate) fn on_signals() -> anyhow::Result<(StopHandle, Self)> {
         let (sender, receiver) = watch::channel(false);
         let sender = StopHandle(Arc::new(sender));
@@ -32,24 +32,23 @@ impl Shutdown {
         Ok((sender, Self(receiver)))
     }
 
-    /// One that is requested by the sender given back with it. For tests.
+    /// Creates one that its sender triggers, for tests.
     pub fn manual() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
     }
 
-    /// Whether the process is to stop.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Resolves when the process is to stop.
+    /// Waits until a shutdown is requested.
     pub async fn requested(mut self) {
-        // A sender that is gone means the same.
+        // A dropped sender means the same.
         drop(self.0.wait_for(|requested| *requested).await);
     }
 
-    /// The stream, ended when the process is to stop: a watcher must not hold up the drain.
+    /// Ends a stream when a shutdown is requested, so that watchers do not delay the drain.
     pub fn end_stream<S: Stream>(&self, stream: S) -> impl Stream<Item = S::Item> + use<S> {
         stream.take_until(self.clone().requested())
     }
@@ -60,7 +59,7 @@ async fn handle_signals(mut terminate: Signal, mut interrupt: Signal, stop: Stop
     tracing::info!("Draining");
     stop.stop();
     either_signal(&mut terminate, &mut interrupt).await;
-    tracing::warn!("Ended by a second signal");
+    tracing::warn!("Exiting on a second signal");
     #[expect(clippy::exit, reason = "the second signal asks for exactly this")]
     std::process::exit(1)
 }

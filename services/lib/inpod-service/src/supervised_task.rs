@@ -1,21 +1,18 @@
-//! What a process cannot do without: a part that goes on for as long as the process does.
+//! Aborts the process when a task that it depends on panics.
 //!
-//! tokio keeps a panic to the task that it happened in. Where that was the part that follows the API server, or tells
-//! the other services what they missed, the process would go on as ready and alive, and never do that part again. So
-//! it ends, is started again, and takes up what it finds: losing the process loses nothing, losing a part of it does.
+//! tokio confines a panic to its task. If that task watches the API server or syncs other services, the process would
+//! stay ready and live without ever doing that work again. An abort is safe: the process is restarted and continues
+//! from its persisted state.
 
 use std::{panic::AssertUnwindSafe, process};
 
 use futures_util::FutureExt as _;
 
-/// A part's work. One that is done may end; one that panics takes the process with it.
+/// Runs a task that may end, but whose panic aborts the process.
 pub async fn abort_on_panic(part: &'static str, work: impl Future<Output = ()>) {
-    // Nothing of the part is looked at after its end.
+    // Nothing of the task is used after a panic.
     if AssertUnwindSafe(work).catch_unwind().await.is_err() {
-        tracing::error!(
-            part,
-            "A part of this process has ended by a defect; the process ends, to be started again"
-        );
+        tracing::error!(part, "A core task panicked; aborting the process");
         process::abort();
     }
 }
@@ -29,7 +26,7 @@ mod tests {
 
     use super::*;
 
-    /// How a process of its own ends in which this is done.
+    /// Runs a test of this module in a process of its own and returns its exit status.
     fn process_that_does(what: &str) -> ExitStatus {
         let mut process = Command::new(std::env::current_exe().unwrap());
         let what = format!("supervised_task::tests::{what}");
@@ -49,7 +46,7 @@ mod tests {
         assert!(status.success(), "{status}");
     }
 
-    /// As everywhere: nobody looks how the task has ended.
+    /// Drops the task's result, as all callers do.
     async fn run(work: impl Future<Output = ()> + Send + 'static) {
         let _ended = tokio::spawn(abort_on_panic("a part", work)).await;
     }

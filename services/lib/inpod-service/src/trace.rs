@@ -1,4 +1,4 @@
-//! The trace that a call is part of.
+//! The trace context of a call.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use http::HeaderMap;
 
 use crate::otlp;
 
-/// The header that names it (W3C Trace Context, level 1).
+/// The header of the trace context (W3C Trace Context, level 1).
 pub const TRACEPARENT: &str = "traceparent";
 
-/// A caller's `traceparent`, or none: what is no traceparent is as good as none, and is not passed on.
+/// A caller's `traceparent`, or none. An invalid one counts as none and is not passed on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace(Option<Arc<str>>);
 
 impl Trace {
-    /// What a caller's headers say.
+    /// Reads the trace context from a caller's headers.
     pub fn from_headers(headers: &HeaderMap) -> Self {
         let value = headers.get(TRACEPARENT);
         value
@@ -22,7 +22,7 @@ impl Trace {
             .map_or_else(Self::default, Self::parse)
     }
 
-    /// Version 00 only, as level 1 has it: version, trace, parent and flags, in lower-case hexadecimal.
+    /// Accepts version 00 only (level 1): version, trace, parent and flags in lower-case hexadecimal.
     fn parse(text: &str) -> Self {
         let parts: Vec<&str> = text.split('-').collect();
         let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
@@ -32,26 +32,26 @@ impl Trace {
         };
         let is_trace =
             lengths == [2, 32, 16, 2] && parts.first() == Some(&"00") && parts.iter().all(is_hex);
-        // All zeros mean "invalid" there.
+        // All zeros mean "invalid" in the specification.
         let is_valid = parts
             .get(1)
             .is_some_and(|id| id.bytes().any(|byte| byte != b'0'));
         Self((is_trace && is_valid).then(|| text.into()))
     }
 
-    /// The same trace with the span that this runs in as the parent, where spans are exported: so that what is asked on
-    /// the caller's behalf is told apart from what the caller itself asks.
+    /// Returns the same trace with the current span as parent, if spans are exported, so that calls made on the
+    /// caller's behalf appear below this process's span.
     #[must_use]
     pub fn with_current_span(self) -> Self {
-        otlp::here(&self).map_or(self, |header| Self::parse(&header))
+        otlp::current_traceparent(&self).map_or(self, |header| Self::parse(&header))
     }
 
-    /// The id that the log lines of all processes have in common.
+    /// Returns the trace id, which the log lines of all processes share.
     pub fn id(&self) -> Option<&str> {
         self.0.as_deref()?.split('-').nth(1)
     }
 
-    /// The header's value, for calls that are made on the caller's behalf.
+    /// Returns the header's value for calls on the caller's behalf.
     pub fn header(&self) -> Option<&str> {
         self.0.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Unix sockets: a directory of their own, no stale one in the way, no live one taken over, nobody else's to open.
+//! Unix sockets in private directories: replaces stale sockets, and never takes over one that is in use.
 
 use std::{
     fs, io,
@@ -17,60 +17,39 @@ use nix::{
 };
 use tokio::net::UnixListener;
 
-/// Why a socket cannot be listened on.
+/// The reason why a socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The kernel takes at most 107 bytes (unix(7)).
+    /// The kernel's limit is 107 bytes (unix(7)).
     #[error("socket path {} has {} bytes, more than 107; choose a shorter run_dir", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
-    /// Something that is no socket stands at the path.
-    #[error("{} is in the way: it is no socket; remove it", .0.display())]
+    /// The path exists but is not a socket.
+    #[error("{} is in the way: it is not a socket; remove it", .0.display())]
     NoSocket(PathBuf),
     /// Another process listens there.
     #[error("{} is already served by another process; stop it first", .0.display())]
     Served(PathBuf),
-    /// Another process is about to listen there, or hangs in the middle of it.
+    /// Another process is starting to listen there, or hangs while it does.
     #[error("another process is starting to listen in {} and does not finish; stop it first", .0.display())]
     Starting(PathBuf),
-    /// What should be a directory of its own is something else. A link is not followed: what it leads to would be
-    /// closed to everybody.
-    #[error("{} is no directory: it is a file or a symbolic link; remove it", .0.display())]
+    /// The path of the directory is something else. A link is not followed: its target would be closed to other users.
+    #[error("{} is not a directory but a file or a symbolic link; remove it", .0.display())]
     NoDirectory(PathBuf),
-    /// The directory is another user's, who could put sockets of his own there.
+    /// The directory belongs to another user, who could replace the socket.
     #[error("directory {} belongs to uid {owner}, not to this process; remove it or choose another run_dir", .path.display())]
-    Foreign {
-        /// The directory.
-        path: PathBuf,
-        /// Whose it is.
-        owner: u32,
-    },
-    /// Others may change the directory, and it is not the socket's alone: closing it would shut them out.
+    Foreign { path: PathBuf, owner: u32 },
+    /// Other users may write to the directory, and it holds more than the socket: restricting it would lock them out.
     #[error("others may write to directory {} (mode {mode:o}), which holds more than the socket; choose one of its own", .path.display())]
-    Writable {
-        /// The directory.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// The directory cannot be made or restricted.
+    Writable { path: PathBuf, mode: u32 },
+    /// The directory cannot be created or restricted.
     #[error("cannot prepare directory {}", .path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The socket cannot be made.
+    Directory { path: PathBuf, source: io::Error },
+    /// The socket cannot be bound.
     #[error("cannot listen on {}", .path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Listen { path: PathBuf, source: io::Error },
 }
 
-/// Listens on a stream socket that only this user may open.
+/// Binds a stream socket that only this user may open.
 ///
 /// # Errors
 ///
@@ -87,17 +66,17 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
-/// The way to a socket is free, and nobody else may take it: for as long as this lives other starts wait.
+/// A lock on the directory of a socket. While it lives, other processes wait to bind a socket there.
 #[derive(Debug)]
 #[must_use = "another start could take the way as soon as this is dropped: listen first"]
 pub struct SocketLock(Flock<fs::File>);
 
-/// How long another start may take.
+/// How long to wait for another process to bind its socket.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Makes the way free for a socket: its directory is there (0700 if it had to be made; one that is shared with others,
-/// like `/run`, is left as it is), and what a dead process left is gone. Of two starts at once the second finds the
-/// first one's socket: it waits for the [`SocketLock`], which is to be held until the socket is listened on.
+/// Prepares the path of a socket: creates its directory with mode 0700 if it does not exist (a shared one such as
+/// `/run` is left as it is) and removes a stale socket. Keep the returned [`SocketLock`] until the socket is bound, so
+/// that a concurrent start finds the socket and does not remove it.
 ///
 /// # Errors
 ///
@@ -121,12 +100,12 @@ fn lock_directory(directory: &Path) -> Result<SocketLock, BindError> {
     lock_within_timeout(file, directory, starting)
 }
 
-/// Makes this process the only one of its kind: it holds the directory for as long as the value lives. One that is
-/// about to end is waited for, so that its last effects do not mix with the first ones of its successor.
+/// Makes this process the only instance of its service for as long as the lock lives. It waits for an instance that is
+/// about to end, so that their writes do not interleave.
 ///
 /// # Errors
 ///
-/// When another process has it, or it cannot be had.
+/// Fails if another process holds the lock, or it cannot be created.
 pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -134,7 +113,7 @@ pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     loop {
         let served = || BindError::Served(directory.to_owned());
         let lock = lock_within_timeout(options.open(&path), directory, served)?;
-        // The one that was waited for may have emptied the directory: the next start would lock another file.
+        // The previous instance may have emptied the directory; the next start would then lock another file.
         if lock.is_at(&path) {
             return Ok(lock);
         }
@@ -142,7 +121,7 @@ pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
 }
 
 impl SocketLock {
-    /// Whether what is locked stands there.
+    /// Returns whether the locked file is the one at a path.
     fn is_at(&self, path: &Path) -> bool {
         let found = fs::metadata(path).and_then(|there| Ok((there, self.0.metadata()?)));
         found
@@ -150,11 +129,11 @@ impl SocketLock {
     }
 }
 
-/// Removes what is in a directory, if there is one. The directory itself may be a mount, and stays.
+/// Removes the content of a directory, if it exists. The directory itself stays, since it may be a mount point.
 ///
 /// # Errors
 ///
-/// When something in it cannot be removed.
+/// Fails if an entry cannot be removed.
 pub fn clear_directory(directory: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -171,7 +150,7 @@ pub fn clear_directory(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a socket that this process has ceased to serve. One that is served is another's by now.
+/// Removes a socket that this process no longer serves, unless another process serves it by now.
 ///
 /// # Errors
 ///
@@ -183,7 +162,7 @@ pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
     }
 }
 
-/// Locks a file that belongs to a directory; the kernel lets go of it with the process.
+/// Locks a file; the kernel releases the lock with the process.
 fn lock_within_timeout(
     file: io::Result<fs::File>,
     directory: &Path,
@@ -206,7 +185,7 @@ fn lock_within_timeout(
     }
 }
 
-/// Removes what a dead process left at the path of a socket.
+/// Removes a stale socket, which no process listens on.
 fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
@@ -224,11 +203,11 @@ fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     fs::remove_file(path).map_err(listen)
 }
 
-/// Makes a directory that only this user may enter; one that is there already is restricted.
+/// Creates a directory that only this user may enter, or restricts an existing one.
 ///
 /// # Errors
 ///
-/// When it cannot be made or restricted.
+/// Fails if it cannot be created or restricted.
 pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     let error = |source| BindError::Directory {
         path: path.to_owned(),
@@ -252,24 +231,24 @@ pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(error)
 }
 
-/// Who may enter the directory of a socket, once it was seen to.
+/// The access to a socket's directory after [`restrict_directory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryAccess {
-    /// This user alone, as before.
+    /// Only this user may enter it, as before.
     AlreadyPrivate,
-    /// This user alone, now. These were its permissions.
+    /// Only this user may enter it now; holds the previous mode.
     Restricted(u32),
-    /// Others too, since more is in it than the socket, which they may see and neither open nor replace.
+    /// Other users may enter it, because it holds more than the socket. They can see the socket but neither
+    /// open nor replace it.
     Shared(u32),
 }
 
-/// Sees to it that only this user may enter the directory of a socket. One that others may enter is restricted where
-/// nothing but the socket is in it, as kubelet makes one for a `hostPath` of type `DirectoryOrCreate` (0755); any other,
-/// like `/run`, is somebody else's too and is left.
+/// Restricts the directory of a socket to this user if it holds nothing else, such as one that the kubelet created for
+/// a `hostPath` of type `DirectoryOrCreate` (0755). Any other directory, such as `/run`, is shared and left as it is.
 ///
 /// # Errors
 ///
-/// When others may put a socket of theirs in place of this one, or it cannot be restricted.
+/// Fails if other users could replace the socket, or the directory cannot be restricted.
 pub fn restrict_directory(socket: &Path) -> Result<DirectoryAccess, BindError> {
     let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
     let error = |source| BindError::Directory {
@@ -306,11 +285,11 @@ fn shared(directory: &Path, mode: u32) -> Result<DirectoryAccess, BindError> {
     })
 }
 
-/// Lets only this user open a socket.
+/// Restricts a socket to this user.
 ///
 /// # Errors
 ///
-/// When the mode cannot be set.
+/// Fails if the mode cannot be set.
 pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
     let listen = |source| BindError::Listen {
         path: path.to_owned(),
@@ -319,14 +298,15 @@ pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(listen)
 }
 
-/// Whether somebody listens. Connecting is the only way to know; what they see is a peer that leaves at once.
+/// Returns whether a process listens on a socket. Connecting is the only way to find out; the process sees a peer
+/// that disconnects at once.
 fn is_served(path: &Path, kind: SockType) -> io::Result<bool> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let probe = socket(AddressFamily::Unix, kind, flags, None)?;
     use std::os::fd::AsRawFd as _;
     match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
         Ok(()) | Err(nix::Error::EAGAIN) => Ok(true),
-        // Of another type: still somebody's.
+        // A socket of another type is in use, too.
         Err(nix::Error::EPROTOTYPE) => Ok(true),
         Err(nix::Error::ECONNREFUSED | nix::Error::ENOENT) => Ok(false),
         Err(error) => Err(error.into()),

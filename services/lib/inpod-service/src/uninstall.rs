@@ -1,7 +1,7 @@
-//! A node that inpod leaves: what its processes are told of it, and how they tell that they are done.
+//! Uninstall and handover of a node: how a service learns that it has to go, and how it reports that it is done.
 //!
-//! The word comes in a file that a ConfigMap is mounted as, so that nobody needs a right at the API server to hear it;
-//! the receipt goes where the kubelet reads the last words of a container, so that nobody needs one to give it.
+//! The request is a file mounted from a ConfigMap, and the receipt is a file from which the kubelet reads a container's
+//! termination message: neither needs a right at the API server.
 
 use std::{
     fmt, fs,
@@ -15,23 +15,22 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// How often the file is read. A kubelet takes about a minute to bring a change of a ConfigMap.
+/// How often the file is read. A kubelet takes about a minute to deliver a changed ConfigMap.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// With what a receipt begins.
+/// The beginning of a receipt.
 pub const RECEIPT_PREFIX: &str = "inpod left:";
 
-/// How inpod leaves a node.
+/// What remains on the node when inpod goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UninstallMode {
-    /// Everything that it did is undone.
+    /// Nothing: all changes are reverted.
     Uninstall,
-    /// What it did for pods stays for another agent, which takes its place in the chain.
+    /// What inpod did for pods, for the agent that replaces it in the chain.
     Handover,
 }
 
 impl UninstallMode {
-    /// The word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Uninstall => "uninstall",
@@ -40,11 +39,11 @@ impl UninstallMode {
     }
 }
 
-/// Understands what is said. `None`: inpod stays.
+/// Parses the file's content. `None`: inpod stays.
 ///
 /// # Errors
 ///
-/// What was said, where that is neither of the words.
+/// Returns the content if it is invalid.
 pub fn parse(text: &str) -> Result<Option<UninstallMode>, String> {
     match text.trim() {
         "" => Ok(None),
@@ -60,12 +59,12 @@ impl fmt::Display for UninstallMode {
     }
 }
 
-/// What a file says. A missing one says nothing, and a node that was left stays left then: a release is deleted at the API
-/// server with the ConfigMap that told its nodes to leave, while its processes still run.
+/// Reads the file. If it is missing, the marker decides: deleting a release deletes the ConfigMap while its processes
+/// still run, and a node that is done must stay so.
 ///
 /// # Errors
 ///
-/// When it cannot be read, or what it says is no word.
+/// Fails if the file cannot be read or its content is invalid.
 pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, String> {
     let shown = file.display();
     let text = match fs::read_to_string(file) {
@@ -76,11 +75,12 @@ pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, Strin
         Err(error) => return Err(format!("cannot read {shown}: {error}")),
     };
     parse(&text).map_err(|said| {
-        format!("{shown} says {said:?}; it may say uninstall or handover, or nothing")
+        format!("{shown} contains {said:?}; expected uninstall, handover or nothing")
     })
 }
 
-/// Follows what a file says. Where it cannot be understood, what it said before goes on: nobody leaves by mistake.
+/// Watches the file. While its content is invalid, the previous value stays in force, so
+/// that a typo uninstalls nothing.
 pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallMode>> {
     let first = read(&file, &marker).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
@@ -94,7 +94,10 @@ pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallM
             if said.as_ref().err() != problem.as_ref()
                 && let Err(error) = &said
             {
-                tracing::error!(error, "Not left: what is wanted of this node is not known");
+                tracing::error!(
+                    error,
+                    "Cannot read the uninstall mode; the previous one stays in force"
+                );
             }
             if let Ok(now) = said {
                 sender.send_if_modified(|was| std::mem::replace(was, now) != now);
@@ -106,18 +109,19 @@ pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallM
     receiver
 }
 
-/// Remembers beside a service's socket that it has left the node, for when its container is started again.
+/// A file next to a service's socket that records, for restarts of the container, that the service is
+/// done on this node.
 #[derive(Clone, Debug)]
 pub struct Marker(PathBuf);
 
 impl Marker {
-    /// That of the service whose directory this is. It lasts until the next boot, or goes with the rest of the directory
-    /// (`Daemon::forget`).
+    /// Returns the marker in a service's directory. It lasts until the next boot, or until the
+    /// directory is emptied (`Daemon::remove_state_on_exit`).
     pub fn in_directory(directory: &Path) -> Self {
         Self(directory.join("left"))
     }
 
-    /// Whether it left so.
+    /// Returns whether the service is done in this mode.
     pub fn is_set(&self, mode: UninstallMode) -> bool {
         self.get() == Some(mode)
     }
@@ -127,20 +131,20 @@ impl Marker {
         parse(&text).ok().flatten()
     }
 
-    /// It has left.
+    /// Records that the service is done.
     ///
     /// # Errors
     ///
-    /// When that cannot be written.
+    /// Fails if the file cannot be written.
     pub fn set(&self, mode: UninstallMode) -> io::Result<()> {
         fs::write(&self.0, mode.as_str())
     }
 
-    /// It is back.
+    /// Records that the service is back.
     ///
     /// # Errors
     ///
-    /// When the file cannot be removed.
+    /// Fails if the file cannot be removed.
     pub fn clear(&self) -> io::Result<()> {
         match fs::remove_file(&self.0) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -149,16 +153,16 @@ impl Marker {
     }
 }
 
-/// Says that this process has done its part, in one line.
+/// Writes the receipt, one line.
 ///
 /// # Errors
 ///
-/// When the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn write_receipt(file: &Path, mode: UninstallMode, done: &str) -> io::Result<()> {
     fs::write(file, receipt_line(mode, done) + "\n")
 }
 
-/// What a receipt says.
+/// Returns the text of a receipt.
 pub fn receipt_line(mode: UninstallMode, done: &str) -> String {
     format!("{RECEIPT_PREFIX} {mode}; {done}")
 }

@@ -1,4 +1,4 @@
-//! What stands for `otlp` in a build without that feature: no span is made, kept or sent.
+//! Replaces `otlp` in builds without that feature: no span is created, kept or sent.
 
 use std::{fmt, str::FromStr};
 
@@ -10,14 +10,14 @@ use crate::{Metrics, Service, Trace, config};
 
 pub(crate) use tracing_subscriber::layer::Identity as Layer;
 
-/// The target of spans that are made for export alone; here none are.
-pub(crate) const PART: &str = "inpod::part";
+/// The target of spans that exist only for export; here there are none.
+pub(crate) const EXPORT_ONLY_TARGET: &str = "inpod::part";
 
-/// Where spans go: nowhere. Anything else is refused.
+/// An endpoint, which must be empty.
 #[derive(Clone, Copy, Debug)]
-struct Nowhere;
+struct Disabled;
 
-impl FromStr for Nowhere {
+impl FromStr for Disabled {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -26,20 +26,19 @@ impl FromStr for Nowhere {
     }
 }
 
-/// What the settings say of it.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(crate) struct Settings {
     #[serde(deserialize_with = "config::parsed")]
-    otlp_endpoint: Nowhere,
+    otlp_endpoint: Disabled,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spans;
+pub(crate) struct ExporterBuilder;
 
-impl Spans {
+impl ExporterBuilder {
     pub(crate) fn new(settings: Settings) -> Self {
         let Settings {
-            otlp_endpoint: Nowhere,
+            otlp_endpoint: Disabled,
         } = settings;
         Self
     }
@@ -62,16 +61,16 @@ impl Exporter {
 
 pub(crate) fn serve(_: &Span, _: &Trace, _: &str) {}
 
-pub(crate) fn here(_: &Trace) -> Option<String> {
+pub(crate) fn current_traceparent(_: &Trace) -> Option<String> {
     None
 }
 
-/// A part of what is done on behalf of a trace, as a span of its own where spans are exported: not in this build.
+/// Returns no span in this build.
 pub fn child_span(_: &'static str, _: &Trace) -> Span {
     Span::none()
 }
 
-/// Says something of the span that this runs in where spans are exported: not in this build.
+/// Does nothing in this build.
 pub fn record_attribute(_: &'static str, _: &dyn fmt::Display) {}
 
 #[derive(Clone, Copy, Debug)]

@@ -1,27 +1,29 @@
-//! Which pod and container a process belongs to, from proc(5)'s cgroup file (shared facts: services/docs/facts/istio-ambient.md, 5.2).
-//! Read by hand in linear time: whoever may make cgroups inside a container chooses part of the text.
+//! Finds the pod and the container of a process in its cgroup file, proc(5) (services/docs/facts/istio-ambient.md,
+//! 5.2). The parser is hand-written and runs in linear time, because a container that may create cgroups chooses
+//! part of the text.
 
 use crate::ContainerId;
 
-/// Of a UUID, and of a static pod's hash.
+/// Hexadecimal digits in a UUID and in a static pod's hash.
 const DIGITS: usize = 32;
 
-/// After how many digits a UUID has a separator.
+/// The numbers of digits after which a UUID has a separator.
 const GROUPS: [usize; 4] = [8, 12, 16, 20];
 
-/// A pod's UID without its separators, in lower case: cgroupfs writes a UUID with hyphens, systemd with underscores,
-/// and a static pod's is the MD5 hash of its manifest, without any.
+/// A pod's UID in lower case and without separators: cgroupfs writes a UUID with hyphens, systemd with underscores, and
+/// a static pod's UID is the MD5 hash of its manifest, which has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodKey([u8; DIGITS]);
 
 impl PodKey {
-    /// The key of a UID; `None` where it is neither a UUID nor 32 hexadecimal digits, and so is in no cgroup's name.
+    /// Returns the key of a UID, or `None` if it is neither a UUID nor 32 hexadecimal digits: no cgroup's
+    /// name contains it then.
     pub fn from_uid(uid: &str) -> Option<Self> {
         let (key, rest) = Self::parse_prefix(uid)?;
         rest.is_empty().then_some(key)
     }
 
-    /// Looks at 36 bytes at most.
+    /// Parses a key at the start of a text, from at most 36 bytes, and returns the rest.
     fn parse_prefix(text: &str) -> Option<(Self, &str)> {
         let (mut digits, mut count) = ([0; DIGITS], 0);
         for (at, byte) in text.bytes().enumerate() {
@@ -40,29 +42,29 @@ impl PodKey {
     }
 }
 
-/// One, where a UUID has it.
+/// Returns whether a byte is a separator at a place where a UUID has one.
 fn is_separator(byte: u8, digits: usize, before: Option<&u8>) -> bool {
     matches!(byte, b'-' | b'_')
         && GROUPS.contains(&digits)
         && before.is_some_and(u8::is_ascii_hexdigit)
 }
 
-/// Where a process runs.
+/// A container of a pod, as named by a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
-    /// In which pod.
+    /// The pod, by its UID.
     pub pod: PodKey,
-    /// In which of its containers.
+    /// The container of the process.
     pub container: ContainerId,
 }
 
-/// Where a process runs, as its cgroup file says. `None` where no line names a pod's container, where lines name
-/// different ones, or where one line names two pods: a container that may make cgroups can put a pod's name after its
-/// own, but not in place of it.
+/// Finds the container of a process in its cgroup file. Returns `None` if no line names a pod's container, if lines
+/// name different ones, or if one line names two pods: a container that may create cgroups can append another pod's
+/// name to its own, but cannot replace it.
 pub fn find_container(text: &str) -> Option<PodContainer> {
     let mut found = None;
     for line in text.lines() {
-        // hierarchy:controllers:path, and a path may have colons in it.
+        // The format is hierarchy:controllers:path, and a path may contain colons.
         let path = line.splitn(3, ':').nth(2)?;
         match (parse_path(path), &found) {
             (Line::NoPod, _) => {}
@@ -91,8 +93,8 @@ fn parse_path(path: &str) -> Line {
         if found.as_ref().is_some_and(|found| found.pod != pod) {
             return Line::Ambiguous;
         }
-        // The cgroup below the pod's is the container's, whatever is below that (systemd's init.scope, crun's
-        // `container`). With containerd's own driver for systemd it is in the same component.
+        // The cgroup below the pod's is the container's, whatever follows (systemd's init.scope, crun's `container`).
+        // containerd's systemd driver puts it in the same component.
         let of_container = match rest.rsplit_once(':') {
             Some((_, name)) => Some(name),
             None => components.peek().copied(),
@@ -104,7 +106,8 @@ fn parse_path(path: &str) -> Line {
     found.map_or(Line::NoPod, Line::Container)
 }
 
-/// The pod that a component names (`pod<uid>`, `kubepods-burstable-pod<uid>.slice`), and what follows its UID.
+/// Parses a component that names a pod (`pod<uid>`, `kubepods-burstable-pod<uid>.slice`) and returns
+/// what follows the UID.
 fn parse_pod(component: &str) -> Option<(PodKey, &str)> {
     component.match_indices("pod").find_map(|(at, word)| {
         let (before, after) = component.split_at_checked(at)?;
@@ -119,7 +122,8 @@ fn is_edge(byte: u8) -> bool {
     byte.is_ascii_punctuation()
 }
 
-/// The id at the end of a container's cgroup: `<id>`, `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`,
+/// Parses the id at the end of a container's cgroup: `<id>`,
+/// `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`,
 /// `kata_<id>`.
 fn parse_container(component: &str) -> Option<ContainerId> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
@@ -138,7 +142,7 @@ mod tests {
     const HASH: &str = "0123456789abcdef0123456789abcdef";
     const ID: &str = "4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e";
 
-    /// A shape with the uids and the container's id put in.
+    /// Replaces the placeholders of UIDs and of the container's id.
     fn filled(shape: &str) -> String {
         shape
             .replace("<uid>", POD)
@@ -184,7 +188,7 @@ mod tests {
             "/kubepods/burstable/pod<uid>/<cid>/system.slice/foo.service",
             // Kata.
             "/kubepods/burstable/pod<uid>/kata_<cid>",
-            // Whatever a container calls its own cgroups.
+            // Cgroups that a container created for itself.
             "/kubepods/burstable/pod<uid>/<cid>/pod<uid>/other",
         ] {
             is_found(&format!("0::{path}\n"), POD);
@@ -273,7 +277,7 @@ mod tests {
         }
     }
 
-    /// A megabyte of what would make a backtracking matcher slow. Even a debug build reads it in a moment.
+    /// Parses a megabyte of input that would make a backtracking matcher slow. It is fast even in a debug build.
     #[test]
     fn a_line_of_a_megabyte_is_read_in_linear_time() {
         const LENGTH: usize = 1 << 20;

@@ -1,15 +1,15 @@
 use std::fmt;
 
-/// Whether a pod belongs to the mesh, and how. Decides everything downstream.
+/// Whether and how a pod belongs to the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Enrollment {
-    /// Outside the mesh: nothing is touched.
+    /// Outside the mesh: inpod changes nothing.
     None,
-    /// Captured inside its netns and served by the node's ztunnel.
+    /// Captured in its network namespace and served by the node's ztunnel.
     Ambient,
-    /// Captured inside its netns and served by a proxy in the pod.
+    /// Captured in its network namespace and served by a proxy in the pod.
     Sidecar,
-    /// The source of pods could not tell.
+    /// Undecided, because the source of pods could not be read.
     Unknown,
 }
 

@@ -2,23 +2,23 @@ use std::{error::Error, time::Duration};
 
 use crate::Reason;
 
-/// Why a call failed and what helps, as it travels in the details of a gRPC status.
+/// The reason why a call failed, as sent in the details of a gRPC status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The cause, from the closed list.
+    /// The reason, from the closed list.
     pub reason: Reason,
-    /// The field of the request, file or setting that is to blame; empty where none is.
+    /// The invalid field of the request, file or setting; empty if there is none.
     pub field: String,
-    /// What was being attempted and what stood in the way: a sentence for people.
+    /// What was attempted and why it failed, as a sentence.
     pub message: String,
-    /// After how long a repetition makes sense; `None` where waiting does not help.
+    /// When a retry makes sense; `None` if waiting does not help.
     pub retry_after: Option<Duration>,
-    /// What could not be undone after the failure.
+    /// The steps that could not be rolled back after the failure.
     pub undo_failures: Vec<String>,
 }
 
 impl Failure {
-    /// A failure without field, wait or undo trouble.
+    /// Creates a failure with a reason and a message only.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -29,14 +29,14 @@ impl Failure {
         }
     }
 
-    /// The same, blamed on a field.
+    /// Sets the invalid field.
     #[must_use]
     pub fn at_field(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self
     }
 
-    /// The same, with a hint when to come back.
+    /// Sets when to retry.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -56,7 +56,7 @@ impl std::fmt::Display for Failure {
 
 impl Error for Failure {}
 
-/// An error and its causes in one sentence, as far as each says something new.
+/// Formats an error and its causes as one sentence, without repeating a text.
 pub fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| {

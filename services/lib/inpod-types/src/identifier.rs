@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// A text that is not the identifier it was given as.
+/// A text that is not a valid identifier of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} \"{}\" is invalid: {rule}", Excerpt(.text))]
 pub struct InvalidIdentifier {
@@ -10,7 +10,7 @@ pub struct InvalidIdentifier {
 }
 
 impl InvalidIdentifier {
-    /// An identifier of the given kind that breaks the given rule.
+    /// Creates the error for a text that breaks a rule.
     pub(crate) fn new(kind: &'static str, text: &str, rule: &'static str) -> Self {
         Self {
             kind,
@@ -20,7 +20,7 @@ impl InvalidIdentifier {
     }
 }
 
-/// At most 80 characters of a caller's text, escaped: it ends up in logs and in a pod's events.
+/// Displays at most 80 characters of a caller's text, escaped, since it ends up in logs and in a pod's events.
 struct Excerpt<'a>(&'a str);
 
 impl fmt::Display for Excerpt<'_> {
@@ -35,7 +35,7 @@ impl fmt::Display for Excerpt<'_> {
     }
 }
 
-/// Declares a text newtype whose only way in is `parse`, with the rule that it keeps.
+/// Declares a text newtype that can only be created by `parse`, which checks its rule.
 macro_rules! identifier {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
         $(#[$doc])*
@@ -43,7 +43,7 @@ macro_rules! identifier {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// The text.
+            /// Returns the identifier as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -71,7 +71,7 @@ macro_rules! identifier {
 }
 pub(crate) use identifier;
 
-/// A DNS label (RFC 1123), as Kubernetes demands of a namespace.
+/// Matches a DNS label (RFC 1123), which Kubernetes requires of a namespace.
 pub(crate) fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
@@ -85,13 +85,13 @@ fn is_dns_part(text: &str) -> bool {
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }
 
-/// A DNS subdomain, as Kubernetes demands of the names of pods, nodes and service accounts. It bounds the whole, not each
-/// part between dots as RFC 1123 does (apimachinery, `IsDNS1123Subdomain`).
+/// Matches a DNS subdomain, which Kubernetes requires of the names of pods, nodes and service accounts. It limits the
+/// whole name, not each label as RFC 1123 does (apimachinery, `IsDNS1123Subdomain`).
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
 
-/// What CNI demands of a container id and a network name: a letter or digit, then those, `_`, `.` or `-`.
+/// Matches a container id or network name as CNI requires: a letter or digit, then letters, digits, `_`, `.` or `-`.
 pub(crate) fn is_cni_name(text: &str) -> bool {
     text.len() <= 253
         && text

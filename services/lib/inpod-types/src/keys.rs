@@ -1,5 +1,5 @@
-//! The labels and annotations that inpod reads or writes. Names and values are Istio's,
-//! Kubernetes' own, or, below `inpod.io`, ours. [`table`] says what each is for; nobody else spells them.
+//! The labels and annotations that inpod reads or writes: Istio's, Kubernetes' own and, below `inpod.io`, inpod's.
+//! [`table`] documents each; other crates use the constants and never spell a key themselves.
 
 mod ambient;
 mod injection;
@@ -14,21 +14,21 @@ pub use sidecar::*;
 /// A label or an annotation that inpod reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Its name.
+    /// The name of the label or annotation.
     pub name: &'static str,
-    /// What it stands on.
+    /// The kind of object that has it.
     pub location: Location,
-    /// What inpod does with it.
+    /// Whether inpod reads or writes it.
     pub access: Access,
-    /// The component that does it.
+    /// The component that reads or writes it.
     pub by: &'static str,
-    /// What it may hold, for people.
+    /// The permitted values, for the page.
     pub values: &'static str,
-    /// What it does, for people: half a sentence.
+    /// Its effect, for the page.
     pub does: &'static str,
 }
 
-/// What a key stands on.
+/// The kind of object that a key is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     /// A label of a pod.
@@ -44,7 +44,7 @@ pub enum Location {
 }
 
 impl Location {
-    /// In words.
+    /// Returns the text for the page.
     pub fn describe(self) -> &'static str {
         match self {
             Self::PodLabel => "pod, label",
@@ -56,17 +56,17 @@ impl Location {
     }
 }
 
-/// What inpod does with a key.
+/// Whether inpod reads or writes a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads what others wrote.
+    /// inpod reads what others wrote.
     Read,
-    /// Writes it, and reads it to see what it says now.
+    /// inpod writes it, and reads its current value.
     Written,
 }
 
 impl Access {
-    /// In words.
+    /// Returns the text for the page.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -93,20 +93,20 @@ const fn row(
     }
 }
 
-/// The only component with an API credential on each node.
+/// The only component on a node with credentials for the API server.
 const POD_EVENTS: &str = "pod-events";
 
-/// The component that injects. What it alone reads may hold anything of its author's.
+/// The injector. The values of keys that only it reads may contain anything.
 pub const INJECTOR: &str = "injector";
 
-/// The component that looks for pods without redirection.
+/// The component that repairs pods without redirection.
 const REPAIR: &str = "repair";
 
-/// The client for people.
+/// The client for operators.
 const CLIENT: &str = "inpod";
 
-/// Every label and annotation, once for each component that reads or writes it. What `enablement_selectors`,
-/// `ztunnel_pods` and templates name besides is the operator's own.
+/// Returns every label and annotation, once for each component that uses it. Operators may name others in
+/// `enablement_selectors`, `ztunnel_pods` and templates.
 pub fn table() -> impl Iterator<Item = &'static Key> {
     [AMBIENT, OURS, SIDECAR, INJECTION].into_iter().flatten()
 }

@@ -1,8 +1,7 @@
-//! The vocabulary of inpod: identifiers, enrollments, reasons and keys.
+//! The types that all crates of inpod share: identifiers, enrollments, reasons and keys.
 //!
-//! A value of one of these types has been checked: whoever receives a [`PodRef`] need not ask again whether its
-//! namespace is a legal one. There is no I/O here and no serialisation; the conversions to and from the wire stand
-//! beside the generated code in `inpod-proto`.
+//! The values are validated: the namespace of a [`PodRef`] is always a legal one. There is no I/O here and no
+//! serialization; conversions to and from the wire are next to the generated code in `inpod-proto`.
 #![warn(missing_docs)]
 
 pub mod cgroup;
@@ -29,17 +28,17 @@ pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};
 
 use std::net::IpAddr;
 
-/// The order of the changes to one sandbox, given out by `pod-events` and kept in its checkpoint: of two calls about
-/// one sandbox the higher revision is the later word.
+/// Orders the changes to one sandbox. `pod-events` assigns revisions and keeps the last one in its checkpoint; of two
+/// calls about a sandbox the one with the higher revision wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// Parses an address of a pod. An IPv4 address written as IPv6 (`::ffff:a.b.c.d`) is refused: sets, rules and
-/// comparisons downstream would take it for another address than the one that is meant.
+/// Parses the address of a pod. An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) is rejected: sets, rules and comparisons
+/// downstream would treat it as a different address.
 ///
 /// # Errors
 ///
-/// When the text is no address, or a v4-mapped one.
+/// Fails if the text is not an address, or is an IPv4-mapped one.
 pub fn parse_address(text: &str) -> Result<IpAddr, InvalidIdentifier> {
     let address = text
         .parse()

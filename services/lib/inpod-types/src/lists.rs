@@ -1,6 +1,6 @@
-//! The lists in annotations of pods with a sidecar, taken as Istio's plugin takes them (services/docs/facts/istio-sidecar.md, 3.4), but
-//! for what it takes and no rule can be made of. Injector and node read them here: what the one lets through the other can
-//! carry out.
+//! The lists in annotations of pods with a sidecar. They are parsed like in Istio's plugin
+//! (services/docs/facts/istio-sidecar.md, 3.4), but entries for which no rule can be written are rejected. Injector and
+//! node share this parser, so that the node can apply what the injector admits.
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
@@ -9,41 +9,41 @@ use crate::parse_address;
 /// Ports of the proxy that are never captured: telemetry, health, metrics (services/docs/facts/istio-sidecar.md, 3.4).
 pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
 
-/// How many entries a list may have (`netconfig.v1.SidecarRedirection`).
+/// The maximum number of entries (`netconfig.v1.SidecarRedirection`).
 const MAX_ENTRIES: usize = 64;
 
-/// How many interfaces a list may have (`netconfig.v1.AmbientRedirection`).
+/// The maximum number of interfaces (`netconfig.v1.AmbientRedirection`).
 const MAX_INTERFACES: usize = 16;
 
-/// Bytes of an interface's name without the NUL (IFNAMSIZ, linux/if.h).
+/// The maximum length of an interface's name, without the NUL (IFNAMSIZ, linux/if.h).
 const MAX_INTERFACE_NAME_BYTES: usize = 15;
 
-/// Why a list is not taken.
+/// The reason why a list is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidList {
-    /// An entry is not what the list is of.
-    #[error("{entry:?} is no {what}; give {advice}")]
+    /// An entry has the wrong form.
+    #[error("{entry:?} is not a valid {what}; use {advice}")]
     Entry {
-        /// The start of the entry.
+        /// The first characters of the entry.
         entry: String,
-        /// What the list is of.
+        /// The kind of entry that was expected.
         what: &'static str,
-        /// What to give.
+        /// How to write the entry.
         advice: &'static str,
     },
-    /// No rules are made of so much.
-    #[error("more than {max} {what}; give fewer")]
+    /// The list has more entries than rules can be written for.
+    #[error("more than {max} {what}; use fewer")]
     TooMany {
-        /// How many it may have.
+        /// The maximum number of entries.
         max: usize,
-        /// What the list is of.
+        /// The kind of entry in the list.
         what: &'static str,
     },
 }
 
 fn invalid(entry: &str, what: &'static str, advice: &'static str) -> InvalidList {
     InvalidList::Entry {
-        // As much as is worth telling: the whole of it may be as long as a pod, and an error travels in headers.
+        // The entry may be as long as a pod, and errors travel in headers.
         entry: entry.chars().take(64).collect(),
         what,
         advice,
@@ -66,19 +66,18 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
     all.into_iter().flatten()
 }
 
-/// Ports, with spaces around them as anybody likes; an empty text has none. Port 0, which Istio takes, is nobody's and left
-/// out.
+/// Parses ports, which may be surrounded by spaces; an empty text has none. Port 0, which Istio accepts, is left out.
 ///
 /// # Errors
 ///
-/// When an entry is no number up to 65535, a sign or `*` included, or there are more than 64.
+/// Fails if an entry is not a number up to 65535 (a sign or `*` included), or if there are more than 64.
 pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let mut ports = BTreeSet::new();
     for entry in entries(text.trim()) {
         let digits = entry.trim();
         let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
         let port = is_number.then(|| digits.parse().ok()).flatten();
-        let advice = "numbers up to 65535 with commas between them";
+        let advice = "comma-separated numbers up to 65535";
         ports.extend(NonZeroU16::new(
             port.ok_or_else(|| invalid(entry, "port", advice))?,
         ));
@@ -86,11 +85,11 @@ pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     check_length(ports, MAX_ENTRIES, "entries")
 }
 
-/// Ports that are not captured inbound: those of a list, and [`NEVER_CAPTURED`] whatever it says.
+/// Parses the ports that are not captured inbound, and adds [`NEVER_CAPTURED`].
 ///
 /// # Errors
 ///
-/// As [`ports`]; all of them count.
+/// Fails like [`ports`]; the added ports count towards the limit.
 pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let own = NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new);
     check_length(
@@ -100,19 +99,20 @@ pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList>
     )
 }
 
-/// Networks as address and prefix length, without any space; an empty text has none. Bits beyond the prefix mean nothing.
+/// Parses networks (address and prefix length) without any spaces; an empty text has none. Bits beyond
+/// the prefix are ignored.
 ///
 /// # Errors
 ///
-/// When an entry is no network, or there are more than 64.
+/// Fails if an entry is not a network, or if there are more than 64.
 pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
-    let advice = "networks like 10.0.0.0/8 or fd00::/64 with commas and no spaces between them";
+    let advice = "comma-separated networks like 10.0.0.0/8 or fd00::/64 without spaces";
     let network = |entry| network(entry).ok_or_else(|| invalid(entry, "network", advice));
     let all = entries(text).map(network).collect::<Result<_, _>>()?;
     check_length(all, MAX_ENTRIES, "entries")
 }
 
-/// As Go's netip.ParsePrefix takes it: the length without a sign or a leading zero.
+/// Parses a network like Go's netip.ParsePrefix: the length has no sign and no leading zero.
 fn network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, bits) = text.split_once('/')?;
     let is_plain = bits == "0" || !bits.starts_with(['0', '+']);
@@ -120,7 +120,7 @@ fn network(text: &str) -> Option<(IpAddr, u8)> {
     Some((masked(parse_address(address).ok()?, bits)?, bits))
 }
 
-/// An address without the bits beyond a prefix; `None` where no address is that long.
+/// Clears the bits of an address beyond a prefix; returns `None` if the prefix is too long.
 pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {
@@ -134,13 +134,13 @@ pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     }
 }
 
-/// Names of interfaces, with spaces around them as anybody likes; an empty text has none.
+/// Parses names of interfaces, which may be surrounded by spaces; an empty text has none.
 ///
 /// # Errors
 ///
-/// When an entry is no name that Istio takes, or there are more than 16.
+/// Fails if Istio would reject an entry, or if there are more than 16.
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
-    let advice = "names of at max 15 letters, digits and _.- that begin with a letter, with commas between them";
+    let advice = "comma-separated names of at most 15 letters, digits and _.- that start with a letter";
     let name = |entry: &str| {
         let name = entry.trim();
         is_interface(name)
@@ -209,7 +209,7 @@ mod tests {
         assert!(ports(&list(64, "")).is_ok() && ports(&list(65, "")).is_err());
         assert!(excluded_inbound(&list(61, "")).is_ok());
         let message = excluded_inbound(&list(62, "")).unwrap_err().to_string();
-        assert_eq!(message, "more than 64 entries; give fewer");
+        assert_eq!(message, "more than 64 entries; use fewer");
         assert!(networks(&list(32, "10.0.0.0/")).is_ok());
         let far: Vec<_> = (0..65).map(|n| format!("10.{n}.0.0/16")).collect();
         assert!(networks(&far.join(",")).is_err());
@@ -221,7 +221,7 @@ mod tests {
         let long = "x".repeat(1000);
         let message = ports(&long).unwrap_err().to_string();
         assert!(
-            message.len() < 200 && message.contains("is no port"),
+            message.len() < 200 && message.contains("is not a valid port"),
             "{message}"
         );
     }

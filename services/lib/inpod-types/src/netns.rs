@@ -1,9 +1,9 @@
 use std::{fmt, path::PathBuf};
 
-/// Which network namespace: proven by netconfig, never believed.
+/// The identity of a network namespace, verified by netconfig.
 ///
-/// Device and inode alone are recycled as soon as a namespace is gone; the cookie never is (Linux 5.14,
-/// `SO_NETNS_COOKIE`).
+/// The kernel reuses device and inode as soon as a namespace is gone, but never the
+/// cookie (Linux 5.14, `SO_NETNS_COOKIE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsId {
     /// `st_dev` of the namespace's file.
@@ -20,21 +20,21 @@ impl fmt::Display for NetnsId {
     }
 }
 
-/// What a caller believes of a network namespace: where it is and, as far as it knows, which one.
+/// A caller's reference to a network namespace: its path and, as far as known, its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NetnsRef {
-    /// An absolute path.
+    /// The absolute path of the namespace.
     pub path: PathBuf,
-    /// `st_dev`, where the caller looked.
+    /// The expected `st_dev`, if the caller read it.
     pub device: Option<u64>,
-    /// `st_ino`, where the caller looked.
+    /// The expected `st_ino`, if the caller read it.
     pub inode: Option<u64>,
-    /// The cookie, where an earlier proof is remembered.
+    /// The expected cookie, if it is known from an earlier verification.
     pub cookie: Option<u64>,
 }
 
 impl NetnsRef {
-    /// A path of which nothing else is known.
+    /// Creates a reference by path alone.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -44,7 +44,7 @@ impl NetnsRef {
         }
     }
 
-    /// Whether what is believed agrees with what was proven.
+    /// Returns whether everything that the caller expects matches a verified identity.
     pub fn agrees_with(&self, id: &NetnsId) -> bool {
         self.device.is_none_or(|device| device == id.device)
             && self.inode.is_none_or(|inode| inode == id.inode)

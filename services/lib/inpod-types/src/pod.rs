@@ -6,12 +6,12 @@ use crate::{
 };
 
 identifier! {
-    /// A pod's UID. Opaque: a static pod's is 32 hex digits and no UUID.
+    /// The UID of a pod, an opaque text: that of a static pod is 32 hex digits and not a UUID.
     PodUid, "pod UID", "expected 1 to 128 letters, digits, '-', '_' or '.'",
     |text| text.len() <= 128 && is_cni_name(text)
 }
 identifier! {
-    /// A pod's name.
+    /// The name of a pod.
     PodName, "pod name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
 }
 identifier! {
@@ -31,14 +31,14 @@ identifier! {
     NodeName, "node name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
 }
 
-/// One pod, pinned to one lifetime of its name. Prints as `namespace/name`.
+/// A pod, identified beyond the reuse of its name. Displayed as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {
-    /// The pod's namespace.
+    /// The namespace of the pod.
     pub namespace: NamespaceName,
-    /// The pod's name.
+    /// The name of the pod.
     pub name: PodName,
-    /// Which of the pods that had this name.
+    /// The UID, which tells apart pods of the same name.
     pub uid: PodUid,
 }
 
@@ -48,29 +48,29 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// Who a workload is to ztunnel. All three must match what ztunnel's control plane says.
+/// The identity of a workload for ztunnel. All three fields must match those of ztunnel's control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WorkloadInfo {
-    /// The pod's name.
+    /// The name of the pod.
     pub name: PodName,
-    /// The pod's namespace.
+    /// The namespace of the pod.
     pub namespace: NamespaceName,
-    /// The pod's service account.
+    /// The service account of the pod.
     pub service_account: ServiceAccountName,
 }
 
-/// A pod as ztunnel is to see it.
+/// A pod as it is sent to ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// The sandbox whose netns ztunnel gets.
+    /// The sandbox whose network namespace ztunnel receives.
     pub sandbox: SandboxRef,
-    /// The pod's UID, ztunnel's key.
+    /// The UID of the pod, which is ztunnel's key.
     pub uid: PodUid,
-    /// Who the workload is.
+    /// The identity of the workload.
     pub info: WorkloadInfo,
-    /// The proven netns; `None` while it is not known, and ztunnel is asked to keep what it has.
+    /// The verified network namespace; `None` while it is unknown, in which case ztunnel is asked to keep what it has.
     pub netns: Option<NetnsId>,
-    /// The order of this word among those on the same sandbox.
+    /// Orders this change among those of the same sandbox.
     pub revision: Revision,
 }
 

@@ -1,4 +1,4 @@
-//! Where settings come from. Each source is checked against the list of keys, so that a misspelt one names itself.
+//! The sources of settings. Each is checked against the list of settings, so that a misspelled name is reported.
 
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use config::{File, FileFormat, Map, Source as _, Value};
 use super::{ConfigError, Key};
 use crate::Service;
 
-/// The file that is read: the one asked for, or the service's own.
+/// Returns the path given with `--config`, or the service's default.
 pub(super) fn file(service: &Service, asked: Option<&String>) -> PathBuf {
     asked.map_or_else(
         || {
@@ -30,7 +30,7 @@ pub(super) fn defaults(keys: &[Key]) -> Map<String, Value> {
         .collect()
 }
 
-/// A file that was asked for must be there; the service's own may be absent.
+/// Reads the file. Only the default file may be missing.
 pub(super) fn from_file(
     keys: &[Key],
     file: &Path,
@@ -67,8 +67,8 @@ pub(super) fn from_environment(
     Ok(values)
 }
 
-/// The kubelet sets these in every pod of a namespace for a Service named `inpod` or `inpod-...`
-/// (`enableServiceLinks`): `INPOD_PORT_443_TCP_ADDR` and the like are nobody's settings.
+/// Matches variables that the kubelet sets in every pod for a Service named `inpod` or `inpod-...`
+/// (`enableServiceLinks`), such as `INPOD_PORT_443_TCP_ADDR`: they are not settings.
 fn is_service_link(name: &str) -> bool {
     let name = format!("_{name}");
     name.ends_with("_SERVICE_HOST")
@@ -103,7 +103,7 @@ fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), Co
     })
 }
 
-/// How many letters must change to make one name the other (Levenshtein).
+/// Returns the Levenshtein distance of two names.
 fn distance(left: &str, right: &str) -> usize {
     let mut row: Vec<usize> = (0..=right.chars().count()).collect();
     for (i, l) in left.chars().enumerate() {

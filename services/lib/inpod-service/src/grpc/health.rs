@@ -1,4 +1,4 @@
-//! Whether a service is ready, and whether it lives, as `grpc.health.v1` tells it.
+//! The service `grpc.health.v1`, with the readiness and the liveness of the process.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -10,11 +10,11 @@ use tonic_health::pb::{
 
 use crate::{Readiness, Shutdown};
 
-/// Whose health is that of the process alone: it is served for as long as calls are answered, whatever the service
-/// depends on. What a liveness probe asks; a restart would not bring a missing dependency back.
+/// The health service name for liveness probes: serving for as long as the process answers calls, whatever its
+/// dependencies. A restart would not bring back a missing dependency.
 pub(crate) const LIVE: &str = "live";
 
-/// Answers for the process (the empty name) and for each of its services: served while ready and not draining.
+/// Health of the process (the empty name) and of each of its gRPC services: serving while ready and not draining.
 #[derive(Debug)]
 pub(super) struct Health {
     pub(super) readiness: Readiness,
@@ -28,7 +28,7 @@ impl Health {
             return Ok(());
         }
         let known = self.names.join(", ");
-        let message = format!("no service \"{name}\" here; there are {known}, {LIVE} and \"\"");
+        let message = format!("unknown service \"{name}\"; known are {known}, {LIVE} and \"\"");
         Err(Status::not_found(message))
     }
 }
@@ -58,7 +58,7 @@ impl health_server::Health for Health {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// The state now, then its changes; the drain is the last of them, and ends the stream.
+    /// Streams the status and its changes. A drain is the last change and ends the stream.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,

@@ -1,4 +1,4 @@
-//! Connections to a Unix socket, each with what is known of its peer.
+//! Accepts connections on a Unix socket and identifies their peers.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use crate::{
     peer::{Peer, Policy},
 };
 
-/// Connections, each with what is known of its peer. A peer that cannot be seen is let go at once.
+/// Accepts connections and closes those whose peer cannot be identified.
 pub(super) fn incoming(
     listener: UnixListener,
     policy: Arc<Policy>,
@@ -32,7 +32,7 @@ pub(super) fn incoming(
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of descriptors, most likely: some will come back.
+                    // Most likely the process is out of file descriptors; some will be closed.
                     tracing::error!(%error, "Cannot accept");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -52,7 +52,7 @@ pub(super) fn incoming(
     })
 }
 
-/// A connection whose peer is known.
+/// A connection with its identified peer.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,

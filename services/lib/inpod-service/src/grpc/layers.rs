@@ -1,11 +1,11 @@
-//! What every call of every service passes, from the outside in:
+//! The layers that every call passes, from the outside in:
 //!
-//! 1. [`Span`]: whatever is logged from here on names the call.
-//! 2. [`CallMetrics`]: every answer is counted, also those of the layers below.
-//! 3. [`Authorize`]: who may not make the call costs nothing more, and takes no place from those who may.
-//! 4. [`Scrape`]: metrics are answered here, also while calls are refused for their number.
-//! 5. [`Limit`]: a call over the limit is refused before work begins.
-//! 6. [`Deadline`]: innermost, so that the place of a call that ran out of time is free again at once.
+//! 1. [`Span`] adds the call to every log line that follows.
+//! 2. [`CallMetrics`] counts every response, including those of the layers below.
+//! 3. [`Authorize`] rejects callers without the right before they take up a concurrency slot.
+//! 4. [`Scrape`] answers metrics, also while calls are rejected for their number.
+//! 5. [`Limit`] rejects calls over the limit before any work is done.
+//! 6. [`Deadline`] is innermost, so that a call that times out releases its slot at once.
 
 mod authorize;
 mod deadline;
@@ -35,13 +35,13 @@ use span::Span;
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
-/// One of the things that a call passes.
+/// A layer's handling of a call.
 trait Step: Clone + Send + 'static {
-    /// Answers a call, itself or by what comes next.
+    /// Responds to a call, directly or with what `next` responds.
     fn handle<N: Next>(self, call: Request, next: N) -> impl Future<Output = Response> + Send;
 }
 
-/// What comes after a step. It cannot fail other than by an answer.
+/// The rest of the stack. It cannot fail other than with a response.
 trait Next:
     Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
 {
@@ -55,7 +55,7 @@ impl<S> Next for S where
 {
 }
 
-/// Lets a call pass to what comes next.
+/// Forwards a call to the rest of the stack.
 async fn call_next(mut next: impl Next, call: Request) -> Response {
     match next.call(call).await {
         Ok(answer) => answer,
@@ -63,7 +63,7 @@ async fn call_next(mut next: impl Next, call: Request) -> Response {
     }
 }
 
-/// A step as a layer.
+/// A [`Step`] as a tower layer.
 #[derive(Clone, Debug)]
 pub(super) struct StepLayer<T>(T);
 
@@ -78,7 +78,7 @@ impl<T: Clone, S> Layer<S> for StepLayer<T> {
     }
 }
 
-/// A service behind a step.
+/// A [`Step`] in front of a service.
 #[derive(Clone, Debug)]
 pub(super) struct StepService<T, S> {
     step: T,
@@ -95,7 +95,7 @@ impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
     }
 
     fn call(&mut self, call: Request) -> Self::Future {
-        // The one that was found ready is the one to use.
+        // The instance that was polled ready must be the one that is called.
         let next = self.next.clone();
         let ready = std::mem::replace(&mut self.next, next);
         let answer = self.step.clone().handle(call, ready);
@@ -107,7 +107,7 @@ pub(super) type Inner =
     Stack<StepLayer<Deadline>, Stack<StepLayer<Limit>, Stack<StepLayer<Scrape>, Outer>>>;
 pub(super) type Outer = Stack<StepLayer<Authorize>, Stack<StepLayer<CallMetrics>, StepLayer<Span>>>;
 
-/// All of them in their order.
+/// Builds the stack in its order.
 pub(super) fn stack(
     metrics: &Metrics,
     max_calls: usize,
@@ -121,7 +121,7 @@ pub(super) fn stack(
     Stack::new(StepLayer(Deadline), inner)
 }
 
-/// Whether a call is of gRPC's own services: health and reflection, which an operator needs most when things are bad.
+/// Returns whether a call is to health or reflection, which operators need most during an overload.
 fn is_of_grpc(call: &Request) -> bool {
     call.uri().path().starts_with("/grpc.")
 }

@@ -1,7 +1,7 @@
-//! Reflection, for grpcurl. Clients of today ask v1, older ones v1alpha.
+//! Server reflection for grpcurl: current clients use v1, older ones v1alpha.
 //!
-//! What it answers from is made when it is first asked: most processes never are, and it is a good part of the memory
-//! of one that does nothing.
+//! The descriptors are decoded on first use: most processes are never asked, and they would be a good part of
+//! an idle process's memory.
 
 use std::{
     convert::Infallible,
@@ -16,12 +16,11 @@ use tonic::{Status, body::Body, server::NamedService, service::Routes};
 use tonic_reflection::server::{Builder, Error};
 use tower::Service;
 
-/// One of the two versions.
+/// A version of the reflection service.
 pub(super) trait Version: Clone + Debug + Send + Sync + 'static {
-    /// The service's name.
     const NAME: &'static str;
 
-    /// Decodes the descriptors.
+    /// Builds the service from the descriptors.
     fn routes(builder: Builder<'_>) -> Result<Routes, Error>;
 }
 
@@ -47,7 +46,7 @@ impl Version for V1alpha {
     }
 }
 
-/// Reflection of one version.
+/// The reflection service of one version.
 #[derive(Clone, Debug)]
 pub(super) struct Reflection<V> {
     names: Arc<[&'static str]>,
@@ -90,7 +89,7 @@ impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // The routes are, always: each of their calls is of its own.
+        // Each call clones the routes, which are always ready.
         Poll::Ready(Ok(()))
     }
 

@@ -1,4 +1,4 @@
-//! The server on a real socket, asked by real clients.
+//! Tests of the server with real clients on a real socket.
 
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ async fn a_watcher_of_health_sees_the_drain_and_does_not_hold_it_up() {
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(stream.message().await.unwrap().is_none());
     drop(client);
-    let drained = tokio::time::timeout(DRAIN / 2, running.served).await;
+    let drained = tokio::time::timeout(DRAIN_TIMEOUT / 2, running.served).await;
     drained.unwrap().unwrap().unwrap();
 }
 

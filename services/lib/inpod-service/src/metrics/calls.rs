@@ -1,4 +1,4 @@
-//! Calls, by method and gRPC code.
+//! Metrics of gRPC calls, by method and status code.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ type ByMethod = [(&'static str, Cow<'static, str>); 1];
 type ByMethodAndCode = [(&'static str, Cow<'static, str>); 2];
 type ByClass = [(&'static str, &'static str); 1];
 
-/// What is counted of every gRPC call.
+/// The metrics of all calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls {
     requests: Family<ByMethodAndCode, Counter>,
@@ -36,16 +36,16 @@ impl Calls {
             refused_calls: Family::default(),
             refused_connections: Counter::default(),
         };
-        let help = "Calls that ended, by gRPC code; CANCELLED are those whose caller went away";
+        let help = "Completed calls by gRPC code; CANCELLED if the caller disconnected";
         registry.register("grpc_requests", help, calls.requests.clone());
-        let help = "From a call's arrival to its handler's answer; for a stream, to its opening";
+        let help = "Time from the arrival of a call to the response of its handler; for a stream, until it is opened";
         let durations = calls.durations.clone();
         registry.register_with_unit("grpc_request_duration", help, Unit::Seconds, durations);
-        let help = "Calls that count towards max_calls";
+        let help = "Calls in flight that count towards max_calls";
         registry.register("grpc_in_flight", help, calls.in_flight.clone());
-        let help = "Calls refused because of who called, by the class that the caller lacks";
+        let help = "Calls rejected because the caller was not authorized, by class of the call";
         registry.register("refused_calls", help, calls.refused_calls.clone());
-        let help = "Connections refused because of who connected";
+        let help = "Connections rejected because of their peer";
         registry.register(
             "refused_connections",
             help,
@@ -54,7 +54,7 @@ impl Calls {
         calls
     }
 
-    /// A call begins. It ends when the value is told its code, or is dropped.
+    /// Starts to measure a call. It ends with [`OpenCall::end`], or as CANCELLED when it is dropped.
     pub(crate) fn begin(&self, path: &str) -> OpenCall {
         OpenCall {
             calls: self.clone(),
@@ -78,7 +78,7 @@ impl Calls {
     }
 }
 
-/// A call that has not ended.
+/// A call in flight.
 #[derive(Debug)]
 pub(crate) struct OpenCall {
     calls: Calls,
@@ -89,14 +89,14 @@ pub(crate) struct OpenCall {
 }
 
 impl OpenCall {
-    /// The handler has answered; a stream may go on.
+    /// Records the handler's response; a stream may continue.
     pub(crate) fn answered(&self) {
         let seconds = self.began.elapsed().as_secs_f64();
         let labels = [("method", self.method.clone())];
         self.calls.durations.get_or_create(&labels).observe(seconds);
     }
 
-    /// It ended. The first code counts.
+    /// Records the status code. Only the first one counts.
     pub(crate) fn end(&mut self, code: Code) {
         if self.code.take().is_some() {
             let name = name_of(code);
@@ -116,8 +116,8 @@ impl Drop for OpenCall {
     }
 }
 
-/// `Service/Method` without the package. A call that nobody declared is `other`: its name is the caller's choice, and
-/// there may be any number of them.
+/// Returns `Service/Method` without the package. An undeclared method is `other`: its name is the caller's choice, and
+/// there could be any number of them.
 fn method_of(path: &str) -> Cow<'static, str> {
     let short = || path.rsplit_once('.').map(|(_, short)| short.to_owned());
     match class_of(path).and_then(|_| short()) {
@@ -126,7 +126,7 @@ fn method_of(path: &str) -> Cow<'static, str> {
     }
 }
 
-/// As the gRPC specification writes it.
+/// Returns the code's name in the gRPC specification.
 fn name_of(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -19,42 +19,41 @@ use tokio::{
 use super::{CONTENT_TYPE, PATH};
 use crate::Readiness;
 
-/// As many scrapes are answered at once; further ones wait to be accepted.
-const SCRAPES: usize = 4;
+/// Concurrent scrapes; further connections wait to be accepted.
+const MAX_CONCURRENT_SCRAPES: usize = 4;
 
-/// How long a client may take to ask.
-const ASK: Duration = Duration::from_secs(2);
+/// How long a client may take to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a connection may last: one question and its answer.
-const LAST: Duration = Duration::from_secs(10);
+/// The lifetime of a connection: one request and its response.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How soon a port that is taken is tried again.
-const AGAIN: Duration = Duration::from_secs(5);
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The condition that tells whether the port is served.
+/// The condition that reports whether the port is served.
 const CONDITION: &str = "metrics-address";
 
-/// Answers `GET /metrics` with what `text` gives, for ever.
+/// Serves `GET /metrics` on a TCP port forever.
 ///
-/// A port that cannot be had is told by the condition `metrics-address` and tried again: metrics are no reason not to
-/// start pods.
+/// If the port cannot be bound, the condition `metrics-address` reports it and the bind is retried: missing metrics
+/// must not keep pods from starting.
 pub async fn serve<F>(address: SocketAddr, readiness: Readiness, text: F) -> Infallible
 where
     F: RenderMetrics,
 {
     let listener = listen(address, &readiness).await;
     tracing::info!(%address, "Serving metrics");
-    let places = Arc::new(Semaphore::new(SCRAPES));
+    let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_SCRAPES));
     loop {
-        // Never closed, hence never an error.
-        let place = Arc::clone(&places).acquire_owned().await;
+        // The semaphore is never closed, so this cannot fail.
+        let permit = Arc::clone(&permits).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let text = text.clone();
                 tokio::spawn(async move {
-                    // A client that hangs or breaks off is its own affair.
-                    drop(timeout(LAST, answer(stream, text)).await);
-                    drop(place);
+                    // A client that hangs or disconnects affects only itself.
+                    drop(timeout(CONNECTION_TIMEOUT, answer(stream, text)).await);
+                    drop(permit);
                 });
             }
             Err(error) => {
@@ -65,14 +64,14 @@ where
     }
 }
 
-/// Makes the text of a scrape.
+/// Renders the text of a scrape.
 pub trait RenderMetrics: Clone + Send + Sync + 'static {
-    /// The text, in the OpenMetrics format.
+    /// Returns the text in the OpenMetrics format.
     fn text(&self) -> impl Future<Output = String> + Send;
 }
 
 async fn listen(address: SocketAddr, readiness: &Readiness) -> TcpListener {
-    let mut told = false;
+    let mut logged = false;
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
@@ -83,11 +82,11 @@ async fn listen(address: SocketAddr, readiness: &Readiness) -> TcpListener {
                 let message = format!(
                     "cannot serve metrics on {address}: {error}; free the port or change metrics_address"
                 );
-                if !std::mem::replace(&mut told, true) {
-                    tracing::error!(error = message, "Metrics are not served; trying again");
+                if !std::mem::replace(&mut logged, true) {
+                    tracing::error!(error = message, "Cannot serve metrics; retrying");
                 }
                 readiness.set(CONDITION, Err(message));
-                sleep(AGAIN).await;
+                sleep(BIND_RETRY_INTERVAL).await;
             }
         }
     }
@@ -100,7 +99,7 @@ async fn answer(stream: TcpStream, text: impl RenderMetrics) -> Result<(), hyper
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(ASK)
+        .header_read_timeout(REQUEST_TIMEOUT)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
         .await

@@ -6,15 +6,15 @@ use tower::{Service as _, ServiceExt as _};
 
 use super::PATH;
 
-/// More than this no service has to say.
-const LONGEST: usize = 4 * 1024 * 1024;
+/// No service has more metrics than this.
+const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Reads the metrics of another service from its gRPC socket, over a connection of its own: one that hangs is gone
-/// with the caller's patience.
+/// Reads the metrics of another service from its gRPC socket. Each call uses a connection of its own, which is closed
+/// when the caller gives up; the caller has to set a timeout.
 ///
 /// # Errors
 ///
-/// When it cannot be reached, or answers with something else. Never waits for itself: give it a timeout.
+/// Fails if the socket cannot be reached or the response is not metrics.
 pub async fn fetch(socket: &Path) -> Result<String, String> {
     let mut channel = crate::channel(socket);
     let failed = |error: &dyn std::error::Error| format!("{}: {error}", socket.display());
@@ -25,7 +25,9 @@ pub async fn fetch(socket: &Path) -> Result<String, String> {
     if answer.status() != http::StatusCode::OK {
         return Err(format!("{} answered {}", socket.display(), answer.status()));
     }
-    let body = Limited::new(answer.into_body(), LONGEST).collect().await;
+    let body = Limited::new(answer.into_body(), MAX_RESPONSE_BYTES)
+        .collect()
+        .await;
     let body = body.map_err(|error| failed(&*error))?;
     String::from_utf8(body.to_bytes().to_vec()).map_err(|error| failed(&error))
 }

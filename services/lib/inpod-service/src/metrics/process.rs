@@ -7,13 +7,13 @@ use prometheus_client::{
     registry::Unit,
 };
 
-/// What the kernel says of this process, under the names that every Prometheus client uses.
+/// The kernel's metrics of this process, under the names that all Prometheus clients use.
 #[derive(Debug)]
 pub(super) struct Process;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // What cannot be read is left out: a zero would be a lie.
+        // A value that cannot be read is left out, since zero would be wrong.
         if let Some(open) = open_fds() {
             let help = "Open file descriptors.";
             let metric =
@@ -30,7 +30,7 @@ impl Collector for Process {
     }
 }
 
-/// Without the one that the look itself needs.
+/// Excludes the descriptor that reading the directory needs.
 fn open_fds() -> Option<u64> {
     let entries = fs::read_dir("/proc/self/fd").ok()?;
     u64::try_from(entries.count().saturating_sub(1)).ok()
@@ -55,7 +55,7 @@ mod tests {
         let files: Vec<_> = (0..50)
             .map(|_| fs::File::open("/dev/null").unwrap())
             .collect();
-        // Other tests of this process open and close some meanwhile, but not as many.
+        // Other tests of this process open and close files meanwhile, but fewer.
         assert!(open_fds().unwrap() >= before + 25);
         drop(files);
     }

@@ -3,14 +3,14 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use http::Uri;
 use tonic::transport::{Channel, Endpoint as Transport};
 
-/// Where spans go.
+/// The destination of spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// Nowhere: none are made.
-    Nowhere,
-    /// To a host and port, in the clear.
+    /// None: no spans are created.
+    Disabled,
+    /// A host and port, without TLS.
     Http(Uri),
-    /// To a Unix socket.
+    /// A Unix socket.
     Unix(PathBuf),
 }
 
@@ -19,7 +19,7 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.is_empty() {
-            return Ok(Self::Nowhere);
+            return Ok(Self::Disabled);
         }
         let wrong = || format!("\"{text}\" is not http://HOST:PORT or unix:/PATH");
         if let Some(path) = text.strip_prefix("unix:") {
@@ -36,7 +36,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// A password has no place in a setting that is printed, and a path none in gRPC.
+/// Rejects passwords, since settings are printed, and paths, which gRPC does not have.
 fn is_host_and_port(uri: &Uri) -> bool {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     uri.scheme_str() == Some("http")
@@ -48,10 +48,10 @@ fn is_host_and_port(uri: &Uri) -> bool {
 }
 
 impl Endpoint {
-    /// A client, connected when it is first used.
+    /// Returns a channel that connects on first use.
     pub(super) fn channel(&self) -> Option<Channel> {
         match self {
-            Self::Nowhere => None,
+            Self::Disabled => None,
             Self::Unix(socket) => Some(crate::channel(socket)),
             Self::Http(uri) => {
                 let transport = Transport::from(uri.clone());
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_a_host_and_port_or_a_socket() {
-        assert_eq!("".parse(), Ok(Endpoint::Nowhere));
+        assert_eq!("".parse(), Ok(Endpoint::Disabled));
         let socket = Endpoint::Unix("/run/otel.sock".into());
         assert_eq!("unix:/run/otel.sock".parse(), Ok(socket));
         for text in [

@@ -1,7 +1,8 @@
-//! Spans on their way to the collector: a queue that drops what is too much, and one task that sends what it holds.
+//! Sends spans to the collector: a bounded queue that drops spans when it is full, and one task that
+//! sends them in batches.
 //!
-//! A batch is sent once, within [`DEADLINE`]. A collector that is away, hangs or refuses costs spans, which are counted,
-//! and nothing else.
+//! A batch is sent once, within [`SEND_TIMEOUT`]. If the collector is away, hangs or rejects it, its spans
+//! are counted and dropped.
 
 use std::{fs, time::Duration};
 
@@ -23,24 +24,24 @@ use super::{
 };
 use crate::{Metrics, Service};
 
-/// As many spans wait; further ones are dropped.
-const QUEUE: usize = 2048;
+/// The capacity of the queue; further spans are dropped.
+const QUEUE_CAPACITY: usize = 2048;
 
-/// As many are sent at once at the most.
-const BATCH: usize = 512;
+/// The maximum number of spans in a batch.
+const MAX_BATCH: usize = 512;
 
-/// How long a span waits for others to be sent with.
+/// How long a span waits for others of its batch.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long the collector may take to answer.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// How long the collector may take to respond.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the process waits at its end for what is left to be sent.
-const FLUSH: Duration = Duration::from_secs(2);
+/// How long the process waits at its end for the remaining spans to be sent.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 type ByResult = [(&'static str, &'static str); 1];
 
-/// What became of spans.
+/// Numbers of spans by result.
 #[derive(Clone, Debug, Default)]
 struct Counts(Family<ByResult, Counter>);
 
@@ -52,7 +53,7 @@ impl Counts {
     }
 }
 
-/// Where ended spans are put.
+/// The queue of ended spans.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     spans: mpsc::Sender<wire::Span>,
@@ -60,7 +61,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Takes a span if there is room.
+    /// Adds a span, or drops it if the queue is full.
     pub(super) fn push(&self, span: wire::Span) {
         if self.spans.try_send(span).is_err() {
             self.counts.add("dropped", 1);
@@ -68,37 +69,36 @@ impl Queue {
     }
 }
 
-/// A queue with room for some spans, and its other end.
-pub(super) fn queue(room: usize) -> (Queue, mpsc::Receiver<wire::Span>) {
-    let (spans, waiting) = mpsc::channel(room);
+/// Creates a queue and its receiving end.
+pub(super) fn queue(capacity: usize) -> (Queue, mpsc::Receiver<wire::Span>) {
+    let (spans, waiting) = mpsc::channel(capacity);
     let counts = Counts::default();
     (Queue { spans, counts }, waiting)
 }
 
-/// Spans that are going to be exported.
+/// The exporter before it is started.
 #[derive(Debug)]
-pub(crate) struct Spans(Option<Outset>);
+pub(crate) struct ExporterBuilder(Option<PendingExporter>);
 
 #[derive(Debug)]
-struct Outset {
+struct PendingExporter {
     endpoint: Endpoint,
     node_name: Option<String>,
     queue: Queue,
     spans: mpsc::Receiver<wire::Span>,
 }
 
-impl Spans {
-    /// What the settings ask for.
+impl ExporterBuilder {
     pub(crate) fn new(settings: Settings) -> Self {
         let Settings {
             otlp_endpoint: endpoint,
             node_name,
         } = settings;
-        if endpoint == Endpoint::Nowhere {
+        if endpoint == Endpoint::Disabled {
             return Self(None);
         }
-        let (queue, spans) = queue(QUEUE);
-        Self(Some(Outset {
+        let (queue, spans) = queue(QUEUE_CAPACITY);
+        Self(Some(PendingExporter {
             endpoint,
             node_name,
             queue,
@@ -106,34 +106,34 @@ impl Spans {
         }))
     }
 
-    /// What listens to `tracing`, if there is somewhere to export to.
+    /// Returns the tracing layer, if there is an endpoint.
     pub(crate) fn layer(&self) -> Option<Layer> {
-        let outset = self.0.as_ref()?;
-        Some(Layer(outset.queue.clone()))
+        let pending = self.0.as_ref()?;
+        Some(Layer(pending.queue.clone()))
     }
 
-    /// Begins to send.
+    /// Starts to send.
     pub(crate) fn export(
         self,
         service: &Service,
         instance_id: &str,
         metrics: &Metrics,
     ) -> Exporter {
-        let begin = |outset: Outset| {
-            let channel = outset.endpoint.channel()?;
-            let counts = outset.queue.counts;
+        let begin = |pending: PendingExporter| {
+            let channel = pending.endpoint.channel()?;
+            let counts = pending.queue.counts;
             metrics.register(|registry| {
-                let help = "Spans by what became of them: exported; dropped, being too many; failed, with the collector away or not answering in time; rejected by it";
+                let help = "Spans by result: exported; dropped, because the queue was full; failed, because the collector was unreachable or too slow; rejected by the collector";
                 registry.register("otlp_spans", help, counts.0.clone());
             });
             let (stop, stopped) = oneshot::channel();
             let sender = Sender {
-                resource: resource(service, instance_id, outset.node_name.as_deref()),
+                resource: resource(service, instance_id, pending.node_name.as_deref()),
                 scope: scope(service),
                 client: Grpc::new(channel),
-                endpoint: outset.endpoint,
-                waiting: Waiting {
-                    spans: outset.spans,
+                endpoint: pending.endpoint,
+                waiting: SpanReceiver {
+                    spans: pending.spans,
                     stop: Some(stopped),
                 },
                 counts,
@@ -146,7 +146,7 @@ impl Spans {
     }
 }
 
-/// What sends spans, until it is told that no more will come.
+/// The running exporter.
 #[derive(Debug)]
 pub(crate) struct Exporter(Option<Sending>);
 
@@ -157,36 +157,36 @@ struct Sending {
 }
 
 impl Exporter {
-    /// Sends what is left, as far as that can be done at once.
+    /// Sends the remaining spans, within [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(self) {
         let Some(Sending { stop, task }) = self.0 else {
             return;
         };
         drop(stop);
-        if timeout(FLUSH, task).await.is_err() {
-            tracing::warn!("The last spans were not exported");
+        if timeout(FLUSH_TIMEOUT, task).await.is_err() {
+            tracing::warn!("The remaining spans were not exported");
         }
     }
 }
 
-/// What the collector is told of the process.
+/// Returns the resource attributes that identify this process to the collector.
 fn resource(service: &Service, instance_id: &str, node_name: Option<&str>) -> wire::Resource {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.as_deref().map(str::trim);
     let name = format!("inpod-{}", service.name);
-    let said = [
+    let attributes = [
         ("service.name", Some(&*name)),
         ("service.version", Some(service.version)),
         ("service.instance.id", Some(instance_id)),
         ("host.name", host),
         ("k8s.node.name", node_name),
     ];
-    let said = said.into_iter().filter_map(|(key, value)| {
+    let attributes = attributes.into_iter().filter_map(|(key, value)| {
         let value = value.filter(|value| !value.is_empty())?;
         Some(KeyValue::new(key, Value::Text(value.to_owned())))
     });
     wire::Resource {
-        attributes: said.collect(),
+        attributes: attributes.collect(),
     }
 }
 
@@ -197,16 +197,16 @@ fn scope(service: &Service) -> wire::Scope {
     }
 }
 
-/// Spans that wait to be sent.
+/// The receiving end of the queue.
 #[derive(Debug)]
-struct Waiting {
+struct SpanReceiver {
     spans: mpsc::Receiver<wire::Span>,
-    /// Until no more are to come.
+    /// `None` once no more spans will be added.
     stop: Option<oneshot::Receiver<()>>,
 }
 
-impl Waiting {
-    /// The next one; none when no more will come.
+impl SpanReceiver {
+    /// Returns the next span, or `None` after the last one.
     async fn next(&mut self) -> Option<wire::Span> {
         if let Some(stop) = &mut self.stop {
             tokio::select! {
@@ -219,11 +219,11 @@ impl Waiting {
         self.spans.recv().await
     }
 
-    /// As many as are sent at once, or as came within a moment; none when no more will come.
+    /// Waits for a full batch or [`LINGER`]; returns `None` after the last span.
     async fn batch(&mut self) -> Option<Vec<wire::Span>> {
         let mut batch = vec![self.next().await?];
         let until = Instant::now() + LINGER;
-        while batch.len() < BATCH {
+        while batch.len() < MAX_BATCH {
             match timeout_at(until, self.next()).await {
                 Ok(Some(span)) => batch.push(span),
                 Ok(None) | Err(_) => break,
@@ -233,10 +233,10 @@ impl Waiting {
     }
 }
 
-/// The one task that sends.
+/// The task that sends batches.
 #[derive(Debug)]
 struct Sender {
-    waiting: Waiting,
+    waiting: SpanReceiver,
     endpoint: Endpoint,
     client: Grpc<Channel>,
     resource: wire::Resource,
@@ -249,22 +249,24 @@ impl Sender {
     async fn run(mut self) {
         while let Some(spans) = self.waiting.batch().await {
             let count = u64::try_from(spans.len()).unwrap_or(u64::MAX);
-            match timeout(DEADLINE, self.send(spans)).await {
+            match timeout(SEND_TIMEOUT, self.send(spans)).await {
                 Ok(Ok(rejected)) => {
                     let rejected = rejected.min(count);
                     self.counts.add("rejected", rejected);
                     self.counts.add("exported", count - rejected);
-                    self.reached();
+                    self.report_success();
                 }
                 Ok(Err(status)) => {
-                    self.missed(count, &format!("{:#}", anyhow::Error::from(status)));
+                    self.report_failure(count, &format!("{:#}", anyhow::Error::from(status)));
                 }
-                Err(_elapsed) => self.missed(count, &format!("no answer in {DEADLINE:?}")),
+                Err(_elapsed) => {
+                    self.report_failure(count, &format!("no response within {SEND_TIMEOUT:?}"))
+                }
             }
         }
     }
 
-    /// Sends a batch, and tells how many spans of it were not taken.
+    /// Sends a batch and returns how many of its spans were rejected.
     async fn send(&mut self, spans: Vec<wire::Span>) -> Result<u64, Status> {
         let request = wire::ExportRequest {
             resource_spans: vec![wire::ResourceSpans {
@@ -276,7 +278,7 @@ impl Sender {
             }],
         };
         let mut request = Request::new(request);
-        request.set_timeout(DEADLINE);
+        request.set_timeout(SEND_TIMEOUT);
         let away = |error| Status::from_error(Box::new(error));
         self.client.ready().await.map_err(away)?;
         let path = PathAndQuery::from_static(wire::EXPORT);
@@ -286,16 +288,16 @@ impl Sender {
         Ok(u64::try_from(partial.rejected_spans).unwrap_or_default())
     }
 
-    fn reached(&mut self) {
+    fn report_success(&mut self) {
         if std::mem::take(&mut self.is_away) {
             tracing::info!("Spans are exported again");
         }
     }
 
-    fn missed(&mut self, count: u64, error: &str) {
+    fn report_failure(&mut self, count: u64, error: &str) {
         self.counts.add("failed", count);
         if !std::mem::replace(&mut self.is_away, true) {
-            tracing::warn!(error, "Spans are not exported");
+            tracing::warn!(error, "Cannot export spans");
         }
         // A connection to a host that went silent would be kept for minutes.
         if let Some(channel) = self.endpoint.channel() {

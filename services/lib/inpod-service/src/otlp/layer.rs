@@ -1,4 +1,4 @@
-//! What `tracing` tells of spans, as spans of OpenTelemetry. They wait in the registry, beside what the log keeps.
+//! Turns spans of `tracing` into spans of OpenTelemetry. OpenSpan spans are kept in the registry, as extensions.
 
 use tracing::{
     Id, Span, Subscriber,
@@ -12,10 +12,10 @@ use tracing_subscriber::{
 
 use super::{
     export::Queue,
-    open::{Open, Place},
+    open::{OpenSpan, SpanContext},
 };
 
-/// Gives spans that ended to the queue. It waits for nothing and asks nobody: a call is as quick as without it.
+/// Adds ended spans to the export queue. It never blocks a call.
 #[derive(Debug)]
 pub(crate) struct Layer(pub(super) Queue);
 
@@ -27,8 +27,8 @@ where
         let Some(span) = context.span(id) else {
             return;
         };
-        let enclosing = span.parent().and_then(|parent| place(&parent));
-        let mut open = Open::new(span.name(), enclosing);
+        let enclosing = span.parent().and_then(|parent| context_of(&parent));
+        let mut open = OpenSpan::new(span.name(), enclosing);
         attributes.record(&mut open);
         span.extensions_mut().insert(open);
     }
@@ -37,7 +37,7 @@ where
         let Some(span) = context.span(id) else {
             return;
         };
-        if let Some(open) = span.extensions_mut().get_mut::<Open>() {
+        if let Some(open) = span.extensions_mut().get_mut::<OpenSpan>() {
             values.record(open);
         }
     }
@@ -45,32 +45,32 @@ where
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let open = context
             .span(&id)
-            .and_then(|span| span.extensions_mut().remove::<Open>());
-        if let Some(ended) = open.and_then(Open::close) {
+            .and_then(|span| span.extensions_mut().remove::<OpenSpan>());
+        if let Some(ended) = open.and_then(OpenSpan::close) {
             self.0.push(ended);
         }
     }
 }
 
-fn place<'a, R: LookupSpan<'a>>(span: &SpanRef<'a, R>) -> Option<Place> {
-    span.extensions().get::<Open>()?.place()
+fn context_of<'a, R: LookupSpan<'a>>(span: &SpanRef<'a, R>) -> Option<SpanContext> {
+    span.extensions().get::<OpenSpan>()?.context()
 }
 
-/// Where the innermost span stands that this runs in and that is exported.
-pub(super) fn innermost() -> Option<Place> {
-    let place = Span::current().with_subscriber(|(id, dispatch)| {
+/// Returns the current_context exported span that the caller runs in.
+pub(super) fn current_context() -> Option<SpanContext> {
+    let context = Span::current().with_subscriber(|(id, dispatch)| {
         let registry: &Registry = dispatch.downcast_ref()?;
         let mut scope = registry.span(id)?.scope();
-        scope.find_map(|span| place(&span))
+        scope.find_map(|span| context_of(&span))
     });
-    place.flatten()
+    context.flatten()
 }
 
-/// Changes a span that has not ended, where it is looked at here.
-pub(super) fn change(span: &Span, change: impl FnOnce(&mut Open)) {
+/// Changes an open span, if this layer tracks it.
+pub(super) fn update_span(span: &Span, update: impl FnOnce(&mut OpenSpan)) {
     span.with_subscriber(|(id, dispatch)| {
         let registry: &Registry = dispatch.downcast_ref()?;
         let span = registry.span(id)?;
-        span.extensions_mut().get_mut::<Open>().map(change)
+        span.extensions_mut().get_mut::<OpenSpan>().map(update)
     });
 }

@@ -1,4 +1,4 @@
-//! What is exported of spans, and what of none.
+//! Tests of which spans are exported, and with what.
 
 use std::{
     collections::BTreeSet,
@@ -24,16 +24,16 @@ fn trace(flags: &str) -> Trace {
     Trace::from_headers(&headers)
 }
 
-/// A call of a caller, as the server makes its span.
+/// Creates the span of a caller's call as the server does.
 fn call(caller: &Trace) -> Span {
     let span = info_span!("call", method = PATH, trace_id = caller.id());
     serve(&span, caller, PATH);
     span
 }
 
-/// What is exported of some work, in the order of its ends.
+/// Returns what some work exports, in the order in which spans end.
 fn exported(work: impl FnOnce()) -> Vec<wire::Span> {
-    let (layer, mut waiting) = listening();
+    let (layer, mut waiting) = test_layer();
     let subscriber = tracing_subscriber::registry().with(layer);
     with_default(subscriber, work);
     std::iter::from_fn(|| waiting.try_recv().ok()).collect()
@@ -43,10 +43,10 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn said<'a>(span: &'a wire::Span, key: &str) -> Option<&'a Value> {
-    let said: Vec<_> = span.attributes.iter().filter(|it| it.key == key).collect();
-    assert!(said.len() <= 1, "{key} is said more than once: {said:?}");
-    said.first()?.value.as_ref()?.value.as_ref()
+fn attribute<'a>(span: &'a wire::Span, key: &str) -> Option<&'a Value> {
+    let values: Vec<_> = span.attributes.iter().filter(|it| it.key == key).collect();
+    assert!(values.len() <= 1, "{key} is set more than once: {values:?}");
+    values.first()?.value.as_ref()?.value.as_ref()
 }
 
 fn text(value: &str) -> Value {
@@ -80,8 +80,8 @@ fn a_call_is_a_span_of_its_callers_trace_below_its_callers_span() {
     let since = before.duration_since(UNIX_EPOCH).unwrap().as_nanos();
     assert!(u128::from(span.start_time_unix_nano) >= since);
     assert!(span.end_time_unix_nano >= span.start_time_unix_nano);
-    assert_eq!(said(span, "method"), Some(&text(PATH)));
-    assert_eq!(said(span, "trace_id"), None, "the span has it");
+    assert_eq!(attribute(span, "method"), Some(&text(PATH)));
+    assert_eq!(attribute(span, "trace_id"), None, "the span has it");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn what_is_asked_for_a_call_names_the_span_that_it_is_asked_in() {
             let _within = call.enter();
             caller.clone().with_current_span()
         };
-        // Elsewhere in the process, as a pod's task.
+        // Work elsewhere in the process, such as a pod's task.
         let part = child_span("claim", &in_call);
         told.push(in_call.clone());
         let _within = part.enter();
@@ -187,7 +187,7 @@ fn a_call_ends_with_its_answer_and_whatever_is_not_ok_is_an_error() {
             let open = call.in_scope(Call::current);
             open.end(code, name);
             answered = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-            // A body that is read slowly, a task that goes on.
+            // The body is read slowly, or a task continues.
             sleep(Duration::from_millis(20));
             drop((call, open));
         }
@@ -196,11 +196,14 @@ fn a_call_ends_with_its_answer_and_whatever_is_not_ok_is_an_error() {
         panic!("{spans:?}")
     };
     assert_eq!(ok.status, None);
-    assert_eq!(said(ok, "rpc.grpc.status_code"), Some(&Value::Whole(0)));
+    assert_eq!(
+        attribute(ok, "rpc.grpc.status_code"),
+        Some(&Value::Whole(0))
+    );
     let status = aborted.status.as_ref().unwrap();
     assert_eq!((status.code, &*status.message), (wire::ERROR, "ABORTED"));
     assert_eq!(
-        said(aborted, "rpc.grpc.status_code"),
+        attribute(aborted, "rpc.grpc.status_code"),
         Some(&Value::Whole(10))
     );
     assert!(u128::from(aborted.end_time_unix_nano) <= answered.as_nanos());
@@ -225,10 +228,10 @@ fn what_is_said_of_a_span_is_what_its_fields_and_its_work_say() {
         record_attribute("pod", &"x".repeat(10_000));
     });
     let step = &spans[0];
-    assert_eq!(said(step, "text"), Some(&text("t")));
-    assert_eq!(said(step, "whole"), Some(&Value::Whole(3)));
-    assert_eq!(said(step, "big"), Some(&text("18446744073709551615")));
-    assert_eq!(said(step, "debug"), Some(&text("[1, 2]")));
-    assert_eq!(said(step, "later"), Some(&Value::Bool(true)));
-    assert_eq!(said(step, "pod"), Some(&text(&"x".repeat(256))));
+    assert_eq!(attribute(step, "text"), Some(&text("t")));
+    assert_eq!(attribute(step, "whole"), Some(&Value::Whole(3)));
+    assert_eq!(attribute(step, "big"), Some(&text("18446744073709551615")));
+    assert_eq!(attribute(step, "debug"), Some(&text("[1, 2]")));
+    assert_eq!(attribute(step, "later"), Some(&Value::Bool(true)));
+    assert_eq!(attribute(step, "pod"), Some(&text(&"x".repeat(256))));
 }

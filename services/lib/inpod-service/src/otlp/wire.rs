@@ -1,15 +1,14 @@
-//! The messages of OTLP that are sent and answered, of our own writing; on the wire they are those of the packages
-//! `opentelemetry.proto.{collector.trace,trace,resource,common}.v1`. What inpod never says is left out.
+//! The OTLP messages of the packages `opentelemetry.proto.{collector.trace,trace,resource,common}.v1`, written by hand.
+//! Fields that inpod never sets are left out.
 
 use prost::{Message, Oneof};
 
-/// The method that takes spans.
+/// The method of the collector that receives spans.
 pub const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// `ExportTraceServiceRequest`: spans of one or more processes.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportRequest {
-    /// By process.
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
@@ -17,7 +16,7 @@ pub struct ExportRequest {
 /// `ExportTraceServiceResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportResponse {
-    /// There where not all spans were taken.
+    /// Set if some spans were rejected.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<PartialSuccess>,
 }
@@ -25,83 +24,71 @@ pub struct ExportResponse {
 /// `ExportTracePartialSuccess`.
 #[derive(Clone, PartialEq, Message)]
 pub struct PartialSuccess {
-    /// How many spans were not taken.
     #[prost(int64, tag = "1")]
     pub rejected_spans: i64,
-    /// Why.
     #[prost(string, tag = "2")]
     pub error_message: String,
 }
 
-/// Spans of one process.
+/// The spans of one process.
 #[derive(Clone, PartialEq, Message)]
 pub struct ResourceSpans {
-    /// The process.
     #[prost(message, optional, tag = "1")]
     pub resource: Option<Resource>,
-    /// By what made them.
     #[prost(message, repeated, tag = "2")]
     pub scope_spans: Vec<ScopeSpans>,
 }
 
-/// A process.
+/// The process that made the spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct Resource {
-    /// What is said of it.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
 
-/// Spans of one maker.
+/// Spans of one instrumentation scope.
 #[derive(Clone, PartialEq, Message)]
 pub struct ScopeSpans {
-    /// The maker.
     #[prost(message, optional, tag = "1")]
     pub scope: Option<Scope>,
-    /// The spans.
     #[prost(message, repeated, tag = "2")]
     pub spans: Vec<Span>,
 }
 
-/// `InstrumentationScope`: what made the spans.
+/// `InstrumentationScope`: the library that made the spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct Scope {
-    /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its version.
     #[prost(string, tag = "2")]
     pub version: String,
 }
 
-/// Something that took time in a trace.
+/// A span.
 #[derive(Clone, PartialEq, Message)]
 pub struct Span {
-    /// The trace: 16 bytes, not all of them 0.
+    /// 16 bytes, not all of them 0.
     #[prost(bytes = "vec", tag = "1")]
     pub trace_id: Vec<u8>,
-    /// This span: 8 bytes, not all of them 0.
+    /// 8 bytes, not all of them 0.
     #[prost(bytes = "vec", tag = "2")]
     pub span_id: Vec<u8>,
-    /// The span that it is a part of; empty for a root.
+    /// Empty for a root span.
     #[prost(bytes = "vec", tag = "4")]
     pub parent_span_id: Vec<u8>,
-    /// What was done.
     #[prost(string, tag = "5")]
     pub name: String,
     /// [`INTERNAL`] or [`SERVER`].
     #[prost(int32, tag = "6")]
     pub kind: i32,
-    /// When it began, in nanoseconds since 1970.
     #[prost(fixed64, tag = "7")]
     pub start_time_unix_nano: u64,
-    /// When it ended, in nanoseconds since 1970.
     #[prost(fixed64, tag = "8")]
     pub end_time_unix_nano: u64,
-    /// What is said of it, each key once.
+    /// Each key occurs once.
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
-    /// How it ended; none where nothing went wrong.
+    /// `None` for success.
     #[prost(message, optional, tag = "15")]
     pub status: Option<Status>,
     /// The flags of `traceparent` in the lowest byte.
@@ -109,19 +96,18 @@ pub struct Span {
     pub flags: u32,
 }
 
-/// `SPAN_KIND_INTERNAL`: done within a process.
+/// `SPAN_KIND_INTERNAL`: work within a process.
 pub const INTERNAL: i32 = 1;
 
-/// `SPAN_KIND_SERVER`: done for a caller.
+/// `SPAN_KIND_SERVER`: a call served for a remote caller.
 pub const SERVER: i32 = 2;
 
-/// How a span ended.
+/// The result of a span.
 #[derive(Clone, PartialEq, Message)]
 pub struct Status {
-    /// Why it failed.
     #[prost(string, tag = "2")]
     pub message: String,
-    /// [`ERROR`]; 0 where nothing is said.
+    /// [`ERROR`], or 0 if unset.
     #[prost(int32, tag = "3")]
     pub code: i32,
 }
@@ -129,44 +115,35 @@ pub struct Status {
 /// `STATUS_CODE_ERROR`.
 pub const ERROR: i32 = 2;
 
-/// Something that is said.
+/// An attribute.
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
-    /// Of what.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// What.
     #[prost(message, optional, tag = "2")]
     pub value: Option<AnyValue>,
 }
 
-/// A value.
 #[derive(Clone, PartialEq, Message)]
 pub struct AnyValue {
-    /// The value.
     #[prost(oneof = "Value", tags = "1, 2, 3, 4")]
     pub value: Option<Value>,
 }
 
-/// What a value may be.
+/// An attribute's value.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Value {
-    /// A text.
     #[prost(string, tag = "1")]
     Text(String),
-    /// Yes or no.
     #[prost(bool, tag = "2")]
     Bool(bool),
-    /// A whole number.
     #[prost(int64, tag = "3")]
     Whole(i64),
-    /// Any number.
     #[prost(double, tag = "4")]
     Number(f64),
 }
 
 impl KeyValue {
-    /// Says something.
     pub fn new(key: &str, value: Value) -> Self {
         Self {
             key: key.to_owned(),

@@ -1,4 +1,4 @@
-//! The process that connected a socket, looked at in procfs without mistaking another one for it.
+//! The process that connected a socket, read from procfs without confusing it with another one.
 
 use std::{
     fs,
@@ -17,30 +17,30 @@ use rustix::{
 
 use super::{Refused, pidfd_of};
 
-/// The process on the other end of a connected socket. Through a pidfd of the kernel's (Linux 6.5) what is read is known
-/// to be of the process that connected; before, one that ends and whose pid is reused between connecting and the look
-/// could be mistaken.
+/// The process on the other end of a connected socket. With the kernel's pidfd of the peer (Linux 6.5) everything read
+/// is known to be of the process that connected. Older kernels leave a race: the process may exit and its pid be reused
+/// between its connect and the read.
 #[derive(Debug)]
 pub struct Process {
-    /// `None` where neither the kernel tells pidfds of peers nor one may be opened.
+    /// `None` if the kernel has no peer pidfds and none could be opened.
     pidfd: Option<OwnedFd>,
     credentials_pid: i32,
 }
 
 impl Process {
-    /// The process that connected that socket, or made it.
+    /// Returns the process that connected or created a socket.
     ///
     /// # Errors
     ///
-    /// When the kernel does not say who it is, or it has ended.
+    /// Fails if the kernel does not report the process, or it has exited.
     pub fn of_peer(socket: impl AsFd) -> Result<Self, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
         Self::new(pidfd_of(socket.as_fd()), credentials.pid())
     }
 
-    /// Of what the kernel said of its pidfd: ENOPROTOOPT before Linux 6.5. A process that has ended and was waited
-    /// for is EINVAL from there to Linux 6.15, ESRCH afterwards (`pidfd_prepare` in kernel/fork.c).
+    /// Interprets the kernel's answer for the peer's pidfd: ENOPROTOOPT before Linux 6.5. A process that has exited and
+    /// was reaped is EINVAL up to Linux 6.15 and ESRCH after it (`pidfd_prepare` in kernel/fork.c).
     pub(super) fn new(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<Self, Refused> {
         let pidfd = match pidfd {
             Ok(pidfd) => Some(pidfd),
@@ -54,11 +54,11 @@ impl Process {
         })
     }
 
-    /// Its pid as this process sees it.
+    /// Returns the pid as this process sees it.
     ///
     /// # Errors
     ///
-    /// When it has ended, waited for or not, or is in a pid namespace that this process does not see.
+    /// Fails if the process has exited, reaped or not, or is in a pid namespace that this process cannot see.
     pub fn pid(&self) -> Result<i32, Refused> {
         let pid = match &self.pidfd {
             Some(pidfd) => pid_of(pidfd.as_fd())?,
@@ -70,16 +70,16 @@ impl Process {
         Ok(pid)
     }
 
-    /// Its pid, and what a file of its directory in procfs says (`cgroup`, `status`).
+    /// Returns the pid and the content of a file in the process's procfs directory (`cgroup`, `status`).
     ///
     /// # Errors
     ///
-    /// As [`Self::pid`], and when the file cannot be read.
+    /// Fails like [`Self::pid`], and if the file cannot be read.
     pub fn read(&self, file: &str) -> Result<(i32, String), Refused> {
         let pid = self.pid()?;
-        // A cgroup's name may be any bytes.
+        // A cgroup's name may contain any bytes.
         let bytes = fs::read(format!("/proc/{pid}/{file}")).map_err(Refused::Unseen)?;
-        // Still the same process after the look: then the look was at it.
+        // If it is still the same process, the file was of this process.
         if self.pid()? != pid {
             return Err(Refused::Invisible);
         }
@@ -87,8 +87,8 @@ impl Process {
     }
 }
 
-/// A pidfd of whoever has a pid now: that it ends is seen from here on. `None` where a seccomp profile keeps from opening
-/// one.
+/// Opens a pidfd of the process that has a pid now, to detect its exit from here on. Returns `None` if a
+/// seccomp profile forbids pidfd_open.
 fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     let pid = Pid::from_raw(pid).ok_or(Refused::Invisible)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -99,8 +99,8 @@ fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     }
 }
 
-/// The pid behind a pidfd (pidfd_open(2)): 0 when it is not visible from here, -1 when it has ended. One that has ended
-/// and was not waited for still has its pid and its place in procfs; its pidfd is readable.
+/// Returns the pid of a pidfd (pidfd_open(2)): 0 if it is not visible from here, -1 if the process has exited. A
+/// process that was not reaped still has its pid and its procfs directory, but its pidfd is readable.
 fn pid_of(pidfd: BorrowedFd<'_>) -> Result<i32, Refused> {
     let mut ends = [PollFd::new(pidfd, PollFlags::POLLIN)];
     let ended =

@@ -1,4 +1,4 @@
-//! What Istio and Kubernetes say of pods and namespaces of an ambient mesh.
+//! Labels and annotations of Istio and Kubernetes for pods of an ambient mesh.
 
 use super::{Access, Key, Location, POD_EVENTS, row};
 
@@ -86,25 +86,25 @@ pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
 /// The value of [`DATAPLANE_MODE`] that keeps a pod out of an enrolled namespace.
 pub const DATAPLANE_MODE_NONE: &str = "none";
 
-/// Who joins where nothing else is set: the two selectors of Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
+/// The default of `enablement_selectors`: the two selectors of Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
 pub const ISTIO_SELECTORS: &str = r#"[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}},{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]"#;
 
-/// Label on every namespace, kept by the API server: its name (Kubernetes, "Automatic labelling").
+/// Label on every namespace with its name, set by the API server (Kubernetes, "Automatic labelling").
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Annotation on a pod, written by a kubelet: the pod only shows a static pod that the kubelet runs by itself.
+/// Annotation on a pod that mirrors a static pod, set by the kubelet.
 pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Annotation on a pod that shows a static one: the UID by which kubelet and runtime call it.
+/// Annotation on a mirror pod: the UID of the static pod for kubelet and runtime.
 pub const STATIC_HASH: &str = "kubernetes.io/config.hash";
 
-/// Annotation on a pod, a truth value: whether its name resolution goes to ztunnel, whatever the node says.
+/// Annotation on a pod, a boolean: whether ztunnel captures its DNS queries; overrides the node's setting.
 pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
 
-/// Annotation on a pod, a truth value: its inbound traffic is not captured ("ingress mode").
+/// Annotation on a pod, a boolean: its inbound traffic is not captured ("ingress mode").
 pub const BYPASS_INBOUND_CAPTURE: &str = "ambient.istio.io/bypass-inbound-capture";
 
-/// Annotation on a pod: interfaces, with commas between them, whose arriving TCP is taken for outbound.
+/// Annotation on a pod: a list of interfaces whose incoming TCP connections are treated as outbound.
 pub const REROUTE_VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
 /// Annotation on a pod, written by inpod and read by istiod: the pod's traffic is redirected.
@@ -113,5 +113,5 @@ pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// The value of [`REDIRECTION`] of an enrolled pod.
 pub const REDIRECTION_ENABLED: &str = "enabled";
 
-/// The value of [`REDIRECTION`] of a pod that is to be in the mesh and that no ztunnel has acknowledged yet.
+/// The value of [`REDIRECTION`] of an ambient pod that no ztunnel has acknowledged yet.
 pub const REDIRECTION_PENDING: &str = "pending";

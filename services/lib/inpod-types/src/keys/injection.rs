@@ -1,4 +1,4 @@
-//! What the injector alone reads or writes. What a custom template writes is the operator's own.
+//! Labels and annotations of the injector. A custom template may write others.
 
 use super::{Access, INJECTOR, Key, Location, row};
 
@@ -285,88 +285,88 @@ pub(super) const INJECTION: &[Key] = &[
     ),
 ];
 
-/// Label on a namespace: whether the API server asks the injector about pods of the namespace.
+/// Label on a namespace: whether the API server calls the injector for its pods.
 pub const NAMESPACE_INJECTION: &str = "istio-injection";
 
-/// Label on a pod or a namespace, annotation on a pod: which injector is asked about the pod.
+/// Label on a pod or a namespace, annotation on a pod: the revision of the injector.
 pub const REVISION: &str = "istio.io/rev";
 
-/// Annotation on a pod: which templates are injected, instead of the default.
+/// Annotation on a pod: the templates to inject instead of the default.
 pub const TEMPLATES: &str = "inject.istio.io/templates";
 
-/// Annotation on a pod: whether the proxy is an init container that goes on running, whatever nativeSidecars says.
+/// Annotation on a pod: whether the proxy is a native sidecar (a restartable init container); overrides nativeSidecars.
 pub const NATIVE_SIDECAR: &str = "sidecar.istio.io/nativeSidecar";
 
-/// Annotation on a pod: keeps what the pod itself said of containers that a template has too.
+/// Annotation on a pod: the pod's own settings for containers that a template has too.
 pub const OVERRIDES: &str = "proxy.istio.io/overrides";
 
-/// Annotation on a pod: is laid over the mesh's ProxyConfig.
+/// Annotation on a pod: overrides of the mesh's ProxyConfig.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
 
-/// Annotation on a pod: where the proxy's agent answers probes.
+/// Annotation on a pod: the port on which the proxy's agent answers probes.
 pub const STATUS_PORT: &str = "status.sidecar.istio.io/port";
 
-/// Annotation on a pod: of the proxy's readiness probe.
+/// Annotation on a pod: initial delay of the proxy's readiness probe.
 pub const READINESS_DELAY: &str = "readiness.status.sidecar.istio.io/initialDelaySeconds";
 
-/// Annotation on a pod: of the proxy's readiness probe.
+/// Annotation on a pod: period of the proxy's readiness probe.
 pub const READINESS_PERIOD: &str = "readiness.status.sidecar.istio.io/periodSeconds";
 
-/// Annotation on a pod: of the proxy's readiness probe.
+/// Annotation on a pod: failure threshold of the proxy's readiness probe.
 pub const READINESS_FAILURES: &str = "readiness.status.sidecar.istio.io/failureThreshold";
 
-/// Annotation on a pod: the proxy's image.
+/// Annotation on a pod: the image of the proxy.
 pub const PROXY_IMAGE: &str = "sidecar.istio.io/proxyImage";
 
-/// Annotation on a pod: which build of the proxy's image.
+/// Annotation on a pod: the variant of the proxy's image.
 pub const PROXY_IMAGE_TYPE: &str = "sidecar.istio.io/proxyImageType";
 
-/// Annotation on a pod: processor time that the proxy asks for.
+/// Annotation on a pod: the CPU request of the proxy.
 pub const PROXY_CPU: &str = "sidecar.istio.io/proxyCPU";
 
-/// Annotation on a pod: processor time that the proxy may have.
+/// Annotation on a pod: the CPU limit of the proxy.
 pub const PROXY_CPU_LIMIT: &str = "sidecar.istio.io/proxyCPULimit";
 
-/// Annotation on a pod: memory that the proxy asks for.
+/// Annotation on a pod: the memory request of the proxy.
 pub const PROXY_MEMORY: &str = "sidecar.istio.io/proxyMemory";
 
-/// Annotation on a pod: memory that the proxy may have.
+/// Annotation on a pod: the memory limit of the proxy.
 pub const PROXY_MEMORY_LIMIT: &str = "sidecar.istio.io/proxyMemoryLimit";
 
 /// Annotation on a pod: the proxy's log level.
 pub const LOG_LEVEL: &str = "sidecar.istio.io/logLevel";
 
-/// Annotation on a pod: the log levels of the proxy's parts.
+/// Annotation on a pod: the log levels of the proxy's components.
 pub const COMPONENT_LOG_LEVEL: &str = "sidecar.istio.io/componentLogLevel";
 
 /// Annotation on a pod: the log levels of the proxy's agent.
 pub const AGENT_LOG_LEVEL: &str = "sidecar.istio.io/agentLogLevel";
 
-/// Annotation on a pod: whether probes of the application are led through the proxy's agent, whatever rewriteAppHTTPProbe says.
+/// Annotation on a pod: whether the application's probes go through the proxy's agent; overrides rewriteAppHTTPProbe.
 pub const REWRITE_PROBES: &str = "sidecar.istio.io/rewriteAppHTTPProbers";
 
-/// Label on a pod: under which name telemetry shows the workload.
+/// Label on a pod: the name of the workload in telemetry.
 pub const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
 
-/// Label on a pod: under which revision telemetry shows the workload.
+/// Label on a pod: the revision of the workload in telemetry.
 pub const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 
-/// Label on a pod: tells peers that the pod takes mutual TLS.
+/// Label on a pod: whether peers may use mutual TLS with it.
 pub const TLS_MODE: &str = "security.istio.io/tlsMode";
 
-/// Label on a pod: tells peers that the pod takes HBONE.
+/// Label on a pod: whether peers may use HBONE with it.
 pub const TUNNEL: &str = "networking.istio.io/tunnel";
 
-/// Label on a pod: tells istiod in which network the pod is.
+/// Label on a pod: the network that it is in, for istiod.
 pub const NETWORK: &str = "topology.istio.io/network";
 
-/// Annotation on a pod: whether the application's metrics are asked for through the proxy's agent.
+/// Annotation on a pod: whether the proxy's agent merges the application's metrics.
 pub const MERGE_METRICS: &str = "prometheus.istio.io/merge-metrics";
 
-/// Annotation on a pod: where the agent asks for the application's metrics.
+/// Annotation on a pod: where the agent scrapes the application's metrics.
 pub const SCRAPE_TARGETS: &str = "prometheus.istio.io/scrape-targets";
 
-/// Annotation on a pod: whether Prometheus asks it for metrics.
+/// Annotation on a pod: whether Prometheus scrapes it.
 pub const SCRAPE: &str = "prometheus.io/scrape";
 
 /// Annotation on a pod: the path of its metrics.
@@ -375,11 +375,11 @@ pub const SCRAPE_PATH: &str = "prometheus.io/path";
 /// Annotation on a pod: the port of its metrics.
 pub const SCRAPE_PORT: &str = "prometheus.io/port";
 
-/// Annotation on a pod: where its metrics are had with mutual TLS.
+/// Annotation on a pod: the port of its metrics with mutual TLS.
 pub const SECURE_PORT: &str = "prometheus.istio.io/secure-port";
 
-/// Annotation on a pod: the networks that Multus gives it, and so the plugins that it calls.
+/// Annotation on a pod: the networks that Multus attaches, and thereby the plugins that it calls.
 pub const MULTUS_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// Annotation on a pod: where the proxy that the injector's template `standalone` gives it leads inbound connections.
+/// Annotation on a pod: the endpoints to which the proxy of the template `standalone` forwards inbound connections.
 pub const DEFAULT_ENDPOINTS: &str = "inpod.io/default-endpoints";

@@ -1,4 +1,4 @@
-//! What is ours alone, and what repair and those who leave write.
+//! Labels and annotations of inpod, and those that repair and uninstall write.
 
 use super::{Access, CLIENT, Key, Location, POD_EVENTS, REPAIR, row};
 
@@ -77,46 +77,45 @@ pub(super) const OURS: &[Key] = &[
     ),
 ];
 
-/// Label on a pod, written by `repair` where it may (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): the pod started without
-/// redirection, and has none.
+/// Label on a pod, written by `repair` if it may (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): the pod started without
+/// redirection and still has none.
 pub const UNINITIALIZED: &str = "cni.istio.io/uninitialized";
 
 /// The value of [`UNINITIALIZED`].
 pub const UNINITIALIZED_TRUE: &str = "true";
 
-/// Annotation on a namespace: whether its pods start while it is not known whether they are to be in the mesh.
+/// Annotation on a namespace: whether its pods start while it is unknown whether they belong to the mesh.
 pub const ON_UNKNOWN: &str = "inpod.io/on-unknown";
 
-/// The value of [`ON_UNKNOWN`] that lets pods through.
+/// The value of [`ON_UNKNOWN`] that admits pods unenrolled.
 pub const ON_UNKNOWN_OPEN: &str = "open";
 
-/// The value of [`ON_UNKNOWN`] that holds pods back.
+/// The value of [`ON_UNKNOWN`] that keeps pods from starting.
 pub const ON_UNKNOWN_CLOSED: &str = "closed";
 
-/// Annotation on a namespace: what its pods may ask for that takes traffic past ztunnel. Words, with commas between
-/// them.
+/// Annotation on a namespace: the ways in which its pods may bypass ztunnel, comma-separated.
 pub const ALLOW: &str = "inpod.io/allow";
 
-/// The word in [`ALLOW`] and in the setting `pods_may` that permits exclusions.
+/// The value in [`ALLOW`] and in the setting `pods_may` that permits exclusions.
 pub const ALLOW_EXCLUDE: &str = "exclude";
 
-/// The word in [`ALLOW`] and in the setting `pods_may` that permits [`KEEP_EXISTING_CONNECTIONS`].
+/// The value in [`ALLOW`] and in the setting `pods_may` that permits [`KEEP_EXISTING_CONNECTIONS`].
 pub const ALLOW_KEEP_EXISTING: &str = "keep-existing";
 
-/// Annotation on a pod: TCP ports, with commas between them. Connections to them are not captured.
+/// Annotation on a pod: TCP ports to which connections are not captured.
 pub const EXCLUDE_OUTBOUND_PORTS: &str = "inpod.io/exclude-outbound-ports";
 
-/// Annotation on a pod: networks, with commas between them. Connections to them are not captured.
+/// Annotation on a pod: networks to which connections are not captured.
 pub const EXCLUDE_OUTBOUND_CIDRS: &str = "inpod.io/exclude-outbound-cidrs";
 
-/// Annotation on a pod: TCP ports of its own, with commas between them. Connections to them are not captured.
+/// Annotation on a pod: its own TCP ports on which connections are not captured.
 pub const EXCLUDE_INBOUND_PORTS: &str = "inpod.io/exclude-inbound-ports";
 
-/// Annotation on a pod: networks, with commas between them. Connections from them are not captured.
+/// Annotation on a pod: networks from which connections are not captured.
 pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
 
-/// Annotation on a pod, a truth value: connections from before its enrollment go on as they are.
+/// Annotation on a pod, a boolean: connections from before its enrollment continue past ztunnel.
 pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
 
-/// On the ConfigMap by which nodes are left: when that was said.
+/// Annotation on the ConfigMap `inpod-leave`: the time of the request.
 pub const LEAVE_SINCE: &str = "inpod.io/leave-since";

@@ -1,4 +1,4 @@
-//! What Istio says of pods with a sidecar: the injector writes most of it, the node reads it.
+//! Labels and annotations of Istio for pods with a sidecar: the injector writes most of them, the node reads them.
 
 use super::{Access, INJECTOR, Key, Location, POD_EVENTS, row};
 
@@ -203,41 +203,41 @@ pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 /// Label or annotation on a pod: whether a sidecar is injected.
 pub const SIDECAR_INJECT: &str = "sidecar.istio.io/inject";
 
-/// The one value of [`SIDECAR_INJECT`] that is read.
+/// The only value of [`SIDECAR_INJECT`] that the node reads.
 pub const SIDECAR_INJECT_FALSE: &str = "false";
 
-/// Annotation on a pod: how inbound TCP is led to its sidecar.
+/// Annotation on a pod: how inbound TCP is redirected to its sidecar.
 pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";
 
-/// The value of [`INTERCEPTION_MODE`] by which inbound TCP is led by destination NAT.
+/// The value of [`INTERCEPTION_MODE`] that redirects inbound TCP by destination NAT.
 pub const INTERCEPTION_REDIRECT: &str = "REDIRECT";
 
-/// The value of [`INTERCEPTION_MODE`] by which inbound TCP keeps the client's address.
+/// The value of [`INTERCEPTION_MODE`] that keeps the client's address of inbound TCP.
 pub const INTERCEPTION_TPROXY: &str = "TPROXY";
 
-/// The value of [`INTERCEPTION_MODE`] by which nothing is redirected.
+/// The value of [`INTERCEPTION_MODE`] that redirects nothing.
 pub const INTERCEPTION_NONE: &str = "NONE";
 
-/// Annotation on a pod: networks that are reached through its sidecar.
+/// Annotation on a pod: networks to which connections go through its sidecar.
 pub const SIDECAR_INCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
 
-/// Annotation on a pod: networks that are not reached through its sidecar.
+/// Annotation on a pod: networks to which connections bypass its sidecar.
 pub const SIDECAR_EXCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
 
-/// Annotation on a pod: ports of its own that are led to its sidecar.
+/// Annotation on a pod: its ports on which connections go through its sidecar.
 pub const SIDECAR_INCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
 
-/// Annotation on a pod: ports of its own that are not led to its sidecar.
+/// Annotation on a pod: its ports on which connections bypass its sidecar.
 pub const SIDECAR_EXCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
-/// Annotation on a pod: ports that are reached through its sidecar whatever their network.
+/// Annotation on a pod: ports to which connections go through its sidecar, whatever their network.
 pub const SIDECAR_INCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
 
-/// Annotation on a pod: ports that are not reached through its sidecar.
+/// Annotation on a pod: ports to which connections bypass its sidecar.
 pub const SIDECAR_EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
 
-/// Annotation on a pod: interfaces by which nothing is led to its sidecar.
+/// Annotation on a pod: interfaces on which nothing is redirected to its sidecar.
 pub const SIDECAR_EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 
-/// Annotation on a pod: the name that [`super::REROUTE_VIRTUAL_INTERFACES`] had before.
+/// Annotation on a pod: the former name of [`super::REROUTE_VIRTUAL_INTERFACES`].
 pub const SIDECAR_KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The texts of all constants, as `(name, text)`.
+/// Returns the name and the text of each constant.
 fn constants() -> Vec<(&'static str, &'static str)> {
     let files = [
         include_str!("ambient.rs"),

@@ -6,17 +6,16 @@ use tonic::Status;
 use super::{Next, Request, Response, Step, call_next};
 use crate::{
     metrics::{self, Calls},
-    peer::{NOBODY, Peer},
+    peer::{Peer, UNKNOWN_PEER},
 };
 
-/// Lets a call through if its peer may make it. Whoever is refused is audited and counted.
+/// Rejects calls that the peer is not authorized for; logs and counts them.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Authorize(pub(super) Calls);
 
 impl Step for Authorize {
     async fn handle<N: Next>(self, call: Request, next: N) -> Response {
-        let nobody = &NOBODY;
-        let peer = call.extensions().get::<Peer>().unwrap_or(nobody);
+        let peer = call.extensions().get::<Peer>().unwrap_or(&UNKNOWN_PEER);
         let path = call.uri().path();
         let Some(class) = class(path) else {
             let failure = Failure::new(Reason::InvalidField, format!("there is no call {path}"));
@@ -51,8 +50,8 @@ fn name_of(class: Class) -> &'static str {
     }
 }
 
-/// gRPC says how a call went in its own header and takes any other status than 200 for a broken proxy; whoever speaks
-/// plain HTTP reads the status.
+/// Builds a rejection. gRPC clients read the status from its header and take any HTTP status but 200 for a broken
+/// proxy; plain HTTP clients read the HTTP status.
 fn refusal(status: &Status, plain: StatusCode, call: &Request) -> Response {
     let mut answer = status.clone().into_http();
     let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");

@@ -5,14 +5,14 @@ use inpod_types::{Failure, Reason};
 use super::{Next, Request, Response, Step, call_next};
 use crate::deadline::timeout;
 
-/// How long before the caller stops waiting it is answered: time for the answer to arrive.
+/// How long before the caller's deadline the response is sent, so that it arrives in time.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// Answers for a handler that has not answered in its caller's time, shortly before that time is over: tonic's own
-/// timer, and the client's, would end the call without saying why and what helps.
+/// Responds on behalf of a handler that has not responded shortly before the caller's deadline. The timers of tonic and
+/// of the client would end the call without a reason or a remedy.
 ///
-/// The handler is dropped, as it is when its caller goes away: what must not be left half done runs in a task of its
-/// own. A stream is bound by it until it is opened, no longer.
+/// The handler is dropped, as it is when its caller disconnects; work that must not be left half done runs in a task of
+/// its own. The deadline applies to a stream only until it is opened.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grpc) struct Deadline;
 
@@ -26,7 +26,7 @@ impl Step for Deadline {
             Ok(answer) => answer,
             Err(_elapsed) => {
                 let message = format!("not done within the caller's {timeout:?}");
-                tracing::warn!(?timeout, "A call ran out of its caller's time");
+                tracing::warn!(?timeout, "A call exceeded its deadline");
                 let failure = Failure::new(Reason::DeadlineExceeded, message);
                 inpod_proto::into_status(&failure).into_http()
             }
@@ -34,7 +34,7 @@ impl Step for Deadline {
     }
 }
 
-/// A caller in a hurry gets nine tenths of its time.
+/// Leaves a caller with a short timeout nine tenths of it.
 fn answer_in(timeout: Duration) -> Duration {
     timeout - MARGIN.min(timeout / 10)
 }

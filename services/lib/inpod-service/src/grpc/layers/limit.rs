@@ -7,22 +7,21 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::{Next, Request, Response, Step, call_next, is_of_grpc};
 use crate::metrics::Calls;
 
-/// When a caller who was refused for the number of calls may come back.
+/// When a rejected caller may retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Methods whose calls are counted apart from all others, as `/inpod.podevents.v1.PodEventsService/AddPod`: as many of
-/// them may be under way as of the others, and neither takes a place from the other.
+/// Methods with a concurrency limit of their own, such as `/inpod.podevents.v1.PodEventsService/AddPod`. Calls of one
+/// group never take slots of another.
 pub type ConcurrencyGroup = &'static [&'static str];
 
-/// Refuses a call at once when as many of its lane as are allowed are under way.
+/// Rejects a call when as many calls of its group as allowed are in flight.
 ///
-/// A call is under way until its handler has answered. A stream that was opened is not: it waits for news and does
-/// nothing, a watcher keeps it for as long as it lives, and how many there may be on one connection is limited by
-/// HTTP/2 itself.
+/// A call is in flight until its handler has responded. An open stream does not count: it is idle until there is an
+/// event, lives as long as its watcher, and HTTP/2 limits the number of streams of a connection.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Limit {
-    /// Those of the calls that no lane has, then each lane's.
-    places: Arc<[Semaphore]>,
+    /// The limit of the methods without a group, then that of each group.
+    permits: Arc<[Semaphore]>,
     groups: &'static [ConcurrencyGroup],
     max: usize,
     in_flight: Gauge,
@@ -30,20 +29,20 @@ pub(in crate::grpc) struct Limit {
 
 impl Limit {
     pub(super) fn new(max: usize, groups: &'static [ConcurrencyGroup], calls: &Calls) -> Self {
-        let places = || Semaphore::new(max.min(Semaphore::MAX_PERMITS));
+        let permits = || Semaphore::new(max.min(Semaphore::MAX_PERMITS));
         Self {
-            places: (0..=groups.len()).map(|_| places()).collect(),
+            permits: (0..=groups.len()).map(|_| permits()).collect(),
             groups,
             max,
             in_flight: calls.in_flight().clone(),
         }
     }
 
-    /// A place in the lane of a method, if there is one.
-    fn place(&self, path: &str) -> Option<SemaphorePermit<'_>> {
+    /// Acquires a slot of the method's group, if one is free.
+    fn acquire(&self, path: &str) -> Option<SemaphorePermit<'_>> {
         let lane = self.groups.iter().position(|lane| lane.contains(&path));
-        let places = self.places.get(lane.map_or(0, |lane| lane + 1))?;
-        places.try_acquire().ok()
+        let permits = self.permits.get(lane.map_or(0, |lane| lane + 1))?;
+        permits.try_acquire().ok()
     }
 }
 
@@ -52,11 +51,11 @@ impl Step for Limit {
         if is_of_grpc(&call) {
             return call_next(next, call).await;
         }
-        let Some(_place) = self.place(call.uri().path()) else {
+        let Some(_permit) = self.acquire(call.uri().path()) else {
             let max = self.max;
-            let message = format!("{max} calls are under way, as many as max_calls allows");
+            let message = format!("{max} calls are in flight, as many as max_calls allows");
             let failure = Failure::new(Reason::Overloaded, message).retry_after(RETRY_AFTER);
-            tracing::warn!(max, "Refused a call: too many at once");
+            tracing::warn!(max, "Rejected a call: too many in flight");
             return inpod_proto::into_status(&failure).into_http();
         };
         let _counted = InFlightGuard::new(&self.in_flight);
@@ -64,7 +63,7 @@ impl Step for Limit {
     }
 }
 
-/// One more, for as long as it lives.
+/// Counts a call in the gauge for as long as it lives.
 struct InFlightGuard<'a>(&'a Gauge);
 
 impl<'a> InFlightGuard<'a> {

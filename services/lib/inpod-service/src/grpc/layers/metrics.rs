@@ -10,7 +10,7 @@ use tonic::{Code, Status, body::Body};
 use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Calls, OpenCall};
 
-/// Counts a call by its method and the code that it ends with, and how long its handler took.
+/// Counts a call by method and status code, and measures how long its handler took.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct CallMetrics(pub(super) Calls);
 
@@ -22,7 +22,7 @@ impl Step for CallMetrics {
         let mut open = self.0.begin(call.uri().path());
         let answer = call_next(next, call).await;
         open.answered();
-        // An answer that is an error from the start has its code in the head, and nothing follows.
+        // A response that is an error from the start has its code in the headers, and nothing follows.
         if let Some(code) = code_in(answer.headers()) {
             open.end(code);
             return answer;
@@ -35,7 +35,7 @@ fn code_in(headers: &HeaderMap) -> Option<Code> {
     Status::from_header_map(headers).map(|status| status.code())
 }
 
-/// A body whose trailers tell how the call ended.
+/// A body that reports the call's status code from its trailers.
 #[derive(Debug)]
 struct CountedBody {
     body: Body,
@@ -58,7 +58,7 @@ impl http_body::Body for CountedBody {
                 }
             }
             Poll::Ready(Some(Err(status))) => self.open.end(status.code()),
-            // It ended without a word on how.
+            // The body ended without trailers.
             Poll::Ready(None) => self.open.end(Code::Unknown),
             Poll::Pending => {}
         }

@@ -3,7 +3,7 @@ use tracing::Instrument as _;
 use super::{Next, Request, Response, Step, call_next};
 use crate::{Trace, otlp};
 
-/// Puts a call in a span with its method, and the id of the caller's trace where it says one.
+/// Runs a call in a span with its method and, if the caller sent one, its trace id.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grpc) struct Span;
 

@@ -1,4 +1,4 @@
-//! Spans on their way to a collector on a real socket.
+//! Tests of the export to a fake collector on a real socket.
 
 use std::{convert::Infallible, path::Path, pin::Pin, task};
 
@@ -14,17 +14,17 @@ use crate::Readiness;
 
 const NAME: &str = "opentelemetry.proto.collector.trace.v1.TraceService";
 
-/// What a collector does with what it is sent.
+/// How the fake collector responds.
 #[derive(Clone, Copy)]
 enum Manner {
     Takes,
-    /// All but so many.
+    /// Rejects this many spans.
     Rejects(i64),
     Refuses,
     Hangs,
 }
 
-/// A collector that keeps what it is sent.
+/// A fake collector that keeps what it receives.
 #[derive(Clone)]
 struct Collector {
     manner: Manner,
@@ -54,9 +54,9 @@ impl Collector {
             Manner::Takes => None,
             Manner::Rejects(rejected_spans) => Some(wire::PartialSuccess {
                 rejected_spans,
-                error_message: "no room".to_owned(),
+                error_message: "no capacity".to_owned(),
             }),
-            Manner::Refuses => return Err(Status::resource_exhausted("no room")),
+            Manner::Refuses => return Err(Status::resource_exhausted("no capacity")),
             Manner::Hangs => std::future::pending().await,
         };
         Ok(Response::new(wire::ExportResponse { partial_success }))
@@ -109,7 +109,7 @@ impl Process {
             keys: &[],
         };
         let metrics = Metrics::new(&service, &Readiness::default());
-        let spans = Spans::new(Settings {
+        let spans = ExporterBuilder::new(Settings {
             otlp_endpoint,
             node_name: Some("node-1".to_owned()),
         });
@@ -180,9 +180,9 @@ async fn what_is_left_at_the_end_is_sent_with_the_process_that_it_is_of() {
         ("service.instance.id", "run-1"),
         ("k8s.node.name", "node-1"),
     ] {
-        let said = KeyValue::new(key, Value::Text(value.to_owned()));
+        let attribute = KeyValue::new(key, Value::Text(value.to_owned()));
         assert!(
-            resource.attributes.contains(&said),
+            resource.attributes.contains(&attribute),
             "{key} is not in {resource:?}"
         );
     }
@@ -190,7 +190,7 @@ async fn what_is_left_at_the_end_is_sent_with_the_process_that_it_is_of() {
         resource
             .attributes
             .iter()
-            .any(|said| said.key == "host.name")
+            .any(|attribute| attribute.key == "host.name")
     );
 }
 
@@ -218,7 +218,7 @@ async fn no_batch_has_more_than_512_spans_and_all_are_counted() {
 async fn a_span_waits_for_others_for_a_second_and_no_longer() {
     let (queue, spans) = queue(8);
     let (_stop, stopped) = oneshot::channel();
-    let mut waiting = Waiting {
+    let mut waiting = SpanReceiver {
         spans,
         stop: Some(stopped),
     };
@@ -240,7 +240,7 @@ async fn a_span_waits_for_others_for_a_second_and_no_longer() {
 async fn at_the_end_nothing_is_waited_for_and_nothing_more_is_taken() {
     let (queue, spans) = queue(8);
     let (stop, stopped) = oneshot::channel();
-    let mut waiting = Waiting {
+    let mut waiting = SpanReceiver {
         spans,
         stop: Some(stopped),
     };
@@ -261,8 +261,8 @@ async fn at_the_end_nothing_is_waited_for_and_nothing_more_is_taken() {
 #[tokio::test]
 async fn what_is_too_much_is_dropped_at_once_and_counted() {
     let (process, _received) = Process::with(Manner::Hangs);
-    // One task of one thread: nothing is taken out of the queue before the next await.
-    process.push(QUEUE + 7);
+    // The runtime has one thread, so nothing leaves the queue before the next await.
+    process.push(QUEUE_CAPACITY + 7);
     assert_eq!(process.count("dropped"), 7);
 }
 
@@ -274,7 +274,7 @@ async fn a_collector_that_hangs_costs_a_batch_its_deadline_and_the_end_a_bound()
     let sent = Instant::now();
     process.until("failed", 4).await;
     assert!(
-        sent.elapsed() <= DEADLINE + Duration::from_millis(50),
+        sent.elapsed() <= SEND_TIMEOUT + Duration::from_millis(50),
         "{:?}",
         sent.elapsed()
     );
@@ -282,11 +282,11 @@ async fn a_collector_that_hangs_costs_a_batch_its_deadline_and_the_end_a_bound()
     let began = Instant::now();
     process.exporter.flush().await;
     assert!(
-        began.elapsed() <= FLUSH + Duration::from_millis(5),
+        began.elapsed() <= FLUSH_TIMEOUT + Duration::from_millis(5),
         "{:?}",
         began.elapsed()
     );
-    const { assert!(FLUSH.as_millis() < DEADLINE.as_millis()) };
+    const { assert!(FLUSH_TIMEOUT.as_millis() < SEND_TIMEOUT.as_millis()) };
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
-//! Every field where OTLP has it, written here a second time, as bytes.
+//! Encodes every field of OTLP a second time, by hand, to check tags and types.
 
 use super::*;
 
-/// A field of bytes, a text or a message.
+/// Encodes a field of bytes, text or a message.
 fn long(number: u8, content: &[u8]) -> Vec<u8> {
     [
         &head(number, 2),
@@ -12,12 +12,12 @@ fn long(number: u8, content: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// A field of a small number.
+/// Encodes a field with a small number.
 fn small(number: u8, value: u8) -> Vec<u8> {
     [head(number, 0), vec![value]].concat()
 }
 
-/// A field's number and wire type, as a varint of one byte or two.
+/// Encodes a field's number and wire type, as a varint of one or two bytes.
 fn head(number: u8, wire: u8) -> Vec<u8> {
     let tag = u16::from(number) << 3 | u16::from(wire);
     match u8::try_from(tag) {
