@@ -1,4 +1,4 @@
-//! The command line.
+//! Parses the command line of the client.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -20,7 +20,7 @@ pub(crate) use uninstall::{Mode, UninstallOptions};
 
 use crate::{doctor::DoctorOptions, inject::InjectOptions};
 
-/// How to print an answer.
+/// The output format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// A table for people, which may change between releases.

@@ -1,4 +1,4 @@
-//! `inpod binds`: what applications listen on, and what enrollment changes about who reaches them.
+//! `inpod binds`: what applications listen on, and what enrollment changes about who can reach them.
 
 mod render;
 mod selectors;
@@ -17,7 +17,8 @@ use crate::{
     print_error,
 };
 
-/// Prints them. What could not be looked into is the error, else what changes, else what Services could not be asked for.
+/// Prints the ports. Fails if a pod could not be inspected, else if enrollment changes something, else if the Services
+/// could not be read.
 pub(crate) async fn run(
     node: &Node,
     query: &BindsQuery,
@@ -51,8 +52,8 @@ pub(crate) async fn run(
     }
 }
 
-/// Those that Services lead to, where that is asked for. Without Kubernetes the ports that containers declare are all
-/// that is known, and the rest is as right as with it.
+/// Reads the ports of Services if the query asks for them. Without Kubernetes only the ports that containers declare
+/// are known; everything else is as accurate as with it.
 async fn service_ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     if query.services {
         services::ports(node, query).await

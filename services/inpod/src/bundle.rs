@@ -1,7 +1,7 @@
-//! `inpod bundle`: what is known of a node, for somebody who is to help, without secrets.
+//! `inpod bundle`: collects the state of inpod on a node, without secrets, for a bug report.
 //!
-//! Each part has its own deadline, and the whole one too; what could not be had is named in the manifest with its
-//! cause. What is written has passed `redact`, all of it.
+//! Each part has a deadline of its own, and so has the whole; the manifest lists what is missing, with the cause.
+//! Everything that is written passes `redact`.
 
 mod collect;
 mod files;
@@ -13,7 +13,7 @@ mod tar;
 use crate::{arguments::BundleOptions, error::CommandError, node::Node, out::Out};
 use collect::Collector;
 
-/// Collects it, and says where it is.
+/// Collects the bundle and prints its path.
 pub(crate) async fn run(
     node: &Node,
     options: &BundleOptions,

@@ -1,11 +1,11 @@
-//! The names of the contract, as people read them.
+//! Names of the contract's enums as they are displayed.
 
 use inpod_proto::{
     podevents::v1::PodState,
     types::v1::{Enrollment, Reason},
 };
 
-/// Where a pod stands.
+/// Returns the name of a pod's state.
 pub(crate) fn state(state: PodState) -> &'static str {
     match state {
         PodState::Unspecified => "unknown",
@@ -17,7 +17,7 @@ pub(crate) fn state(state: PodState) -> &'static str {
     }
 }
 
-/// What a pod should be.
+/// Returns the name of an enrollment.
 pub(crate) fn enrollment(enrollment: Enrollment) -> &'static str {
     match enrollment {
         Enrollment::Unspecified | Enrollment::Unknown => "unknown",
@@ -27,7 +27,7 @@ pub(crate) fn enrollment(enrollment: Enrollment) -> &'static str {
     }
 }
 
-/// Why, as in logs and Events. A newer service may have reasons that have no name here.
+/// Returns the name of a reason as in logs and Events, or its number if a newer service sent it.
 pub(crate) fn reason(number: i32) -> String {
     let name = |reason: Reason| {
         let name = reason.as_str_name();

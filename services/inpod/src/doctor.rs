@@ -1,6 +1,6 @@
-//! `inpod doctor`: what is wrong with this node, each with a name and what to do about it.
+//! `inpod doctor`: diagnoses a node and reports each problem with a code and a remedy.
 //!
-//! `collect` looks and judges nothing, `checks` judges and looks at nothing.
+//! `collect` gathers facts without judging them; `checks` judges facts without gathering any.
 
 mod chain;
 mod check;
@@ -19,7 +19,7 @@ use crate::{arguments::Format, error::CommandError, host_fs::HostFs, node::Node,
 use check::Check;
 use codes::Verdict;
 
-/// What to look at, and how.
+/// The options of an examination.
 #[derive(Clone, Debug)]
 pub(crate) struct DoctorOptions {
     pub(crate) root: HostFs,
@@ -27,7 +27,7 @@ pub(crate) struct DoctorOptions {
     pub(crate) self_test: bool,
 }
 
-/// Prints what is found. An error where something failed.
+/// Prints the report, and fails if a check failed.
 pub(crate) async fn run(
     node: &Node,
     options: &DoctorOptions,
@@ -48,7 +48,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Looks at a node, for programs.
+/// Returns the report as JSON.
 pub(crate) async fn as_json(node: &Node, options: &DoctorOptions) -> String {
     report::json(&evaluate(node, options).await)
 }

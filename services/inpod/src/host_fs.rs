@@ -1,4 +1,4 @@
-//! A node's file system, from wherever it is looked at: a debug container sees it below `/host`.
+//! Access to the node's file system from inside or outside a container: a debug pod sees it below `/host`.
 
 use std::{
     collections::VecDeque,
@@ -8,16 +8,16 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Of one file no more than this is read: the longest is the kernel's table of symbols.
+/// The maximum size of a file that is read; the largest is the kernel's symbol table.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
-/// So many symbolic links lead nowhere (path_resolution(7)).
+/// The kernel's limit of symbolic links in a path (path_resolution(7)).
 const MAX_SYMLINKS: usize = 40;
 
-/// What was seen, or why it could not be looked at.
+/// A fact, or the reason why it could not be read.
 pub(crate) type Observed<T> = Result<T, String>;
 
-/// The directory that is the node's root.
+/// The root directory of the node.
 #[derive(Clone, Debug)]
 pub(crate) struct HostFs(PathBuf);
 
@@ -26,8 +26,8 @@ impl HostFs {
         Self(path.to_owned())
     }
 
-    /// Where a path of the node is here. Symbolic links lead within the root, as they do on the node: `/var/run` is one
-    /// to `/run` almost everywhere.
+    /// Translates a path on the node into one for this process. Symbolic links are resolved within the root, as they
+    /// are on the node: `/var/run` is almost always a link to `/run`.
     pub(crate) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         if self.0 == Path::new("/") {
             return path.as_ref().to_owned();
@@ -64,7 +64,7 @@ impl HostFs {
             .fold(self.0.clone(), |path, part| path.join(part))
     }
 
-    /// A file's text; what is no UTF-8 is replaced.
+    /// Reads a file as text, replacing what is not UTF-8.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
         let read = File::open(self.at(path)).and_then(|file| {
@@ -76,7 +76,7 @@ impl HostFs {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The same; `None` where there is no such file.
+    /// Reads a file as text; returns `None` if it does not exist.
     pub(crate) fn text_if_there(&self, path: impl AsRef<Path>) -> Observed<Option<String>> {
         match fs::symlink_metadata(self.at(path.as_ref())) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -84,7 +84,7 @@ impl HostFs {
         }
     }
 
-    /// The names in a directory, sorted; `None` where there is no such directory.
+    /// Lists a directory, sorted; returns `None` if it does not exist.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> Observed<Option<Vec<String>>> {
         let path = path.as_ref();
         let entries = match fs::read_dir(self.at(path)) {

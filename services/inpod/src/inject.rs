@@ -1,4 +1,4 @@
-//! `inpod inject`: on files what the injector does at the API server, for review.
+//! `inpod inject`: injects sidecars into a manifest for review, like the injector does for the API server.
 
 use std::{
     io::Read as _,
@@ -10,25 +10,25 @@ use serde_json::{Value, json};
 
 use crate::{error::CommandError, out::Out};
 
-/// What is to be injected, and how it is output.
+/// The input, the configuration and the output format.
 #[derive(Clone, Debug)]
 pub(crate) struct InjectOptions {
-    /// A manifest; `-` is standard input.
+    /// The manifest's path; `-` is standard input.
     pub(crate) file: PathBuf,
-    /// The injector's configuration; none: its defaults.
+    /// The configuration of the injector; its defaults if unset.
     pub(crate) config: Option<PathBuf>,
-    /// Whether the patch of each object is output, not the object.
+    /// Prints a patch of each object instead of the object.
     pub(crate) is_patch: bool,
 }
 
-/// What is printed, and what is said about it.
+/// The text for standard output, and the remarks for standard error.
 #[derive(Debug, PartialEq, Eq)]
 struct Output {
     text: String,
     remarks: Vec<String>,
 }
 
-/// Prints the manifest as it would be; what became of each object goes to standard error.
+/// Prints the injected manifest; the result for each object goes to standard error.
 pub(crate) fn run(options: &InjectOptions, out: &mut Out) -> Result<(), CommandError> {
     let config = options.config.as_deref().map(read).transpose()?;
     let output = inject(
@@ -55,7 +55,7 @@ fn read(path: &Path) -> Result<String, CommandError> {
     Ok(text)
 }
 
-/// Nothing is printed where one object is refused: half a manifest would be applied.
+/// Prints nothing if one object is rejected, so that no half of a manifest is applied.
 fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandError> {
     let injector = Config::parse(config).and_then(Injector::new);
     let injector = injector.map_err(|error| CommandError::Manifest(error.to_string()))?;
@@ -139,17 +139,17 @@ mod tests {
             "{spec: {containers",
             "{metadata: {annotations: {sidecar.istio.io/logLevel: 'a b'}}, spec: {containers",
         );
-        let told = inject("", &wrong, false).unwrap_err().to_string();
+        let error = inject("", &wrong, false).unwrap_err().to_string();
         assert!(
-            told.contains("Deployment web") && told.contains("sidecar.istio.io/logLevel"),
-            "{told}"
+            error.contains("Deployment web") && error.contains("sidecar.istio.io/logLevel"),
+            "{error}"
         );
-        let told = inject("templates: {x: '{{ }}'}", MANIFEST, false)
+        let error = inject("templates: {x: '{{ }}'}", MANIFEST, false)
             .unwrap_err()
             .to_string();
         assert!(
-            told.contains("Go template") && told.contains("line 1"),
-            "{told}"
+            error.contains("Go template") && error.contains("line 1"),
+            "{error}"
         );
         assert!(inject("", "a: [", false).is_err());
     }

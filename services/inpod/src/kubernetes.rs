@@ -1,4 +1,4 @@
-//! Kubernetes, asked with the rights of whoever runs this.
+//! Access to Kubernetes with the rights of the user.
 
 use std::{fmt, path::Path, time::Duration};
 
@@ -9,7 +9,7 @@ use kube::{
 
 use crate::error::CommandError;
 
-/// How long the API server may take to answer.
+/// The timeout of a request to the API server.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 pub(crate) fn error(what: &str, cause: &dyn fmt::Display) -> CommandError {
@@ -19,7 +19,8 @@ pub(crate) fn error(what: &str, cause: &dyn fmt::Display) -> CommandError {
     }
 }
 
-/// A client, and the namespace of its context. Without a file as kubectl does, or as the pod's service account.
+/// Creates a client and returns the namespace of its context. Without a file, the kubeconfig is found like kubectl
+/// does, or it is the pod's service account.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, String), CommandError> {
     let mut config = config(kubeconfig).await?;
     config.connect_timeout = Some(Duration::from_secs(5));

@@ -1,11 +1,10 @@
-//! For people on a node: which of its pods are in the mesh, why or why not, and have them looked at anew; what is wrong
-//! with the node (`doctor`), collected for somebody else (`bundle`); how a cluster is left (`leave`);
-//! and what the injector makes of a manifest (`inject`).
+//! The command-line client for operators: lists and explains the pods of a node (`pods`, `explain`, `binds`,
+//! `resync`, `status`), diagnoses the node (`doctor`, `bundle`), removes inpod from a cluster (`uninstall`,
+//! `handover`), and previews injection (`inject`).
 //!
-//! Everything is asked of the services' sockets and read from the node's files; this program holds no credential and
-//! knows nothing by itself. `leave`, and `binds` where it is told to, ask Kubernetes, with the rights of whoever runs
-//! them. What is printed for people may change from release to release; `-o json` is the contract (`proto/`), in
-//! protobuf's JSON mapping.
+//! Everything comes from the services' sockets and the node's files; the program has no credentials of its own.
+//! `uninstall`, `handover` and `binds --services` use the user's credentials for Kubernetes. Tables may change between
+//! releases; `-o json` is the contract (`proto/`), in protobuf's JSON mapping.
 
 mod arguments;
 mod binds;
@@ -41,7 +40,7 @@ use crate::{
     out::Out,
 };
 
-/// Runs the program with its command line, the name first. The exit code is told by `--help`.
+/// Runs the program with a command line that starts with its name. `--help` documents the exit codes.
 pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::parse(command_line) {
         Ok(arguments) => arguments,
@@ -83,7 +82,7 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
 fn ended(result: Result<(), CommandError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough.
+        // The reader of the pipe has closed it.
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
@@ -95,6 +94,6 @@ fn ended(result: Result<(), CommandError>) -> ExitCode {
 }
 
 fn print_error(text: &str) {
-    // Nobody is left to tell when this fails.
+    // There is no way left to report a failure.
     io::stderr().write_all(text.as_bytes()).unwrap_or_default();
 }

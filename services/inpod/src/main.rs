@@ -1,4 +1,4 @@
-//! `inpod`: see the library.
+//! The binary of the client `inpod`.
 
 fn main() -> std::process::ExitCode {
     inpod::main(std::env::args_os())

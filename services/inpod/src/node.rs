@@ -1,4 +1,4 @@
-//! The services of a node, asked over their sockets.
+//! Calls to the services of a node over their sockets.
 
 use std::{
     error::Error as _,
@@ -17,22 +17,22 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::error::CommandError;
 
-/// The service that decides.
+/// The service that decides on enrollment.
 pub(crate) const POD_EVENTS: &str = "pod-events";
 
-/// The service that enters netns.
+/// The service that enters network namespaces.
 pub(crate) const NETCONFIG: &str = "netconfig";
 
-/// The service that ztunnels connect to.
+/// The service that ztunnel connects to.
 pub(crate) const BROKER: &str = "ztunnel-broker";
 
-/// A node's pods in one message may be more than the 4 MiB that are the default.
+/// The response with all pods of a node may exceed the default of 4 MiB.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// How much longer an answer is waited for than the service was told.
+/// The time to wait for a response beyond the deadline that the service knows.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Where the services are, and how long they may take.
+/// The directory of the services' sockets, and the timeout of calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     run_dir: PathBuf,
@@ -64,24 +64,24 @@ impl Node {
             .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    /// The socket of a service.
+    /// Returns the path of a service's socket.
     pub(crate) fn socket(&self, service: &str) -> PathBuf {
         inpod_service::socket(&self.run_dir, service)
     }
 
-    /// The same node, with other patience.
+    /// Returns the same node with another timeout.
     pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
         Self::new(&self.run_dir, timeout)
     }
 
-    /// A question, with the time that it has.
+    /// Creates a request with the timeout.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.timeout);
         request
     }
 
-    /// Waits for an answer.
+    /// Waits for a response.
     pub(crate) async fn answer<T>(
         &self,
         service: &'static str,
@@ -103,7 +103,7 @@ impl Node {
         }
     }
 
-    /// What a status means. A service says its failures in the details; without them it was not the service.
+    /// Converts a status. A service reports failures in the details; without them the transport failed.
     pub(crate) fn error(&self, service: &'static str, status: &Status) -> CommandError {
         if status.details().is_empty() && is_of_transport(status.code()) {
             return self.unreachable(service, cause(status));
@@ -116,7 +116,7 @@ impl Node {
     }
 }
 
-/// Whether a watcher only has to read again.
+/// Returns whether a watcher has to start over because it was too slow.
 pub(crate) fn is_behind(error: &CommandError) -> bool {
     let overloaded = |failure: &Failure| failure.reason == Reason::Overloaded;
     matches!(error, CommandError::Failed { failure, .. } if overloaded(failure))
@@ -133,15 +133,15 @@ fn is_of_transport(code: Code) -> bool {
     )
 }
 
-/// The words of the innermost error: "tcp connect error" is not what went wrong.
+/// Returns the message of the innermost error: "tcp connect error" is not specific enough.
 fn cause(status: &Status) -> String {
     let mut source = status.source();
-    let mut words = status.message().to_owned();
+    let mut message = status.message().to_owned();
     while let Some(error) = source {
-        words = error.to_string();
+        message = error.to_string();
         source = error.source();
     }
-    words
+    message
 }
 
 #[cfg(test)]
@@ -151,8 +151,8 @@ mod tests {
     #[test]
     fn a_failure_that_a_service_tells_is_not_a_service_that_is_away() {
         let node = Node::new(Path::new("/run/x"), Duration::from_secs(1));
-        let told = inpod_proto::into_status(&Failure::new(Reason::SourceUnavailable, "no"));
-        assert_eq!(node.error(POD_EVENTS, &told).exit_code(), 1);
+        let failure = inpod_proto::into_status(&Failure::new(Reason::SourceUnavailable, "no"));
+        assert_eq!(node.error(POD_EVENTS, &failure).exit_code(), 1);
         let away = node.error(POD_EVENTS, &Status::unavailable("tcp connect error"));
         assert_eq!(away.exit_code(), 3);
         let text = away.to_string();

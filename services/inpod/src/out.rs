@@ -1,10 +1,10 @@
-//! Standard output.
+//! Standard output, flushed after each write.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
 
 use crate::error::CommandError;
 
-/// Where answers go. Written to for good with each call: a watcher's reader waits for every line.
+/// A writer that flushes after each call: the reader of a watch waits for every line.
 #[derive(Debug)]
 pub(crate) struct Out<W: Write = BufWriter<StdoutLock<'static>>>(W);
 

@@ -1,4 +1,4 @@
-//! `inpod pods`: the pods of the node, a line each.
+//! `inpod pods`: lists the pods of the node.
 
 use std::time::SystemTime;
 
@@ -29,7 +29,7 @@ const HEADER: [&str; 8] = [
     "UNHEALTHY",
 ];
 
-/// Prints them once.
+/// Prints the pods once.
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     let request = ListPodsRequest {
         pod: selector(query),
@@ -55,7 +55,7 @@ pub(crate) fn selector(query: &PodQuery) -> Option<PodSelector> {
     })
 }
 
-/// The pods under their header.
+/// Renders the table of pods.
 pub(crate) fn table(pods: &[PodSummary]) -> String {
     let mut table = empty();
     let now = SystemTime::now();
@@ -67,7 +67,7 @@ pub(crate) fn empty() -> Table {
     Table::new(&HEADER)
 }
 
-/// A pod's cells.
+/// Returns the cells of a pod.
 pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
     let who = pod.pod.clone().unwrap_or_default();
     vec![

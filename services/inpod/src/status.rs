@@ -1,4 +1,4 @@
-//! `inpod status`: whether the services are ready.
+//! `inpod status`: shows whether the services are ready.
 
 use std::time::SystemTime;
 
@@ -17,8 +17,8 @@ use crate::{
 
 const SERVICES: [&str; 3] = [POD_EVENTS, "netconfig", "ztunnel-broker"];
 
-/// Prints each service's health and what pod-events depends on. A service that is away is the error, else one that is
-/// not ready.
+/// Prints each service's health and the conditions of pod-events. Fails if a service is unreachable, else if
+/// one is not ready.
 pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> {
     let mut table = Table::new(&["SERVICE", "CONDITION", "OK", "SINCE", "MESSAGE"]);
     let mut result = Ok(());
@@ -48,7 +48,7 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
     result
 }
 
-/// The one of two results that is to be told.
+/// Returns the more severe of two results.
 fn worse(
     one: Result<(), CommandError>,
     other: Result<(), CommandError>,
@@ -69,7 +69,7 @@ async fn health(node: &Node, service: &'static str) -> Result<(), CommandError> 
     Err(CommandError::NotReady(service))
 }
 
-/// Whether a service says that it is ready.
+/// Asks a service whether it is ready.
 pub(crate) async fn is_serving(node: &Node, service: &'static str) -> Result<bool, CommandError> {
     let mut client = HealthClient::new(node.channel(service));
     let question = HealthCheckRequest {

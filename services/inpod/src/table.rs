@@ -1,11 +1,10 @@
-//! Text in columns.
+//! Renders text in columns.
 
 use std::iter::zip;
 
-/// Between two columns.
 const GAP: &str = "  ";
 
-/// Rows of equally many cells under a header.
+/// A header and rows of equally many cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     widths: Vec<usize>,
@@ -22,7 +21,7 @@ impl Table {
         table
     }
 
-    /// Adds a row. What would disturb a terminal is escaped; nothing is shown as a dash.
+    /// Adds a row. Control characters are escaped, and an empty cell is shown as a dash.
     pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
         let row: Vec<_> = row.into_iter().map(|cell| shown(&cell)).collect();
         for (width, cell) in zip(&mut self.widths, &row) {
@@ -31,7 +30,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// All rows so far, which are forgotten; the columns stay as wide as they are.
+    /// Renders and removes all rows so far; later rows keep the columns' widths.
     pub(crate) fn take(&mut self) -> String {
         let rows = std::mem::take(&mut self.rows);
         rows.iter().map(|row| self.render(row) + "\n").collect()
@@ -51,7 +50,7 @@ fn shown(cell: &str) -> String {
     clean(cell)
 }
 
-/// Text of others, of which nothing moves a cursor or begins a line.
+/// Escapes characters of foreign text that move the cursor or start a line.
 pub(crate) fn clean(text: &str) -> String {
     let is_odd =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -1,19 +1,19 @@
-//! Points in time as people say them.
+//! Formats times for people.
 
 use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
-/// How long something is past; empty where it is not said.
+/// Formats how long ago a time was; empty if it is unset.
 pub(crate) fn age(at: Option<Timestamp>, now: SystemTime) -> String {
     let at = at.and_then(|at| SystemTime::try_from(at).ok());
-    // A clock that was set back shows what has just been.
+    // A clock that was set back makes recent times lie in the future.
     at.map_or_else(String::new, |at| {
         span(now.duration_since(at).unwrap_or_default())
     })
 }
 
-/// How far something is ahead; empty where it is not said.
+/// Formats how far a time is in the future; empty if it is unset.
 pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     let at = at.and_then(|at| SystemTime::try_from(at).ok());
     at.map_or_else(String::new, |at| match at.duration_since(now) {
@@ -22,7 +22,7 @@ pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     })
 }
 
-/// The two largest units.
+/// Formats a duration with its two largest units.
 fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -34,7 +34,7 @@ fn span(time: Duration) -> String {
     }
 }
 
-/// How long something took.
+/// Formats how long something took.
 pub(crate) fn took(time: Option<prost_types::Duration>) -> String {
     let time = time.and_then(|time| Duration::try_from(time).ok());
     time.map_or_else(String::new, |time| {

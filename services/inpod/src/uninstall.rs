@@ -1,8 +1,8 @@
-//! `inpod leave`: every node is reported how to go, and waited for; nodes that cannot be reached are named.
+//! `inpod uninstall` and `inpod handover`: removes inpod from every node and waits until they are done.
 //!
-//! The word is a ConfigMap that the agent's containers mount. Each of those that have a part in it writes one line when
-//! it is done, which the kubelet shows as the last state of its container: no right to write is needed on the node. The
-//! whole may be repeated: what has been said stays said, and what was done counts.
+//! The request is a ConfigMap that the agent's containers mount. Containers with work to do write one line when they
+//! are done, which the kubelet shows as their termination message, so that nothing on the node needs a right to write.
+//! The command may be repeated: an earlier request and its results count.
 
 mod progress;
 
@@ -28,24 +28,24 @@ use crate::{
 };
 use progress::{NodeProgress, installer_image, progress_by_node};
 
-/// What the agent's containers mount, and the key in it.
+/// The ConfigMap that the agent's containers mount, and the key in it.
 const CONFIG_MAP: &str = "inpod-leave";
 const MODE_KEY: &str = "mode";
 
-/// When the mode was said: receipts from before are of an earlier time.
+/// The time of the request: earlier receipts do not count.
 const SINCE_ANNOTATION: &str = inpod_types::keys::LEAVE_SINCE;
 
-/// How often it is observed how far nodes are.
+/// How often the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Who is asked, and where the agent is.
+/// The client, and where the agent is installed.
 struct Cluster {
     client: Client,
     namespace: String,
     selector: String,
 }
 
-/// Says it, waits, and tells of each node.
+/// Requests the removal, waits, and prints the progress of each node.
 pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(), CommandError> {
     let cluster = Cluster::connect(options).await?;
     let since = cluster.request(options.mode).await?;
@@ -71,7 +71,7 @@ pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(),
     }
 }
 
-/// A line for each node that stands otherwise than it was reported last.
+/// Prints a line for each node whose progress has changed.
 fn report_changes(
     nodes: &BTreeMap<String, NodeProgress>,
     reported: &mut BTreeMap<String, NodeProgress>,
@@ -90,7 +90,7 @@ fn report_changes(
     Ok(())
 }
 
-/// What is to be done by hand, and whether that is all.
+/// Prints the commands for nodes that are not done, and fails if there are reachable ones.
 fn report_result(
     nodes: &BTreeMap<String, NodeProgress>,
     mode: Mode,
@@ -122,14 +122,14 @@ fn report_result(
     Err(CommandError::UninstallIncomplete(waiting.join(", ")))
 }
 
-/// Why a look failed.
+/// An error of a request.
 struct QueryError {
     error: CommandError,
-    /// Whether another attempt would fail alike.
+    /// Whether a retry would fail for the same reason.
     is_final: bool,
 }
 
-/// An answer that was had in time.
+/// Adds a timeout to a request.
 async fn with_timeout<T>(
     what: &str,
     answer: impl Future<Output = kube::Result<T>>,
@@ -137,7 +137,7 @@ async fn with_timeout<T>(
     match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(QueryError {
-            // The server understood, and will not.
+            // The server rejected the request.
             is_final: matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429),
             error: kubernetes::error(what, &error),
         }),
@@ -161,7 +161,7 @@ impl Cluster {
         })
     }
 
-    /// Sets the ConfigMap; since when it says so, in seconds since 1970.
+    /// Sets the ConfigMap and returns the time of the request, in seconds since 1970.
     async fn request(&self, mode: Mode) -> Result<i64, CommandError> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
         let what = format!("read ConfigMap {}/{CONFIG_MAP}", self.namespace);
@@ -213,7 +213,7 @@ impl Cluster {
     }
 }
 
-/// Since when a ConfigMap says this; `None` where it does not.
+/// Returns the time of an earlier request for the same mode.
 fn requested_since(map: &ConfigMap, mode: Mode) -> Option<i64> {
     let mode_set = map.data.as_ref()?.get(MODE_KEY)?;
     let since = map

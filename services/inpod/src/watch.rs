@@ -1,4 +1,4 @@
-//! `inpod pods --watch`: the pods, then every change.
+//! `inpod pods --watch`: prints the pods, then every change.
 
 use std::{
     collections::BTreeSet,
@@ -25,14 +25,14 @@ use crate::{
     table::Table,
 };
 
-/// Before everything is read again: the service may have more calls than it matched.
+/// The pause before starting over, since the service may be overloaded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Prints until the service ends, or nobody reads.
+/// Prints changes until the service ends, or the output is closed.
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     loop {
         match watch(node, query, out).await {
-            // What was missed is read again from the start.
+            // Start over to read what was missed.
             Err(error) if is_behind(&error) => sleep(RETRY_INTERVAL).await,
             ended => return ended,
         }
@@ -40,7 +40,7 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
 }
 
 async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
-    // Without a timeout: it would end the stream.
+    // A timeout would apply to the whole stream.
     let request = Request::new(WatchEnrollmentsRequest {
         pod: pods::selector(query),
     });
@@ -57,12 +57,12 @@ async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), Comma
     }
 }
 
-/// What is shown of a stream.
+/// The displayed part of a stream.
 struct Screen<'a> {
     query: &'a PodQuery,
     table: Table,
     complete: bool,
-    /// Whom the query took when they were response last: that they are no more what it asks for is response, too.
+    /// The pods that matched the query last, so that a pod that no longer matches is printed once more.
     shown: BTreeSet<(String, String)>,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// What is to be printed: all at once when the state is complete, then a line for each change.
+    /// Renders an event: the table once the initial state is complete, then one line per change.
     fn lines(&mut self, response: &WatchEnrollmentsResponse) -> String {
         match &response.event {
             Some(Event::Pod(pod)) => self.table.push(pods::row(pod, SystemTime::now())),

@@ -1,4 +1,4 @@
-//! Arguments of `binds`.
+//! Arguments of the subcommand `binds`.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use inpod_proto::{podevents::v1::PodState, types::v1::PodSelector};
 
 use super::{Format, flag, format_of, named_pod, output, path, pods};
 
-/// Which pods' sockets to list, and how to print them.
+/// A query for the sockets of pods, with its output format.
 #[derive(Clone, Debug)]
 pub(crate) struct BindsQuery {
     /// All pods where it, or one of its fields, is unset.
@@ -16,7 +16,7 @@ pub(crate) struct BindsQuery {
     pub(crate) labels: Vec<String>,
     pub(crate) unhealthy: bool,
     pub(crate) admitted_unenrolled: bool,
-    /// Whether to ask Kubernetes which Services target which ports.
+    /// Reads from Kubernetes which Services target which ports.
     pub(crate) services: bool,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) format: Format,

@@ -1,4 +1,4 @@
-//! Arguments of `bundle`.
+//! Arguments of the subcommand `bundle`.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap::{ArgAction, ArgMatches, Command};
 use super::{doctor, flag, is_set, path};
 use crate::doctor::DoctorOptions;
 
-/// What `bundle` collects and where it writes it.
+/// The content and the output of `bundle`.
 #[derive(Clone, Debug)]
 pub(crate) struct BundleOptions {
     pub(crate) doctor: DoctorOptions,

@@ -1,4 +1,4 @@
-//! Arguments of `inject`.
+//! Arguments of the subcommand `inject`.
 
 use std::path::PathBuf;
 

@@ -6,7 +6,7 @@ use inpod_proto::podevents::v1::PodState;
 use super::{Format, flag, format_of, output};
 use crate::display;
 
-/// Which pods to list, and how to print them.
+/// A query for pods, with its output format.
 #[derive(Clone, Debug)]
 pub(crate) struct PodQuery {
     pub(crate) namespace: Option<String>,

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{path, string, text};
 
-/// What nodes keep when inpod is removed from them.
+/// The things that nodes keep when inpod is removed from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Nothing: pods are withdrawn and changes to the host are reverted.
@@ -24,7 +24,7 @@ impl Mode {
     }
 }
 
-/// Which installation to remove from its nodes, and how.
+/// The installation to remove from its nodes, and the mode.
 #[derive(Clone, Debug)]
 pub(crate) struct UninstallOptions {
     pub(crate) mode: Mode,

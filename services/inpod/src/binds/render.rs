@@ -1,4 +1,4 @@
-//! Binds, for people.
+//! Renders binds as a table.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,8 @@ const HEADER: [&str; 8] = [
     "WARNING",
 ];
 
-/// All ports under a header, then what could not be looked into, and what the words mean.
+/// Renders all ports, then the pods that could not be inspected, then an explanation of each change and
+/// warning in the table.
 pub(super) fn text(pods: &[PodBinds]) -> String {
     let mut table = Table::new(&HEADER);
     for pod in pods {
@@ -33,7 +34,7 @@ pub(super) fn text(pods: &[PodBinds]) -> String {
     let changes: BTreeSet<_> = ports().flat_map(PortBinds::changes).map(change).collect();
     let warnings: BTreeSet<_> = ports().flat_map(PortBinds::warnings).map(warning).collect();
     let meanings = changes.into_iter().chain(warnings);
-    let meanings = meanings.map(|(word, meaning)| format!("{word}: {meaning}\n"));
+    let meanings = meanings.map(|(name, meaning)| format!("{name}: {meaning}\n"));
     let mut text = table.take();
     text.extend(failures.chain(meanings));
     text
@@ -53,7 +54,7 @@ fn rows(pod: &PodBinds) -> Vec<Vec<String>> {
     ports.map(|port| [who(), cells(port)].concat()).collect()
 }
 
-/// Why a pod has no ports.
+/// Returns the reason why a pod has no ports.
 fn no_ports(pod: &PodBinds) -> String {
     match display::reason(pod.reason) {
         _ if pod.failure.is_some() => "unknown".to_owned(),
@@ -86,7 +87,7 @@ fn cells(port: &PortBinds) -> Vec<String> {
     ]
 }
 
-/// `container (http), service web`.
+/// Returns, for example, `container (http), service web`.
 fn source(port: &PortBinds) -> String {
     let names = match port.names.join(" ") {
         names if names.is_empty() => names,
@@ -112,7 +113,7 @@ fn kind(kind: BindKind) -> &'static str {
     }
 }
 
-/// Each place once: a server may have a socket for each of its threads (`SO_REUSEPORT`). They come sorted.
+/// Lists each address once: a server may have a socket per thread (`SO_REUSEPORT`). They arrive sorted.
 fn addresses(port: &PortBinds) -> String {
     let mut addresses: Vec<_> = port.binds.iter().map(bind).collect();
     addresses.dedup();
@@ -131,7 +132,7 @@ fn bind(bind: &Bind) -> String {
     format!("{}{family}{interface}", bind.address)
 }
 
-/// A word, and what it means.
+/// Returns a change's name and explanation.
 fn change(change: BindChange) -> (&'static str, &'static str) {
     match change {
         BindChange::Unspecified => ("unknown", "reported by a newer release of the service"),
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn each_port_has_its_line_and_each_word_its_meaning() {
+    fn each_port_has_its_line_and_each_change_its_explanation() {
         let pods = [
             pod(
                 "web",

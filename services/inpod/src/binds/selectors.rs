@@ -1,6 +1,6 @@
-//! What Services lead to that no EndpointSlice tells of: a new one, or one of a cluster whose controller is away. Their
-//! selectors are looked for among the node's pods, and named ports resolved, as the endpoint slice controller does it
-//! (kubernetes, pkg/api/v1/pod `FindPort`: by name and protocol, of containers and of init containers that go on running).
+//! Ports of Services without an EndpointSlice: a new Service, or a cluster whose controller is away. Pods are selected
+//! and named ports resolved like in the endpoint slice controller (kubernetes, pkg/api/v1/pod `FindPort`: by name and
+//! protocol, of containers and of restartable init containers).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use k8s_openapi::{
 
 use super::services::{number, protocol};
 
-/// A Service, by namespace and name.
+/// The namespace and name of a Service.
 pub(super) type Name = (String, String);
 
-/// Those of the Services that choose pods and have no slice.
+/// Returns the Services that select pods and have no slice.
 pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> Vec<Service> {
     let lacks_slice = |service: &Service| {
         let name = name(service);
@@ -27,7 +27,7 @@ pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> 
     services.into_iter().filter(lacks_slice).collect()
 }
 
-/// The ports of these pods that the Services lead to.
+/// Returns the ports of these pods that the Services target.
 pub(super) fn ports(services: &[Service], pods: &[Pod]) -> Vec<ServicePort> {
     let pairs = services.iter().flat_map(|service| {
         let chosen = pods.iter().filter(move |pod| selects(service, pod));
@@ -43,7 +43,7 @@ fn name(service: &Service) -> Option<Name> {
     Some((metadata.namespace.clone()?, metadata.name.clone()?))
 }
 
-/// An empty selector chooses nothing, and an ExternalName has none that counts (core/v1, ServiceSpec).
+/// An empty selector selects nothing, and that of an ExternalName is ignored (core/v1, ServiceSpec).
 fn selector(service: &Service) -> Option<&BTreeMap<String, String>> {
     let spec = service.spec.as_ref()?;
     let is_name = spec.type_.as_deref() == Some("ExternalName");
@@ -91,10 +91,10 @@ fn ports_of(service: &Service, pod: &Pod) -> Vec<ServicePort> {
     declared.filter_map(port).collect()
 }
 
-/// The port of the pod: the Service's own where it names no other.
+/// Returns the pod's port, which is the Service's own port unless it names another.
 fn target(declared: &Declared, of: PortProtocol, pod: &Pod) -> Option<u32> {
     match &declared.target_port {
-        // The API server reads a zero as nothing (core/v1, SetDefaults_Service).
+        // The API server treats zero as unset (core/v1, SetDefaults_Service).
         None | Some(IntOrString::Int(0)) => number(declared.port),
         Some(IntOrString::Int(port)) => number(*port),
         Some(IntOrString::String(name)) => containers(pod)

@@ -1,5 +1,5 @@
-//! Which Services lead to which ports of this node's pods, by their EndpointSlices: named ports are resolved in them, and
-//! pods that are not ready are in them too. Services without any are told by their selectors.
+//! The ports of this node's pods that Services target, from EndpointSlices: these contain resolved ports, and pods that
+//! are not ready. Services without a slice are matched by their selectors.
 
 use std::{collections::BTreeSet, fmt::Debug};
 
@@ -25,20 +25,20 @@ use crate::{
     node::{Node, POD_EVENTS},
 };
 
-/// The label that names a slice's Service.
+/// The label of a slice with the name of its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// How many objects are result for at once.
+/// The number of objects per request.
 const PAGE_SIZE: u32 = 500;
 
-/// What Services lead to, and why that is not all.
+/// The ports that Services target, and the error if they are incomplete.
 #[derive(Debug, Default)]
 pub(super) struct ServicePorts {
     pub(super) ports: Vec<ServicePort>,
     pub(super) missing: Option<CommandError>,
 }
 
-/// The ports of this node's pods. What cannot be had of Kubernetes leaves the rest as it is.
+/// Returns the ports of this node's pods. An error of Kubernetes is part of the result.
 pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     let mut client = node.pod_events();
     let status = client.get_status(node.request(GetStatusRequest {}));
@@ -60,10 +60,10 @@ pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePort
     Ok(found)
 }
 
-/// Whom is result, and about what.
+/// The client, and the scope of the query.
 struct Query<'a> {
     client: Client,
-    /// `None`: all.
+    /// All namespaces if unset.
     namespace: Option<&'a str>,
     node: &'a str,
 }
@@ -121,7 +121,7 @@ impl Query<'_> {
     }
 }
 
-/// What the API server says names who may not do what.
+/// Returns the API server's message, which names the missing right.
 fn describe_error(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
@@ -137,7 +137,7 @@ fn service_of(slice: &EndpointSlice) -> Option<selectors::Name> {
     Some((namespace, labels.get(SERVICE_NAME_LABEL)?.clone()))
 }
 
-/// Those of one slice that are of a node.
+/// Returns the ports of one slice on a node.
 fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
     let labels = slice.metadata.labels.as_ref();
     let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)) else {
@@ -175,12 +175,12 @@ fn pod(endpoint: &Endpoint) -> Option<PodRef> {
     })
 }
 
-/// One that is a number, and TCP or UDP.
+/// Returns a numeric TCP or UDP port.
 fn port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
     Some((protocol(port.protocol.as_deref())?, number(port.port?)?))
 }
 
-/// TCP where nothing is name (core/v1, ServicePort); `None` for what nobody of inpod has to do with.
+/// Parses a protocol: TCP by default (core/v1, ServicePort), `None` for one that inpod does not handle.
 pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     match name {
         None | Some("TCP") => Some(PortProtocol::Tcp),
@@ -189,7 +189,7 @@ pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     }
 }
 
-/// A port that there is.
+/// Returns a port number that is valid.
 pub(super) fn number(port: i32) -> Option<u32> {
     let number = u16::try_from(port).ok().filter(|number| *number > 0)?;
     Some(number.into())

@@ -1,4 +1,4 @@
-//! Parts, each bounded in time, all of them in time and size.
+//! Collects the parts of a bundle within limits of time and size.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use tokio::time::{Instant, timeout};
 use super::{redact::Redactor, sink::Sink};
 use crate::{arguments::BundleOptions, error::CommandError, host_fs::Observed};
 
-/// How long one part may take, and all of them.
+/// Time limits of one part, and of all parts together.
 const PART_TIMEOUT: Duration = Duration::from_secs(20);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How large all of them may be.
+/// The maximum size of all parts together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
 
-/// A part of a bundle, as the manifest lists it.
+/// An entry of the manifest.
 #[derive(Clone, Debug)]
 struct ManifestEntry {
     name: String,
     bytes: usize,
-    /// Why it is not there, or not whole.
+    /// The reason why the part is missing.
     missing: Option<String>,
 }
 
-/// What has been collected.
+/// A bundle under construction.
 #[derive(Debug)]
 pub(super) struct Collector {
     sink: Sink,
@@ -45,7 +45,7 @@ impl Collector {
         })
     }
 
-    /// Adds what is collected in time; what is not is entries with its cause.
+    /// Adds a part, or lists it as missing if it does not arrive in time.
     pub(super) async fn add(
         &mut self,
         name: &str,
@@ -69,7 +69,7 @@ impl Collector {
         }
     }
 
-    /// Adds what is there already.
+    /// Adds a part whose content is known.
     pub(super) fn put(&mut self, name: &str, text: &str) -> Result<(), CommandError> {
         let text = self.redactor.text(text);
         if text.len() > self.left {
@@ -84,7 +84,7 @@ impl Collector {
         self.list(name, text.len(), None)
     }
 
-    /// Says that a part is not there.
+    /// Lists a part as missing.
     pub(super) fn add_missing(&mut self, name: &str, why: &str) -> Result<(), CommandError> {
         self.list(name, 0, Some(why.to_owned()))
     }
@@ -95,7 +95,7 @@ impl Collector {
         bytes: usize,
         missing: Option<String>,
     ) -> Result<(), CommandError> {
-        // Causes quote what was read.
+        // Errors quote what was read.
         let missing = missing.map(|why| self.redactor.text(&why));
         self.entries.push(ManifestEntry {
             name: name.to_owned(),
@@ -105,7 +105,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Writes the manifest; a line for people.
+    /// Writes the manifest and returns a summary.
     pub(super) fn finish(mut self) -> Result<String, CommandError> {
         let shown = |part: &ManifestEntry| json!({"name": part.name, "bytes": part.bytes, "missing": part.missing});
         let parts: Vec<_> = self.entries.iter().map(shown).collect();

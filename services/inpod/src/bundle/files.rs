@@ -1,4 +1,4 @@
-//! Files of a node that go into a bundle.
+//! Files of the node for the bundle.
 
 use std::{
     fs::File,
@@ -8,13 +8,13 @@ use std::{
 
 use crate::host_fs::{HostFs, Observed};
 
-/// Of a log the end is told, so many bytes of it.
+/// The maximum size of a log; its end is kept.
 const MAX_LOG_BYTES: u64 = 2 << 20;
 
-/// Where the kubelet keeps logs: a directory for each pod (`NAMESPACE_NAME_UID`), one in it for each container.
+/// The kubelet's log directory, with a directory per pod (`NAMESPACE_NAME_UID`) and one in it per container.
 const POD_LOG_DIRECTORY: &str = "/var/log/pods";
 
-/// The end of a file, from the start of a line.
+/// Reads the end of a file, from the start of a line.
 pub(super) fn tail(path: &Path) -> Observed<String> {
     let read = || {
         let mut file = File::open(path)?;
@@ -35,11 +35,11 @@ fn from_line(text: &str) -> String {
         .to_owned()
 }
 
-/// The logs of inpod's pods: a name for each, and its path on the node.
+/// Lists the logs of inpod's pods: a name and the path on the node for each.
 pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     let mut found = Vec::new();
     let pods = root.names(POD_LOG_DIRECTORY)?.unwrap_or_default();
-    // NAMESPACE_inpod-HASH_UID, whatever the namespace.
+    // The directory's name is NAMESPACE_inpod-HASH_UID in any namespace.
     let is_ours = |pod: &&String| {
         pod.split('_')
             .nth(1)
@@ -65,7 +65,7 @@ pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// How a service was started: its command line, and its settings from the environment.
+/// Returns how a process was started: its command line, and its settings in the environment.
 pub(super) fn started(root: &HostFs, pid: i32) -> Observed<String> {
     let lines = |text: String| text.split('\0').map(str::to_owned).collect::<Vec<_>>();
     let command = lines(root.text(format!("/proc/{pid}/cmdline"))?).join("\n  ");

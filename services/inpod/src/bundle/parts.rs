@@ -1,4 +1,4 @@
-//! What is collected, in the options of its worth.
+//! The parts of a bundle, the most useful ones first.
 
 use inpod_proto::{
     netconfig::v1::{
@@ -21,10 +21,10 @@ use crate::{
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
-/// Of so many pods and netns everything is told.
+/// The maximum number of pods and of network namespaces with a part of their own.
 const MAX_ITEMS: usize = 500;
 
-/// Files of the node that say what its kernel and its runtime are.
+/// Files that describe the node's kernel and runtime.
 const HOST_FILES: [(&str, &str); 7] = [
     ("node/osrelease.txt", "/proc/sys/kernel/osrelease"),
     ("node/os-release.txt", "/etc/os-release"),
@@ -38,7 +38,7 @@ const HOST_FILES: [(&str, &str); 7] = [
     ("node/crio-config.txt", "/etc/crio/crio.conf"),
 ];
 
-/// Collects all of it.
+/// Collects all parts of the bundle.
 pub(super) async fn all(
     node: &Node,
     options: &BundleOptions,
@@ -122,7 +122,7 @@ async fn pods(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// With what ApplyRules would do now: only pod-events knows which rules belong there.
+/// The response includes what ApplyRules would do now, since only pod-events knows the desired rules.
 async fn explained(node: &Node, pod: PodSelector) -> Observed<String> {
     let mut client = node.pod_events();
     let answer = client.explain_pod(node.request(ExplainPodRequest { pod: Some(pod) }));
@@ -215,7 +215,7 @@ fn installer(root: &HostFs, to: &mut Collector) -> Result<(), CommandError> {
     directory("installer", root, doctor::INSTALLER_STATE, to)
 }
 
-/// The files of a directory; what is in directories of its own is left out.
+/// Adds the files of a directory, without its subdirectories.
 fn directory(
     part: &str,
     root: &HostFs,
@@ -267,12 +267,12 @@ fn logs(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError>
     }
 }
 
-/// A name in a bundle: numbered, since it may have to be cut.
+/// Returns the name of a part. It is numbered, since the name may be truncated.
 fn name(part: &str, number: usize, of: &str) -> String {
     format!("{part}/{number:03}-{}.json", plain(of))
 }
 
-/// Of a name what can be a file's, and not more than an archive takes.
+/// Replaces characters that a file's name cannot have, and truncates it to what an archive permits.
 fn plain(name: &str) -> String {
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') => c,

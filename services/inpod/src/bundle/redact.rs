@@ -1,5 +1,5 @@
-//! What leaves a node is without secrets: tokens, keys, values that people chose for labels, annotations and variables
-//! of their own, and, where it is asked for, addresses.
+//! Removes secrets from what leaves a node: tokens, keys, the values of labels, annotations and variables that are not
+//! inpod's or Istio's, and addresses on request.
 
 mod text;
 
@@ -8,16 +8,16 @@ use std::{cell::RefCell, collections::BTreeMap, net::IpAddr};
 use inpod_types::keys;
 use serde_json::{Map, Value};
 
-/// What stands in the place of a secret.
+/// The replacement of a secret.
 pub(super) const REDACTED: &str = "REDACTED";
 
-/// Below these keys stand values that people chose.
+/// Keys whose entries have values chosen by users.
 const USER_VALUE_KEYS: [&str; 4] = ["annotations", "labels", "env", "environment"];
 
-/// Variables of inpod begin so. Labels and annotations that it reads have names (`inpod_types::keys`).
+/// The prefix of inpod's variables. Its labels and annotations are listed in `inpod_types::keys`.
 const OWN_PREFIX: &str = "INPOD_";
 
-/// A key that has one of these in it names a secret.
+/// A key that contains one of these names a secret.
 const SECRET_MARKERS: [&str; 10] = [
     "token",
     "password",
@@ -31,10 +31,10 @@ const SECRET_MARKERS: [&str; 10] = [
     "private",
 ];
 
-/// Takes secrets out of text. The same address is always replaced by the same word.
+/// Redacts text. The same address always gets the same placeholder.
 #[derive(Debug)]
 pub(super) struct Redactor {
-    /// `None`: they stay.
+    /// The placeholders of addresses; `None` to keep addresses.
     addresses: Option<RefCell<BTreeMap<IpAddr, usize>>>,
 }
 
@@ -45,7 +45,7 @@ impl Redactor {
         }
     }
 
-    /// What is taken out, for the manifest.
+    /// Returns what is redacted, for the manifest.
     pub(super) fn describe(&self) -> &'static str {
         match self.addresses {
             Some(_) => {
@@ -57,7 +57,7 @@ impl Redactor {
         }
     }
 
-    /// Text without secrets. JSON, as a whole or at the end of a line, is understood as such.
+    /// Redacts a text. JSON is parsed, as a whole or at the end of a line.
     pub(super) fn text(&self, text: &str) -> String {
         if let Ok(value @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(text) {
             return format!("{:#}\n", self.value(value));
@@ -69,7 +69,7 @@ impl Redactor {
         clean
     }
 
-    /// A line of a log: what a runtime puts in front, then a message.
+    /// Redacts a log line: the runtime's prefix, then a message.
     fn line(&self, line: &str) -> String {
         let start = line.find('{').unwrap_or(line.len());
         let (before, object) = line.split_at(start);
@@ -136,7 +136,7 @@ impl Redactor {
         Value::Object(entries.collect())
     }
 
-    /// A variable of a container (`name` and `value`), or `NAME=value`.
+    /// Redacts a container's variable (`name` and `value`, or `NAME=value`).
     fn variable(&self, value: Value) -> Value {
         let name = match &value {
             Value::Object(map) => map.get("name").and_then(Value::as_str).unwrap_or_default(),
@@ -157,7 +157,7 @@ fn is_known(key: &str) -> bool {
 
 fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    SECRET_MARKERS.iter().any(|word| key.contains(word))
+    SECRET_MARKERS.iter().any(|marker| key.contains(marker))
         || (key.contains("key") && key.ends_with("data"))
 }
 
@@ -176,7 +176,7 @@ mod tests {
         let text = r#"{"metadata":{"annotations":{"team/note":"hunter2","istio.io/dataplane-mode":"ambient","proxy.istio.io/config":"hunter2"}},
             "env":[{"name":"DB","value":"hunter2"},{"name":"INPOD_PEER","value":"pod"},"X=hunter2"],
             "password":"hunter2","plugins":[{"type":"bridge","mtu":1e400}]}"#;
-        // What is no number for this program is text for it.
+        // This parser reads an overflowing number as text.
         let text = text.replace("1e400", "1400");
         let clean = clean(&text);
         assert!(!clean.contains("hunter2"), "{clean}");

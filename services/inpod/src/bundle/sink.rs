@@ -1,4 +1,4 @@
-//! Where a bundle goes: an archive, or a directory.
+//! Writes a bundle to an archive or a directory.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -11,20 +11,20 @@ use std::{
 use super::tar;
 use crate::error::CommandError;
 
-/// In an archive everything is below one directory.
+/// The directory that contains everything in an archive.
 const TOP_DIRECTORY: &str = "inpod-bundle";
 
-/// Readable by whoever made it alone.
+/// The output file or directory, readable only by its owner.
 #[derive(Debug)]
 pub(super) struct Sink {
     path: PathBuf,
     time: u64,
-    /// `None`: a directory.
+    /// Unset for a directory.
     archive: Option<BufWriter<File>>,
 }
 
 impl Sink {
-    /// Makes it. What is there already is not touched: a directory must be new, and so must an archive.
+    /// Creates the output, which must not exist yet.
     pub(super) fn new(path: &Path) -> Result<Self, CommandError> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let is_archive = path.extension().is_some_and(|extension| extension == "tar");
@@ -46,7 +46,7 @@ impl Sink {
         })
     }
 
-    /// Puts a file there. Its name has no part that leads elsewhere.
+    /// Writes a file. Its name contains no `..`.
     pub(super) fn put(&mut self, name: &str, content: &[u8]) -> Result<(), CommandError> {
         let path = self.path.join(name);
         let written = match &mut self.archive {
@@ -61,7 +61,7 @@ impl Sink {
         written.map_err(at(&path))
     }
 
-    /// Writes the end; where it is.
+    /// Completes the output and returns its path.
     pub(super) fn finish(mut self) -> Result<PathBuf, CommandError> {
         if let Some(archive) = &mut self.archive {
             let ended = tar::end(archive).and_then(|()| archive.flush());

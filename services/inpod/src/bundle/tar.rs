@@ -1,13 +1,13 @@
-//! An archive as tar(5) describes it (ustar): headers of 512 bytes, contents in blocks of as many.
+//! Writes ustar archives as described in tar(5): headers of 512 bytes, and contents in blocks of that size.
 
 use std::io::{self, Write};
 
 const BLOCK: usize = 512;
 
-/// A name may be so long.
+/// The maximum length of a name.
 const MAX_NAME_BYTES: usize = 100;
 
-/// Writes one file. A name that is too long is cut.
+/// Writes one file. A name that is too long is truncated.
 pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -> io::Result<()> {
     to.write_all(&header(name, content.len(), time))?;
     to.write_all(content)?;
@@ -18,7 +18,7 @@ pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -
     Ok(())
 }
 
-/// Two empty blocks.
+/// Writes the two empty blocks at the end.
 pub(super) fn end(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&[0; 2 * BLOCK])
 }
@@ -37,7 +37,7 @@ fn header(name: &str, size: usize, time: u64) -> Vec<u8> {
     put("0000000\0", 8);
     put(&format!("{size:011o}\0"), 12);
     put(&format!("{time:011o}\0"), 12);
-    // While it is counted the sum is blank.
+    // The checksum is computed with blanks in its place.
     put("        ", 8);
     put("0", 1);
     put("", 100);

@@ -1,5 +1,5 @@
-//! The network configurations of a node, as a runtime reads them: libcni takes `.conf`, `.conflist` and `.json` in the
-//! order of their names; containerd uses the first and gives up where that cannot be read, CRI-O goes on to the next.
+//! The network configurations of a node as a runtime reads them: libcni loads `.conf`, `.conflist` and `.json` in the
+//! order of their names. containerd uses the first and fails if it cannot be parsed; CRI-O continues with the next one.
 
 use std::fs;
 
@@ -17,42 +17,42 @@ const OTHER_MESH_PLUGINS: [&str; 5] = [
     "kmesh-cni",
 ];
 
-/// The networks of a node, in the order in which a runtime looks.
+/// The networks of a node, in the runtime's order.
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
-    /// Where they are.
+    /// The directory of the network configurations.
     pub(crate) directory: String,
-    /// Where plugins are.
+    /// The directory of the plugins.
     pub(crate) plugins: String,
-    /// How both are known.
+    /// The source of both directories.
     pub(crate) source: String,
-    /// `None`: there is no such directory.
+    /// `None` if the directory does not exist.
     pub(crate) networks: Observed<Option<Vec<Network>>>,
     /// Files that Cilium has renamed.
     pub(crate) renamed: Vec<String>,
 }
 
-/// A file.
+/// A network configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) file: String,
-    /// The types of its plugins, in their order; why the file is none.
+    /// The types of its plugins in order, or the reason why the file is invalid.
     pub(crate) plugins: Result<Vec<String>, String>,
 }
 
 impl Network {
-    /// How often it calls inpod.
+    /// Returns how many times it calls inpod.
     pub(crate) fn calls(&self) -> usize {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         plugins.iter().filter(|it| *it == PLUGIN).count()
     }
 
-    /// Whether it calls inpod and nothing else.
+    /// Returns whether it calls inpod and nothing else.
     pub(crate) fn is_ours_alone(&self) -> bool {
         matches!(self.plugins.as_deref(), Ok([one]) if one == PLUGIN)
     }
 
-    /// Plugins of other meshes.
+    /// Returns the plugins of other meshes.
     pub(crate) fn agents(&self) -> Vec<&str> {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         let plugins = plugins.iter().map(String::as_str);
@@ -61,14 +61,14 @@ impl Network {
             .collect()
     }
 
-    /// Whether it delegates to others by rules of its own.
+    /// Returns whether it delegates to other networks by rules of its own.
     pub(crate) fn is_meta(&self) -> bool {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         plugins.first().is_some_and(|it| it.starts_with("multus"))
     }
 }
 
-/// Reads a directory.
+/// Reads the network configurations of a directory.
 pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Network>>> {
     let Some(names) = root.names(directory)? else {
         return Ok(None);
@@ -86,14 +86,14 @@ pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Ne
     Ok(Some(networks.map(read).collect()))
 }
 
-/// Files that Cilium has put aside (`cni.exclusive`).
+/// Lists files that Cilium has renamed (`cni.exclusive`).
 pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     let names = root.names(directory).ok().flatten().unwrap_or_default();
     let is_renamed = |name: &String| name.ends_with(".cilium_bak");
     names.into_iter().filter(is_renamed).collect()
 }
 
-/// The types of what a file calls.
+/// Returns the types of the plugins that a file calls.
 fn plugins(name: &str, content: Vec<u8>) -> Result<Vec<String>, String> {
     let file = NetworkFile::new(name.to_owned(), content);
     let list = file.loaded.as_ref().map_err(ToString::to_string)?.list();

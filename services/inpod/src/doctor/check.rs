@@ -1,35 +1,34 @@
 use super::codes::{Code, Verdict};
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// What would be wrong.
+    /// The problem that was checked for.
     pub(crate) code: Code,
-    /// Of what; empty where there is but one.
+    /// The object of the check; empty if there is only one.
     pub(crate) subject: String,
-    /// What it came to.
     pub(crate) verdict: Verdict,
-    /// What was found, with its evidence; of what is unknown why it could not be looked at.
+    /// The evidence, or the reason why the check could not be done.
     pub(crate) found: String,
 }
 
 impl Check {
-    /// As it should be.
+    /// Reports that the problem does not exist.
     pub(crate) fn ok(code: Code, subject: &str, found: impl Into<String>) -> Self {
         Self::new(code, subject, Verdict::Ok, found)
     }
 
-    /// What the code says is so.
+    /// Reports that the problem exists.
     pub(crate) fn problem(code: Code, subject: &str, found: impl Into<String>) -> Self {
         Self::new(code, subject, code.severity(), found)
     }
 
-    /// It could not be looked at.
+    /// Reports that the check could not be done.
     pub(crate) fn unknown(code: Code, subject: &str, why: impl Into<String>) -> Self {
         Self::new(code, subject, Verdict::Unknown, why)
     }
 
-    /// What the code says is so, or not.
+    /// Reports whether the problem exists.
     pub(crate) fn whether(
         is_problem: bool,
         code: Code,

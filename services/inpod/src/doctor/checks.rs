@@ -1,4 +1,4 @@
-//! From what is known to what is wrong: pure functions.
+//! The checks: pure functions from facts to results.
 
 mod chain;
 mod kernel;
@@ -12,7 +12,7 @@ use super::{
     facts::{Facts, Inode, Kind},
 };
 
-/// Every check, in the order in which they are read: a cause stands before what follows from it.
+/// Runs all checks. A cause comes before what follows from it.
 pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     let parts: [fn(&Facts) -> Vec<Check>; 6] = [
         kernel::checks,
@@ -25,7 +25,7 @@ pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     parts.iter().flat_map(|part| part(facts)).collect()
 }
 
-/// What is open to others than its user, in words.
+/// Describes a wrong type, or permissions beyond the expected mode.
 fn openness(inode: Inode, kind: Kind, mode: u32) -> Option<String> {
     let Inode {
         mode: found,

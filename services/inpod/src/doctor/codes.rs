@@ -1,11 +1,11 @@
-//! What can be wrong with a node, by name: a closed list.
+//! The problems that doctor reports, a closed list of codes.
 
 use std::fmt;
 
-/// Declares the codes: how bad it is, what it means, and what helps.
+/// Declares the codes with severity, meaning and remedy.
 macro_rules! codes {
     ($($variant:ident = $name:literal, $severity:ident, $meaning:literal, $remedy:literal;)*) => {
-        /// Something that can be wrong with a node.
+        /// A problem of a node.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub(crate) enum Code {
             $($variant,)*
@@ -16,23 +16,23 @@ macro_rules! codes {
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The name, for programs and for searching.
+            /// Returns the name, for programs and for searches.
             pub(crate) fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// How bad it is where it is so.
+            /// Returns the verdict when the problem exists.
             pub(crate) fn severity(self) -> Verdict {
                 match self { $(Self::$variant => Verdict::$severity),* }
             }
 
-            /// What it means, for the page.
+            /// Returns the meaning, for the page.
             #[cfg(test)]
             pub(crate) fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $meaning),* }
             }
 
-            /// What to do about it.
+            /// Returns what to do about it.
             pub(crate) fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy),* }
             }
@@ -40,16 +40,16 @@ macro_rules! codes {
     };
 }
 
-/// What a check came to, the worst last.
+/// The result of a check, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
-    /// As it should be.
+    /// The problem does not exist.
     Ok,
-    /// It could not be looked at.
+    /// The check could not be done.
     Unknown,
-    /// It works, or some of it; somebody should know.
+    /// inpod works at least in part, but an operator should know.
     Warning,
-    /// Pods are kept from starting, or go outside the mesh, or will.
+    /// Pods cannot start or are outside the mesh, or soon will be.
     Failed,
 }
 

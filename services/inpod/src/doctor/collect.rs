@@ -1,4 +1,4 @@
-//! Looks at a node. Each function reads paths below the node's root or asks one call with a deadline, and judges nothing.
+//! Gathers the facts about a node. Each function reads paths below the node's root or makes a call with a deadline.
 
 mod kernel;
 mod process;
@@ -19,19 +19,19 @@ pub(crate) use kernel::{FEATURES, Need};
 pub(crate) use services::metrics;
 pub(crate) use state::INSTALLER_STATE;
 
-/// The service that keeps the chain; a node may do without it.
+/// The service that maintains the CNI chain; a node may run without it.
 pub(crate) const INSTALLER: &str = "installer";
 
-/// Who serves a socket, in the order in which they depend on each other.
+/// The services with a socket, in the order of their dependencies.
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", INSTALLER];
 
-/// Who may serve a socket on a node besides: whose directory is not there is not deployed, and nobody misses it.
+/// Services that run on a node only if they are deployed, which their directory shows.
 pub(crate) const OPTIONAL_SERVICES: [&str; 2] = ["repair", "injector"];
 
-/// An answer is not waited for longer: a node on which something hangs is just what this is for.
+/// The timeout of a call. It is short, since doctor is made for nodes on which something hangs.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where things are; empty: where they usually are.
+/// Paths on the host; defaults apply where they are unset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostPaths {
     pub(crate) cni_conf_dir: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) struct HostPaths {
     pub(crate) run_dir: String,
 }
 
-/// What is read below `/proc/sys`.
+/// The files to read below `/proc/sys`.
 const SYSCTLS: [&str; 10] = [
     "net/ipv4/conf/all/rp_filter",
     "net/ipv4/conf/default/rp_filter",
@@ -55,7 +55,7 @@ const SYSCTLS: [&str; 10] = [
     "fs/file-max",
 ];
 
-/// Looks at everything.
+/// Gathers all facts about the node.
 pub(crate) async fn collect(
     root: &HostFs,
     node: &Node,
@@ -106,7 +106,7 @@ fn mounts_of(root: &HostFs, pid: i32) -> Observed<Vec<mounts::Mount>> {
     Ok(mounts::parse(&root.text(format!("/proc/{pid}/mountinfo"))?))
 }
 
-/// Those of the netns of this process, which is to be the node's.
+/// Reads the sysctls of this process's network namespace, which has to be the node's.
 fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     let read = |name| {
         (
@@ -118,7 +118,7 @@ fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     SYSCTLS.into_iter().map(read).collect()
 }
 
-/// The networks of the node, where the runtime's configuration, or the caller, says that they are.
+/// Reads the networks from the directories given by the caller or the runtime's configuration.
 pub(crate) fn network_chain(root: &HostFs, paths: &HostPaths) -> Chain {
     let found = runtime::directories(root);
     let given = |given: &Option<String>, found: String| given.clone().unwrap_or(found);

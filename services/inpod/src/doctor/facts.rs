@@ -1,4 +1,4 @@
-//! What is known of a node before anything is judged. Nothing here was decided; what could not be looked at says why.
+//! The facts about a node, without any judgment. A fact that could not be read has the reason instead.
 
 use std::collections::BTreeMap;
 
@@ -11,67 +11,66 @@ use inpod_proto::{
 use super::{chain::Chain, mounts::Mount};
 use crate::host_fs::Observed;
 
-/// Everything that checks look at.
+/// The input of all checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// As uname(2) tells it.
+    /// The release as in uname(2).
     pub(crate) release: Observed<String>,
-    /// Parts of the kernel, by name.
+    /// Kernel features by name.
     pub(crate) features: BTreeMap<&'static str, Presence>,
     /// The mounts of the node's first process.
     pub(crate) mounts: Observed<Vec<Mount>>,
-    /// Those of netconfig.
+    /// The mounts that netconfig sees.
     pub(crate) netconfig_mounts: Observed<Vec<Mount>>,
-    /// Whether SELinux is enforcing; false also where it is not there.
+    /// False if SELinux is not present.
     pub(crate) selinux_enforcing: Observed<bool>,
-    /// Whether AppArmor is on.
     pub(crate) apparmor: Observed<bool>,
-    /// The sockets of runtimes that are there.
+    /// Sockets of container runtimes.
     pub(crate) runtimes: Vec<String>,
     pub(crate) chain: Chain,
     pub(crate) plugin: Plugin,
-    /// In the order of their dependence.
+    /// In the order of their dependencies.
     pub(crate) services: Vec<Service>,
     pub(crate) status: Observed<GetStatusResponse>,
     pub(crate) pods: Observed<Vec<PodSummary>>,
     pub(crate) workloads: Observed<ListWorkloadsResponse>,
     pub(crate) zds: Zds,
-    /// What is in the claimed netns.
+    /// The states of the claimed network namespaces.
     pub(crate) states: Observed<Vec<NetnsState>>,
     pub(crate) findings: Observed<Findings>,
     /// Files below `/proc/sys`, by their path there.
     pub(crate) sysctls: BTreeMap<&'static str, Observed<String>>,
     pub(crate) directories: Vec<Directory>,
     pub(crate) kill_switch: Observed<bool>,
-    /// How many calls of the plugin wait.
+    /// The number of spooled calls.
     pub(crate) spool: Observed<usize>,
-    /// `None`: not asked for.
+    /// `None` if it was not requested.
     pub(crate) self_test: Option<Observed<SelfTestResponse>>,
 }
 
-/// Whether a part of the kernel is there.
+/// The availability of a kernel feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Built in, or loaded; how that is known.
+    /// Built in or loaded, with the evidence.
     There(&'static str),
-    /// A module that the kernel loads when it is needed.
+    /// A module that the kernel loads on demand.
     Loadable(String),
-    /// It is neither.
+    /// Neither built in nor available as a module.
     Absent,
-    /// Nothing tells.
+    /// It cannot be found out.
     Unknown(String),
 }
 
-/// A file, as stat(2) tells of it.
+/// A file's metadata as in stat(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inode {
-    /// Permission bits.
+    /// The permission bits of the mode.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) kind: Kind,
 }
 
-/// What kind of file.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
@@ -80,61 +79,61 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// The plugin's binary.
+/// The binary of the CNI plugin.
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
     pub(crate) path: String,
     pub(crate) binary: Observed<Option<Inode>>,
-    /// What it answered to VERSION.
+    /// The answer to VERSION.
     pub(crate) answer: Observed<String>,
 }
 
-/// A service of the node.
+/// A service of the agent.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) name: &'static str,
-    /// Whose directory, and what it is.
+    /// The metadata of its directory.
     pub(crate) directory: Observed<Option<Inode>>,
     pub(crate) socket: Observed<Option<Inode>>,
-    /// Whether it says that it is ready; why it did not answer.
+    /// The readiness that it reports, or the reason why it did not answer.
     pub(crate) ready: Observed<bool>,
-    /// Whether it answered that it takes no call from this process.
+    /// True if it rejected this process as a caller.
     pub(crate) refuses: bool,
     pub(crate) version: Observed<String>,
-    /// From its metrics: those of pod-events say more in its status.
+    /// From its metrics; the status of pod-events has more details.
     pub(crate) conditions: BTreeMap<String, bool>,
     pub(crate) process: Observed<Process>,
 }
 
-/// A service's process.
+/// The process of a service.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
-    /// `/proc/<pid>/attr/current`.
+    /// The content of `/proc/<pid>/attr/current`.
     pub(crate) label: Observed<String>,
     pub(crate) open_files: Observed<u64>,
     pub(crate) file_limit: Observed<u64>,
 }
 
-/// The socket on which ztunnels connect.
+/// The socket that ztunnel connects to.
 #[derive(Clone, Debug)]
 pub(crate) struct Zds {
     pub(crate) path: String,
     pub(crate) socket: Observed<Option<Inode>>,
-    /// Who has it open for listening: pid and command.
+    /// The pid and command of each listening process.
     pub(crate) holders: Observed<Vec<(i32, String)>>,
 }
 
-/// What netconfig found in the way.
+/// The findings of netconfig.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
-    /// In how many netns it was looked.
+    /// The number of inspected network namespaces.
     pub(crate) inspected: usize,
-    /// Container and finding.
+    /// Each finding with its container.
     pub(crate) of: Vec<(String, Finding)>,
 }
 
-/// A directory of state.
+/// A directory with state of inpod.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     pub(crate) path: String,
@@ -142,23 +141,23 @@ pub(crate) struct Directory {
     pub(crate) space: Observed<Space>,
 }
 
-/// What is left on a file system.
+/// The free space of a file system.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) bytes: u64,
-    /// Of files; zero of both where the file system does not count them.
+    /// Free inodes; both numbers are zero if the file system does not count them.
     pub(crate) files: u64,
     pub(crate) all_files: u64,
     pub(crate) is_read_only: bool,
 }
 
 impl Facts {
-    /// A service by its name.
+    /// Returns a service by its name.
     pub(crate) fn service(&self, name: &str) -> Option<&Service> {
         self.services.iter().find(|service| service.name == name)
     }
 
-    /// A sysctl as a number.
+    /// Parses a sysctl as a number.
     pub(crate) fn number(&self, sysctl: &str) -> Observed<u64> {
         let text = self.sysctls.get(sysctl).cloned();
         let text = text.unwrap_or_else(|| Err(format!("{sysctl} was not read")))?;

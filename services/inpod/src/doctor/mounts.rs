@@ -1,11 +1,11 @@
-//! A process's mounts, as `/proc/<pid>/mountinfo` lists them (proc_pid_mountinfo(5)).
+//! Mounts of a process, parsed from `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)).
 
-/// A mount.
+/// A mount of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
-    /// What of the file system is mounted: `net:[4026531840]` of a netns.
+    /// The mounted part of the file system; `net:[4026531840]` for a network namespace.
     pub(crate) root: String,
-    /// Where.
+    /// The path of the mount point.
     pub(crate) point: String,
     pub(crate) is_shared: bool,
     pub(crate) is_slave: bool,
@@ -13,7 +13,7 @@ pub(crate) struct Mount {
     pub(crate) kind: String,
 }
 
-/// The mounts, in the order in which they were made. Lines that are none are left out.
+/// Parses the mounts in the order of mounting. Invalid lines are left out.
 pub(crate) fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(line).collect()
 }
@@ -35,7 +35,7 @@ fn line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Blanks and what else would disturb are octal.
+/// Decodes blanks and other special characters, which are octal.
 fn unescaped(text: &str) -> String {
     [
         ("\\040", " "),
@@ -49,7 +49,7 @@ fn unescaped(text: &str) -> String {
     })
 }
 
-/// What is mounted now and was before: netns come and go while one looks.
+/// Returns the later mounts that existed earlier, too: network namespaces come and go in between.
 pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
     let lasts = |mount: &Mount| {
         earlier
@@ -59,7 +59,7 @@ pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
     later.into_iter().filter(lasts).collect()
 }
 
-/// The mount that a path lies on: the last one of the longest point above it.
+/// Returns the mount that a path is on: the last one with the longest mount point above it.
 pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     let holds = |mount: &&Mount| {
         let rest = path.strip_prefix(mount.point.as_str());
@@ -74,7 +74,7 @@ pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     found
 }
 
-/// The netns that are mounted below a directory.
+/// Returns the network namespaces that are mounted below a directory.
 pub(crate) fn netns_below<'a>(
     mounts: &'a [Mount],
     directory: &'a str,

@@ -1,4 +1,4 @@
-//! What was found, for people and for programs.
+//! Renders the results of the checks.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{check::Check, codes::Verdict};
 use crate::table::{Table, clean};
 
-/// A line for each check, the worst first, each that is not as it should be with what to do.
+/// Renders a line for each check, the worst first, with the remedy of each problem.
 pub(super) fn text(checks: &[Check]) -> String {
     let mut text = String::new();
     for verdict in [Verdict::Failed, Verdict::Warning, Verdict::Unknown] {
@@ -64,7 +64,7 @@ fn summary(checks: &[Check]) -> String {
     )
 }
 
-/// An object of the program's version and the checks, over many lines.
+/// Renders an object with the program's version and the checks.
 pub(super) fn json(checks: &[Check]) -> String {
     let check = |check: &Check| {
         json!({
@@ -93,7 +93,7 @@ mod tests {
     fn checks() -> [Check; 3] {
         [
             Check::ok(Code::KernelTooOld, "", "Linux 6.1"),
-            Check::unknown(Code::SelfTestFailed, "", "not asked for"),
+            Check::unknown(Code::SelfTestFailed, "", "not run"),
             Check::problem(Code::SocketOpen, "netconfig", "its mode\u{1b}[2J"),
         ]
     }
@@ -110,7 +110,7 @@ mod tests {
             lines[1].contains("What to do: Restart the service"),
             "{text}"
         );
-        assert_eq!(lines[2], "unknown SELF_TEST_FAILED: not asked for");
+        assert_eq!(lines[2], "unknown SELF_TEST_FAILED: not run");
         assert!(text.contains("KERNEL_TOO_OLD  -   Linux 6.1"), "{text}");
         assert!(
             text.ends_with("1 failed, 0 warnings, 1 unknown, 1 ok\n"),

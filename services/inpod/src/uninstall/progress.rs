@@ -1,4 +1,4 @@
-//! Who has left, who is awaited, and who cannot be reached: from what Kubernetes shows, without asking it.
+//! Progress of each node, from its Node object and the agent's pods.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,23 +6,23 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 
 use crate::arguments::Mode;
 
-/// The containers that have a part in leaving.
+/// The containers with work to do on a node.
 const CONTAINERS: [&str; 2] = ["installer", "pod-events"];
 
-/// How a receipt begins; the mode and what was done follow.
+/// The beginning of a receipt; the mode and the result follow.
 const RECEIPT_PREFIX: &str = "inpod left: ";
 
-/// The clocks of a node and of whoever said the word may differ so much, in seconds.
+/// How far a node's clock may differ from the client's, in seconds.
 const MAX_CLOCK_SKEW: i64 = 60;
 
-/// How far a node is.
+/// The progress of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeProgress {
-    /// All parts are done; what they said.
+    /// All containers are done; holds their results.
     Done(Vec<String>),
-    /// These parts are not.
+    /// These containers are not done yet.
     Waiting(Vec<&'static str>),
-    /// Nobody there can hear.
+    /// The node or its agent does not run, for this reason.
     Unreachable(&'static str),
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for NodeProgress {
     }
 }
 
-/// Each node by its name. A receipt counts for its mode, from when that was said.
+/// Returns the progress of each node by name. A receipt counts for its mode, and from the time of the request.
 pub(super) fn progress_by_node(
     nodes: &[Node],
     pods: &[Pod],
@@ -73,12 +73,12 @@ fn progress_of(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> NodePro
         .map(|(part, _)| *part)
         .collect();
     if missing.is_empty() {
-        let said = done
+        let results = done
             .into_iter()
             .filter_map(|(part, receipt)| Some(format!("{part}: {}", receipt?)));
-        return NodeProgress::Done(said.collect());
+        return NodeProgress::Done(results.collect());
     }
-    // What has left has left, whatever becomes of the node.
+    // A node that is done stays done, whether it is Ready or not.
     match (is_ready, pods.is_empty()) {
         (false, _) => NodeProgress::Unreachable("its Node is not Ready"),
         (true, true) => NodeProgress::Unreachable("it has no pod of the agent"),
@@ -99,21 +99,21 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// What a container said when it was done.
+/// Returns the result that a container reported.
 fn receipt(pod: &Pod, part: &str, mode: Mode, since: i64) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let status = statuses.iter().find(|status| status.name == part)?;
-    let said = ended(status).filter_map(|ended| {
+    let results = ended(status).filter_map(|ended| {
         let at = ended.finished_at.as_ref().map(|at| at.0.as_second());
         let is_recent = at.is_none_or(|at| at + MAX_CLOCK_SKEW >= since);
         let message = ended.message.as_ref().filter(|_| is_recent)?;
         let line = message
             .lines()
             .find_map(|line| line.strip_prefix(RECEIPT_PREFIX))?;
-        let (said, done) = line.split_once(';').unwrap_or((line, ""));
-        (said.trim() == mode.as_str()).then(|| done.trim().to_owned())
+        let (reported, done) = line.split_once(';').unwrap_or((line, ""));
+        (reported.trim() == mode.as_str()).then(|| done.trim().to_owned())
     });
-    said.last()
+    results.last()
 }
 
 fn ended(
@@ -126,7 +126,7 @@ fn ended(
         .filter_map(|state| state.terminated.as_ref())
 }
 
-/// The image that leaves a node by hand.
+/// Returns the image with which a node can be handled manually.
 pub(super) fn installer_image(pods: &[Pod]) -> String {
     let containers = pods
         .iter()
@@ -190,21 +190,21 @@ mod tests {
             [NodeProgress::Waiting(vec!["pod-events"])]
         );
         let both = pod("a", &json!([installer, events]));
-        let said = [
+        let results = [
             "installer: chain and binary reverted",
             "pod-events: 3 pods withdrawn",
         ];
         assert_eq!(
             of(&nodes, &[both]),
-            [NodeProgress::Done(said.map(str::to_owned).into())]
+            [NodeProgress::Done(results.map(str::to_owned).into())]
         );
-        // In a split topology the parts are in pods of their own.
+        // In a split topology the containers are in different pods.
         let apart = [pod("a", &json!([installer])), pod("a", &json!([events]))];
         assert!(matches!(
             of(&nodes, &apart).as_slice(),
             [NodeProgress::Done(_)]
         ));
-        // And whatever becomes of the node afterwards.
+        // The node is not Ready any more.
         assert!(matches!(
             of(&[node("a", "False")], &apart).as_slice(),
             [NodeProgress::Done(_)]
@@ -224,7 +224,7 @@ mod tests {
             awaited
         );
         assert_eq!(both("killed", NOW), awaited);
-        // Clocks differ.
+        // The clocks differ slightly.
         let close = both("inpod left: uninstall; done", "2025-12-31T23:59:30Z");
         assert!(
             matches!(close.as_slice(), [NodeProgress::Done(_)]),

@@ -10,11 +10,11 @@ use kube::{
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-/// How long the API server may take to accept a connection.
+/// The time limit for the API server to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may be silent. It is longer than an idle watch lasts, so that it is the last resort for
-/// connections that nothing else supervises.
+/// The maximum time that a connection may be silent. It is longer than an idle watch lasts, so that it is the last
+/// resort for connections that nothing else supervises.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The reason why there is no client.

@@ -1,4 +1,4 @@
-//! What the services on a node share for access to the API server: the client's configuration, errors and Events.
+//! Access to the API server, shared by the services on a node: the client's configuration, errors and Events.
 //!
 //! The requests, and what their results mean, are in the services.
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{describe_error, is_final};
 
-/// How long the API server may take for one request.
+/// The timeout of one request.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first and the longest interval between attempts. It doubles each time, and up to a half of it
@@ -18,7 +18,7 @@ const RETRY_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_s
 /// An Event older than this is dropped.
 const MAX_EVENT_AGE: Duration = Duration::from_secs(300);
 
-/// How long to retry 401 and 403: an API server answers before it has loaded the RBAC rules.
+/// The time during which 401 and 403 are retried: an API server answers before it has loaded the RBAC rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(10);
 
 /// Publishes an Event about something that happened at `since`, or increases the count of the existing one. Retries as

@@ -25,7 +25,7 @@ impl Drop for ReturnGuard {
     }
 }
 
-/// Implements [`Netns::within`](crate::Netns::within).
+/// The implementation of [`Netns::within`](crate::Netns::within).
 pub(crate) fn within<T>(netns: BorrowedFd<'_>, f: impl FnOnce() -> T) -> Result<T, EnterError> {
     // Opened on each call: the thread must go back to its own network namespace, not to the process's.
     let home = File::open(CURRENT).map_err(EnterError::Home)?;

@@ -13,7 +13,7 @@ pub enum OpenError {
     #[error("{} is not below {}", .path.display(), roots_text(.roots))]
     OutsideRoots {
         path: PathBuf,
-        /// The permitted directories.
+        /// The directories that are permitted.
         roots: Vec<PathBuf>,
     },
     /// The last component is a symbolic link other than procfs's `ns/net`, or an earlier one is a magic link of procfs.

@@ -41,7 +41,7 @@ impl Netns {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`].
+    /// The reasons are those of [`OpenError`].
     pub fn open(path: &Path, roots: &[PathBuf]) -> Result<Self, OpenError> {
         let fd = open::open(path, roots)?;
         Self::verify(fd, path)
@@ -78,8 +78,8 @@ impl Netns {
             .unwrap_or(Err(CreateError::Panicked))
     }
 
-    /// Device and inode identify the namespace while it is open. The cookie is needed to tell it from a later one with
-    /// the same inode, and entering it to be sure that it is of type net.
+    /// Device and inode identify the namespace while it is open. The cookie is needed to distinguish it from a later
+    /// one with the same inode, and entering it to be sure that it is of type net.
     fn verify(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
         let found = nix::sys::stat::fstat(&fd).map_err(|errno| OpenError::Io {
             path: path.to_owned(),

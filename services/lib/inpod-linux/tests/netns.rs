@@ -48,7 +48,7 @@ fn demand_root() {
     );
 }
 
-/// Runs `f` on a thread with mounts of its own and other namespaces as `flags` says.
+/// Runs `f` on a thread with mounts of its own and the other namespaces of `flags`.
 fn apart<T: Send>(flags: CloneFlags, f: impl FnOnce() -> T + Send) -> T {
     demand_root();
     thread::scope(|scope| {

@@ -91,7 +91,7 @@ pub(crate) enum Command {
     PrintConfig(String),
     /// Asks the running service for its health.
     Check(Common, Question),
-    /// Runs the service.
+    /// Runs the service itself.
     Run(Loaded),
 }
 

@@ -19,7 +19,7 @@ use health::Health;
 pub use layers::ConcurrencyGroup;
 use reflection::{Reflection, V1, V1alpha};
 
-/// How long a drain may take: calls in flight are answered, streams are ended.
+/// The time limit of a drain: calls in flight are answered, streams are ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// HTTP/2 refuses further concurrent calls on one connection.

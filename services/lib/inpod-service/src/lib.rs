@@ -84,7 +84,7 @@ pub struct Daemon {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
-    /// Whether the state directory is emptied when the process ends.
+    /// True if the state directory is emptied when the process ends.
     removes_state: Arc<AtomicBool>,
     /// Held for the life of the process, so that a second instance cannot start.
     _instance_lock: Arc<uds::SocketLock>,

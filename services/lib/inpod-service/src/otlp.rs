@@ -1,7 +1,7 @@
 //! Exports spans to an OpenTelemetry collector by OTLP over gRPC.
 //!
 //! A span is exported if it belongs to a sampled trace of a caller: the span of a call, a [`child_span`] of it, or any
-//! span created within one of these. Its attributes are what the log says too. Without the cargo feature `otlp`,
+//! span created within one of these. Its attributes are also in the log. Without the cargo feature `otlp`,
 //! `without_otlp.rs` replaces this module.
 
 mod endpoint;

@@ -224,7 +224,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// See [`Refused`].
+    /// The reasons are those of [`Refused`].
     pub fn authorize(&self, socket: impl AsFd, class: Class) -> Result<Peer, Refused> {
         let peer = self.identify(socket)?;
         if peer.may_call(class) {

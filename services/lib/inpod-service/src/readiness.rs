@@ -24,7 +24,7 @@ struct Inner {
     ready: watch::Sender<bool>,
 }
 
-/// A condition's status.
+/// The status of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub ok: bool,
@@ -32,7 +32,7 @@ pub struct Condition {
     pub since: SystemTime,
     /// The reason why it is not met; empty if it is.
     pub message: String,
-    /// Whether readiness depends on it.
+    /// True if readiness depends on it.
     pub required: bool,
 }
 
@@ -52,7 +52,7 @@ impl Readiness {
         self.put(name, Err(message.to_owned()), true);
     }
 
-    /// Sets a condition.
+    /// Sets the status of a condition.
     pub fn set(&self, name: &'static str, result: Result<(), String>) {
         self.put(name, result, false);
     }
@@ -96,7 +96,7 @@ impl Readiness {
         *self.0.ready.borrow()
     }
 
-    /// Watches [`Self::is_ready`].
+    /// Returns a watch of [`Self::is_ready`].
     pub fn changes(&self) -> watch::Receiver<bool> {
         self.0.ready.subscribe()
     }
@@ -141,7 +141,7 @@ mod tests {
         let readiness = Readiness::default();
         assert!(readiness.is_ready());
         readiness.set("ztunnel", away());
-        assert!(readiness.is_ready(), "a condition that is only told");
+        assert!(readiness.is_ready(), "a condition that is not required");
     }
 
     #[test]

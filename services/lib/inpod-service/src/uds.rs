@@ -53,7 +53,7 @@ pub enum BindError {
 ///
 /// # Errors
 ///
-/// See [`BindError`].
+/// The reasons are those of [`BindError`].
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let lock = prepare(path, SockType::Stream)?;
     let listen = |source| BindError::Listen {
@@ -71,7 +71,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
 #[must_use = "another start could take the way as soon as this is dropped: listen first"]
 pub struct SocketLock(Flock<fs::File>);
 
-/// How long to wait for another process to bind its socket.
+/// The maximum time to wait for another process to bind its socket.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Prepares the path of a socket: creates its directory with mode 0700 if it does not exist (a shared one such as
@@ -80,7 +80,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 ///
-/// See [`BindError`].
+/// The reasons are those of [`BindError`].
 pub fn prepare(path: &Path, kind: SockType) -> Result<SocketLock, BindError> {
     if path.as_os_str().len() > 107 {
         return Err(BindError::TooLong(path.to_owned()));
@@ -154,7 +154,7 @@ pub fn clear_directory(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// See [`BindError`].
+/// The reasons are those of [`BindError`].
 pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
     match remove_stale(path, kind) {
         Err(BindError::Served(_)) => Ok(()),

@@ -15,18 +15,18 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// How often the file is read. A kubelet takes about a minute to deliver a changed ConfigMap.
+/// The interval at which the file is read. A kubelet takes about a minute to deliver a changed ConfigMap.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The beginning of a receipt.
 pub const RECEIPT_PREFIX: &str = "inpod left:";
 
-/// What remains on the node when inpod goes.
+/// The things that stay on the node when inpod is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UninstallMode {
     /// Nothing: all changes are reverted.
     Uninstall,
-    /// What inpod did for pods, for the agent that replaces it in the chain.
+    /// Rules, listeners and annotations, for the agent that replaces inpod in the chain.
     Handover,
 }
 
@@ -74,8 +74,8 @@ pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, Strin
         }
         Err(error) => return Err(format!("cannot read {shown}: {error}")),
     };
-    parse(&text).map_err(|said| {
-        format!("{shown} contains {said:?}; expected uninstall, handover or nothing")
+    parse(&text).map_err(|content| {
+        format!("{shown} contains {content:?}; expected uninstall, handover or nothing")
     })
 }
 
@@ -90,19 +90,19 @@ pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallM
         let mut problem = None;
         while !sender.is_closed() {
             ticks.tick().await;
-            let said = read(&file, &marker);
-            if said.as_ref().err() != problem.as_ref()
-                && let Err(error) = &said
+            let result = read(&file, &marker);
+            if result.as_ref().err() != problem.as_ref()
+                && let Err(error) = &result
             {
                 tracing::error!(
                     error,
                     "Cannot read the uninstall mode; the previous one stays in force"
                 );
             }
-            if let Ok(now) = said {
+            if let Ok(now) = result {
                 sender.send_if_modified(|was| std::mem::replace(was, now) != now);
             }
-            problem = said.err();
+            problem = result.err();
         }
     };
     tokio::spawn(crate::abort_on_panic("leave", follows));
@@ -203,17 +203,17 @@ mod tests {
     async fn what_the_file_says_is_followed_and_nonsense_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mode");
-        let mut said = watch(file.clone(), Marker::in_directory(dir.path()));
-        assert_eq!(*said.borrow_and_update(), None);
+        let mut mode = watch(file.clone(), Marker::in_directory(dir.path()));
+        assert_eq!(*mode.borrow_and_update(), None);
         fs::write(&file, "uninstall").unwrap();
-        said.changed().await.unwrap();
-        assert_eq!(*said.borrow_and_update(), Some(UninstallMode::Uninstall));
+        mode.changed().await.unwrap();
+        assert_eq!(*mode.borrow_and_update(), Some(UninstallMode::Uninstall));
         fs::write(&file, "nonsense").unwrap();
         tokio::time::sleep(READ_INTERVAL * 3).await;
-        assert_eq!(*said.borrow_and_update(), Some(UninstallMode::Uninstall));
+        assert_eq!(*mode.borrow_and_update(), Some(UninstallMode::Uninstall));
         fs::remove_file(&file).unwrap();
-        said.changed().await.unwrap();
-        assert_eq!(*said.borrow_and_update(), None);
+        mode.changed().await.unwrap();
+        assert_eq!(*mode.borrow_and_update(), None);
     }
 
     #[test]

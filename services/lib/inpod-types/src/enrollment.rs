@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Whether and how a pod belongs to the mesh.
+/// The way in which a pod belongs to the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Enrollment {
     /// Outside the mesh: inpod changes nothing.

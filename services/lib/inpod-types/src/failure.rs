@@ -9,9 +9,9 @@ pub struct Failure {
     pub reason: Reason,
     /// The invalid field of the request, file or setting; empty if there is none.
     pub field: String,
-    /// What was attempted and why it failed, as a sentence.
+    /// A sentence about what was attempted and why it failed.
     pub message: String,
-    /// When a retry makes sense; `None` if waiting does not help.
+    /// The time after which a retry makes sense; `None` if waiting does not help.
     pub retry_after: Option<Duration>,
     /// The steps that could not be rolled back after the failure.
     pub undo_failures: Vec<String>,

@@ -18,7 +18,7 @@ pub struct Key {
     pub name: &'static str,
     /// The kind of object that has it.
     pub location: Location,
-    /// Whether inpod reads or writes it.
+    /// The use that inpod makes of it.
     pub access: Access,
     /// The component that reads or writes it.
     pub by: &'static str,
@@ -56,7 +56,7 @@ impl Location {
     }
 }
 
-/// Whether inpod reads or writes a key.
+/// The use that inpod makes of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// inpod reads what others wrote.

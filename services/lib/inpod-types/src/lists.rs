@@ -28,7 +28,7 @@ pub enum InvalidList {
         entry: String,
         /// The kind of entry that was expected.
         what: &'static str,
-        /// How to write the entry.
+        /// A hint for writing the entry.
         advice: &'static str,
     },
     /// The list has more entries than rules can be written for.
@@ -140,7 +140,8 @@ pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
 ///
 /// Fails if Istio would reject an entry, or if there are more than 16.
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
-    let advice = "comma-separated names of at most 15 letters, digits and _.- that start with a letter";
+    let advice =
+        "comma-separated names of at most 15 letters, digits and _.- that start with a letter";
     let name = |entry: &str| {
         let name = entry.trim();
         is_interface(name)

@@ -38,7 +38,7 @@ pub struct PodRef {
     pub namespace: NamespaceName,
     /// The name of the pod.
     pub name: PodName,
-    /// The UID, which tells apart pods of the same name.
+    /// The UID, which distinguishes pods of the same name.
     pub uid: PodUid,
 }
 

@@ -3,8 +3,8 @@ use std::fmt;
 /// Declares the reasons, a closed list: number on the wire, name and remedy.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $remedy:literal;)*) => {
-        /// Why a pod is in the mesh or not, or why a call failed. The names are the same in gRPC details, Events, metrics
-        /// and CNI errors.
+        /// The reason why a pod is in the mesh or not, or why a call failed. The names are the same in gRPC details,
+        /// Events, metrics and CNI errors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
             $($(#[$doc])* $variant,)*
@@ -29,7 +29,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// What an operator can do about it, in one line.
+            /// Returns what an operator can do about it, in one line.
             pub fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy),* }
             }

@@ -1,14 +1,14 @@
-//! Secrets and addresses in plain text, by their form.
+//! Finds secrets and addresses in plain text by their format.
 
 use std::net::IpAddr;
 
 use super::REDACTED;
 
-/// What begins and ends a key or a certificate (RFC 7468).
+/// The delimiters of a key or a certificate (RFC 7468).
 const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 
-/// Text without keys and certificates. One that does not end goes to the end of the text.
+/// Replaces keys and certificates. One without an end extends to the end of the text.
 pub(super) fn without_keys(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text;
@@ -23,44 +23,46 @@ pub(super) fn without_keys(text: &str) -> String {
     clean + rest
 }
 
-fn is_of_word(c: char) -> bool {
+fn is_token_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '+' | '/' | '~')
 }
 
-/// A JSON Web Token (RFC 7519) begins with `{"` in base64url and has three parts.
-fn is_jwt(word: &str) -> bool {
-    word.contains("eyJ") && word.split('.').count() >= 3 && word.len() > 30
+/// Matches a JSON Web Token (RFC 7519), which starts with `{"` in base64url and has three parts.
+fn is_jwt(token: &str) -> bool {
+    token.contains("eyJ") && token.split('.').count() >= 3 && token.len() > 30
 }
 
-/// Words and what stands between them, in turn.
+/// Splits a text into alternating gaps and tokens, starting with a gap.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
-    let mut word = false;
+    let mut token = false;
     while !rest.is_empty() {
-        let end = rest.find(|c| is_of_word(c) != word).unwrap_or(rest.len());
+        let end = rest
+            .find(|c| is_token_char(c) != token)
+            .unwrap_or(rest.len());
         let (piece, after) = rest.split_at(end);
         pieces.push(piece);
-        (rest, word) = (after, !word);
+        (rest, token) = (after, !token);
     }
     pieces
 }
 
-/// What is redacted next.
+/// The part of the text to redact next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ahead {
     Nothing,
-    /// The next word.
-    Word,
+    /// The next token of the text.
+    Token,
     /// Everything up to this quote.
     Quoted(char),
 }
 
-/// Text without tokens, and without the values of keys that name secrets.
+/// Replaces tokens, and the values of keys that name secrets.
 pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> String {
     let mut clean = String::with_capacity(text.len());
     let (mut last, mut ahead) = ("", Ahead::Nothing);
-    // A gap and a word in turn, a gap first.
+    // Even pieces are gaps, odd ones are tokens.
     for (index, piece) in pieces(text).into_iter().enumerate() {
         let is_word = index % 2 == 1;
         if let Ahead::Quoted(quote) = ahead {
@@ -79,7 +81,7 @@ pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> St
             }
             continue;
         }
-        clean += if ahead == Ahead::Word || is_jwt(piece) {
+        clean += if ahead == Ahead::Token || is_jwt(piece) {
             REDACTED
         } else {
             piece
@@ -90,27 +92,27 @@ pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> St
     clean
 }
 
-/// Whether a secret follows a word and what stands after it.
-fn value_follows(word: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ahead {
+/// Decides from a token and the gap after it whether a secret follows.
+fn value_follows(token: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ahead {
     let scheme = ["bearer", "basic"]
         .iter()
-        .any(|it| word.eq_ignore_ascii_case(it));
+        .any(|it| token.eq_ignore_ascii_case(it));
     if scheme && gap.trim().is_empty() && !gap.is_empty() {
-        return Ahead::Word;
+        return Ahead::Token;
     }
-    // `key: value`, `key=value`, `"key": "value"`, with backslashes where JSON is in JSON.
+    // Matches `key: value`, `key=value` and `"key": "value"`, with backslashes for JSON within JSON.
     let assigns = gap.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\'));
-    if !is_secret(word) || !matches!(assigns, ":" | "=") {
+    if !is_secret(token) || !matches!(assigns, ":" | "=") {
         return Ahead::Nothing;
     }
     let after = gap.rsplit([':', '=']).next().unwrap_or_default();
     match after.chars().last() {
         Some(quote @ ('"' | '\'')) => Ahead::Quoted(quote),
-        Some(_) | None => Ahead::Word,
+        Some(_) | None => Ahead::Token,
     }
 }
 
-/// Text with other words for addresses.
+/// Replaces addresses by placeholders.
 pub(super) fn without_addresses(text: &str, mut other: impl FnMut(IpAddr) -> String) -> String {
     let is_of_address = |c: char| c.is_ascii_hexdigit() || matches!(c, '.' | ':');
     let mut clean = String::with_capacity(text.len());
@@ -127,7 +129,7 @@ pub(super) fn without_addresses(text: &str, mut other: impl FnMut(IpAddr) -> Str
     clean
 }
 
-/// An address, or one of IPv4 and a port; a stop or colon may follow.
+/// Replaces an address, or an IPv4 address with a port, which a full stop or a colon may follow.
 fn replaced(found: &str, other: &mut impl FnMut(IpAddr) -> String) -> String {
     let bare = found.trim_end_matches('.');
     for end in [

@@ -1,4 +1,4 @@
-//! What a runtime will call for the next pod.
+//! Checks of what the runtime will call for the next pod.
 
 use super::super::{
     chain::Network,
@@ -58,7 +58,7 @@ fn networks(facts: &Facts) -> Vec<Check> {
     }
 }
 
-/// What is to be said of the one that the runtime takes.
+/// Checks the network that the runtime uses.
 fn taken(networks: &[Network]) -> Vec<Check> {
     let first = networks.iter().position(|it| it.plugins.is_ok());
     let ahead = networks

@@ -1,4 +1,4 @@
-//! A node with which nothing is wrong.
+//! The facts of a healthy node.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The kernel, mounts, and what security modules allow.
+//! Checks of the kernel, mounts and security modules.
 
 use super::super::{
     check::Check,
@@ -8,14 +8,15 @@ use super::super::{
     mounts,
 };
 
-/// The oldest kernel that will do (`netconfig::floor`): the first with SO_NETNS_COOKIE.
+/// The oldest supported kernel (`netconfig::kernel_version`): the first with SO_NETNS_COOKIE.
 const MIN_KERNEL: (u32, u32) = (5, 14);
 
-/// Where runtimes mount netns. `/var/run` is a link to `/run` almost everywhere; where it is none it counts itself.
+/// Directories in which runtimes mount network namespaces. `/var/run` is almost always a link to `/run`; otherwise
+/// it is checked too.
 const NETNS_DIRECTORIES: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
-/// What containerd, CRI-O and Docker give to a container for which nobody named a profile. Containerd's (1.6, Linux 6.1)
-/// denies writing sysctls of netns, mount(2) and `/proc/<pid>/ns` of others.
+/// The default AppArmor profiles of containerd, CRI-O and Docker. containerd's (1.6, Linux 6.1) denies writing sysctls
+/// of network namespaces, mount(2), and `/proc/<pid>/ns` of other processes.
 const DEFAULT_PROFILES: [&str; 3] = [
     "cri-containerd.apparmor.d",
     "crio-default",
@@ -53,7 +54,7 @@ fn version(facts: &Facts) -> Check {
     }
 }
 
-/// `major.minor`, and whatever a distribution adds.
+/// Parses `major.minor`, which a distribution's suffix may follow.
 fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -147,7 +148,8 @@ fn selinux(facts: &Facts) -> Check {
     }
     match label(facts) {
         Err(why) => Check::unknown(code, "", why),
-        // container-selinux: container_t is what a container gets, and may not mount nor enter a netns.
+        // container_t of container-selinux is the default domain of containers; it may neither mount nor
+        // enter a network namespace.
         Ok(label) => Check::whether(
             label
                 .split(':')
@@ -173,7 +175,7 @@ fn apparmor(facts: &Facts) -> Check {
     }
 }
 
-/// Of `/proc/<pid>/attr/current`: a profile and its mode, or `unconfined`.
+/// Judges `/proc/<pid>/attr/current`, which is a profile with its mode, or `unconfined`.
 fn confined(code: Code, label: &str) -> Check {
     let found = format!("netconfig runs as {label}");
     let is_default = |profile: &str| {

@@ -1,4 +1,4 @@
-//! Settings and limits of the node's kernel.
+//! Checks of the kernel's settings and limits.
 
 use super::super::{
     check::Check,
@@ -6,10 +6,10 @@ use super::super::{
     facts::{Facts, Process},
 };
 
-/// A limit is near when so many percent of it are used.
+/// The percentage of a limit that counts as near.
 const NEAR_PERCENT: u64 = 80;
 
-/// What the agent's services and a kubelet need together, with room (inotify(7) has both).
+/// The needs of the agent's services and a kubelet together, with some reserve (inotify(7)).
 const MIN_INOTIFY_INSTANCES: u64 = 128;
 const MIN_INOTIFY_WATCHES: u64 = 8192;
 
@@ -102,7 +102,7 @@ fn inotify(facts: &Facts) -> Check {
 
 fn files(facts: &Facts) -> Check {
     let code = Code::FilesNearLimit;
-    // The first number of file-nr is how many are open (proc_sys_fs(5)).
+    // The first number of file-nr is that of open files (proc_sys_fs(5)).
     let judged = facts.number("fs/file-nr").and_then(|open| {
         let max = facts.number("fs/file-max")?;
         Ok(Check::whether(

@@ -1,4 +1,4 @@
-//! ztunnels, pods, and the rules in pods.
+//! Checks of ztunnels, pods and the rules in pods.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::super::{
 };
 use crate::display;
 
-/// Of many things so many are named.
+/// The maximum number of objects that are named.
 const MAX_NAMED: usize = 5;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -115,7 +115,7 @@ fn ztunnels(facts: &Facts) -> Vec<Check> {
     ]
 }
 
-/// The first of them.
+/// Lists the first few names.
 fn some(names: &[&str]) -> String {
     let mut shown = names
         .iter()
@@ -142,18 +142,23 @@ fn pods(facts: &Facts) -> Vec<Check> {
     for failure in pods.iter().filter_map(|pod| pod.last_failure.as_ref()) {
         *reasons.entry(display::reason(failure.reason)).or_default() += 1;
     }
-    let amiss: Vec<_> = reasons
+    let unhealthy: Vec<_> = reasons
         .iter()
         .map(|(reason, count)| format!("{count} {reason}"))
         .collect();
-    let amiss_shown = if amiss.is_empty() {
+    let unhealthy_shown = if unhealthy.is_empty() {
         format!("none of {} pods has a failure", pods.len())
     } else {
-        amiss.join(", ")
+        unhealthy.join(", ")
     };
     let let_through = pods.iter().filter(|pod| pod.let_through).count();
     vec![
-        Check::whether(!amiss.is_empty(), Code::PodsUnhealthy, "", amiss_shown),
+        Check::whether(
+            !unhealthy.is_empty(),
+            Code::PodsUnhealthy,
+            "",
+            unhealthy_shown,
+        ),
         Check::whether(
             let_through > 0,
             Code::PodsAdmittedUnenrolled,

@@ -1,4 +1,4 @@
-//! The processes of the agent: their sockets, their word on themselves, their releases.
+//! Checks of the agent's services: their sockets, their health and their releases.
 
 use inpod_proto::podevents::v1::Condition;
 
@@ -14,17 +14,17 @@ use super::{
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
-    let told = conditions(facts, &checks);
-    let cause = cause_for_repair(&checks, &told);
+    let conditions = conditions(facts, &checks);
+    let cause = cause_for_repair(&checks, &conditions);
     for check in &mut checks {
         match (check.code, check.subject.as_str()) {
             (Code::ConditionBad, "repair/pod-events" | "repair/pods")
             | (Code::ServiceNotReady, "repair")
                 if check.verdict == Verdict::Failed =>
             {
-                follow_from(check, cause.as_deref());
+                attribute_to(check, cause.as_deref());
             }
-            (Code::ServiceNotReady, "pod-events") => follow(check, &told),
+            (Code::ServiceNotReady, "pod-events") => attribute_readiness(check, &conditions),
             (Code::ConditionBad, BROKER_ZTUNNEL_CONDITION) if is_without_ztunnel(facts) => {
                 let found = format!("caused by {}", Code::ZtunnelAbsent);
                 *check = Check::unknown(check.code, BROKER_ZTUNNEL_CONDITION, found);
@@ -32,12 +32,12 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
             _ => {}
         }
     }
-    checks.extend(told);
+    checks.extend(conditions);
     checks.extend(versions(facts));
     checks
 }
 
-/// Which services a condition of pod-events is about, and what is said of them elsewhere.
+/// The services that a condition of pod-events is about; other checks cover them.
 const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("netconfig", &["netconfig"]),
     ("ztunnel-broker", &["ztunnel-broker"]),
@@ -45,7 +45,7 @@ const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("in-step", &["netconfig", "ztunnel-broker"]),
 ];
 
-/// What the broker says itself of whether a ztunnel is there.
+/// The broker's own condition about a connected ztunnel.
 const BROKER_ZTUNNEL_CONDITION: &str = "ztunnel-broker/ztunnel";
 
 fn is_without_ztunnel(facts: &Facts) -> bool {
@@ -53,18 +53,19 @@ fn is_without_ztunnel(facts: &Facts) -> bool {
     workloads.is_ok_and(|it| it.sessions.is_empty())
 }
 
-/// What is wrong already with pod-events, or with the API server as it sees it, and so with repair as well.
-fn cause_for_repair(known: &[Check], told: &[Check]) -> Option<String> {
+/// Returns a problem of pod-events, or of the API server as pod-events sees it, that explains the
+/// same problem of repair.
+fn cause_for_repair(known: &[Check], conditions: &[Check]) -> Option<String> {
     let is_failed = |check: &&Check| check.verdict == Verdict::Failed;
     let of_pod_events = |check: &&Check| check.subject == "pod-events";
     let of_its_pods = |check: &&Check| check.subject == "pod-events/pods";
     let away = known.iter().filter(of_pod_events).find(is_failed);
-    let blind = || told.iter().filter(of_its_pods).find(is_failed);
+    let blind = || conditions.iter().filter(of_its_pods).find(is_failed);
     let cause = away.or_else(blind)?;
     Some(format!("{} of {}", cause.code, cause.subject))
 }
 
-fn follow_from(check: &mut Check, cause: Option<&str>) {
+fn attribute_to(check: &mut Check, cause: Option<&str>) {
     if let Some(cause) = cause {
         let found = format!("{}; caused by {cause}", check.found);
         let subject = check.subject.clone();
@@ -72,11 +73,14 @@ fn follow_from(check: &mut Check, cause: Option<&str>) {
     }
 }
 
-/// pod-events is not ready for want of its conditions: where each of these follows from something else, so does that.
-fn follow(check: &mut Check, told: &[Check]) {
-    let is = |verdict| move |told: &&Check| told.verdict == verdict;
-    let is_caused = !told.iter().any(|it| is(Verdict::Failed)(&it));
-    let cause = told.iter().find(is(Verdict::Unknown)).filter(|_| is_caused);
+/// If all unmet conditions of pod-events have a known cause, its readiness has the same cause.
+fn attribute_readiness(check: &mut Check, conditions: &[Check]) {
+    let is = |verdict| move |it: &&Check| it.verdict == verdict;
+    let is_caused = !conditions.iter().any(|it| is(Verdict::Failed)(&it));
+    let cause = conditions
+        .iter()
+        .find(is(Verdict::Unknown))
+        .filter(|_| is_caused);
     if let Some(cause) = cause
         && check.verdict == Verdict::Failed
     {
@@ -119,7 +123,7 @@ fn absent(service: &Service) -> Check {
         Ok(Some(_)) => "the directory exists, but has no socket",
         Ok(None) | Err(_) => "the directory does not exist",
     };
-    // The node's directory outlives a service that is taken away.
+    // The directory on the node outlives a service that was removed.
     if OPTIONAL_SERVICES.contains(&name) {
         return Check::unknown(Code::SocketMissing, name, found);
     }
@@ -132,7 +136,7 @@ fn absent(service: &Service) -> Check {
 fn answer(service: &Service) -> Vec<Check> {
     let name = service.name;
     let ready = match &service.ready {
-        // A socket outlives a service, too.
+        // So does its socket.
         Err(why) if OPTIONAL_SERVICES.contains(&name) && service.process.is_err() => {
             let found = format!("{why}: it has stopped, or was removed from this node");
             return vec![Check::unknown(Code::ServiceSilent, name, found)];
@@ -151,9 +155,9 @@ fn answer(service: &Service) -> Vec<Check> {
         name,
         format!("pid {pid}, version {version}"),
     )];
-    let says = if *ready { "ready" } else { "not ready" };
-    checks.push(Check::whether(!ready, Code::ServiceNotReady, name, says));
-    // Those of pod-events come with their messages, in its status.
+    let found = if *ready { "ready" } else { "not ready" };
+    checks.push(Check::whether(!ready, Code::ServiceNotReady, name, found));
+    // The status of pod-events has its conditions with their messages.
     if name != "pod-events" {
         checks.extend(
             service
@@ -184,7 +188,7 @@ fn own(service: &str, condition: &str, ok: bool) -> Check {
     )
 }
 
-/// What pod-events says it depends on. What is said of a service that has a check of its own follows from that one.
+/// Checks the conditions of pod-events. One that is about a failed service is attributed to that failure.
 fn conditions(facts: &Facts, known: &[Check]) -> Vec<Check> {
     match &facts.status {
         Err(why) => vec![Check::unknown(Code::ConditionBad, "pod-events", why)],
@@ -227,26 +231,26 @@ fn cause(facts: &Facts, known: &[Check], condition: &str) -> Option<String> {
 }
 
 fn versions(facts: &Facts) -> Option<Check> {
-    let told: Vec<_> = facts
+    let versions: Vec<_> = facts
         .services
         .iter()
         .filter_map(|service| Some((service.name, service.version.as_deref().ok()?)))
         .collect();
-    let shown: Vec<_> = told
+    let shown: Vec<_> = versions
         .iter()
         .map(|(name, version)| format!("{name} {version}"))
         .collect();
     let shown = shown.join(", ");
-    let releases: Vec<_> = told
+    let releases: Vec<_> = versions
         .iter()
         .filter_map(|(_, version)| release(version))
         .collect();
     let (first, last) = (releases.iter().min()?, releases.iter().max()?);
-    // The first release of a major version follows the last one of the version before: only people know which that was.
+    // The first release of a major version follows the last one of the previous version, which is not known here.
     let is_far = first.0 != last.0 || last.1 - first.1 > 1;
-    let differ = told
+    let differ = versions
         .iter()
-        .any(|(_, version)| Some(version) != told.first().map(|(_, version)| version));
+        .any(|(_, version)| Some(version) != versions.first().map(|(_, version)| version));
     Some(match (is_far, differ) {
         (true, _) => Check::problem(Code::VersionsTooFar, "", shown),
         (false, differ) => Check::whether(differ, Code::VersionsDiffer, "", shown),

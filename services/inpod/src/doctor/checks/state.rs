@@ -1,4 +1,4 @@
-//! Where state is kept.
+//! Checks of the state directories.
 
 use super::{
     super::{
@@ -9,11 +9,11 @@ use super::{
     openness,
 };
 
-/// Less is too little: a checkpoint or an entry of the spool is at max some KiB, and they come in bursts.
+/// The minimum of free space. A checkpoint or a spool entry has at most a few KiB, but they come in bursts.
 const MIN_FREE_BYTES: u64 = 16 << 20;
 const MIN_FREE_FILES: u64 = 100;
 
-/// So many the plugin writes down and no more (`inpod_cni::spool`).
+/// The number of calls at which the plugin stops spooling (`inpod_cni::spool`).
 pub(crate) const MAX_SPOOLED: usize = 20_000;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -39,7 +39,7 @@ fn directory(directory: &Directory) -> Vec<Check> {
     let path = directory.path.as_str();
     let inode = match &directory.inode {
         Err(why) => return vec![Check::unknown(Code::StateOpen, path, why)],
-        // Made when it is needed.
+        // It is created when it is needed.
         Ok(None) => return vec![Check::ok(Code::StateOpen, path, "does not exist yet")],
         Ok(Some(inode)) => *inode,
     };

@@ -9,7 +9,7 @@ use super::{
 };
 use breaks::{BREAKS, condition, set};
 
-/// What is wrong: failed, or to be warned of.
+/// Returns the failed checks and the warnings.
 fn wrong(checks: &[Check]) -> Vec<(Code, Verdict)> {
     let wrong = checks
         .iter()
@@ -80,7 +80,7 @@ fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own(
     );
 }
 
-/// As from a debug pod.
+/// The services see a debug pod like this.
 #[test]
 fn a_service_that_refuses_this_process_is_not_said_to_be_silent() {
     let mut facts = healthy();
@@ -96,7 +96,7 @@ fn a_service_that_refuses_this_process_is_not_said_to_be_silent() {
     assert_eq!(unknown.count(), facts.services.len());
 }
 
-/// A node that has repair, too.
+/// Returns the facts of a healthy node with repair.
 fn with_repair() -> Facts {
     let mut facts = healthy();
     let conditions = ["pods", "pod-events"].map(|name| (name.to_owned(), true));
@@ -116,13 +116,13 @@ fn repair_is_looked_at_where_it_is_and_missed_nowhere() {
     for subject in ["repair", "repair/pods", "repair/pod-events"] {
         assert!(subjects.contains(&subject), "{subject}");
     }
-    // What is left of it where it was taken away.
+    // The rest of a service that was removed.
     service(&mut facts, "repair").ready = Err("connection refused".to_owned());
     service(&mut facts, "repair").process = Err("connection refused".to_owned());
     assert_eq!(wrong(&run(&facts)), []);
     service(&mut facts, "repair").socket = Ok(None);
     assert_eq!(wrong(&run(&facts)), []);
-    // One that hangs.
+    // A service that hangs.
     let mut facts = with_repair();
     service(&mut facts, "repair").ready = Err("no answer within 5 s".to_owned());
     assert_eq!(
@@ -140,17 +140,17 @@ fn what_repair_says_follows_from_what_is_wrong_with_pod_events() {
     let mut alone = with_repair();
     bad(&mut alone, "pods");
     service(&mut alone, "repair").ready = Ok(false);
-    let told = [
+    let expected = [
         (Code::ServiceNotReady, Verdict::Failed),
         (Code::ConditionBad, Verdict::Failed),
     ];
-    assert_eq!(wrong(&run(&alone)), told);
-    // The API server is away for both.
+    assert_eq!(wrong(&run(&alone)), expected);
+    // The API server is unreachable for both.
     condition(&mut alone, "pods");
-    assert_eq!(wrong(&run(&alone)), [told[1]]);
+    assert_eq!(wrong(&run(&alone)), [expected[1]]);
     let mut deaf = with_repair();
     bad(&mut deaf, "pod-events");
-    assert_eq!(wrong(&run(&deaf)), [told[1]]);
+    assert_eq!(wrong(&run(&deaf)), [expected[1]]);
     service(&mut deaf, "pod-events").ready = Err("connection refused".to_owned());
     service(&mut deaf, "pod-events").process = Err("connection refused".to_owned());
     let wrong = wrong(&run(&deaf));
@@ -158,7 +158,7 @@ fn what_repair_says_follows_from_what_is_wrong_with_pod_events() {
         wrong.contains(&(Code::ServiceSilent, Verdict::Failed)),
         "{wrong:?}"
     );
-    assert!(!wrong.contains(&told[1]), "{wrong:?}");
+    assert!(!wrong.contains(&expected[1]), "{wrong:?}");
 }
 
 #[test]
@@ -198,8 +198,8 @@ fn what_cannot_be_looked_at_is_neither_right_nor_wrong() {
     let unknown = checks
         .iter()
         .filter(|check| check.verdict == Verdict::Unknown);
-    let told = unknown.filter(|check| !check.found.is_empty()).count();
-    assert!(told >= 16, "{checks:#?}");
+    let explained = unknown.filter(|check| !check.found.is_empty()).count();
+    assert!(explained >= 16, "{checks:#?}");
 }
 
 #[test]

@@ -1,26 +1,26 @@
-//! Which kernel runs, what it has, and which security modules are on.
+//! Facts about the kernel: its release, its features and its security modules.
 
 use std::collections::BTreeMap;
 
 use super::super::facts::Presence;
 use crate::host_fs::{HostFs, Observed};
 
-/// Who needs a part of the kernel.
+/// The user of a kernel feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Every pod of the mesh, with the default backend.
+    /// Every pod with the default backend.
     Always,
-    /// A setting.
+    /// Pods with a certain setting.
     For(&'static str),
 }
 
-/// A part of the kernel.
+/// A feature of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feature {
     pub(crate) name: &'static str,
-    /// The module that it is in where it is not built in.
+    /// The module that contains it if it is not built in.
     pub(crate) module: &'static str,
-    /// A function of it that stays in memory, as the kernel's table of symbols names it.
+    /// A function of it that stays in memory, by its name in /proc/kallsyms.
     symbol: &'static str,
     pub(crate) need: Need,
 }
@@ -50,7 +50,7 @@ const fn with(
     }
 }
 
-/// The parts that are used.
+/// The features that inpod uses.
 pub(crate) const FEATURES: [Feature; 11] = [
     always("nfnetlink", "nfnetlink", "nfnetlink_rcv_msg"),
     always("nf_tables", "nf_tables", "nft_do_chain"),
@@ -84,7 +84,7 @@ pub(crate) const FEATURES: [Feature; 11] = [
     ),
 ];
 
-/// The release, and what of the features is there.
+/// Returns the release, and which features are present.
 pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str, Presence>) {
     let release = root.text("/proc/sys/kernel/osrelease");
     let symbols = root.text("/proc/kallsyms");
@@ -102,12 +102,12 @@ pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str,
     (release, features.collect())
 }
 
-/// What tells of parts of the kernel.
+/// The sources of information about features.
 struct Sources {
-    /// `/proc/modules`; empty where there are none.
+    /// `/proc/modules`; empty if it does not exist.
     loaded: String,
     symbols: Observed<String>,
-    /// `modules.builtin` and `modules.dep`.
+    /// The contents of `modules.builtin` and `modules.dep`.
     modules: Observed<(String, String)>,
 }
 
@@ -118,7 +118,7 @@ impl Sources {
             return Presence::There("module loaded");
         }
         let symbols = self.symbols.as_deref().unwrap_or_default();
-        // A module's functions have its name behind them, after a tab.
+        // A module's functions are followed by a tab and its name.
         let mut ends = ['\n', '\t'].iter();
         if ends.any(|end| symbols.contains(&format!(" {}{end}", feature.symbol))) {
             return Presence::There("found in /proc/kallsyms");
@@ -133,7 +133,7 @@ impl Sources {
                     .unwrap_or(&file);
                 Presence::Loadable(name.to_owned())
             }
-            // A table of symbols without any is one that this user may not read.
+            // A symbol table without any known symbol is one that this user may not read.
             (Ok(_), _) => Presence::Absent,
             (Err(_), Ok(symbols)) if symbols.contains(" nf_hook_slow") => Presence::Absent,
             (Err(why), _) => Presence::Unknown(why.clone()),
@@ -141,13 +141,13 @@ impl Sources {
     }
 }
 
-/// Whether SELinux is enforcing.
+/// Returns whether SELinux is enforcing.
 pub(super) fn selinux(root: &HostFs) -> Observed<bool> {
     let enforce = root.text_if_there("/sys/fs/selinux/enforce")?;
     Ok(enforce.is_some_and(|text| text.trim() == "1"))
 }
 
-/// Whether AppArmor is on.
+/// Returns whether AppArmor is enabled.
 pub(super) fn apparmor(root: &HostFs) -> Observed<bool> {
     let enabled = root.text_if_there("/sys/module/apparmor/parameters/enabled")?;
     Ok(enabled.is_some_and(|text| text.trim() == "Y"))

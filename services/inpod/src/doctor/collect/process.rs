@@ -1,4 +1,4 @@
-//! Processes, by their files below `/proc`.
+//! Facts about processes from `/proc`.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::super::facts::{Process, Zds};
 use super::state::inode;
 use crate::host_fs::{HostFs, Observed};
 
-/// A service's process.
+/// Reads the facts about a service's process.
 pub(super) fn process(root: &HostFs, pid: i32) -> Process {
     let limits = root.text(format!("/proc/{pid}/limits"));
     Process {
@@ -26,7 +26,7 @@ fn open_files(root: &HostFs, pid: i32) -> Observed<u64> {
     u64::try_from(entries.count()).map_err(|error| error.to_string())
 }
 
-/// The soft limit (proc_pid_limits(5)).
+/// Parses the soft limit (proc_pid_limits(5)).
 fn file_limit(text: &str) -> Observed<u64> {
     let line = text
         .lines()
@@ -41,8 +41,8 @@ fn file_limit(text: &str) -> Observed<u64> {
     }
 }
 
-/// The socket of ztunnels, and who listens on it. `broker` names a process whose view of the network is the right one:
-/// the kernel lists a netns's sockets.
+/// Reads the ZDS socket and its listeners. The kernel lists the sockets of a network namespace, so the table is read
+/// through the process `broker`.
 pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     let of = broker.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
     let table = root.text(format!("/proc/{of}/net/unix"));
@@ -53,9 +53,10 @@ pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     }
 }
 
-/// The inodes of the sockets that listen at a path (`/proc/net/unix`: flags, state and inode before the path).
+/// Returns the inodes of the sockets that listen at a path (`/proc/net/unix`: flags, state and inode
+/// come before the path).
 fn listening(table: &str, path: &str) -> Vec<String> {
-    // What is bound below one of them is found below the other.
+    // A socket bound below one of the two is found below the other.
     let plain = |path: &str| {
         path.strip_prefix("/var/run/")
             .map_or_else(|| path.to_owned(), |rest| format!("/run/{rest}"))
@@ -65,7 +66,7 @@ fn listening(table: &str, path: &str) -> Vec<String> {
         let [_, _, _, flags, _, _, inode, bound] = fields.as_slice() else {
             return None;
         };
-        // __SO_ACCEPTCON.
+        // The flag __SO_ACCEPTCON.
         let listens = *flags == "00010000";
         (listens && plain(bound) == plain(path)).then(|| format!("socket:[{inode}]"))
     };

@@ -1,4 +1,4 @@
-//! What the services know of pods, ztunnels and rules.
+//! Facts from the services' RPCs about pods, ztunnels and rules.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ use crate::{
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
-/// In so many netns it is looked what stands in the way, and no longer than this.
+/// Limits of number and time for inspecting network namespaces.
 const MAX_INSPECTED_NETNS: usize = 500;
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long netconfig may take to test itself.
+/// The timeout of netconfig's self-test.
 const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The answers, or why there is none.
+/// The responses, or the reasons why there are none.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) status: Observed<GetStatusResponse>,
@@ -40,7 +40,7 @@ pub(super) struct Answers {
     pub(super) self_test: Option<Observed<SelfTestResponse>>,
 }
 
-/// Asks them all.
+/// Makes all calls concurrently, except those that need the result of another.
 pub(super) async fn all(node: &Node, with_self_test: bool) -> Answers {
     let (status, pods, workloads, states) =
         tokio::join!(status(node), pods(node), workloads(node), states(node));
@@ -86,7 +86,7 @@ async fn workloads(node: &Node) -> Observed<ListWorkloadsResponse> {
     answer.map_err(|error| error.first_line())
 }
 
-/// The state of each claim, from the stream that goes on afterwards.
+/// Reads the state of each claim from the beginning of the stream.
 async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
     let read = timeout(QUERY_TIMEOUT, read_states(node)).await;
     read.unwrap_or_else(|_elapsed| {
@@ -99,15 +99,15 @@ async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
 
 async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
     let mut client = node.netconfig();
-    // Without a timeout of its own: it would be the stream's.
+    // A timeout on the request would apply to the whole stream.
     let answer = client.watch_drift(Request::new(WatchDriftRequest {}));
     let stream = node.answer(NETCONFIG, answer).await;
     let mut stream = stream.map_err(|error| error.first_line())?;
     let mut states = Vec::new();
     loop {
-        let told = stream.message().await;
-        let told = told.map_err(|status| node.error(NETCONFIG, &status).first_line())?;
-        match told.and_then(|told| told.event) {
+        let response = stream.message().await;
+        let response = response.map_err(|status| node.error(NETCONFIG, &status).first_line())?;
+        match response.and_then(|response| response.event) {
             Some(Event::State(state)) => states.push(state),
             Some(Event::StateComplete(_)) => return Ok(states),
             Some(Event::InstanceId(_) | Event::ClaimReleased(_)) => {}
@@ -124,7 +124,7 @@ async fn findings(node: &Node, states: &[NetnsState]) -> Observed<Findings> {
         if Instant::now() >= deadline {
             break;
         }
-        // A pod that ends meanwhile is none to tell of.
+        // The pod has ended in the meantime.
         if let Some(of) = inspected(node, sandbox).await? {
             let of = of
                 .into_iter()
@@ -164,7 +164,7 @@ async fn self_test(node: &Node) -> Observed<SelfTestResponse> {
     }
 }
 
-/// Whether rules could not be made at all.
+/// Returns whether a failure means that rules cannot be written at all.
 fn is_of_rules(reason: Reason) -> bool {
     [
         Reason::KernelRefused,
@@ -174,7 +174,7 @@ fn is_of_rules(reason: Reason) -> bool {
     .contains(&reason)
 }
 
-/// A test that failed before anything could be sent.
+/// Converts the failure of a self-test that could not send any traffic.
 fn refused(failure: &Failure) -> SelfTestResponse {
     SelfTestResponse {
         checks: vec![SelfTestCheck {
@@ -200,12 +200,12 @@ mod tests {
         ] {
             assert_eq!(is_of_rules(reason), is_told, "{reason}");
         }
-        let told = refused(&Failure::new(
+        let response = refused(&Failure::new(
             Reason::KernelRefused,
             "cannot write".to_owned(),
         ));
-        assert!(!told.passed && !told.checks[0].passed);
-        let evidence = &told.checks[0].evidence;
+        assert!(!response.passed && !response.checks[0].passed);
+        let evidence = &response.checks[0].evidence;
         assert!(evidence.contains("cannot write"), "{evidence}");
     }
 }

@@ -1,5 +1,4 @@
-//! The container runtime: whether there is one, which directories it reads, and whether the plugin that it will start
-//! works.
+//! Facts about the container runtime, its CNI directories and the plugin that it starts.
 
 use std::{
     io::Write as _,
@@ -13,7 +12,7 @@ use inpod_cni_config::{INPOD_CNI as PLUGIN, Origin};
 use super::{super::facts::Plugin, state::inode};
 use crate::host_fs::{HostFs, Observed};
 
-/// Where the sockets of runtimes are known to be (k3s: its documentation, "advanced"; the others: their defaults).
+/// The sockets of known runtimes (k3s: its documentation, "advanced"; the others: their defaults).
 const SOCKETS: [&str; 4] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -21,10 +20,10 @@ const SOCKETS: [&str; 4] = [
     "/run/cri-dockerd.sock",
 ];
 
-/// How long the plugin may take to say which versions it speaks.
+/// The timeout of the plugin for VERSION.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where networks and plugins are, and how that is known.
+/// The CNI directories and their source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Directories {
     pub(crate) conf: String,
@@ -32,7 +31,7 @@ pub(crate) struct Directories {
     pub(crate) source: String,
 }
 
-/// The sockets of runtimes that are there.
+/// Returns the runtimes' sockets that exist.
 pub(super) fn sockets(root: &HostFs) -> Vec<String> {
     let there = |path: &&str| matches!(inode(root, path), Ok(Some(_)));
     SOCKETS
@@ -43,7 +42,8 @@ pub(super) fn sockets(root: &HostFs) -> Vec<String> {
         .collect()
 }
 
-/// What the runtime is configured with, else what is known of its platform, else what all of them default to.
+/// Returns the directories of the runtime's configuration, else the defaults of the platform, else
+/// those of all runtimes.
 pub(super) fn directories(root: &HostFs) -> Directories {
     let (places, unread) = inpod_cni_config::find_dirs(&root.at("/"));
     let mut source = match &places.origin {
@@ -65,7 +65,7 @@ pub(super) fn directories(root: &HostFs) -> Directories {
     }
 }
 
-/// The plugin's binary, and what it says.
+/// Reads the plugin's binary and its answer to VERSION.
 pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     let path = format!("{directory}/{PLUGIN}");
     let binary = inode(root, &path);
@@ -80,7 +80,7 @@ pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     }
 }
 
-/// Starts it as a runtime does that wants to know its versions (CNI spec, "VERSION"): that touches nothing.
+/// Starts the plugin like a runtime that asks for its versions (CNI spec, "VERSION"), which changes nothing.
 fn ask(root: &HostFs, path: &str) -> Observed<String> {
     let started = Command::new(root.at(path))
         .env_clear()
@@ -91,7 +91,7 @@ fn ask(root: &HostFs, path: &str) -> Observed<String> {
         .spawn();
     let mut child = started.map_err(|error| format!("cannot start: {error}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read it has gone wrong anyhow, and says so by its answer.
+        // A program that does not read it is not the plugin; its answer shows that.
         stdin
             .write_all(br#"{"cniVersion":"1.0.0"}"#)
             .unwrap_or_default();
@@ -117,7 +117,7 @@ fn until_ended(child: &mut Child) -> Observed<()> {
             Ok(Some(_)) => return Ok(()),
             Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
             Ok(None) => {
-                // It ends now, or has ended.
+                // An error means that it has already exited.
                 child.kill().unwrap_or_default();
                 child.wait().map(drop).unwrap_or_default();
                 return Err(format!("no answer within {} s", PLUGIN_TIMEOUT.as_secs()));

@@ -1,4 +1,4 @@
-//! Directories of state.
+//! Facts about state directories.
 
 use std::{
     fs,
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::host_fs::{HostFs, Observed};
 
-/// Where the installer writes down what it changed.
+/// The directory of the installer's record.
 pub(crate) const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
 
-/// A file as it is; `None` where there is none.
+/// Reads a file's metadata; `None` if it does not exist.
 pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     match fs::metadata(root.at(path)) {
         Ok(found) => {
@@ -42,7 +42,7 @@ pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     }
 }
 
-/// Every directory that something is written in.
+/// Reads the facts about all state directories.
 pub(super) fn directories(root: &HostFs, paths: &HostPaths) -> Vec<Directory> {
     let checkpoint = format!("{}/pod-events", paths.run_dir);
     let paths = [
@@ -69,7 +69,7 @@ fn space(root: &HostFs, path: &str) -> Observed<Space> {
     })
 }
 
-/// Whether the plugin lets everything pass. A dangling link is a switch, too.
+/// Returns whether the plugin's kill switch is on. A dangling link counts, too.
 pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     match fs::symlink_metadata(root.at(state_dir).join("disabled")) {
         Ok(_) => Ok(true),
@@ -78,7 +78,7 @@ pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     }
 }
 
-/// How many calls wait. A name that begins with a dot is still being written.
+/// Counts the calls in the spool. An entry whose name starts with a dot is still being written.
 pub(super) fn spool(root: &HostFs, state_dir: &str) -> Observed<usize> {
     let names = root
         .names(format!("{state_dir}/spool"))?

@@ -12,8 +12,8 @@ use super::{ConfigError, Key};
 use crate::Service;
 
 /// Returns the path given with `--config`, or the service's default.
-pub(super) fn file(service: &Service, asked: Option<&String>) -> PathBuf {
-    asked.map_or_else(
+pub(super) fn file(service: &Service, given: Option<&String>) -> PathBuf {
+    given.map_or_else(
         || {
             Path::new("/etc/inpod")
                 .join(service.name)

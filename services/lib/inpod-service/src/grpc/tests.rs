@@ -120,8 +120,8 @@ async fn a_watcher_of_health_sees_the_drain_and_does_not_hold_it_up() {
 #[tokio::test]
 async fn metrics_are_read_in_plain_http_and_over_http_2() {
     let running = start().await;
-    let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    let plain = running.plain(asked).await;
+    let request = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let plain = running.plain(request).await;
     assert!(plain.starts_with("HTTP/1.1 200 OK\r\n"), "{plain}");
     assert!(
         plain.contains("content-type: application/openmetrics-text"),

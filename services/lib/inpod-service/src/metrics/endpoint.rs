@@ -22,7 +22,7 @@ use crate::Readiness;
 /// Concurrent scrapes; further connections wait to be accepted.
 const MAX_CONCURRENT_SCRAPES: usize = 4;
 
-/// How long a client may take to send its request.
+/// The time limit for a client to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The lifetime of a connection: one request and its response.

@@ -10,7 +10,7 @@ pub(super) enum Endpoint {
     Disabled,
     /// A host and port, without TLS.
     Http(Uri),
-    /// A Unix socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 

@@ -30,13 +30,13 @@ const QUEUE_CAPACITY: usize = 2048;
 /// The maximum number of spans in a batch.
 const MAX_BATCH: usize = 512;
 
-/// How long a span waits for others of its batch.
+/// The maximum time that a span waits for others of its batch.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long the collector may take to respond.
+/// The timeout of a request to the collector.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the process waits at its end for the remaining spans to be sent.
+/// The maximum time that the process waits at its end for the remaining spans to be sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 type ByResult = [(&'static str, &'static str); 1];
@@ -112,7 +112,7 @@ impl ExporterBuilder {
         Some(Layer(pending.queue.clone()))
     }
 
-    /// Starts to send.
+    /// Starts the task that sends spans.
     pub(crate) fn export(
         self,
         service: &Service,
@@ -146,7 +146,7 @@ impl ExporterBuilder {
     }
 }
 
-/// The running exporter.
+/// The exporter with its running task.
 #[derive(Debug)]
 pub(crate) struct Exporter(Option<Sending>);
 

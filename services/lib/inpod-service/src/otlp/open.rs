@@ -60,7 +60,7 @@ pub(super) struct OpenSpan {
 }
 
 impl OpenSpan {
-    /// Starts a span.
+    /// Starts a span at the current time.
     pub(super) fn new(name: &'static str, enclosing: Option<SpanContext>) -> Self {
         Self {
             id: fastrand::u64(1..),

@@ -107,9 +107,9 @@ fn what_is_made_within_a_call_is_below_it_and_no_two_spans_have_one_id() {
 #[test]
 fn what_is_asked_for_a_call_names_the_span_that_it_is_asked_in() {
     let caller = trace("01");
-    let mut told = Vec::new();
+    let mut traces = Vec::new();
     let spans = exported(|| {
-        told.push(caller.clone().with_current_span());
+        traces.push(caller.clone().with_current_span());
         let in_call = {
             let call = call(&caller);
             let _within = call.enter();
@@ -117,19 +117,19 @@ fn what_is_asked_for_a_call_names_the_span_that_it_is_asked_in() {
         };
         // Work elsewhere in the process, such as a pod's task.
         let part = child_span("claim", &in_call);
-        told.push(in_call.clone());
+        traces.push(in_call.clone());
         let _within = part.enter();
-        told.push(in_call.with_current_span());
+        traces.push(in_call.with_current_span());
     });
     let [call, claim] = &*spans else {
         panic!("{spans:?}")
     };
-    let parents: Vec<_> = told.iter().map(parent_of).collect();
+    let parents: Vec<_> = traces.iter().map(parent_of).collect();
     assert_eq!(
         parents,
         [CALLER.to_owned(), hex(&call.span_id), hex(&claim.span_id)]
     );
-    assert!(told.iter().all(|trace| trace.id() == Some(TRACE)));
+    assert!(traces.iter().all(|trace| trace.id() == Some(TRACE)));
     assert_eq!(
         (&*claim.name, &claim.parent_span_id),
         ("claim", &call.span_id)

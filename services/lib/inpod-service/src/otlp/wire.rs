@@ -13,7 +13,7 @@ pub struct ExportRequest {
     pub resource_spans: Vec<ResourceSpans>,
 }
 
-/// `ExportTraceServiceResponse`.
+/// `ExportTraceServiceResponse`: the result of an export.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportResponse {
     /// Set if some spans were rejected.
@@ -21,7 +21,7 @@ pub struct ExportResponse {
     pub partial_success: Option<PartialSuccess>,
 }
 
-/// `ExportTracePartialSuccess`.
+/// `ExportTracePartialSuccess`: the number of rejected spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct PartialSuccess {
     #[prost(int64, tag = "1")]
@@ -64,7 +64,7 @@ pub struct Scope {
     pub version: String,
 }
 
-/// A span.
+/// A span that has ended.
 #[derive(Clone, PartialEq, Message)]
 pub struct Span {
     /// 16 bytes, not all of them 0.
@@ -78,7 +78,7 @@ pub struct Span {
     pub parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]
     pub name: String,
-    /// [`INTERNAL`] or [`SERVER`].
+    /// Either [`INTERNAL`] or [`SERVER`].
     #[prost(int32, tag = "6")]
     pub kind: i32,
     #[prost(fixed64, tag = "7")]
@@ -88,7 +88,7 @@ pub struct Span {
     /// Each key occurs once.
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
-    /// `None` for success.
+    /// Unset if the span succeeded.
     #[prost(message, optional, tag = "15")]
     pub status: Option<Status>,
     /// The flags of `traceparent` in the lowest byte.
@@ -112,10 +112,10 @@ pub struct Status {
     pub code: i32,
 }
 
-/// `STATUS_CODE_ERROR`.
+/// `STATUS_CODE_ERROR`: the span failed.
 pub const ERROR: i32 = 2;
 
-/// An attribute.
+/// An attribute of a span or a resource.
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
     #[prost(string, tag = "1")]
@@ -130,7 +130,7 @@ pub struct AnyValue {
     pub value: Option<Value>,
 }
 
-/// An attribute's value.
+/// The value of an attribute.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Value {
     #[prost(string, tag = "1")]

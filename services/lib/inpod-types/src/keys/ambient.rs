@@ -9,7 +9,7 @@ pub(super) const AMBIENT: &[Key] = &[
         DATAPLANE_MODE,
         Location::PodLabel,
         "`ambient`, `none`",
-        "`ambient` enrolls the pod, `none` keeps it out of an enrolled namespace; read through the setting enablement_selectors",
+        "`ambient` enrolls the pod, `none` keeps it out of an enrolled namespace; through the setting enablement_selectors",
     ),
     row(
         POD_EVENTS,
@@ -17,7 +17,7 @@ pub(super) const AMBIENT: &[Key] = &[
         DATAPLANE_MODE,
         Location::NamespaceLabel,
         "`ambient`",
-        "enrolls the namespace's pods; read through the setting enablement_selectors",
+        "enrolls the namespace's pods; through the setting enablement_selectors",
     ),
     row(
         POD_EVENTS,
@@ -25,31 +25,31 @@ pub(super) const AMBIENT: &[Key] = &[
         NAMESPACE_NAME,
         Location::NamespaceLabel,
         "the namespace's name",
-        "lets enablement_selectors name namespaces; known also where nothing else is known of a namespace",
+        "lets enablement_selectors name namespaces, even those about which nothing else is known",
     ),
     row(
         POD_EVENTS,
         Access::Read,
         DNS_CAPTURE,
         Location::PodAnnotation,
-        "truth value",
-        "whether name resolution goes to ztunnel, whatever the setting dns_capture says",
+        "boolean",
+        "whether ztunnel captures DNS queries; overrides the setting dns_capture",
     ),
     row(
         POD_EVENTS,
         Access::Read,
         BYPASS_INBOUND_CAPTURE,
         Location::PodAnnotation,
-        "truth value",
-        "leaves inbound TCP alone (\"ingress mode\")",
+        "boolean",
+        "does not capture inbound TCP (\"ingress mode\")",
     ),
     row(
         POD_EVENTS,
         Access::Read,
         REROUTE_VIRTUAL_INTERFACES,
         Location::PodAnnotation,
-        "interface names, with commas between them",
-        "takes TCP that arrives on them for outbound",
+        "comma-separated interface names",
+        "treats TCP connections that arrive on them as outbound",
     ),
     row(
         POD_EVENTS,
@@ -57,7 +57,7 @@ pub(super) const AMBIENT: &[Key] = &[
         REDIRECTION,
         Location::PodAnnotation,
         "`enabled`, `pending`",
-        "tells istiod whether the pod's traffic is redirected; what another agent wrote is how its pods are found",
+        "announces to istiod that the pod's traffic is redirected; that of another agent is how its pods are found",
     ),
     row(
         POD_EVENTS,
@@ -65,7 +65,7 @@ pub(super) const AMBIENT: &[Key] = &[
         STATIC_MIRROR,
         Location::PodAnnotation,
         "any",
-        "says that the pod only shows a static pod of the kubelet",
+        "marks a mirror of a static pod",
     ),
     row(
         POD_EVENTS,
@@ -73,7 +73,7 @@ pub(super) const AMBIENT: &[Key] = &[
         STATIC_HASH,
         Location::PodAnnotation,
         "the UID of a static pod",
-        "what kubelet and runtime call a static pod",
+        "the UID of the static pod for kubelet and runtime",
     ),
 ];
 

@@ -9,7 +9,7 @@ pub(super) const INJECTION: &[Key] = &[
         NAMESPACE_INJECTION,
         Location::NamespaceLabel,
         "`enabled`, `disabled`",
-        "whether the API server asks the injector about pods of the namespace; read through the webhook's selectors",
+        "whether the API server calls the injector for pods of the namespace; through the webhook's selectors",
     ),
     row(
         INJECTOR,
@@ -17,7 +17,7 @@ pub(super) const INJECTION: &[Key] = &[
         REVISION,
         Location::PodLabel,
         "a revision",
-        "which injector is asked about the pod; read through the webhook's selectors",
+        "the revision of the injector for the pod; through the webhook's selectors",
     ),
     row(
         INJECTOR,
@@ -25,7 +25,7 @@ pub(super) const INJECTION: &[Key] = &[
         REVISION,
         Location::NamespaceLabel,
         "a revision",
-        "which injector is asked about pods of the namespace; read through the webhook's selectors",
+        "the revision of the injector for pods of the namespace; through the webhook's selectors",
     ),
     row(
         INJECTOR,
@@ -33,15 +33,15 @@ pub(super) const INJECTION: &[Key] = &[
         REVISION,
         Location::PodAnnotation,
         "a revision",
-        "tells which injector gave the pod its sidecar",
+        "the revision of the injector that added the sidecar",
     ),
     row(
         INJECTOR,
         Access::Read,
         TEMPLATES,
         Location::PodAnnotation,
-        "names of templates, with commas between them",
-        "which templates are injected, instead of the default",
+        "comma-separated names of templates",
+        "templates to inject instead of the default",
     ),
     row(
         INJECTOR,
@@ -49,7 +49,7 @@ pub(super) const INJECTION: &[Key] = &[
         NATIVE_SIDECAR,
         Location::PodAnnotation,
         "`true`, `false`",
-        "whether the proxy is an init container that goes on running, whatever nativeSidecars says",
+        "whether the proxy is a native sidecar (a restartable init container); overrides nativeSidecars",
     ),
     row(
         INJECTOR,
@@ -57,7 +57,7 @@ pub(super) const INJECTION: &[Key] = &[
         OVERRIDES,
         Location::PodAnnotation,
         "JSON",
-        "keeps what the pod itself said of containers that a template has too",
+        "keeps the pod's own settings for containers that a template has too",
     ),
     row(
         INJECTOR,
@@ -65,7 +65,7 @@ pub(super) const INJECTION: &[Key] = &[
         PROXY_CONFIG,
         Location::PodAnnotation,
         "YAML of Istio's ProxyConfig",
-        "is laid over the mesh's ProxyConfig; holdApplicationUntilProxyStarts, interceptionMode, statusPort and proxyMetadata mean something here, all of it goes to the proxy",
+        "overrides the mesh's ProxyConfig; the injector uses holdApplicationUntilProxyStarts, interceptionMode, statusPort and proxyMetadata, and passes everything to the proxy",
     ),
     row(
         INJECTOR,
@@ -73,7 +73,7 @@ pub(super) const INJECTION: &[Key] = &[
         STATUS_PORT,
         Location::PodAnnotation,
         "a port, or `0`",
-        "where the proxy's agent answers probes; `0`: the proxy has none of its own",
+        "the port on which the proxy's agent answers probes; `0` removes the proxy's own probes",
     ),
     row(
         INJECTOR,
@@ -113,7 +113,7 @@ pub(super) const INJECTION: &[Key] = &[
         PROXY_IMAGE_TYPE,
         Location::PodAnnotation,
         "`default`, `debug`, `distroless`",
-        "which build of the proxy's image: an ending of its tag",
+        "the variant of the proxy's image: a suffix of its tag",
     ),
     row(
         INJECTOR,
@@ -121,7 +121,7 @@ pub(super) const INJECTION: &[Key] = &[
         PROXY_CPU,
         Location::PodAnnotation,
         "a quantity",
-        "processor time that the proxy asks for",
+        "CPU request of the proxy",
     ),
     row(
         INJECTOR,
@@ -129,7 +129,7 @@ pub(super) const INJECTION: &[Key] = &[
         PROXY_CPU_LIMIT,
         Location::PodAnnotation,
         "a quantity",
-        "processor time that the proxy may have",
+        "CPU limit of the proxy",
     ),
     row(
         INJECTOR,
@@ -137,7 +137,7 @@ pub(super) const INJECTION: &[Key] = &[
         PROXY_MEMORY,
         Location::PodAnnotation,
         "a quantity",
-        "memory that the proxy asks for",
+        "memory request of the proxy",
     ),
     row(
         INJECTOR,
@@ -145,7 +145,7 @@ pub(super) const INJECTION: &[Key] = &[
         PROXY_MEMORY_LIMIT,
         Location::PodAnnotation,
         "a quantity",
-        "memory that the proxy may have",
+        "memory limit of the proxy",
     ),
     row(
         INJECTOR,
@@ -160,15 +160,15 @@ pub(super) const INJECTION: &[Key] = &[
         Access::Read,
         COMPONENT_LOG_LEVEL,
         Location::PodAnnotation,
-        "component:level, with commas between them",
-        "the log levels of the proxy's parts",
+        "comma-separated component:level",
+        "the log levels of the proxy's components",
     ),
     row(
         INJECTOR,
         Access::Read,
         AGENT_LOG_LEVEL,
         Location::PodAnnotation,
-        "scope:level, with commas between them",
+        "comma-separated scope:level",
         "the log levels of the proxy's agent",
     ),
     row(
@@ -176,8 +176,8 @@ pub(super) const INJECTION: &[Key] = &[
         Access::Read,
         REWRITE_PROBES,
         Location::PodAnnotation,
-        "truth value",
-        "whether probes of the application are led through the proxy's agent, whatever rewriteAppHTTPProbe says",
+        "boolean",
+        "whether the application's probes go through the proxy's agent; overrides rewriteAppHTTPProbe",
     ),
     row(
         INJECTOR,
@@ -185,7 +185,7 @@ pub(super) const INJECTION: &[Key] = &[
         CANONICAL_NAME,
         Location::PodLabel,
         "a name",
-        "under which name telemetry shows the workload",
+        "the name of the workload in telemetry",
     ),
     row(
         INJECTOR,
@@ -193,7 +193,7 @@ pub(super) const INJECTION: &[Key] = &[
         CANONICAL_REVISION,
         Location::PodLabel,
         "a name",
-        "under which revision telemetry shows the workload",
+        "the revision of the workload in telemetry",
     ),
     row(
         INJECTOR,
@@ -201,7 +201,7 @@ pub(super) const INJECTION: &[Key] = &[
         TLS_MODE,
         Location::PodLabel,
         "`istio`, `disabled`",
-        "tells peers that the pod takes mutual TLS",
+        "announces to peers that the pod supports mutual TLS",
     ),
     row(
         INJECTOR,
@@ -209,7 +209,7 @@ pub(super) const INJECTION: &[Key] = &[
         TUNNEL,
         Location::PodLabel,
         "`http`",
-        "tells peers that the pod takes HBONE",
+        "announces to peers that the pod supports HBONE",
     ),
     row(
         INJECTOR,
@@ -217,31 +217,31 @@ pub(super) const INJECTION: &[Key] = &[
         NETWORK,
         Location::PodLabel,
         "a network's name",
-        "tells istiod in which network the pod is",
+        "the network of the pod, for istiod",
     ),
     row(
         INJECTOR,
         Access::Read,
         MERGE_METRICS,
         Location::PodAnnotation,
-        "truth value",
-        "whether the application's metrics are asked for through the proxy's agent, whatever enablePrometheusMerge says",
+        "boolean",
+        "whether the proxy's agent merges the application's metrics; overrides enablePrometheusMerge",
     ),
     row(
         INJECTOR,
         Access::Read,
         SCRAPE_TARGETS,
         Location::PodAnnotation,
-        "PORT:PATH, with commas between them",
-        "where the agent asks for the application's metrics, instead of prometheus.io/port and prometheus.io/path",
+        "comma-separated PORT:PATH",
+        "where the agent scrapes the application's metrics, instead of prometheus.io/port and prometheus.io/path",
     ),
     row(
         INJECTOR,
         Access::Written,
         SCRAPE,
         Location::PodAnnotation,
-        "truth value",
-        "tells Prometheus to ask the pod for metrics; `false` of the pod's author leaves all three alone, in any spelling",
+        "boolean",
+        "makes Prometheus scrape the pod; if the pod sets it to `false`, in any spelling, all three stay unchanged",
     ),
     row(
         INJECTOR,
@@ -249,7 +249,7 @@ pub(super) const INJECTION: &[Key] = &[
         SCRAPE_PATH,
         Location::PodAnnotation,
         "a path",
-        "tells Prometheus the agent's path; what it said before is told to the agent",
+        "the agent's metrics path; the pod's own value is passed to the agent",
     ),
     row(
         INJECTOR,
@@ -257,7 +257,7 @@ pub(super) const INJECTION: &[Key] = &[
         SCRAPE_PORT,
         Location::PodAnnotation,
         "a port",
-        "tells Prometheus the agent's port; what it said before is told to the agent",
+        "the agent's metrics port; the pod's own value is passed to the agent",
     ),
     row(
         INJECTOR,
@@ -265,7 +265,7 @@ pub(super) const INJECTION: &[Key] = &[
         SECURE_PORT,
         Location::PodAnnotation,
         "a port",
-        "tells Prometheus where it gets the same metrics with mutual TLS, where the proxy's environment has ENVOY_SECURE_MERGED_METRICS_PORT",
+        "the port of the same metrics with mutual TLS, if the proxy's environment has ENVOY_SECURE_MERGED_METRICS_PORT",
     ),
     row(
         INJECTOR,
@@ -273,15 +273,15 @@ pub(super) const INJECTION: &[Key] = &[
         MULTUS_NETWORKS,
         Location::PodAnnotation,
         "networks, as a list of names or of JSON objects",
-        "has Multus call the node's plugin, where multusNetwork says that it is a network; a pod's own networks stay",
+        "makes Multus call the node's plugin, if multusNetwork names its network; the pod's own networks are kept",
     ),
     row(
         INJECTOR,
         Access::Read,
         DEFAULT_ENDPOINTS,
         Location::PodAnnotation,
-        "PORT=ENDPOINT, with commas between them; an endpoint is 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT (the pod's own address) or unix:///PATH",
-        "where the Envoy of the template `standalone` leads connections to these ports of the pod: to where they were going by default",
+        "comma-separated PORT=ENDPOINT; an endpoint is 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT (the pod's own address) or unix:///PATH",
+        "the endpoints to which the Envoy of the template `standalone` forwards connections on these ports: by default their original destination",
     ),
 ];
 

@@ -1,4 +1,4 @@
-//! What breaks on a node, and the code that says so.
+//! One fault for every code.
 
 use inpod_proto::{
     netconfig::v1::{Backend, Finding, FindingKind, SelfTestCheck},
@@ -36,7 +36,7 @@ pub(super) fn condition(facts: &mut Facts, name: &str) {
     found.message = "it is away".to_owned();
 }
 
-/// What breaks, and the code that says so.
+/// Each fault with the only code that must report it.
 pub(super) const BREAKS: &[(Code, Break)] = &[
     (Code::KernelTooOld, |it| {
         it.release = Ok("5.13.19-generic".to_owned());

@@ -5,7 +5,7 @@ use inpod_types::{Failure, Reason};
 use super::{Next, Request, Response, Step, call_next};
 use crate::deadline::timeout;
 
-/// How long before the caller's deadline the response is sent, so that it arrives in time.
+/// The time between the response and the caller's deadline, so that it arrives in time.
 const MARGIN: Duration = Duration::from_millis(100);
 
 /// Responds on behalf of a handler that has not responded shortly before the caller's deadline. The timers of tonic and

@@ -7,7 +7,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::{Next, Request, Response, Step, call_next, is_of_grpc};
 use crate::metrics::Calls;
 
-/// When a rejected caller may retry.
+/// The retry hint for a rejected caller.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Methods with a concurrency limit of their own, such as `/inpod.podevents.v1.PodEventsService/AddPod`. Calls of one

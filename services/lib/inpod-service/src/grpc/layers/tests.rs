@@ -177,9 +177,11 @@ async fn a_call_over_the_limit_is_refused_with_details_and_those_of_grpc_and_met
     let server = ServiceBuilder::new()
         .layer(stack(&metrics, 1, &[]))
         .service(waiting(&go_on));
-    let (told, first) = oneshot::channel();
+    let (responded, first) = oneshot::channel();
     let held = server.clone();
-    tokio::spawn(async move { told.send(status(held.oneshot(call(LOOK)).await.unwrap()).await) });
+    tokio::spawn(
+        async move { responded.send(status(held.oneshot(call(LOOK)).await.unwrap()).await) },
+    );
     while !metrics.text().contains("grpc_in_flight 1\n") {
         tokio::task::yield_now().await;
     }

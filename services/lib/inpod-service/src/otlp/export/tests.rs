@@ -14,7 +14,7 @@ use crate::Readiness;
 
 const NAME: &str = "opentelemetry.proto.collector.trace.v1.TraceService";
 
-/// How the fake collector responds.
+/// The behavior of the fake collector.
 #[derive(Clone, Copy)]
 enum Manner {
     Takes,
