@@ -81,7 +81,7 @@ pub(super) const INJECTION: &[Key] = &[
         READINESS_DELAY,
         Location::PodAnnotation,
         "seconds",
-        "of the proxy's readiness probe",
+        "initial delay of the proxy's readiness probe",
     ),
     row(
         INJECTOR,
@@ -89,7 +89,7 @@ pub(super) const INJECTION: &[Key] = &[
         READINESS_PERIOD,
         Location::PodAnnotation,
         "seconds",
-        "of the proxy's readiness probe",
+        "period of the proxy's readiness probe",
     ),
     row(
         INJECTOR,
@@ -97,7 +97,7 @@ pub(super) const INJECTION: &[Key] = &[
         READINESS_FAILURES,
         Location::PodAnnotation,
         "a number",
-        "of the proxy's readiness probe",
+        "failure threshold of the proxy's readiness probe",
     ),
     row(
         INJECTOR,
