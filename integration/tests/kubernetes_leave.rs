@@ -1,5 +1,5 @@
-//! `inpod uninstall` and `inpod handover` against a real API server, with exactly the rights that its page lists. The test is the kubelet: it says
-//! which nodes are Ready and what containers wrote when they ended.
+//! `inpod uninstall` and `inpod handover` against a real API server, with exactly the rights that its page lists. The test
+//! acts as the kubelet: it sets which nodes are Ready and what containers wrote when they ended.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,

@@ -16,24 +16,37 @@ pub fn wrap(text: &str) -> String {
         let indent = line.len() - line.trim_start().len();
         let mut column = 0;
         for word in line.split_whitespace() {
-            let length = word.chars().count();
-            if column > indent && column + 1 + length > MAX_COLUMNS {
-                wrapped.push('\n');
-                column = 0;
+            let is_long = indent + word.chars().count() > MAX_COLUMNS;
+            for (at, part) in parts(word, is_long).into_iter().enumerate() {
+                let space = usize::from(at == 0 && column > 0);
+                let length = part.chars().count();
+                if column > indent && column + space + length > MAX_COLUMNS {
+                    wrapped.push('\n');
+                    column = 0;
+                }
+                if column == 0 {
+                    wrapped += &" ".repeat(indent);
+                    column = indent;
+                } else if space == 1 {
+                    wrapped.push(' ');
+                    column += 1;
+                }
+                wrapped += part;
+                column += length;
             }
-            if column == 0 {
-                wrapped += &" ".repeat(indent);
-                column = indent;
-            } else {
-                wrapped.push(' ');
-                column += 1;
-            }
-            wrapped += word;
-            column += length;
         }
         wrapped.push('\n');
     }
     wrapped
+}
+
+/// Splits a word that is longer than a line, such as the JSON of a default, where JSON permits a line break.
+fn parts(word: &str, is_long: bool) -> Vec<&str> {
+    if is_long {
+        word.split_inclusive([',', ':', '{']).collect()
+    } else {
+        vec![word]
+    }
 }
 
 #[cfg(test)]
@@ -55,5 +68,12 @@ mod tests {
             wrap(&format!("  {}", "x".repeat(100))),
             format!("  {}\n", "x".repeat(100))
         );
+        let json = format!("  [default: {}]", "{\"key\":\"value\"},".repeat(10));
+        let wrapped = wrap(&json);
+        assert!(
+            wrapped.lines().all(|line| line.len() <= MAX_COLUMNS),
+            "{wrapped}"
+        );
+        assert_eq!(wrapped.replace("\n  ", "").trim(), json.trim());
     }
 }
