@@ -97,10 +97,10 @@ mod tests {
     };
 
     fn parsed(line: &str) -> PodQuery {
-        match parse(line).unwrap().command {
-            Command::Pods(query) => query,
-            other => panic!("{line}: {other:?}"),
-        }
+        let Command::Pods(query) = parse(line).unwrap().command else {
+            panic!("{line}");
+        };
+        query
     }
 
     #[test]

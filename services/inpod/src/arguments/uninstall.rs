@@ -125,10 +125,10 @@ mod tests {
     };
 
     fn parsed(line: &str) -> UninstallOptions {
-        match parse(line).unwrap().command {
-            Command::Uninstall(options) => options,
-            other => panic!("{line}: {other:?}"),
-        }
+        let Command::Uninstall(options) = parse(line).unwrap().command else {
+            panic!("{line}");
+        };
+        options
     }
 
     #[test]

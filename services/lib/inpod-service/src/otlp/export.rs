@@ -260,7 +260,7 @@ impl Sender {
                     self.report_failure(count, &format!("{:#}", anyhow::Error::from(status)));
                 }
                 Err(_elapsed) => {
-                    self.report_failure(count, &format!("no response within {SEND_TIMEOUT:?}"))
+                    self.report_failure(count, &format!("no response within {SEND_TIMEOUT:?}"));
                 }
             }
         }
