@@ -1,5 +1,6 @@
 //go:build tools
 
+// Package tools pins the Kubernetes programs that the tests build, in the version of go.mod.
 package tools
 
 import (

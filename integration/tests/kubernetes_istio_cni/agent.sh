@@ -1,6 +1,8 @@
-# A real istio-cni with the mounts that its chart gives it (shareHostNetworkNamespace, so that the node's network is its
-# own):  agent.sh DIR PROGRAMS COMMAND...
-# DIR has host/ (the node's directories) and account/ (token and ca.crt). It runs in a mount namespace of its own.
+# Runs a real istio-cni with the mounts of its chart (with shareHostNetworkNamespace: it shares the node's network).
+#
+#   agent.sh DIR PROGRAMS COMMAND...
+#
+# DIR has host/ (the node's directories) and account/ (token and ca.crt). Call it in a new mount namespace.
 set -eu
 dir=$1 programs=$2
 shift 2
