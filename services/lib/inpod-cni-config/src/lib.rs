@@ -1,4 +1,4 @@
-//! The CNI configuration of a node: its directories, the file that the runtime uses, and edits that lose no byte.
+//! The CNI configuration of a node: its directories, the file that the runtime uses, and byte-preserving edits.
 //!
 //! [`Conflist`] and [`Conf`] are texts with known positions: an edit replaces parts of the text and keeps all other
 //! bytes. [`Directory`] reads a configuration directory as runtimes do, and [`find_dirs`] finds the directories that a
