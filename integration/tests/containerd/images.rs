@@ -154,7 +154,7 @@ fn binaries_of_another_architecture_go_into_no_image() {
     ];
     let arguments = [arguments.as_flattened(), &["inpod".as_ref()]].concat();
     let error = run(build.to_str().unwrap(), &arguments).unwrap_err();
-    let expected = format!("inpod is not of {other} but of ");
+    let expected = format!("inpod is not for {other} but for ");
     assert!(error.to_string().contains(&expected), "{error}");
     assert!(!archive.exists());
 }
