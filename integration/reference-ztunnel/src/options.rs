@@ -80,6 +80,7 @@ const FAULT_HELP: &str = "Misbehave on purpose: \
 
 fn command() -> Command {
     Command::new("reference-ztunnel")
+        .term_width(80)
         .about("A plaintext ztunnel that behaves like the stock one on ZDS")
         .version(env!("CARGO_PKG_VERSION"))
         .arg(

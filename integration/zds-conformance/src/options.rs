@@ -103,6 +103,7 @@ const COMMAND: &str =
 
 fn command() -> Command {
     Command::new("zds-conformance")
+        .term_width(80)
         .about("Shows whether a ztunnel, or an agent, keeps the contract of ZDS. Needs root: it makes network namespaces.")
         .version(env!("CARGO_PKG_VERSION"))
         .after_help("Exit code: 0 passed, 1 failed, 2 could not be run.")

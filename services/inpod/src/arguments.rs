@@ -4,7 +4,6 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, value_parser};
 use inpod_proto::types::v1::PodSelector;
-use inpod_service::help;
 
 mod binds;
 mod bundle;
@@ -159,6 +158,7 @@ fn command() -> clap::Command {
         .about("Shows which pods of this node are in the mesh and why, diagnoses the node, and removes inpod from a cluster. Talks to the services over their sockets: run it on the node, as root")
         .after_help(EXIT_CODES)
         .next_line_help(true)
+        .term_width(80)
         .subcommand_required(true)
         .arg_required_else_help(true)
         .arg(
@@ -196,7 +196,7 @@ impl Arguments {
             if error.use_stderr() {
                 ParseError::Usage(text)
             } else {
-                ParseError::Help(help::wrap(&text))
+                ParseError::Help(text)
             }
         };
         let matches = command()

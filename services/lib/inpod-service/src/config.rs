@@ -202,7 +202,7 @@ pub(crate) fn load(
     let matches = match command(service, &keys).try_get_matches_from(arguments) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => {
-            return Ok(Command::PrintHelp(crate::help::wrap(&error.to_string())));
+            return Ok(Command::PrintHelp(error.to_string()));
         }
         Err(error) => return Err(ConfigError::Arguments(error.to_string().trim().to_owned())),
     };
@@ -266,13 +266,20 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
         .version(service.version)
         .about(service.about)
         .next_line_help(true)
+        .term_width(80)
         .after_help("Each setting is also an environment variable (--log-level is INPOD_LOG_LEVEL) and a key of the file (log_level).")
         .arg(config.help(format!("Settings file in TOML [default: /etc/inpod/{}.toml, if it exists]", service.name)))
         .arg(flag("print-config", "Print the effective settings and the source of each, then exit"))
         .arg(flag("check", "Exit 0 if the running service is ready, else 1"))
         .arg(flag("check-live", "Exit 0 if the running service answers, else 1"))
         .args(keys.iter().map(|key| {
-            let default = key.default.map_or_else(|| "required".to_owned(), |text| format!("default: {text}"));
+            let default = match key.default {
+                None => "required".to_owned(),
+                Some("") => "default: none".to_owned(),
+                // clap does not break a word that is longer than a line.
+                Some(text) if text.len() > 60 => "default: see --print-config".to_owned(),
+                Some(text) => format!("default: {text}"),
+            };
             Arg::new(key.name)
                 .long(key.name.replace('_', "-"))
                 .value_name("VALUE")

@@ -8,7 +8,6 @@ mod check;
 pub mod config;
 mod deadline;
 mod grpc;
-pub mod help;
 mod log;
 pub mod metrics;
 #[cfg(feature = "otlp")]
