@@ -22,7 +22,7 @@ const MAX_INTERFACE_NAME_BYTES: usize = 15;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidList {
     /// An entry has the wrong form.
-    #[error("{entry:?} is not a valid {what}; use {advice}")]
+    #[error("{entry:?} is not a valid {what}; give {advice}")]
     Entry {
         /// The first characters of the entry.
         entry: String,
@@ -32,7 +32,7 @@ pub enum InvalidList {
         advice: &'static str,
     },
     /// The list has more entries than rules can be written for.
-    #[error("more than {max} {what}; use fewer")]
+    #[error("more than {max} {what}; give fewer")]
     TooMany {
         /// The maximum number of entries.
         max: usize,
@@ -210,7 +210,7 @@ mod tests {
         assert!(ports(&list(64, "")).is_ok() && ports(&list(65, "")).is_err());
         assert!(excluded_inbound(&list(61, "")).is_ok());
         let message = excluded_inbound(&list(62, "")).unwrap_err().to_string();
-        assert_eq!(message, "more than 64 entries; use fewer");
+        assert_eq!(message, "more than 64 entries; give fewer");
         assert!(networks(&list(32, "10.0.0.0/")).is_ok());
         let far: Vec<_> = (0..65).map(|n| format!("10.{n}.0.0/16")).collect();
         assert!(networks(&far.join(",")).is_err());
