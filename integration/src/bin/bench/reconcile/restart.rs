@@ -38,7 +38,7 @@ pub(super) fn restart(samples: usize, cluster: &Cluster) -> anyhow::Result<()> {
         &rows,
     )?;
     print_line(
-        "\nNothing was written: no object of Kubernetes, and no rule that the kernel told of.",
+        "\nNothing was written: no Kubernetes object, and no rule that the kernel reported.",
     )
 }
 
