@@ -37,9 +37,7 @@ pub(super) fn restart(samples: usize, cluster: &Cluster) -> anyhow::Result<()> {
         &format!("Restart of pod-events beside {pods} enrolled pods, until each is verified"),
         &rows,
     )?;
-    print_line(
-        "\nNothing was written: no Kubernetes object, and no rule that the kernel reported.",
-    )
+    print_line("\nNothing was written: no Kubernetes object, and no rule that the kernel reported.")
 }
 
 /// Restarts pod-events and waits until every pod is verified; fails if anything is written.
