@@ -1,4 +1,4 @@
-//! The agent is away, or was never there: what has to start starts, what belongs to the mesh waits or joins late.
+//! The agent is away, or was never there: pods outside the mesh start, and pods of the mesh wait or join later.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use integration::{App, Node, Pod, Spec};
 use crate::{
     PORT,
     chain::PRIMARY,
-    failures::{assert_told, come_back, enrol_shop, go_away},
+    failures::{assert_error, enrol_shop, start_agent, stop_agent},
     recorder::{record, recorded},
     runtime::Runtime,
     sandboxes::{NOTHING, in_the_mesh, reached_through_ztunnel},
@@ -17,7 +17,7 @@ use crate::{
 /// CNI's code for "try again later" (spec, Error).
 const TRY_AGAIN_LATER: u64 = 11;
 
-/// A pod as everybody's cluster has it.
+/// Returns a pod that every cluster has.
 fn of(namespace: &str, name: &str) -> Spec {
     Spec {
         namespace: namespace.to_owned(),
@@ -31,8 +31,8 @@ fn while_the_agent_is_away_what_it_needs_itself_starts_and_a_pod_of_an_enrolled_
     let runtime = Runtime::running().unwrap();
     record(&runtime.chain).unwrap();
     enrol_shop(&runtime);
-    go_away(&runtime);
-    // Name resolution and ztunnel are of other namespaces, and the agent is of the node's network.
+    stop_agent(&runtime);
+    // DNS and ztunnel are in other namespaces, and the agent uses the node's network.
     let dns = of("kube-system", "coredns");
     let ztunnel = of("istio-system", "ztunnel").label("istio.io/dataplane-mode", "none");
     let agent = of("istio-system", "inpod");
@@ -46,14 +46,14 @@ fn while_the_agent_is_away_what_it_needs_itself_starts_and_a_pod_of_an_enrolled_
     for _ in 0..2 {
         let refused = runtime.cri.run(runtime.config(&waiting)).unwrap_err();
         let message = refused.message();
-        assert_told(message, &["the pod waits", "[AGENT_UNAVAILABLE]"]);
+        assert_error(message, &["the pod waits", "[AGENT_UNAVAILABLE]"]);
     }
     let calls = recorded(&runtime.chain).unwrap();
     let adds = calls.iter().filter(|call| call.verb == "ADD");
     let errors: Vec<_> = adds.map(|call| call.error()).collect();
     let waits = Some(TRY_AGAIN_LATER);
     assert_eq!(errors, [None, None, waits, waits]);
-    come_back(&runtime);
+    start_agent(&runtime);
     let web = runtime.pod(waiting).unwrap();
     in_the_mesh(&runtime, &web);
     for pod in &started {
@@ -68,7 +68,7 @@ fn while_the_agent_is_away_what_it_needs_itself_starts_and_a_pod_of_an_enrolled_
     runtime.until_empty().unwrap();
 }
 
-/// A UUID, which a pod's cgroup has to name.
+/// Returns a UUID, as a pod's cgroup name must contain one.
 pub(crate) fn uid(number: u8) -> String {
     format!("11111111-2222-4333-8444-5555555555{number:02x}")
 }
@@ -105,7 +105,7 @@ fn pods_that_run_before_the_first_install_on_a_node_are_enrolled_late_and_new_on
     runtime.node.start_all().unwrap();
     runtime.node.ready().unwrap();
     let known = runtime.node.until_whole(&early.spec).unwrap();
-    // No ADD was seen: its own process has led to it.
+    // No ADD was seen: the pod was discovered by its own process.
     let sandbox = known.sandbox.unwrap();
     assert_eq!(
         (sandbox.container_id.as_str(), sandbox.network_name.as_str()),
@@ -120,7 +120,7 @@ fn pods_that_run_before_the_first_install_on_a_node_are_enrolled_late_and_new_on
     in_the_mesh(&runtime, &new);
     outsider.unmount().unwrap();
     drop(outsider);
-    // Their DELs name a network that their ADDs did not.
+    // Their DELs name a network that their ADDs did not name.
     for pod in [early, plain, new] {
         runtime.end(&pod.container_id).unwrap();
     }

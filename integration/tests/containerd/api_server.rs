@@ -1,6 +1,6 @@
-//! An API server as far as `repair` asks one, for a node whose kubelet is a test: it lists the pods that it was shown and
-//! watches them, takes a label and a deletion with their preconditions, and keeps Events. The real one, with the rights
-//! that are deployed, is in the tiers apiserver and kubernetes.
+//! The part of an API server that `repair` uses, for a node whose kubelet is a test: it lists and watches pods,
+//! accepts a label and a deletion with their preconditions, and keeps Events. The tiers apiserver and kubernetes have
+//! the real one, with the deployed RBAC.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +15,11 @@ use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
 use serde_json::{Value, json};
 
-/// How often a watch looks for what is new.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval at which a watch polls for changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a watch is kept that says nothing of it.
-const WATCH: Duration = Duration::from_secs(60);
+/// The duration of a watch whose request names none.
+const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves until the test program ends.
 #[derive(Debug)]
@@ -35,11 +35,11 @@ struct State {
     /// Each change of a pod as a watch shows it, with its version.
     changes: Vec<(u64, Value)>,
     events: Vec<Value>,
-    /// What was asked for besides lists and watches: method and path.
+    /// Requests other than lists and watches: method and path.
     asked: Vec<String>,
 }
 
-/// A request, and its body where it has one.
+/// A request, with its body if it has one.
 struct Request {
     method: String,
     path: String,
@@ -60,14 +60,14 @@ impl ApiServer {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let state = Arc::clone(&shared);
-                // A client that goes away is no error.
+                // A client that disconnects is no error.
                 thread::spawn(move || serve(stream, &state).unwrap_or_default());
             }
         });
         Ok(Self { address, state })
     }
 
-    /// How it is reached, by anybody.
+    /// Returns a kubeconfig that any client may use.
     pub(crate) fn kubeconfig(&self) -> String {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "it",
@@ -78,7 +78,7 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Shows a pod as it is now. The labels that it was given meanwhile stay.
+    /// Shows a pod in its current state. Labels that were set meanwhile stay.
     pub(crate) fn show(&self, mut pod: Value) {
         let mut state = lock(&self.state);
         let name = text(&pod, "/metadata/name");
@@ -88,7 +88,7 @@ impl ApiServer {
         state.put("MODIFIED", pod);
     }
 
-    /// A pod is gone.
+    /// Deletes a pod without a request.
     pub(crate) fn forget(&self, name: &str) {
         let mut state = lock(&self.state);
         if let Some(pod) = state.pods.get(name).cloned() {
@@ -97,13 +97,13 @@ impl ApiServer {
         }
     }
 
-    /// A pod as it stands.
+    /// Returns a pod as the server holds it.
     pub(crate) fn pod(&self, name: &str) -> anyhow::Result<Value> {
         let state = lock(&self.state);
         state.pods.get(name).cloned().context("no such pod")
     }
 
-    /// The text of an Event of a reason.
+    /// Returns the text of an Event with this reason.
     pub(crate) fn event(&self, reason: &str) -> anyhow::Result<String> {
         let state = lock(&self.state);
         let event = state.events.iter().find(|it| it["reason"] == reason);
@@ -112,7 +112,7 @@ impl ApiServer {
             .with_context(|| format!("no {reason} in {:?}", state.events))
     }
 
-    /// The changes of pods that were asked for: method and path.
+    /// Returns the requested changes of pods: method and path.
     pub(crate) fn asked(&self) -> Vec<String> {
         lock(&self.state).asked.clone()
     }
@@ -127,7 +127,7 @@ fn text(value: &Value, pointer: &str) -> String {
     text.unwrap_or_default().to_owned()
 }
 
-/// A field of a pod's metadata.
+/// Sets a field of a pod's metadata.
 fn set(pod: &mut Value, name: &str, value: Value) {
     if let Some(metadata) = pod.pointer_mut("/metadata").and_then(Value::as_object_mut) {
         metadata.insert(name.to_owned(), value);
@@ -190,7 +190,7 @@ fn failed(code: u16, reason: &str) -> Answer {
     (code, status)
 }
 
-/// A merge patch of labels, of the pod that is meant.
+/// Applies a merge patch of labels, if its precondition names this pod.
 fn label(pod: &mut Value, patch: &Value) -> Result<(), &'static str> {
     if patch.pointer("/metadata/uid") != pod.pointer("/metadata/uid") {
         return Err("another pod");
@@ -208,7 +208,7 @@ fn label(pod: &mut Value, patch: &Value) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// A graceful deletion, of the pod that is meant as it was seen.
+/// Deletes gracefully, if its preconditions match this pod.
 fn delete(pod: &mut Value, options: &Value) -> Result<(), &'static str> {
     for name in ["uid", "resourceVersion"] {
         let meant = options.pointer(&format!("/preconditions/{name}"));
@@ -220,7 +220,7 @@ fn delete(pod: &mut Value, options: &Value) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// The requests of one connection.
+/// Serves the requests of one connection.
 fn serve(stream: TcpStream, state: &Mutex<State>) -> anyhow::Result<()> {
     let mut writer = stream.try_clone()?;
     let mut reader = BufReader::new(stream);
@@ -276,11 +276,12 @@ fn line(reader: &mut BufReader<TcpStream>) -> anyhow::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// Everything after a version, for as long as was asked for. Its end is the connection's.
+/// Sends every change after a version for the requested time, then closes the connection.
 fn watch(writer: &mut TcpStream, request: &Request, state: &Mutex<State>) -> anyhow::Result<()> {
     let asked = |name: &str| request.query.get(name).and_then(|text| text.parse().ok());
     let mut seen: u64 = asked("resourceVersion").unwrap_or_default();
-    let end = Instant::now() + asked("timeoutSeconds").map_or(WATCH, Duration::from_secs);
+    let end =
+        Instant::now() + asked("timeoutSeconds").map_or(DEFAULT_WATCH_TIMEOUT, Duration::from_secs);
     write!(
         writer,
         "HTTP/1.1 200 It\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
@@ -295,12 +296,12 @@ fn watch(writer: &mut TcpStream, request: &Request, state: &Mutex<State>) -> any
         }
         writer.flush()?;
         is_there(writer)?;
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-/// Whether the client of a watch, which says nothing any more, is still there.
+/// Returns an error if the client of a watch, which sends nothing any more, has disconnected.
 fn is_there(stream: &TcpStream) -> anyhow::Result<()> {
     stream.set_nonblocking(true)?;
     let peeked = stream.peek(&mut [0]);

@@ -1,5 +1,6 @@
-//! What the plugin costs a sandbox: RunPodSandbox on two nodes in turns, whose chains differ by the plugin alone. Run it
-//! through `integration/bench/run SAMPLES containerd`; the tier takes a few samples, to see that it works.
+//! Measures what the plugin costs a sandbox: RunPodSandbox on two nodes alternately, whose chains differ only
+//! by the plugin. Run it through `integration/bench/run SAMPLES containerd`; the tier takes a few samples to
+//! check that it works.
 
 use std::{
     io::{self, Write as _},
@@ -12,7 +13,7 @@ use integration::{Node, Spec};
 
 use crate::{chain::PRIMARY, runtime::Runtime, sandboxes::in_the_mesh};
 
-/// Until a directory of manifests that changes has been read for good.
+/// The time after which a changed directory of manifests has certainly been read.
 const READ: Duration = Duration::from_millis(200);
 
 #[expect(
@@ -24,8 +25,8 @@ fn samples() -> usize {
     samples.map_or(3, |text| text.parse().expect("a number"))
 }
 
-/// Makes a sandbox, and removes it after a look at it. How long RunPodSandbox took.
-fn took(runtime: &Runtime, spec: &Spec, look: impl FnOnce(&str)) -> Duration {
+/// Runs a sandbox, inspects it, and removes it. Returns how long RunPodSandbox took.
+fn time_run(runtime: &Runtime, spec: &Spec, look: impl FnOnce(&str)) -> Duration {
     runtime.node.write_manifest(spec).unwrap();
     thread::sleep(READ);
     let config = runtime.config(spec);
@@ -37,7 +38,7 @@ fn took(runtime: &Runtime, spec: &Spec, look: impl FnOnce(&str)) -> Duration {
     took
 }
 
-/// In milliseconds, by its share of the samples.
+/// Returns a quantile in milliseconds.
 fn quantile(times: &[Duration], share: usize) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort();
@@ -61,13 +62,13 @@ fn what_the_plugin_adds_to_a_sandbox_is_measured_beside_one_without_it() {
     let (outside, inside) = (Spec::new("outside"), Spec::new("inside").ambient());
     for _ in 0..samples() {
         let times = [
-            took(&bare, &outside, |_| {}),
-            took(&ours, &outside, |id| {
+            time_run(&bare, &outside, |_| {}),
+            time_run(&ours, &outside, |id| {
                 let known = ours.node.explain(&outside).unwrap();
                 assert_eq!(known.state(), PodState::Out);
                 assert_eq!(known.sandbox.unwrap().container_id, id);
             }),
-            took(&ours, &inside, |id| {
+            time_run(&ours, &inside, |id| {
                 in_the_mesh(&ours, &ours.sandbox(inside.clone(), id).unwrap());
             }),
         ];

@@ -1,4 +1,5 @@
-//! What applications bind in sandboxes of a real containerd is told rightly, and nothing is executed in a container for it.
+//! Binds of applications in sandboxes of a real containerd are reported correctly, and nothing is executed in
+//! a container for that.
 
 use std::{
     fs,
@@ -13,21 +14,21 @@ use integration::{PATIENCE, Pod, Spec, eventually, run};
 
 use crate::{image, runtime::Runtime};
 
-/// Where Debian's postgresql-15 and its neighbours put their programs, below a version.
+/// The directory of Debian's PostgreSQL packages, whose subdirectories are versions.
 const POSTGRES: &str = "/usr/lib/postgresql";
 
-/// What is told of the one pod; it must have been seen.
-fn told(runtime: &Runtime) -> anyhow::Result<PodBinds> {
+/// Returns the report about the only pod, which must have been inspected.
+fn report(runtime: &Runtime) -> anyhow::Result<PodBinds> {
     let mut pods = runtime.node.api().binds(ListBindsRequest::default())?;
     let pod = pods.pop().context("no pod")?;
     ensure!(pods.is_empty() && pod.failure.is_none(), "{pods:?} {pod:?}");
     Ok(pod)
 }
 
-/// Waits until ports are bound so, and no others.
+/// Waits until exactly these ports are bound in these ways.
 fn until_bound(runtime: &Runtime, wanted: &[(u32, BindKind)]) {
     eventually("it is told", PATIENCE, || {
-        let pod = told(runtime)?;
+        let pod = report(runtime)?;
         let found: Vec<_> = pod.ports.iter().map(|it| (it.port, it.kind())).collect();
         ensure!(found == wanted, "{found:?}");
         anyhow::Ok(())
@@ -35,7 +36,7 @@ fn until_bound(runtime: &Runtime, wanted: &[(u32, BindKind)]) {
     .unwrap();
 }
 
-/// A program of the image in a container of its own, in a pod's network.
+/// Runs a program of the image in a container of its own, in a pod's network.
 fn contained(runtime: &Runtime, pod: &Pod, id: &str, command: &[&str]) {
     let network = format!("network:{}", pod.path().display());
     let cgroup = format!("/binds-{}/{id}", std::process::id());
@@ -44,7 +45,7 @@ fn contained(runtime: &Runtime, pod: &Pod, id: &str, command: &[&str]) {
     runtime.ctr(&[&flags[..], &rest, command].concat()).unwrap();
 }
 
-/// Everything that containerd tells of its tasks. Ends with the value.
+/// All of containerd's task events until this is dropped.
 struct Events {
     process: Child,
     told: PathBuf,
@@ -70,8 +71,8 @@ impl Events {
         text.matches("/tasks/exec-added").count()
     }
 
-    /// Executes something in a container, and waits until that is told.
-    fn sees_one(&self, runtime: &Runtime, id: &str) {
+    /// Executes a command in a container, and waits for its event.
+    fn wait_for_exec(&self, runtime: &Runtime, id: &str) {
         let before = self.executed();
         eventually("an execution is told", PATIENCE, || {
             let number = format!("x{}", self.executed() + before);
@@ -94,14 +95,14 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // Ended already, or ends now.
+        // It has ended already, or ends now.
         self.process.kill().unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }
 }
 
 #[test]
-fn servers_in_containers_are_told_by_how_they_bind_and_nothing_is_executed_in_them() {
+fn servers_in_containers_are_reported_by_how_they_bind_and_nothing_is_executed_in_them() {
     let runtime = Runtime::running().unwrap();
     let pod = runtime.pod(Spec::new("web")).unwrap();
     let httpd = |id: &str, to: &str| {
@@ -112,8 +113,8 @@ fn servers_in_containers_are_told_by_how_they_bind_and_nothing_is_executed_in_th
     httpd("localhost", "127.0.0.1:8082");
     httpd("pod-ip", &format!("{}:8083", pod.v4));
     let events = Events::of(&runtime);
-    // It hears of executions from here on.
-    events.sees_one(&runtime, "localhost");
+    // Executions are observed from here on.
+    events.wait_for_exec(&runtime, "localhost");
     let before = events.executed();
     let wanted = [
         (8081, BindKind::Wildcard),
@@ -122,10 +123,10 @@ fn servers_in_containers_are_told_by_how_they_bind_and_nothing_is_executed_in_th
     ];
     until_bound(&runtime, &wanted);
     for _ in 0..20 {
-        told(&runtime).unwrap();
+        report(&runtime).unwrap();
     }
     assert_eq!(events.executed(), before);
-    events.sees_one(&runtime, "wildcard");
+    events.wait_for_exec(&runtime, "wildcard");
     for id in ["wildcard", "localhost", "pod-ip"] {
         runtime
             .ctr(&["tasks", "kill", "-s", "SIGKILL", id])
@@ -143,14 +144,14 @@ fn servers_in_containers_are_told_by_how_they_bind_and_nothing_is_executed_in_th
     runtime.end(&pod.container_id).unwrap();
 }
 
-/// The programs of PostgreSQL, where it is installed.
+/// Returns the directory of PostgreSQL's programs if it is installed.
 fn postgres() -> Option<PathBuf> {
     let versions = fs::read_dir(POSTGRES).ok()?;
     let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
     programs.into_iter().find(|it| it.join("initdb").is_file())
 }
 
-/// A program as PostgreSQL's user: it refuses to be root.
+/// Prefixes a command to run as PostgreSQL's user, since it refuses to run as root.
 fn as_user<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     let user = [
         "setpriv",
@@ -161,7 +162,7 @@ fn as_user<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     [&user[..], rest].concat()
 }
 
-/// A database in a pod's network. Ends with the value.
+/// A database in a pod's network, stopped on drop.
 struct Database(Child);
 
 impl Database {
@@ -182,7 +183,7 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // SIGINT is its fast shutdown: its helpers end with it.
+        // SIGINT is its fast shutdown: its helper processes end with it.
         let pid = self.0.id().to_string();
         run("kill", &["-INT", &pid]).map(drop).unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
@@ -190,7 +191,7 @@ impl Drop for Database {
 }
 
 #[test]
-fn a_database_is_told_by_how_it_binds() {
+fn a_database_is_reported_by_how_it_binds() {
     let Some(programs) = postgres() else {
         eprintln!("no PostgreSQL below {POSTGRES} (postgresql): NOT RUN");
         return;
@@ -219,8 +220,7 @@ fn a_database_is_told_by_how_it_binds() {
     runtime.end(&pod.container_id).unwrap();
 }
 
-/// A web server in a pod's network: a process that opens the sockets, and two of another user that serve. Ends with the
-/// value.
+/// A web server in a pod's network: one process opens the sockets, and two of another user serve. Stopped on drop.
 struct WebServer(Child);
 
 impl WebServer {
@@ -255,14 +255,14 @@ impl WebServer {
 
 impl Drop for WebServer {
     fn drop(&mut self) {
-        // SIGTERM is its fast shutdown: those that serve end with it.
+        // SIGTERM is its fast shutdown: its workers end with it.
         let pid = self.0.id().to_string();
         run("kill", &["-TERM", &pid]).map(drop).unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// Each port with how it is bound and its sockets: their addresses, and the families that they take.
+/// Returns each port with its kind of bind and its sockets: their addresses and families.
 fn sockets(pod: &PodBinds) -> Vec<String> {
     let socket = |it: &Bind| {
         let families = [(it.ipv4, "4"), (it.ipv6, "6")];
@@ -277,7 +277,7 @@ fn sockets(pod: &PodBinds) -> Vec<String> {
 }
 
 #[test]
-fn a_web_server_of_several_processes_is_told_by_each_of_its_sockets() {
+fn a_web_server_of_several_processes_is_reported_by_each_of_its_sockets() {
     let runtime = Runtime::running().unwrap();
     let pod = runtime.pod(Spec::new("web")).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -293,13 +293,13 @@ fn a_web_server_of_several_processes_is_told_by_each_of_its_sockets() {
         "8081 Wildcard 0.0.0.0/4 ::/6".to_owned(),
         "8082 Localhost 127.0.0.1/4 ::1/6".to_owned(),
         format!("8083 PodIp {v4}/4 {v6}/6"),
-        // A socket for each process that serves.
+        // One socket for each worker process.
         "8084 Wildcard 0.0.0.0/4 0.0.0.0/4".to_owned(),
         "8085 Wildcard ::/46".to_owned(),
         "8086 Wildcard 127.0.0.1/4 ::/6".to_owned(),
     ];
     eventually("it is told", PATIENCE, || {
-        let found = sockets(&told(&runtime)?);
+        let found = sockets(&report(&runtime)?);
         ensure!(found == wanted, "{found:?}");
         anyhow::Ok(())
     })

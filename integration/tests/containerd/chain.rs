@@ -1,4 +1,4 @@
-//! A node's CNI chain: the plugins, the list that names them, and what host-local has given out.
+//! A node's CNI chain: the plugins, the conflist that names them, and host-local's allocations.
 
 use std::{
     fs, io,
@@ -11,19 +11,19 @@ use anyhow::Context as _;
 use integration::{Node, bin, run};
 use serde_json::{Value, json};
 
-/// The network's name in the list.
+/// The network's name in the conflist.
 pub(crate) const NETWORK: &str = "podnet";
 
-/// The file of that list.
+/// The file of that conflist.
 pub(crate) const PRIMARY: &str = "10-podnet.conflist";
 
 /// The plugins beside ours.
 const OTHERS: [&str; 4] = ["bridge", "host-local", "portmap", "loopback"];
 
-/// Where Debian's package containernetworking-plugins puts them.
+/// The directory of Debian's package containernetworking-plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// Directories of plugins, lists and addresses on one node.
+/// Directories of plugins, conflists and addresses on one node.
 #[derive(Debug)]
 pub(crate) struct Chain {
     dir: PathBuf,
@@ -31,7 +31,7 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Installs bridge, host-local, portmap and ours, and the list that chains them.
+    /// Installs bridge, host-local, portmap and ours, and the conflist that chains them.
     pub(crate) fn install(node: &Node, dir: &Path) -> anyhow::Result<Self> {
         let ours = json!({
             "type": "inpod-cni",
@@ -55,12 +55,12 @@ impl Chain {
         Ok(chain)
     }
 
-    /// `CNI_PATH`.
+    /// Returns `CNI_PATH`.
     pub(crate) fn plugins(&self) -> PathBuf {
         self.dir.join("bin")
     }
 
-    /// The directory of lists.
+    /// Returns the directory of conflists.
     pub(crate) fn lists(&self) -> PathBuf {
         self.dir.join("net.d")
     }
@@ -76,7 +76,7 @@ impl Chain {
         Ok(fs::remove_file(self.plugins().join("inpod-cni"))?)
     }
 
-    /// Our entry of the list, with more keys.
+    /// Returns our entry of the conflist, with additional keys.
     fn entry(&self, keys: &[(&str, Value)]) -> Value {
         let mut entry = self.ours.clone();
         if let Some(entry) = entry.as_object_mut() {
@@ -88,13 +88,13 @@ impl Chain {
         entry
     }
 
-    /// Writes the list, with more keys in our entry.
+    /// Writes the conflist, with additional keys in our entry.
     pub(crate) fn configure(&self, keys: &[(&str, Value)]) -> anyhow::Result<()> {
         self.write(PRIMARY, &self.list("1.0.0", Some(keys)))
     }
 
-    /// The list as its owner writes it, or with us at its end, with more keys in our entry. Its addresses are none that
-    /// the harness gives to its own pods.
+    /// Returns the conflist as its owner writes it, or with our entry at its end and additional keys in that. Its
+    /// address range differs from that of the harness's own pods.
     pub(crate) fn list(&self, version: &str, ours: Option<&[(&str, Value)]>) -> Value {
         let mut plugins = vec![
             json!({"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": {
@@ -109,7 +109,7 @@ impl Chain {
         json!({"cniVersion": version, "name": NETWORK, "plugins": plugins})
     }
 
-    /// One more list, of our plugin alone, for a network of its own.
+    /// Writes another conflist, with only our plugin, for a network of its own.
     pub(crate) fn configure_alone(
         &self,
         network: &str,
@@ -130,15 +130,15 @@ impl Chain {
         Ok(())
     }
 
-    /// Renamed into place within the directory, which runtimes watch: containerd 1.6 takes no notice of a file that is
-    /// moved in from elsewhere (pkg/cri/server/cni_conf_syncer.go passes over what inotify calls a creation).
+    /// Writes a file and renames it within the directory, which runtimes watch: containerd 1.6 does not notice a file
+    /// that is moved in from elsewhere (pkg/cri/server/cni_conf_syncer.go ignores inotify's creations).
     pub(crate) fn write(&self, name: &str, list: &Value) -> anyhow::Result<()> {
         let (path, aside) = (self.lists().join(name), self.lists().join("aside.tmp"));
         fs::write(&aside, list.to_string())?;
         Ok(fs::rename(aside, path)?)
     }
 
-    /// The addresses that host-local has given out: a file bears the name of each.
+    /// Returns the addresses that host-local has allocated; each has a file with its name.
     pub(crate) fn addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
         let files = match fs::read_dir(self.dir.join("ipam").join(NETWORK)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -157,12 +157,12 @@ pub(crate) fn within(netns: &Path, command: &[&str]) -> anyhow::Result<String> {
     run("nsenter", &[&[net.as_str()], command].concat())
 }
 
-/// How much the plugin has written down for the agent.
+/// Returns the number of spool entries that the plugin has written for the agent.
 pub(crate) fn spooled(node: &Node) -> usize {
     fs::read_dir(node.state_dir().join("spool")).map_or(0, Iterator::count)
 }
 
-/// The host sides of the pairs that the bridge plugin made on a node.
+/// Returns the host ends of the veth pairs that the bridge plugin made on a node.
 pub(crate) fn veths(node: &Node) -> anyhow::Result<Vec<String>> {
     let links = within(
         node.netns().path(),

@@ -1,4 +1,4 @@
-//! cnitool: libcni as its authors drive it, with CHECK, GC and STATUS, which containerd never calls.
+//! cnitool: libcni as its authors use it, with CHECK, GC and STATUS, which containerd never calls.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     chain::{Chain, NETWORK, spooled, within},
 };
 
-/// The network of our plugin alone.
+/// The network that has only our plugin.
 const ALONE: &str = "alone";
 
 /// A node with a chain and cnitool.
@@ -37,12 +37,12 @@ impl Tool {
         Self { chain, dir, node }
     }
 
-    /// An empty netns, for the chain to fill.
+    /// Creates an empty netns for the chain.
     pub(crate) fn netns(&self, name: &str) -> PathBuf {
         let name = format!("{}-{name}", self.node.name());
         run("ip", &["netns", "add", &name]).unwrap();
         let path = Path::new("/run/netns").join(name);
-        // Runtimes see to it before CNI; cnitool does not.
+        // Runtimes do this before CNI; cnitool does not.
         within(&path, &["ip", "link", "set", "lo", "up"]).unwrap();
         path
     }
@@ -87,7 +87,7 @@ impl Tool {
         stdout
     }
 
-    /// What a call that must fail says.
+    /// Returns the message of a call that must fail.
     fn refused(&self, verb: &str, network: &str, netns: &Path, pod: &str) -> String {
         let output = self.call(verb, network, netns, pod);
         assert!(!output.status.success(), "{verb} succeeded");
@@ -100,11 +100,11 @@ impl Tool {
         self.node.api().claims().unwrap().len()
     }
 
-    fn go_away(&self) {
+    fn stop_agent(&self) {
         self.node.stop("pod-events", Signal::SIGKILL).unwrap();
     }
 
-    fn come_back(&self) {
+    fn start_agent(&self) {
         self.node.start("pod-events").unwrap();
         self.node.ready().unwrap();
     }
@@ -119,7 +119,7 @@ impl Tool {
     }
 }
 
-/// `CNI_ARGS` of a pod, without its UID.
+/// Returns `CNI_ARGS` of a pod, without its UID.
 pub(crate) fn named(spec: &Spec) -> String {
     format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={}",
@@ -167,7 +167,7 @@ fn a_check_names_what_is_broken() {
     let (netns, pod) = (tool.netns("web"), named(&spec));
     tool.done("add", NETWORK, &netns, &pod);
     let broken = ["nft", "flush", "chain", "inet", "inpod-nat", "output"];
-    // It is mended at once: a check that comes late finds nothing.
+    // Drift is repaired at once: a check that comes late finds nothing.
     let message = eventually(
         "a check comes before the repair",
         PATIENCE,
@@ -195,7 +195,7 @@ fn a_refused_pod_is_told_why_and_its_del_leaves_nothing() {
         message.contains("shop/nobody") && message.contains("[POD_UNKNOWN]"),
         "{message}"
     );
-    // libcni leaves it to its caller to delete what an ADD that failed has left.
+    // libcni leaves it to its caller to delete after a failed ADD.
     assert_eq!(tool.chain.addresses().unwrap().len(), 2);
     tool.done("del", NETWORK, &netns, &pod);
     assert_eq!(
@@ -211,7 +211,7 @@ fn while_the_agent_is_away_an_enrolled_namespace_waits_and_a_del_succeeds() {
     tool.node.write_manifest(&spec).unwrap();
     let (netns, pod) = (tool.netns("web"), named(&spec));
     tool.done("add", NETWORK, &netns, &pod);
-    tool.go_away();
+    tool.stop_agent();
     // The namespace is enrolled by its pod.
     let other = tool.netns("other");
     let message = tool.refused("add", NETWORK, &other, &named(&Spec::new("other")));
@@ -226,7 +226,7 @@ fn while_the_agent_is_away_an_enrolled_namespace_waits_and_a_del_succeeds() {
         (1, 0)
     );
     assert_eq!(spooled(&tool.node), 2);
-    tool.come_back();
+    tool.start_agent();
     assert_eq!(spooled(&tool.node), 0);
     tool.until_nothing_is_claimed();
 }
@@ -285,7 +285,7 @@ fn the_collection_of_garbage_drops_what_its_network_no_longer_has_and_nothing_el
         names.collect::<Vec<_>>()
     };
     assert_eq!(networks().len(), 2);
-    // libcni no longer knows the attachments and deletes none itself. cnitool says nothing of those that are valid.
+    // libcni no longer knows the attachments and deletes none itself. cnitool passes no list of valid ones.
     fs::remove_dir_all(tool.dir.join("var/cni")).unwrap();
     let message = tool.refused("gc", ALONE, pod.path(), "");
     assert!(
@@ -293,7 +293,7 @@ fn the_collection_of_garbage_drops_what_its_network_no_longer_has_and_nothing_el
         "{message}"
     );
     assert_eq!(networks().len(), 2);
-    // What a configuration holds besides reaches the plugin as it is.
+    // Other keys of a configuration reach the plugin unchanged.
     tool.chain
         .configure_alone(ALONE, &[("cni.dev/valid-attachments", json!([]))])
         .unwrap();
@@ -323,9 +323,9 @@ fn a_status_succeeds_with_the_agent_and_without() {
     let tool = Tool::running();
     let netns = tool.netns("none");
     tool.done("status", ALONE, &netns, "");
-    tool.go_away();
+    tool.stop_agent();
     tool.done("status", ALONE, &netns, "");
-    // It did ask the plugin.
+    // It did call the plugin.
     tool.chain.remove_ours().unwrap();
     let output = tool.call("status", ALONE, &netns, "");
     assert!(!output.status.success());

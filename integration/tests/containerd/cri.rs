@@ -1,5 +1,6 @@
-//! A client of the container runtime interface: the part of `runtime.v1` that a kubelet needs for sandboxes. Field numbers
-//! are those of Kubernetes' `cri-api` (pkg/apis/runtime/v1/api.proto); the published crate needs `protoc` to build.
+//! A client of the container runtime interface: the part of `runtime.v1` that a kubelet needs for sandboxes.
+//! Field numbers are those of Kubernetes' `cri-api`; the published crate
+//! needs `protoc` to build.
 
 pub(crate) mod containers;
 
@@ -56,13 +57,13 @@ pub(crate) struct SecurityContext {
     pub(crate) namespaces: Option<NamespaceOption>,
 }
 
-/// Whose namespaces a sandbox has.
+/// The owners of a sandbox's namespaces.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct NamespaceOption {
     /// 0: the pod's own, 2: the node's.
     #[prost(int32, tag = "1")]
     pub(crate) network: i32,
-    /// 0: the pod's, 1: of each container its own.
+    /// 0: the pod's, 1: each container's own.
     #[prost(int32, tag = "2")]
     pub(crate) pid: i32,
 }
@@ -73,7 +74,7 @@ struct RunPodSandboxRequest {
     config: Option<PodSandboxConfig>,
 }
 
-/// The answer to a run, and the question of a stop, a removal and a status.
+/// The response of RunPodSandbox, and the request of a stop, a removal and a status.
 #[derive(Clone, PartialEq, Message)]
 struct SandboxId {
     #[prost(string, tag = "1")]
@@ -156,7 +157,7 @@ struct ImageStatusResponse {
     image: Option<Empty>,
 }
 
-/// What a kubelet calls.
+/// The client that a kubelet has.
 #[derive(Debug)]
 pub(crate) struct Cri {
     runtime: Runtime,
@@ -180,7 +181,7 @@ impl Cri {
         })
     }
 
-    /// The same client with less patience.
+    /// Returns the client with a shorter timeout.
     pub(crate) fn patient_for(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -238,7 +239,7 @@ impl Cri {
         Ok(list.items)
     }
 
-    /// The runtime's word on a condition: `RuntimeReady` or `NetworkReady`.
+    /// Returns whether the runtime reports a condition as true: `RuntimeReady` or `NetworkReady`.
     pub(crate) fn condition(&self, kind: &str) -> Result<bool, Status> {
         let method = "/runtime.v1.RuntimeService/Status";
         let answer: StatusResponse = self.call(method, StatusRequest { verbose: false })?;
@@ -248,7 +249,7 @@ impl Cri {
             .any(|condition| condition.kind == kind && condition.status))
     }
 
-    /// The lists of plugins that the runtime has read, as it tells them.
+    /// Returns the conflists that the runtime has read, as it reports them.
     pub(crate) fn lists(&self) -> Result<String, Status> {
         let method = "/runtime.v1.RuntimeService/Status";
         let mut answer: StatusResponse = self.call(method, StatusRequest { verbose: true })?;

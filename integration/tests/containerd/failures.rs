@@ -1,4 +1,4 @@
-//! A real containerd meets refusals, silence and absence.
+//! A real containerd meets refusals, timeouts and a missing agent.
 
 use std::{fs, thread, time::Duration};
 
@@ -11,13 +11,13 @@ use tonic::Status;
 
 use crate::{chain::spooled, runtime::Runtime, sandboxes::in_the_mesh};
 
-/// What a kubelet is told of a pod's sandbox that fails.
+/// Returns the error that a kubelet gets for a pod's sandbox.
 fn refusal(runtime: &Runtime, spec: &Spec) -> String {
     let refused: Status = runtime.cri.run(runtime.config(spec)).unwrap_err();
     refused.message().to_owned()
 }
 
-pub(crate) fn assert_told(message: &str, parts: &[&str]) {
+pub(crate) fn assert_error(message: &str, parts: &[&str]) {
     let missing: Vec<_> = parts
         .iter()
         .filter(|part| !message.contains(**part))
@@ -25,7 +25,7 @@ pub(crate) fn assert_told(message: &str, parts: &[&str]) {
     assert!(missing.is_empty(), "{missing:?} is not in {message:?}");
 }
 
-/// Labels the namespace `shop`, and waits until the plugin will know it in the agent's absence.
+/// Labels the namespace `shop`, and waits until it is in the plugin's list of enrolled namespaces.
 pub(crate) fn enrol_shop(runtime: &Runtime) {
     let path = runtime.node.manifests().join("namespaces.yaml");
     let text = "kind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n\
@@ -41,11 +41,11 @@ pub(crate) fn enrol_shop(runtime: &Runtime) {
     .unwrap();
 }
 
-pub(crate) fn go_away(runtime: &Runtime) {
+pub(crate) fn stop_agent(runtime: &Runtime) {
     runtime.node.stop("pod-events", Signal::SIGKILL).unwrap();
 }
 
-pub(crate) fn come_back(runtime: &Runtime) {
+pub(crate) fn start_agent(runtime: &Runtime) {
     runtime.node.start("pod-events").unwrap();
     runtime.node.ready().unwrap();
 }
@@ -55,7 +55,7 @@ fn a_refused_sandbox_is_told_why_and_leaves_nothing() {
     let runtime = Runtime::running().unwrap();
     let spec = Spec::new("nobody").ambient();
     let message = refusal(&runtime, &spec);
-    assert_told(
+    assert_error(
         &message,
         &[
             "plugin type=\"inpod-cni\" failed (add): inpod: ",
@@ -64,7 +64,7 @@ fn a_refused_sandbox_is_told_why_and_leaves_nothing() {
         ],
     );
     runtime.until_empty().unwrap();
-    // When the pod is known the next attempt succeeds.
+    // Once the pod is known the next attempt succeeds.
     let pod = runtime.pod(spec).unwrap();
     in_the_mesh(&runtime, &pod);
     runtime.end(&pod.container_id).unwrap();
@@ -79,7 +79,7 @@ fn an_agent_that_hangs_costs_the_plugins_own_time_and_not_the_callers() {
     runtime.node.signal("pod-events", Signal::SIGSTOP).unwrap();
     let message = refusal(&runtime, &spec);
     runtime.node.signal("pod-events", Signal::SIGCONT).unwrap();
-    assert_told(
+    assert_error(
         &message,
         &[
             "inpod-cni",
@@ -95,12 +95,12 @@ fn an_agent_that_hangs_costs_the_plugins_own_time_and_not_the_callers() {
 fn while_the_agent_is_away_enrolled_namespaces_wait_and_others_are_admitted_and_join_later() {
     let runtime = Runtime::running().unwrap();
     enrol_shop(&runtime);
-    go_away(&runtime);
+    stop_agent(&runtime);
     assert!(runtime.cri.condition("NetworkReady").unwrap());
     let waiting = Spec::new("waiting");
     runtime.node.write_manifest(&waiting).unwrap();
     let message = refusal(&runtime, &waiting);
-    assert_told(
+    assert_error(
         &message,
         &[
             "inpod-cni",
@@ -118,7 +118,7 @@ fn while_the_agent_is_away_enrolled_namespaces_wait_and_others_are_admitted_and_
     for pod in [&asked, &plain] {
         assert!(pod.traces().unwrap().is_empty());
     }
-    come_back(&runtime);
+    start_agent(&runtime);
     runtime.node.until_whole(&asked.spec).unwrap();
     in_the_mesh(&runtime, &asked);
     assert!(plain.traces().unwrap().is_empty());
@@ -134,20 +134,20 @@ fn while_the_agent_is_away_enrolled_namespaces_wait_and_others_are_admitted_and_
 fn a_sandbox_stops_while_the_agent_is_away_and_is_forgotten_when_it_is_back() {
     let runtime = Runtime::running().unwrap();
     let pod = runtime.pod(Spec::new("web").ambient()).unwrap();
-    go_away(&runtime);
+    stop_agent(&runtime);
     runtime.cri.stop(&pod.container_id).unwrap();
     runtime.cri.remove(&pod.container_id).unwrap();
     assert!(!runtime.node.has_veth(&pod));
     assert!(runtime.chain.addresses().unwrap().is_empty());
-    // netconfig lets go of a netns that is gone, whoever is away.
+    // netconfig ends the claim of a netns that is gone, whichever service is away.
     eventually("the claim ends", PATIENCE, || {
         ensure!(runtime.node.api().claims()?.is_empty(), "it is held");
         anyhow::Ok(())
     })
     .unwrap();
-    // A runtime says it twice.
+    // A runtime sends its DEL twice.
     assert_eq!(spooled(&runtime.node), 2);
-    come_back(&runtime);
+    start_agent(&runtime);
     assert_eq!(spooled(&runtime.node), 0);
     runtime.until_empty().unwrap();
     let known = runtime.node.explain(&pod.spec).unwrap();
@@ -161,7 +161,7 @@ fn a_plugin_that_is_not_installed_is_named_and_its_return_heals() {
     runtime.node.write_manifest(&spec).unwrap();
     runtime.chain.remove_ours().unwrap();
     let message = refusal(&runtime, &spec);
-    assert_told(&message, &["failed to find plugin \"inpod-cni\""]);
+    assert_error(&message, &["failed to find plugin \"inpod-cni\""]);
     runtime.chain.install_ours().unwrap();
     for left in runtime.cri.sandboxes().unwrap() {
         runtime.end(&left.id).unwrap();
@@ -172,11 +172,11 @@ fn a_plugin_that_is_not_installed_is_named_and_its_return_heals() {
     runtime.until_empty().unwrap();
 }
 
-/// Whether a plugin of ours is running that was executed for one node's chain.
+/// Returns whether one of our plugins is running for one node's chain.
 fn plugin_runs(runtime: &Runtime) -> anyhow::Result<bool> {
     let ours = format!("CNI_PATH={}", runtime.chain.plugins().display());
     for entry in fs::read_dir("/proc")? {
-        // A process may end while it is looked at.
+        // A process may end while it is inspected.
         let process = entry?.path();
         let comm = fs::read_to_string(process.join("comm")).unwrap_or_default();
         let environment = fs::read(process.join("environ")).unwrap_or_default();
@@ -206,11 +206,11 @@ fn a_plugin_that_its_caller_kills_leaves_nothing() {
     let client = runtime.client().unwrap();
     let client = client.patient_for(Duration::from_secs(2));
     let refused = client.run(runtime.config(&spec)).unwrap_err();
-    // Killed before its own time: its DEL follows, and meets an agent that is back.
+    // Killed before its own deadline: its DEL follows, and meets an agent that is back.
     runtime.node.signal("pod-events", Signal::SIGCONT).unwrap();
     assert!(!refused.message().contains("inpod"), "{refused:?}");
     runtime.until_empty().unwrap();
-    // A kubelet would try again, too, while containerd still has the name.
+    // A kubelet would repeat it as well while containerd still reserves the name.
     let pod = eventually("the next attempt succeeds", PATIENCE, || {
         runtime.pod(spec.clone())
     });
@@ -233,7 +233,7 @@ fn a_containerd_that_is_killed_in_the_middle_of_an_add_leaves_nothing_when_it_ha
     runtime.kill_containerd().unwrap();
     assert!(caller.join().unwrap().is_err());
     runtime.until_ready().unwrap();
-    // The agent goes on with an ADD of which nobody awaits the end any more.
+    // The agent continues an ADD whose caller is gone.
     runtime.node.signal("pod-events", Signal::SIGCONT).unwrap();
     until_plugin_runs(&runtime, false);
     for left in runtime.cri.sandboxes().unwrap() {

@@ -10,21 +10,21 @@ use anyhow::Context as _;
 use integration::kubernetes::pack_image;
 use serde_json::json;
 
-/// The image's name, for containerd as for podman.
+/// The image's name, for containerd and podman.
 pub(crate) const NAME: &str = "inpod.test/pause:1";
 
-/// Where Debian's package busybox-static puts it.
+/// The path in Debian's package busybox-static.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
-/// What `httpd` in the image serves at [`WHO`]: the address from which it was asked.
+/// The answer of `httpd` in the image at [`WHO`]: the client's address.
 const ANSWER: &str = r#"#!/bin/busybox sh
 printf 'Content-Type: text/plain\r\n\r\n%s\n' "$REMOTE_ADDR"
 "#;
 
-/// Below `/www`.
+/// The path below `/www`.
 pub(crate) const WHO: &str = "/cgi-bin/who";
 
-/// Writes the archive into a directory that is there, and gives its path.
+/// Writes the archive into an existing directory and returns its path.
 pub(crate) fn write(dir: &Path) -> anyhow::Result<PathBuf> {
     let bin = dir.join("root/bin");
     fs::create_dir_all(&bin)?;

@@ -1,5 +1,5 @@
-//! The images: built twice, imported, run, and what a static binary needs of the world around it. Needs the binaries
-//! that go into them (`IMAGE_BINARIES`), which the tier `images` compiles.
+//! The images: built twice, imported, run, and what a static binary needs of its environment. Needs the binaries that
+//! go into them (`IMAGE_BINARIES`), which the tier `images` compiles.
 
 use std::{
     ffi::OsStr,
@@ -33,7 +33,7 @@ fn binaries() -> PathBuf {
         .into()
 }
 
-/// Images and the binaries in them, as the build reads them.
+/// Returns images and the binaries in them, as the build reads them.
 fn components() -> Vec<Vec<String>> {
     let text = fs::read_to_string(Path::new(ROOT).join("deploy/images/components")).unwrap();
     let lines = text
@@ -43,7 +43,7 @@ fn components() -> Vec<Vec<String>> {
     words.filter(|words: &Vec<_>| !words.is_empty()).collect()
 }
 
-/// Each image's name and digest, as the build prints them.
+/// Returns each image's name and digest, as the build prints them.
 fn built(out: &Path) -> Vec<(String, String)> {
     let (build, binaries) = (Path::new(ROOT).join("deploy/images/build"), binaries());
     let arguments = [
@@ -62,7 +62,7 @@ fn built(out: &Path) -> Vec<(String, String)> {
         .collect()
 }
 
-/// As whom an image runs: only what has business with the node is root. A sidecar's checks run as its proxy.
+/// Returns the user of an image: only images that work on the node run as root. A sidecar's checks run as its proxy.
 fn user(image: &str) -> &'static str {
     match image {
         "validate" => "1337:1337",
@@ -82,7 +82,7 @@ fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/run").unwrap()
 }
 
-/// A document of an image that was built, by its digest; without one, the index.
+/// Returns a document of a built image by its digest; without one, the index.
 fn document(archive: &Path, digest: Option<&str>) -> Value {
     let blob = digest.map(|it| format!("blobs/{}", it.replace(':', "/")));
     let path = blob.unwrap_or_else(|| "index.json".to_owned());
@@ -159,7 +159,7 @@ fn binaries_of_another_architecture_go_into_no_image() {
     assert!(!archive.exists());
 }
 
-/// In the one image that has them, with an extension that they have to find.
+/// Runs iptables' programs in the one image that has them, with an extension that they must find.
 fn programs_of_iptables_run(runtime: &Runtime) {
     let version = env!("CARGO_PKG_VERSION");
     let image = format!("localhost/netconfig-iptables:{version}");
@@ -203,7 +203,7 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
         );
         let root = scratch();
         let root = root.path().to_str().unwrap();
-        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
+        // By a separate process: a process that another thread starts meanwhile would hold the copy open for writing.
         run("install", &["-m", "755", path.to_str().unwrap(), root]).unwrap();
         if binary == "inpod-cni" {
             let script = format!("CNI_COMMAND=VERSION chroot {root} /{binary}");
@@ -225,10 +225,10 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
     }
 }
 
-/// Where the API server is for a pod-events in its image.
+/// The API server's name, address and port for pod-events in its image.
 const API: (&str, Ipv4Addr, &str) = ("api.inpod.test", Ipv4Addr::new(10, 77, 0, 1), "6443");
 
-/// A server of names that knows one (RFC 1035, 4.1). How often it was asked.
+/// A DNS server that knows one name (RFC 1035, 4.1). Returns how often it was asked.
 fn name_server(netns: &Netns) -> Arc<AtomicUsize> {
     let socket = netns
         .within(|| UdpSocket::bind((API.1, 53)))
@@ -262,7 +262,7 @@ fn name_server(netns: &Netns) -> Arc<AtomicUsize> {
     asked
 }
 
-/// Two authorities, and a server's certificate by the first one.
+/// Creates two authorities, and a server certificate by the first one.
 fn certificates(directory: &Path) {
     let script = format!(
         "cd \"$0\" && new='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
@@ -275,7 +275,7 @@ fn certificates(directory: &Path) {
     run("sh", &["-ec", &script, directory.to_str().unwrap()]).unwrap();
 }
 
-/// A root directory as pod-events' container has it: an empty image, and what the kubelet mounts.
+/// Creates a root directory as pod-events' container has it: an empty image, and the kubelet's mounts.
 fn root(directory: &Path, authority: &str) -> PathBuf {
     let root = directory.join(format!("root-{authority}"));
     let account = root.join("var/run/secrets/kubernetes.io/serviceaccount");
@@ -307,7 +307,7 @@ fn within(node: &Node, program: &str) -> Command {
     command
 }
 
-/// pod-events in its root.
+/// Starts pod-events in its root.
 fn pod_events(node: &Node, root: &Path) -> (Child, PathBuf) {
     let log = root.with_extension("log");
     let script = "mount --bind /proc \"$0/proc\" && exec chroot \"$0\" /pod-events --node-name node-1 --pods-from kubernetes \
@@ -358,7 +358,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
         );
         anyhow::Ok(())
     };
-    // With another authority nothing but a handshake is tried.
+    // With another authority only a handshake is attempted.
     let (mut stranger, log) = pod_events(&node, &root(directory, "other"));
     let refused = eventually("the server is not trusted", PATIENCE, || {
         told(&log, "alert unknown ca")

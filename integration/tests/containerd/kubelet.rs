@@ -1,5 +1,6 @@
-//! What a kubelet does with the containers of a pod in its sandbox: init containers come first, one after the other, each
-//! again until it has succeeded; of one that goes on running, a native sidecar, it is enough that it has started.
+//! Does what a kubelet does with the containers of a pod in its sandbox: init containers run first, one after
+//! another, each repeated until it has succeeded; an init container that keeps running, a native sidecar,
+//! need only have started.
 
 mod roles;
 
@@ -25,25 +26,24 @@ use crate::{
 };
 use roles::VALIDATE;
 
-/// The port that a proxy's own init container calls, at which nothing listens.
+/// The port that a proxy's own init container calls, without a listener.
 const PROBE: u16 = 15002;
 
-/// Where a pod stands after a round.
+/// The state of a pod after a round.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// An init container has failed: nothing after it was started.
     Init {
-        /// Its exit code.
         code: i32,
-        /// Its last words.
+        /// Its termination message.
         message: String,
     },
-    /// Everything runs.
+    /// All containers run.
     Running,
 }
 
 impl Stage {
-    /// How an init container failed, which must be so: its exit code and its last words.
+    /// Returns exit code and termination message of an init container, which must have failed.
     pub(crate) fn failure(self) -> (i32, String) {
         match self {
             Self::Init { code, message } => Some((code, message)),
@@ -53,7 +53,7 @@ impl Stage {
     }
 }
 
-/// One container as it was started last.
+/// A container as it was last started.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) id: String,
@@ -69,7 +69,7 @@ pub(crate) struct Resident<'a> {
     pub(crate) runs: BTreeMap<Role, Run>,
 }
 
-/// Gives a node the images that pods here are of.
+/// Imports the images of these pods on a node.
 pub(crate) fn import(runtime: &Runtime) {
     for (image, role) in [(VALIDATE, Role::Validation), (Image::Sidecar, Role::Proxy)] {
         let archive = image.write(&runtime.dir).unwrap();
@@ -79,7 +79,7 @@ pub(crate) fn import(runtime: &Runtime) {
 }
 
 impl<'a> Resident<'a> {
-    /// A pod's sandbox, whose addresses are shown, and none of its containers.
+    /// Creates a pod's sandbox and shows its addresses, without any of its containers.
     pub(crate) fn new(runtime: &'a Runtime, shape: Shape, spec: Spec) -> anyhow::Result<Self> {
         show(runtime, &spec, "Pending")?;
         let id = runtime.cri.run(runtime.config(&spec))?;
@@ -97,7 +97,7 @@ impl<'a> Resident<'a> {
         })
     }
 
-    /// The same, with all of its containers.
+    /// Creates it with all of its containers.
     pub(crate) fn running(runtime: &'a Runtime, shape: Shape, spec: Spec) -> anyhow::Result<Self> {
         let mut resident = Self::new(runtime, shape, spec)?;
         let stage = resident.sync()?;
@@ -105,7 +105,7 @@ impl<'a> Resident<'a> {
         Ok(resident)
     }
 
-    /// One round: starts what is next until everything runs or an init container fails.
+    /// Runs one round: starts what is next until everything runs or an init container fails.
     pub(crate) fn sync(&mut self) -> anyhow::Result<Stage> {
         for role in self.shape.order() {
             if self.is_done(*role)? {
@@ -129,11 +129,11 @@ impl<'a> Resident<'a> {
         Ok(container.state == 1 || (container.state == 2 && container.exit_code == 0))
     }
 
-    /// Starts a container, whatever of the others runs.
+    /// Starts a container whatever the state of the others.
     pub(crate) fn start(&mut self, role: Role) -> anyhow::Result<()> {
         let attempt = self.runs.get(&role).map_or(0, |run| run.attempt + 1);
-        let words = self.last_words(role, attempt);
-        // Every user may leave some (Kubernetes, `terminationMessagePath`).
+        let words = self.termination_message(role, attempt);
+        // Any user may write a message (Kubernetes, `terminationMessagePath`).
         fs::write(&words, "")?;
         fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
@@ -167,7 +167,7 @@ impl<'a> Resident<'a> {
         format!("{}-{}-{attempt}.log", self.pod.spec.uid, role.name())
     }
 
-    fn last_words(&self, role: Role, attempt: u32) -> PathBuf {
+    fn termination_message(&self, role: Role, attempt: u32) -> PathBuf {
         let name = self.log_name(role, attempt);
         self.runtime
             .dir
@@ -176,7 +176,7 @@ impl<'a> Resident<'a> {
             .with_extension("words")
     }
 
-    /// Waits until a container has started, or ended if it is one that ends.
+    /// Waits until a container has started, or has ended if it is not a long-running one.
     pub(crate) fn settled(&self, role: Role) -> anyhow::Result<Stage> {
         if let Some(port) = role.listens() {
             let run = self.run(role)?;
@@ -196,7 +196,7 @@ impl<'a> Resident<'a> {
         }
         Ok(Stage::Init {
             code: ended.exit_code,
-            message: fs::read_to_string(self.last_words(role, attempt))?,
+            message: fs::read_to_string(self.termination_message(role, attempt))?,
         })
     }
 
@@ -214,12 +214,12 @@ impl<'a> Resident<'a> {
         self.runs.get(&role).context(role.name())
     }
 
-    /// Which containers were ever started.
+    /// Returns the containers that were ever started.
     pub(crate) fn started(&self) -> Vec<Role> {
         self.runs.keys().copied().collect()
     }
 
-    /// Asks another pod's application, as a program in the application's container. What that saw of it.
+    /// Calls another pod's application from the application's container, and returns the source that it saw.
     pub(crate) fn ask(&self, to: SocketAddr) -> anyhow::Result<IpAddr> {
         let url = format!("http://{to}{}", image::WHO);
         let command = ["/bin/busybox", "wget", "-O", "-", &url];
@@ -233,16 +233,17 @@ impl<'a> Resident<'a> {
         seen(&String::from_utf8_lossy(&executed.stdout))
     }
 
-    /// What a container has printed, a line each.
+    /// Returns the lines that a container has printed.
     fn log(&self, role: Role) -> anyhow::Result<Vec<String>> {
         let name = self.log_name(role, self.run(role)?.attempt);
         let text = fs::read_to_string(self.runtime.dir.join("log").join(name))?;
-        // The runtime puts time, stream and a flag before each.
+        // The runtime prefixes each line with time, stream and a flag.
         let lines = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
         Ok(lines.map(str::to_owned).collect())
     }
 
-    /// The connections that its proxy has told of: source, destination, outcome. Those of the validation are none.
+    /// Returns the connections that its proxy has logged: source, destination, outcome, without
+    /// those of the validation.
     pub(crate) fn connections(&self) -> anyhow::Result<Vec<(IpAddr, SocketAddr, String)>> {
         let lines = self.log(Role::Proxy)?;
         let told = lines.iter().filter(|line| *line != "listening");
@@ -251,13 +252,13 @@ impl<'a> Resident<'a> {
         Ok(all.into_iter().filter(|it| it.1.port() != PROBE).collect())
     }
 
-    /// The runtime's last word on it.
+    /// Removes the pod from the runtime.
     pub(crate) fn end(&self) -> anyhow::Result<()> {
         Ok(self.runtime.end(&self.pod.container_id)?)
     }
 }
 
-/// What an application answered.
+/// Returns the client's address from an application's answer.
 pub(crate) fn seen(body: &str) -> anyhow::Result<IpAddr> {
     let address = body.trim().trim_start_matches('[').trim_end_matches(']');
     let address: IpAddr = address.parse().with_context(|| format!("{body:?}"))?;
@@ -271,7 +272,7 @@ fn connection(line: &str) -> anyhow::Result<(IpAddr, SocketAddr, String)> {
     Ok((source.ip(), word()?.parse()?, word()?.to_owned()))
 }
 
-/// The manifest of a pod, as its status stands.
+/// Writes the manifest of a pod, with this phase in its status.
 pub(crate) fn show(runtime: &Runtime, spec: &Spec, phase: &str) -> anyhow::Result<()> {
     let node = &runtime.node;
     let name = format!("{}-{}.yaml", spec.namespace, spec.name);

@@ -1,6 +1,6 @@
 //! Real callers drive the plugin: containerd with runc through its CRI, cnitool, and podman's CNI backend, each with
-//! bridge, host-local and portmap before ours in the chain. Needs root and the packages of `integration/setup.sh`; the
-//! feature `containerd` keeps it out of tiers that have neither.
+//! bridge, host-local and portmap before ours in the chain. Needs root and the packages of `integration/setup.sh`;
+//! the feature `containerd` keeps it out of tiers that have neither.
 #![cfg(feature = "containerd")]
 #![expect(
     clippy::unwrap_used,
@@ -35,5 +35,5 @@ mod unprivileged;
 mod versions;
 mod waits;
 
-/// Where applications listen.
+/// The port on which applications listen.
 const PORT: u16 = 8080;

@@ -1,6 +1,6 @@
-//! Several nodes at once, each a machine of its own (network, pid, mount, ipc and uts namespaces, its own /run) with its
-//! own containerd, chain, services and ztunnel: this program again, which does there what it is told by its standard
-//! input.
+//! Several concurrent nodes, each a machine of its own (network, pid, mount, ipc and uts namespaces, its
+//! own /run) with its own containerd, chain, services and ztunnel: this program again, which follows
+//! commands on its standard input.
 
 use std::{
     collections::BTreeMap,
@@ -19,16 +19,16 @@ use crate::{
     runtime::{Runtime, end},
 };
 
-/// Set where a director tells what to do.
-const DIRECTED: &str = "INPOD_TEST_NODE_IS_DIRECTED";
+/// The environment variable that makes a process a node.
+const ROLE: &str = "INPOD_TEST_NODE_IS_DIRECTED";
 
-/// The test that is a node.
-const NODE: &str = "nodes::a_node_does_what_it_is_told_and_ends_empty";
+/// The test that runs as a node.
+const NODE: &str = "nodes::a_node_follows_its_commands_and_ends_empty";
 
-/// Before each answer, among what libtest prints.
+/// The prefix of each answer, among libtest's output.
 const ANSWER: &str = "node: ";
 
-/// A node and what was made on it.
+/// A node and what was created on it.
 struct Inside {
     apps: Vec<App>,
     pods: BTreeMap<String, Pod>,
@@ -49,8 +49,8 @@ impl Inside {
         })
     }
 
-    /// Carries out one order, and says what came of it in one line.
-    fn obey(&mut self, order: &str) -> anyhow::Result<String> {
+    /// Executes one command and returns its result in one line.
+    fn execute_command(&mut self, order: &str) -> anyhow::Result<String> {
         let words: Vec<_> = order.split(' ').collect();
         match *words {
             ["run", name, uid] => self.run(name, uid),
@@ -116,7 +116,7 @@ impl Inside {
         Ok(format!("{:?}", pids.collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Everything that the node's processes know of any pod, and every netns that is there.
+    /// Returns everything that the node's processes know of any pod, and every netns that exists.
     fn state(&self) -> anyhow::Result<String> {
         let node = &self.runtime.node;
         let (claims, workloads) = (node.api().claims()?, node.api().workloads()?.workloads);
@@ -153,14 +153,14 @@ impl Inside {
 }
 
 #[test]
-fn a_node_does_what_it_is_told_and_ends_empty() {
+fn a_node_follows_its_commands_and_ends_empty() {
     let mut node = Inside::running().unwrap();
     let uid = "web-0000-1111-2222-333333333333";
-    if std::env::var_os(DIRECTED).is_some() {
-        // Its own line, whatever libtest has begun.
+    if std::env::var_os(ROLE).is_some() {
+        // On a line of its own, whatever libtest has printed.
         println!("\n{ANSWER}ok");
         for order in stdin().lines() {
-            match node.obey(&order.unwrap()) {
+            match node.execute_command(&order.unwrap()) {
                 Ok(answer) => println!("{ANSWER}ok {answer}"),
                 Err(error) => println!("{ANSWER}no {error:#}"),
             }
@@ -174,11 +174,11 @@ fn a_node_does_what_it_is_told_and_ends_empty() {
             "start pod-events",
             "whole",
         ] {
-            node.obey(order).unwrap();
+            node.execute_command(order).unwrap();
         }
-        assert!(node.obey("state").unwrap().contains(uid));
-        assert!(node.obey("fly").is_err());
-        node.obey("end").unwrap();
+        assert!(node.execute_command("state").unwrap().contains(uid));
+        assert!(node.execute_command("fly").is_err());
+        node.execute_command("end").unwrap();
     }
     let Inside {
         outsider, runtime, ..
@@ -187,7 +187,7 @@ fn a_node_does_what_it_is_told_and_ends_empty() {
     runtime.until_empty().unwrap();
 }
 
-/// A node, from outside.
+/// A node as the test sees it.
 struct Outside {
     process: Child,
     orders: Option<ChildStdin>,
@@ -201,7 +201,7 @@ impl Outside {
         command.arg(std::env::current_exe().unwrap());
         command.args(["--exact", NODE, "--nocapture", "--test-threads=1"]);
         command
-            .env(DIRECTED, "1")
+            .env(ROLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
@@ -212,7 +212,7 @@ impl Outside {
         }
     }
 
-    /// Waits for an answer; a node that ends says nothing more.
+    /// Waits for an answer; a node that has ended answers nothing.
     fn answer(&mut self) -> anyhow::Result<String> {
         loop {
             let mut line = String::new();
@@ -225,15 +225,15 @@ impl Outside {
         }
     }
 
-    fn tell(&mut self, order: &str) -> String {
+    fn send(&mut self, order: &str) -> String {
         let mut orders = self.orders.as_ref().unwrap();
         writeln!(orders, "{order}").unwrap();
         self.answer().with_context(|| order.to_owned()).unwrap()
     }
 
-    /// Ends everything there, which has to succeed.
+    /// Ends everything on the node and expects success.
     fn end(mut self) {
-        self.tell("end");
+        self.send("end");
         self.orders = None;
         assert!(self.process.wait().unwrap().success());
     }
@@ -245,7 +245,7 @@ impl Drop for Outside {
     }
 }
 
-/// So many nodes, started at the same time.
+/// Starts this many nodes concurrently.
 fn nodes<const N: usize>() -> [Outside; N] {
     let mut nodes = [(); N].map(|()| Outside::start());
     for node in &mut nodes {
@@ -254,7 +254,7 @@ fn nodes<const N: usize>() -> [Outside; N] {
     nodes
 }
 
-/// The UID of a pod of a node.
+/// Returns the UID of a pod of a node.
 fn uid(node: usize, number: usize) -> String {
     format!("11111111-2222-4333-8444-5555555{node:01x}{number:04x}")
 }
@@ -265,15 +265,15 @@ fn pods_of_two_nodes_that_have_the_same_names_and_addresses_do_not_see_each_othe
     let mut addresses = Vec::new();
     for (index, node) in nodes.iter_mut().enumerate() {
         let run = |number| format!("run web-{number} {}", uid(index, number));
-        let own: Vec<_> = (0..2).map(|number| node.tell(&run(number))).collect();
-        node.tell("open web-0");
+        let own: Vec<_> = (0..2).map(|number| node.send(&run(number))).collect();
+        node.send("open web-0");
         addresses.push(own);
     }
-    // Nothing but their UIDs and their sandboxes tells them apart.
+    // Only their UIDs and sandboxes differ.
     assert_eq!(addresses.first(), addresses.get(1));
     for (index, node) in nodes.iter_mut().enumerate() {
-        node.tell("whole");
-        let state = node.tell("state");
+        node.send("whole");
+        let state = node.send("state");
         for number in 0..2 {
             assert!(state.contains(&uid(index, number)), "{state}");
             assert!(!state.contains(&uid(1 - index, number)), "{state}");
@@ -288,35 +288,35 @@ fn pods_of_two_nodes_that_have_the_same_names_and_addresses_do_not_see_each_othe
 fn while_one_nodes_agent_is_killed_and_comes_back_the_pods_of_the_others_go_on() {
     let mut nodes = nodes::<3>();
     for (index, node) in nodes.iter_mut().enumerate() {
-        node.tell(&format!("run web {}", uid(index, 0)));
-        node.tell("open web");
+        node.send(&format!("run web {}", uid(index, 0)));
+        node.send("open web");
     }
     let [first, others @ ..] = &mut nodes;
     let before: Vec<_> = others
         .iter_mut()
-        .map(|node| (node.tell("state"), node.tell("pids")))
+        .map(|node| (node.send("state"), node.send("pids")))
         .collect();
     for service in SERVICES {
-        first.tell(&format!("kill {service}"));
+        first.send(&format!("kill {service}"));
     }
-    // Its own pod's connection goes on, too: it is ztunnel's.
-    first.tell("speak");
+    // The connection of its own pod continues as well, since it is ztunnel's.
+    first.send("speak");
     let during: Vec<_> = others
         .iter_mut()
-        .map(|node| (node.tell("state"), node.tell("pids")))
+        .map(|node| (node.send("state"), node.send("pids")))
         .collect();
     assert_eq!(during, before);
     for (index, node) in others.iter_mut().enumerate() {
-        node.tell("speak");
-        node.tell(&format!("run new {}", uid(index + 1, 1)));
-        node.tell("open new");
+        node.send("speak");
+        node.send(&format!("run new {}", uid(index + 1, 1)));
+        node.send("open new");
     }
     for service in SERVICES {
-        first.tell(&format!("start {service}"));
+        first.send(&format!("start {service}"));
     }
     for node in &mut nodes {
-        node.tell("whole");
-        node.tell("speak");
+        node.send("whole");
+        node.send("speak");
     }
     nodes.into_iter().for_each(Outside::end);
 }

@@ -1,4 +1,4 @@
-//! The chain after a reboot: whose file is first, and who writes it when the agent is not there yet.
+//! The chain after a reboot: which file is first, and who writes it while the agent is not there yet.
 
 use std::net::SocketAddr;
 
@@ -8,29 +8,29 @@ use crate::{
     PORT,
     absent::uid,
     chain::PRIMARY,
-    failures::{assert_told, come_back, enrol_shop, go_away},
+    failures::{assert_error, enrol_shop, start_agent, stop_agent},
     runtime::Runtime,
     sandboxes::{NOTHING, in_the_mesh, reached_through_ztunnel},
 };
 
-/// Ours, ahead of the primary's.
+/// Our file, which sorts before the primary's.
 const OWNED: &str = "00-inpod.conflist";
 
-/// A node whose namespace shop is enrolled, without its agent.
+/// Returns a node whose namespace shop is enrolled, without its agent.
 fn without_agent() -> Runtime {
     let runtime = Runtime::running().unwrap();
     enrol_shop(&runtime);
-    go_away(&runtime);
+    stop_agent(&runtime);
     runtime
 }
 
-/// The primary's component starts, and writes its own list as it knows it.
+/// Writes the primary's own conflist, as its component does when it starts.
 fn primary_writes(runtime: &Runtime) {
     let list = runtime.chain.list("1.0.0", None);
     runtime.chain.write(PRIMARY, &list).unwrap();
 }
 
-/// A pod that nobody labelled, of a namespace that is.
+/// Returns a pod without a label, in a labelled namespace.
 fn web() -> Spec {
     Spec {
         uid: uid(1),
@@ -49,10 +49,10 @@ fn where_our_list_is_first_a_pod_waits_for_the_agent_whatever_the_primarys_owner
     runtime.node.write_manifest(&web()).unwrap();
     for _ in 0..2 {
         let refused = runtime.cri.run(runtime.config(&web())).unwrap_err();
-        assert_told(refused.message(), &["the pod waits", "[AGENT_UNAVAILABLE]"]);
+        assert_error(refused.message(), &["the pod waits", "[AGENT_UNAVAILABLE]"]);
         primary_writes(&runtime);
     }
-    come_back(&runtime);
+    start_agent(&runtime);
     let pod = runtime.pod(web()).unwrap();
     in_the_mesh(&runtime, &pod);
     runtime.end(&pod.container_id).unwrap();
@@ -80,11 +80,11 @@ fn where_we_stand_in_the_primarys_list_a_pod_slips_past_when_its_owner_writes_it
     ask(&outsider.netns, to).unwrap();
     assert_eq!(runtime.node.accesses().unwrap().len(), before);
     assert_eq!(pod.traces().unwrap(), NOTHING);
-    come_back(&runtime);
+    start_agent(&runtime);
     runtime.node.until_whole(&pod.spec).unwrap();
     let source = reached_through_ztunnel(&runtime, &pod, &outsider.netns, to);
     assert_eq!(source, outsider.v4);
-    // Its DELs do not pass us either.
+    // Their DELs do not reach us either.
     outsider.unmount().unwrap();
     drop(outsider);
     runtime.end(&pod.container_id).unwrap();

@@ -21,7 +21,7 @@ use crate::{
     runtime::{end, isolated, remove_cgroups},
 };
 
-/// Makes what podman may see and change, tells that it is there, and lives as long as its containers may.
+/// Mounts what podman may see and change, signals that it is ready, and lives as long as its containers may.
 const INIT: &str = r#"mount -t tmpfs tmpfs /var/lib && touch "$0" && exec sleep infinity"#;
 
 /// A node with podman, its configuration and its storage.
@@ -67,7 +67,7 @@ impl Podman {
         text.trim().to_owned()
     }
 
-    /// Runs podman among its own namespaces. Its answer, or its complaint.
+    /// Runs podman in its own namespaces. Returns whether it succeeded and its output.
     fn call(&self, arguments: &[&str]) -> (bool, String) {
         let ns = PathBuf::from(format!("/proc/{}/ns", self.init.id()));
         let mut command = Command::new("nsenter");
@@ -92,13 +92,13 @@ impl Podman {
         (succeeded, String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// `podman run` of a container that does nothing.
+    /// Runs `podman run` with a container that does nothing.
     fn run(&self, name: &[&str]) -> (bool, String) {
         let parent = format!("--cgroup-parent=/{}", self.node.name());
         self.call(&[&["run", "-d", &parent], name, &[image::NAME]].concat())
     }
 
-    /// Removes a container at once, and sees that its address and its pair are gone.
+    /// Removes a container at once, and expects that its address and its veth pair are gone.
     fn removed(&self, container: &str) {
         self.done(&["rm", "-f", "-t", "0", container]);
         assert!(self.chain.addresses().unwrap().is_empty());
@@ -162,7 +162,7 @@ fn a_container_passes_untouched_where_no_default_namespace_is_set_whatever_its_n
         .node
         .write_manifest(&Spec::new("web").ambient())
         .unwrap();
-    // podman's own names have an underscore, which no pod's may have.
+    // podman's generated names have an underscore, which pod names cannot have.
     for name in [&["--name", "web"][..], &["--name", "festive_hopper"]] {
         let (succeeded, container) = podman.run(name);
         assert!(succeeded, "{container}");

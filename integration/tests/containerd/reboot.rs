@@ -1,4 +1,4 @@
-//! A node loses its power: what was in memory is gone, what was on its disk is not.
+//! A node loses its power: memory is gone, the disk remains.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -8,13 +8,13 @@ use nix::sys::signal::Signal;
 
 use crate::{
     chain::{spooled, within},
-    failures::{assert_told, enrol_shop},
+    failures::{assert_error, enrol_shop},
     recorder::{Recorded, record, recorded},
     runtime::{BOOT_ID, Runtime},
     sandboxes::in_the_mesh,
 };
 
-/// Starts the services as of a boot: the kernel's word on it is their own.
+/// Starts the services as after a boot, with a boot id of their own.
 fn start(node: &Node, boot: &Path) {
     let script = format!("mount --bind {} {BOOT_ID} && exec \"$@\"", boot.display());
     let within = [
@@ -34,7 +34,7 @@ fn start(node: &Node, boot: &Path) {
     node.start_ztunnel(&[]).unwrap();
 }
 
-/// Everything that ends with a machine's power, and what is kept in memory.
+/// Ends everything that ends with a machine's power, and deletes what is kept in memory.
 fn cut_power(runtime: &mut Runtime, pods: &[Pod]) {
     runtime.cut_power();
     let node = &runtime.node;
@@ -57,13 +57,13 @@ fn cut_power(runtime: &mut Runtime, pods: &[Pod]) {
     .unwrap();
 }
 
-/// What the node itself filters and names.
+/// Returns the node's own packet filter and names.
 fn rules(runtime: &Runtime) -> String {
     within(runtime.node.netns().path(), &["nft", "list", "ruleset"]).unwrap()
 }
 
-/// What pod-events has written down, by the sandboxes that are named there.
-fn written_down(runtime: &Runtime) -> String {
+/// Returns the sandboxes in pod-events' checkpoint.
+fn checkpointed(runtime: &Runtime) -> String {
     let directory = runtime.node.run_dir().join("pod-events/pods");
     let files = fs::read_dir(directory).unwrap();
     let texts = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
@@ -97,7 +97,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
 
     cut_power(&mut runtime, &old);
     runtime.boot().unwrap();
-    // The kubelet comes before the agent: it ends what it finds, and starts the pods anew.
+    // The kubelet starts before the agent: it ends what it finds, and starts the pods anew.
     let found = runtime.cri.sandboxes().unwrap();
     assert_eq!(found.len(), names.len());
     for sandbox in found {
@@ -108,7 +108,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
         .cri
         .run(runtime.config(&Spec::new("web-0")))
         .unwrap_err();
-    assert_told(refused.message(), &["the pod waits", "[AGENT_UNAVAILABLE]"]);
+    assert_error(refused.message(), &["the pod waits", "[AGENT_UNAVAILABLE]"]);
     let calls = since(&runtime, count);
     let dels: Vec<_> = calls.iter().filter(|call| call.code == 0).collect();
     let short: Vec<_> = dels
@@ -118,7 +118,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
     let (last, others) = short.split_last().unwrap();
     assert_eq!(others, vec![("DEL", ""); others.len()]);
     assert!(others.len() >= names.len(), "{calls:?}");
-    // That of the ADD that waits is of this boot.
+    // The entry of the waiting ADD is of this boot.
     assert_eq!((last.0, last.1.is_empty()), ("DEL", false));
     assert!(spooled(&runtime.node) > 0);
 
@@ -139,7 +139,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
     runtime.until_empty().unwrap();
 }
 
-/// Claims, records, workloads, probed addresses and the spool are those of the new sandboxes alone.
+/// Expects claims, records, workloads, probed addresses and the spool of the new sandboxes alone.
 fn nothing_of(runtime: &Runtime, old: &[Pod], new: &[Pod]) {
     eventually("the spool is read", PATIENCE, || {
         ensure!(spooled(&runtime.node) == 0, "{}", spooled(&runtime.node));
@@ -152,7 +152,7 @@ fn nothing_of(runtime: &Runtime, old: &[Pod], new: &[Pod]) {
     let claimed = claims.into_iter().filter_map(|claim| claim.sandbox);
     let claimed: BTreeSet<_> = claimed.map(|sandbox| sandbox.container_id).collect();
     assert_eq!(claimed, ids(new));
-    let (records, rules) = (written_down(runtime), rules(runtime));
+    let (records, rules) = (checkpointed(runtime), rules(runtime));
     for pod in old {
         assert!(!records.contains(&pod.container_id), "{records}");
         assert!(!rules.contains(&pod.v4.to_string()), "{rules}");

@@ -1,4 +1,4 @@
-//! What a runtime asked of the plugin and what it was answered: a program stands in the plugin's place, writes both down
+//! Records a runtime's calls of the plugin and the answers: a program in the plugin's place writes both down
 //! and passes both on.
 
 use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::Path};
@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::chain::Chain;
 
-/// A line for each call, in the order in which they ended. Appended by one write(2), which lines of calls that end at the
-/// same time do not come between.
+/// Writes one line for each call, in the order in which the calls ended. Each is appended by one write(2), so that
+/// concurrent lines do not mix.
 const SCRIPT: &str = r#"#!/bin/sh
 asked=$(cat)
 answer=$(printf '%s' "$asked" | PLUGIN)
@@ -25,29 +25,28 @@ exit $code
 pub(crate) struct Recorded {
     pub(crate) verb: String,
     pub(crate) container_id: String,
-    /// `CNI_NETNS`; empty where the runtime had none to name.
+    /// `CNI_NETNS`; empty if the runtime passed none.
     pub(crate) netns: String,
-    /// The exit code.
     pub(crate) code: i32,
     pub(crate) asked: Value,
-    /// Null where nothing was answered.
+    /// Null without an answer.
     pub(crate) answer: Value,
 }
 
 impl Recorded {
-    /// The error code on standard output, as CNI numbers them.
+    /// Returns CNI's error code from standard output.
     pub(crate) fn error(&self) -> Option<u64> {
         self.answer.get("code")?.as_u64()
     }
 
-    /// Verb, whether a netns was named, whether the chain's result was there, exit code.
-    pub(crate) fn in_short(&self) -> (&str, bool, bool, i32) {
+    /// Returns command, whether a netns was named, whether the chain's result was passed, and exit code.
+    pub(crate) fn summary(&self) -> (&str, bool, bool, i32) {
         let has_result = self.asked.get("prevResult").is_some();
         (&self.verb, !self.netns.is_empty(), has_result, self.code)
     }
 }
 
-/// Stands in the plugin's place from now on.
+/// Replaces the plugin from now on.
 pub(crate) fn record(chain: &Chain) -> anyhow::Result<()> {
     let plugin = bin("inpod-cni")?.display().to_string();
     let log = log(chain).display().to_string();
@@ -60,7 +59,7 @@ pub(crate) fn record(chain: &Chain) -> anyhow::Result<()> {
     Ok(fs::rename(aside, chain.plugins().join("inpod-cni"))?)
 }
 
-/// What was recorded so far.
+/// Returns the calls so far.
 pub(crate) fn recorded(chain: &Chain) -> anyhow::Result<Vec<Recorded>> {
     let text = match fs::read_to_string(log(chain)) {
         Ok(text) => text,

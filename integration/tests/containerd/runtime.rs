@@ -26,12 +26,12 @@ use crate::{
     image,
 };
 
-/// What runs as the first process of containerd's own pid namespace. libcni caches below `/var/lib` whatever it is told.
-/// Whatever ends containerd, it is started again, as an init system would.
+/// The first process of containerd's own pid namespace. libcni always caches below `/var/lib`. However containerd
+/// ends, it is restarted, as an init system would do.
 const INIT: &str = r#"mount --bind "$1/var" /var/lib && mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
 while :; do containerd --config "$0"; sleep 0.1; done"#;
 
-/// The name of what the kernel has booted (random(4)).
+/// The id of the kernel's boot (random(4)).
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 const SOCKET: &str = "grpc.sock";
@@ -47,19 +47,19 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Everything up, the chain in place, the image imported.
+    /// Starts everything, with the chain in place and the image imported.
     pub(crate) fn running() -> anyhow::Result<Self> {
         Self::with(&[])
     }
 
-    /// The same, with more keys in our entry of the chain.
+    /// Starts the same with additional keys in our entry of the chain.
     pub(crate) fn with(keys: &[(&str, Value)]) -> anyhow::Result<Self> {
         let runtime = Self::on(Node::running()?)?;
         runtime.chain.configure(keys)?;
         Ok(runtime)
     }
 
-    /// The same on a node on which whatever runs runs.
+    /// Starts the same on an existing node.
     pub(crate) fn on(node: Node) -> anyhow::Result<Self> {
         let dir = node.manifests().with_file_name("containerd");
         fs::create_dir_all(dir.join("var"))?;
@@ -89,7 +89,7 @@ impl Runtime {
         })
     }
 
-    /// Waits until containerd has read a list with our plugin, or one without.
+    /// Waits until containerd has read a conflist with our plugin, or one without.
     pub(crate) fn until_chained(&self, expected: bool) -> anyhow::Result<()> {
         eventually("the list is read", PATIENCE, || {
             let lists = self.cri.lists()?;
@@ -99,15 +99,15 @@ impl Runtime {
         })
     }
 
-    /// containerd's own client, among what the CRI sees.
+    /// Runs containerd's own client in the CRI's namespace.
     pub(crate) fn ctr(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let socket = self.dir.join(SOCKET).display().to_string();
         let client = ["-a", &socket, "-n", "k8s.io"];
         run("ctr", &[&client[..], arguments].concat())
     }
 
-    /// What a program prints in a container of an image, which is gone afterwards. It has what netconfig's has of root's
-    /// power over its network.
+    /// Returns the output of a program in a container of an image, which is deleted afterwards. It has the same
+    /// capabilities as netconfig's container.
     pub(crate) fn contained(&self, image: &str, command: &[&str]) -> anyhow::Result<String> {
         let cgroup = format!("/{}/contained", self.cgroup());
         let mut run = vec![
@@ -129,7 +129,7 @@ impl Runtime {
         self.ctr(&[&run[..], command].concat())
     }
 
-    /// Gives containerd one more image.
+    /// Imports another image into containerd.
     pub(crate) fn import(&self, archive: &Path, name: &str) -> anyhow::Result<()> {
         let archive = archive.display().to_string();
         self.ctr(&["images", "import", "--snapshotter", "native", &archive])?;
@@ -139,7 +139,7 @@ impl Runtime {
         })
     }
 
-    /// What a kubelet asks for, for a pod.
+    /// Returns the config that a kubelet sends for a pod.
     pub(crate) fn config(&self, spec: &Spec) -> PodSandboxConfig {
         PodSandboxConfig {
             metadata: Some(Metadata {
@@ -157,20 +157,21 @@ impl Runtime {
         }
     }
 
-    /// The cgroup of all pods. Nodes of several processes may have the same name; no two live netns are the same inode.
+    /// Returns the cgroup of all pods. Nodes of several processes may have the same name, but no two live netns
+    /// have the same inode.
     fn cgroup(&self) -> String {
         let inode = fs::metadata(self.node.netns().path()).map_or(0, |netns| netns.ino());
         format!("{}-{inode}", self.node.name())
     }
 
-    /// A pod of which a manifest is written, as its sandbox stands right after RunPodSandbox.
+    /// Writes a pod's manifest and runs its sandbox.
     pub(crate) fn pod(&self, spec: Spec) -> anyhow::Result<Pod> {
         self.node.write_manifest(&spec)?;
         let id = self.cri.run(self.config(&spec))?;
         self.sandbox(spec, &id)
     }
 
-    /// The same, with a port of the node.
+    /// Does the same with a host port.
     pub(crate) fn pod_at_port(&self, spec: Spec, host: i32, container: i32) -> anyhow::Result<Pod> {
         self.node.write_manifest(&spec)?;
         let port_mappings = vec![PortMapping {
@@ -185,7 +186,7 @@ impl Runtime {
         self.sandbox(spec, &id)
     }
 
-    /// The id of a sandbox in the node's network.
+    /// Runs a sandbox in the node's network and returns its id.
     pub(crate) fn host_network(&self, spec: &Spec) -> anyhow::Result<String> {
         let mut config = self.config(spec);
         if let Some(linux) = &mut config.linux {
@@ -195,7 +196,7 @@ impl Runtime {
         Ok(self.cri.run(config)?)
     }
 
-    /// What is known of a sandbox, out of containerd's own mouth.
+    /// Returns a sandbox as containerd itself describes it.
     pub(crate) fn sandbox(&self, spec: Spec, id: &str) -> anyhow::Result<Pod> {
         let status = self.cri.status(id)?;
         ensure!(
@@ -223,13 +224,13 @@ impl Runtime {
         })
     }
 
-    /// StopPodSandbox and RemovePodSandbox.
+    /// Calls StopPodSandbox and RemovePodSandbox.
     pub(crate) fn end(&self, id: &str) -> Result<(), Status> {
         self.cri.stop(id)?;
         self.cri.remove(id)
     }
 
-    /// Kills containerd, waits until it is back, and lets the sandboxes live.
+    /// Kills containerd and waits until it is back; the sandboxes live on.
     pub(crate) fn restart_containerd(&self) -> anyhow::Result<()> {
         self.kill_containerd()?;
         self.until_ready()
@@ -246,7 +247,7 @@ impl Runtime {
         })
     }
 
-    /// Ends containerd and all that it runs, as a power cut does.
+    /// Ends containerd and everything that it runs, as a power cut does.
     pub(crate) fn cut_power(&mut self) {
         end(&mut self.process);
     }
@@ -257,23 +258,24 @@ impl Runtime {
         self.until_ready()
     }
 
-    /// One more client, for another thread.
+    /// Returns another client, for another thread.
     pub(crate) fn client(&self) -> anyhow::Result<Cri> {
         Cri::new(&self.dir.join(SOCKET))
     }
 
-    /// Whoever listens on containerd's socket.
+    /// Returns the process that listens on containerd's socket.
     fn containerd(&self) -> anyhow::Result<Pid> {
         let stream = UnixStream::connect(self.dir.join(SOCKET))?;
         Ok(Pid::from_raw(getsockopt(&stream, PeerCredentials)?.pid()))
     }
 
-    /// What containerd has logged.
+    /// Returns containerd's log.
     pub(crate) fn log(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.dir.join("containerd.log"))?)
     }
 
-    /// Waits until nothing is left on the node of any sandbox: no claim, no workload, no pair, no address, no sandbox.
+    /// Waits until nothing is left of any sandbox on the node: no claim, no workload, no veth pair,
+    /// no address, no sandbox.
     pub(crate) fn until_empty(&self) -> anyhow::Result<()> {
         eventually("nothing is left on the node", PATIENCE, || {
             let api = self.node.api();
@@ -313,13 +315,13 @@ impl Drop for Runtime {
     }
 }
 
-/// Ends a process in whose pid namespace others live, with all of them.
+/// Ends the first process of a pid namespace, and with it all others there.
 pub(crate) fn end(process: &mut Child) {
     process.kill().unwrap_or_default();
     process.wait().map(drop).unwrap_or_default();
 }
 
-/// Removes the cgroups below a name of ours, in every hierarchy, as soon as nobody is in them any more.
+/// Removes the cgroups below a name of ours, in every hierarchy, as soon as they are empty.
 pub(crate) fn remove_cgroups(name: &str) {
     let script = format!(
         "for _ in $(seq 100); do
@@ -341,8 +343,8 @@ fn start(node: &Node, dir: &Path) -> anyhow::Result<Child> {
     command.spawn().context("cannot start containerd")
 }
 
-/// A command on the node's network with a pid namespace of its own, which ends with it, and mounts that nobody else sees,
-/// but for those of network namespaces.
+/// Returns a command on the node's network with a pid namespace of its own, which ends with it, and with private
+/// mounts except those of network namespaces.
 pub(crate) fn isolated(node: &Node) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", node.netns().path().display()));
@@ -355,7 +357,7 @@ pub(crate) fn isolated(node: &Node) -> Command {
     command
 }
 
-/// Form 2 is read by containerd 1.6 to 2.x.
+/// containerd 1.6 to 2.x read version 2.
 fn config(dir: &Path, chain: &Chain) -> String {
     let (plugins, lists) = (chain.plugins(), chain.lists());
     let (dir, plugins, lists) = (dir.display(), plugins.display(), lists.display());

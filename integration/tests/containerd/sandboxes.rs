@@ -1,4 +1,4 @@
-//! Sandboxes of a real containerd come, are restarted under, are replaced and go.
+//! Sandboxes of a real containerd start, live through restarts, are replaced and end.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) const NOTHING: [String; 0] = [];
 
-/// Asks the application in a pod from another netns; the connection must have passed the pod's port 15006.
+/// Calls the application in a pod from another netns, and expects that the connection passed the pod's port 15006.
 pub(crate) fn reached_through_ztunnel(
     runtime: &Runtime,
     pod: &Pod,
@@ -36,7 +36,7 @@ pub(crate) fn reached_through_ztunnel(
     source
 }
 
-/// Everything that says that a pod is in the mesh, without any waiting.
+/// Expects, without waiting, that every source reports a pod in the mesh.
 pub(crate) fn in_the_mesh(runtime: &Runtime, pod: &Pod) {
     let known = runtime.node.explain(&pod.spec).unwrap();
     assert_eq!(known.state(), PodState::Enrolled, "{known:?}");
@@ -87,7 +87,7 @@ fn a_pod_outside_the_mesh_gets_no_rules_and_is_remembered() {
     assert_eq!(runtime.node.api().claims().unwrap(), []);
     let known = runtime.node.explain(&pod.spec).unwrap();
     assert_eq!(known.sandbox.unwrap().container_id, pod.container_id);
-    // A label that comes later finds it.
+    // A later label finds it.
     runtime
         .node
         .write_manifest(&pod.spec.clone().ambient())

@@ -1,5 +1,5 @@
-//! Pods with a sidecar, of containers that a real containerd and runc run: none of them has a right, and what they say to
-//! each other passes the proxy.
+//! Pods with a sidecar, in containers that a real containerd and runc run: none of them has a capability, and their
+//! traffic with each other passes the proxy.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,13 +20,14 @@ use crate::{
     unprivileged::assert_unprivileged,
 };
 
-/// From where a proxy connects to its own pod's application (istio-sidecar-install, 7.2).
-const MARKS: [&str; 2] = ["127.0.0.6", "::6"];
+/// The addresses from which a proxy connects to its own pod's application (services/docs/facts/istio-sidecar.md,
+/// 7.2).
+const PROXY_SOURCES: [&str; 2] = ["127.0.0.6", "::6"];
 
 /// A connection of a proxy: source, destination, outcome.
-type Told<'a> = (IpAddr, SocketAddr, &'a str);
+type Connection<'a> = (IpAddr, SocketAddr, &'a str);
 
-/// Waits until a pod is led to its sidecar by exactly its rules.
+/// Waits until a pod is redirected to its sidecar by exactly its rules.
 pub(crate) fn until_redirected(runtime: &Runtime, pod: &Pod) -> ExplainPodResponse {
     let known = eventually("it is redirected to its sidecar", PATIENCE, || {
         let known = runtime.node.explain(&pod.spec)?;
@@ -41,15 +42,19 @@ pub(crate) fn until_redirected(runtime: &Runtime, pod: &Pod) -> ExplainPodRespon
     known
 }
 
-/// Does something, of which a pod's proxy must tell exactly this.
-fn telling<T>(resident: &Resident<'_>, wanted: &[Told<'_>], act: impl FnOnce() -> T) -> T {
+/// Runs `act`, during which a pod's proxy must log exactly these connections.
+fn with_logged<T>(
+    resident: &Resident<'_>,
+    wanted: &[Connection<'_>],
+    act: impl FnOnce() -> T,
+) -> T {
     let before = resident.connections().unwrap().len();
     let done = act();
     let wanted: Vec<_> = wanted
         .iter()
         .map(|(from, to, outcome)| (*from, *to, (*outcome).to_owned()))
         .collect();
-    // What a container prints comes to its log by way of the runtime.
+    // The runtime delivers a container's output to its log with a delay.
     eventually("its proxy tells of it", PATIENCE, || {
         let told = resident.connections()?.split_off(before);
         ensure!(told == wanted, "{told:?}, not {wanted:?}");
@@ -59,32 +64,32 @@ fn telling<T>(resident: &Resident<'_>, wanted: &[Told<'_>], act: impl FnOnce() -
     done
 }
 
-/// What the application of a pod sees of a client in another netns.
+/// Returns the source that a pod's application sees of a client in another netns.
 fn asked(from: &Pod, to: SocketAddr) -> IpAddr {
     let (_, body) = kubernetes::ask(&from.netns, to, image::WHO).unwrap();
     seen(&body).unwrap()
 }
 
-/// Both ways, in both families: what comes and what goes passes the proxy, which is told where it was going.
+/// Expects that inbound and outbound connections of both families pass the proxy, with their original destinations.
 pub(crate) fn passes_its_proxy(inside: &Resident<'_>, outside: &Resident<'_>) {
     let families = inside
         .pod
         .addresses()
         .into_iter()
         .zip(outside.pod.addresses());
-    for ((own, other), mark) in families.zip(MARKS) {
+    for ((own, other), mark) in families.zip(PROXY_SOURCES) {
         let [here, there] = [own, other].map(|ip| SocketAddr::new(ip, PORT));
         let comes = (other, here, "forwarded");
-        let source = telling(inside, &[comes], || asked(&outside.pod, here));
+        let source = with_logged(inside, &[comes], || asked(&outside.pod, here));
         assert_eq!(source, mark.parse::<IpAddr>().unwrap());
         let goes = (own, there, "forwarded");
-        let source = telling(inside, &[goes], || inside.ask(there).unwrap());
+        let source = with_logged(inside, &[goes], || inside.ask(there).unwrap());
         assert_eq!(source, own);
     }
-    assert_eq!(inside.connections().unwrap().len(), 2 * MARKS.len());
+    assert_eq!(inside.connections().unwrap().len(), 2 * PROXY_SOURCES.len());
 }
 
-/// A pod outside of the mesh.
+/// Starts a pod outside of the mesh.
 pub(crate) fn outsider(runtime: &Runtime) -> Resident<'_> {
     let spec = Shape::Alone.spec("outsider", 0xff);
     Resident::running(runtime, Shape::Alone, spec).unwrap()
@@ -103,7 +108,7 @@ fn node() -> Runtime {
     runtime
 }
 
-/// A pod that starts, in the mesh and without a right.
+/// Starts an unprivileged pod in the mesh.
 fn starts<'a>(runtime: &'a Runtime, shape: Shape, number: u8) -> Resident<'a> {
     let spec = shape.spec("web", number);
     let web = Resident::running(runtime, shape, spec).unwrap();
@@ -153,20 +158,20 @@ fn the_same_pod_without_redirection_stays_in_init_and_nothing_would_pass_its_pro
     assert_eq!(asked(&outsider.pod, to), outsider.pod.v4);
     let to = SocketAddr::new(outsider.pod.v4.into(), PORT);
     assert_eq!(web.ask(to).unwrap(), web.pod.v4);
-    // What the proxy tells comes in order: what is led to it, by another rule than ours, is the first.
+    // The proxy logs in order: a connection that another rule than ours led to it would be first.
     let own = SocketAddr::new(web.pod.v4.into(), 9999);
     let rule = "add table ip lead; add chain ip lead prerouting { type nat hook prerouting priority -100; }; \
                 add rule ip lead prerouting tcp dport 9999 redirect to :15006";
     web.pod.exec(&["nft", rule]).unwrap();
     let told = [(outsider.pod.v4.into(), own, "refused")];
-    telling(&web, &told, || {
+    with_logged(&web, &told, || {
         integration::connect(&outsider.pod.netns, own).unwrap()
     });
     assert_eq!(web.connections().unwrap().len(), told.len());
     end(&runtime, &[&web, &outsider]);
 }
 
-/// Whose traffic passes what.
+/// The kinds of proxies that the pods have.
 struct Place<'a> {
     sidecar: &'a Resident<'a>,
     ambient: &'a Resident<'a>,
@@ -177,13 +182,18 @@ fn is(one: &Resident<'_>, other: &Resident<'_>) -> bool {
 }
 
 impl Place<'_> {
-    /// What a pod's proxy tells of a connection that it sends or takes.
-    fn proxy(&self, ends: [&Resident<'_>; 2], source: IpAddr, to: SocketAddr) -> Vec<Told<'_>> {
+    /// Returns what a pod's proxy logs of a connection that it sends or accepts.
+    fn proxy(
+        &self,
+        ends: [&Resident<'_>; 2],
+        source: IpAddr,
+        to: SocketAddr,
+    ) -> Vec<Connection<'_>> {
         let own = ends.into_iter().filter(|end| is(end, self.sidecar));
         own.map(|_| (source, to, "forwarded")).collect()
     }
 
-    /// At which of its ports ztunnel takes it.
+    /// Returns the ports on which ztunnel accepts it.
     fn ztunnel(&self, ends: [&Resident<'_>; 2]) -> Vec<(String, u64)> {
         let ports = ends.into_iter().zip([15001, 15006]);
         let own = ports.filter(|(end, _)| is(end, self.ambient));
@@ -195,11 +205,11 @@ impl Place<'_> {
         let (node, ends) = (&self.sidecar.runtime.node, [from, to]);
         let what = format!("{} asks {}", from.pod.spec.name, to.pod.spec.name);
         let families = from.pod.addresses().into_iter().zip(to.pod.addresses());
-        for ((own, other), mark) in families.zip(MARKS) {
+        for ((own, other), mark) in families.zip(PROXY_SOURCES) {
             let target = SocketAddr::new(other, PORT);
             let before = node.accesses().unwrap().len();
             let told = self.proxy(ends, own, target);
-            let source = telling(self.sidecar, &told, || from.ask(target).unwrap());
+            let source = with_logged(self.sidecar, &told, || from.ask(target).unwrap());
             let expected = if is(to, self.sidecar) {
                 mark.parse().unwrap()
             } else {
@@ -235,7 +245,7 @@ fn ambient_pods_pods_with_a_sidecar_and_others_live_on_one_node_and_each_traffic
             }
         }
     }
-    // Each knows its own alone.
+    // Each ztunnel knows only its own pods.
     let state = runtime.node.ztunnel_state().unwrap().to_string();
     assert!(state.contains(&ambient.pod.spec.uid), "{state}");
     assert!(!state.contains(&sidecar.pod.spec.uid), "{state}");

@@ -1,5 +1,5 @@
-//! A pod with a sidecar that started while the plugin was missing: it waits in its init container, and serves as soon as
-//! the agent has found it.
+//! A pod with a sidecar that started while the plugin was missing: it waits in its init container, and serves as soon
+//! as the agent has discovered it.
 
 use integration::{Node, PATIENCE, eventually};
 
@@ -14,7 +14,7 @@ use crate::{
     unprivileged::assert_unprivileged,
 };
 
-/// A node with the primary's plugins alone, on which nothing of inpod runs.
+/// Returns a node with only the primary's plugins, on which nothing of inpod runs.
 pub(crate) fn without_us() -> Runtime {
     let runtime = Runtime::on(Node::new().unwrap()).unwrap();
     let primary = runtime.chain.list("1.0.0", None);
@@ -25,15 +25,15 @@ pub(crate) fn without_us() -> Runtime {
     runtime
 }
 
-/// The plugin is in the chain again.
+/// Installs the plugin in the chain again.
 pub(crate) fn install(runtime: &Runtime) {
     runtime.chain.install_ours().unwrap();
     runtime.chain.configure(&[]).unwrap();
     runtime.until_chained(true).unwrap();
 }
 
-/// A round of the kubelet, in which the validation fails for want of redirection, and nothing after it is started. Its last
-/// words.
+/// Runs a round of the kubelet in which the validation fails without redirection and nothing after it starts.
+/// Returns its termination message.
 pub(crate) fn fails(pod: &mut Resident<'_>) -> String {
     let (code, message) = pod.sync().unwrap().failure();
     assert_eq!(code, 126, "{message}");
@@ -62,7 +62,7 @@ fn a_pod_that_started_without_the_plugin_fails_validation_is_redirected_in_place
     runtime.node.start_all().unwrap();
     runtime.node.ready().unwrap();
     start_repair(&runtime, &server, &[]);
-    // No ADD was seen: a process of its sandbox has led to it, and its network is not yet known.
+    // No ADD was seen: the pod was discovered by a process of its sandbox, and its network is not known yet.
     let known = until_redirected(&runtime, &early.pod);
     let sandbox = known.sandbox.unwrap();
     assert_eq!(sandbox.network_name, "");
@@ -70,7 +70,7 @@ fn a_pod_that_started_without_the_plugin_fails_validation_is_redirected_in_place
     assert_eq!(early.sync().unwrap(), Stage::Running);
     assert_unprivileged(&early);
     passes_its_proxy(&early, &outsider);
-    // Nobody had to do more than wait.
+    // `repair` only had to wait.
     until_counted(&runtime, "repair", "success", 1);
     let told = eventually("it is told", PATIENCE, || server.event("RepairBrokenPod"));
     let told = told.unwrap();

@@ -1,4 +1,4 @@
-//! `repair` beside a real containerd, for pods whose redirection does not come in place: a label, and a deletion.
+//! `repair` beside a real containerd, for pods that cannot be redirected while they run: a label, and a deletion.
 
 use std::fs;
 
@@ -16,14 +16,14 @@ use crate::{
 
 const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
 
-/// As Kubernetes writes a time that the runtime told, in nanoseconds since 1970.
+/// Formats a runtime's time, in nanoseconds since 1970, as Kubernetes does.
 fn time(nanoseconds: i64) -> String {
     let seconds = format!("@{}", nanoseconds / 1_000_000_000);
     let printed = run("date", &["-u", "-d", &seconds, "+%FT%TZ"]).unwrap();
     printed.trim().to_owned()
 }
 
-/// Shows the API server a pod as its kubelet does: the init container that failed waits for its next run.
+/// Shows the API server a pod as its kubelet does: the failed init container waits for its next run.
 pub(crate) fn report(server: &ApiServer, resident: &Resident<'_>, message: &str) {
     let ended = resident.ended(Role::Validation).unwrap();
     let has_failed = ended.exit_code != 0;
@@ -57,8 +57,8 @@ pub(crate) fn report(server: &ApiServer, resident: &Resident<'_>, message: &str)
     server.show(pod);
 }
 
-/// A node whose plugin is missing and whose netconfig is away, so that nothing is redirected in place.
-fn helpless() -> (Runtime, ApiServer) {
+/// Returns a node without plugin and without netconfig, on which no running pod can be redirected.
+fn without_plugin_and_netconfig() -> (Runtime, ApiServer) {
     let runtime = without_us();
     let server = ApiServer::start(runtime.node.netns()).unwrap();
     for service in ["ztunnel-broker", "pod-events"] {
@@ -68,7 +68,7 @@ fn helpless() -> (Runtime, ApiServer) {
     (runtime, server)
 }
 
-/// Starts repair with more settings than it needs.
+/// Starts repair with additional settings.
 pub(crate) fn start_repair(runtime: &Runtime, server: &ApiServer, more: &[&str]) {
     let node = &runtime.node;
     let kubeconfig = node.kubeconfig();
@@ -84,8 +84,8 @@ pub(crate) fn start_repair(runtime: &Runtime, server: &ApiServer, more: &[&str])
     node.start_with("repair", &settings).unwrap();
 }
 
-/// In a way of its own, as soon as pod-events was given a second.
-fn impatiently(way: &str) -> [&str; 4] {
+/// Returns settings that enable one action as soon as pod-events has had a second.
+fn action_after_a_second(way: &str) -> [&str; 4] {
     ["--repair-wait-seconds", "1", way, "true"]
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn until_counted(runtime: &Runtime, way: &str, result: &str, wanted: 
     .unwrap();
 }
 
-/// A pod that failed its validation, as the API server knows it.
+/// Creates a pod that failed its validation, as the API server knows it.
 fn broken<'a>(runtime: &'a Runtime, server: &ApiServer) -> Resident<'a> {
     let shape = Shape::Plain;
     let mut web = Resident::new(runtime, shape, shape.spec("web", 1)).unwrap();
@@ -129,10 +129,10 @@ fn until_labelled(server: &ApiServer, wanted: Option<&str>) {
 
 #[test]
 fn a_pod_whose_redirection_does_not_come_is_labelled_and_loses_the_label_when_it_serves() {
-    let (runtime, server) = helpless();
+    let (runtime, server) = without_plugin_and_netconfig();
     let outsider = outsider(&runtime);
     let mut web = broken(&runtime, &server);
-    start_repair(&runtime, &server, &impatiently("--label-pods"));
+    start_repair(&runtime, &server, &action_after_a_second("--label-pods"));
     until_labelled(&server, Some("true"));
     until_counted(&runtime, "label", "success", 1);
     let told = eventually("it is told", PATIENCE, || server.event("LabelBrokenPod"));
@@ -156,10 +156,10 @@ fn a_pod_whose_redirection_does_not_come_is_labelled_and_loses_the_label_when_it
 
 #[test]
 fn a_pod_whose_redirection_does_not_come_is_deleted_and_the_next_one_starts_and_serves() {
-    let (runtime, server) = helpless();
+    let (runtime, server) = without_plugin_and_netconfig();
     let outsider = outsider(&runtime);
     let old = broken(&runtime, &server);
-    start_repair(&runtime, &server, &impatiently("--delete-pods"));
+    start_repair(&runtime, &server, &action_after_a_second("--delete-pods"));
     eventually("the pod is deleted", PATIENCE, || {
         let pod = server.pod("web")?;
         let deleted = pod.pointer("/metadata/deletionTimestamp");
@@ -168,7 +168,7 @@ fn a_pod_whose_redirection_does_not_come_is_deleted_and_the_next_one_starts_and_
     })
     .unwrap();
     until_counted(&runtime, "delete", "success", 1);
-    // Its kubelet ends it, and its controller makes another, on a node that is whole again.
+    // Its kubelet ends it, and its controller creates another on a node that works again.
     old.end().unwrap();
     server.forget("web");
     install(&runtime);

@@ -1,4 +1,4 @@
-//! That containers have no right: neither were they given one, nor does any of their processes have one.
+//! Containers are unprivileged: they are given no capability, and none of their processes has one.
 
 use std::fs;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::kubelet::{Resident, Role};
 
-/// The sets of capabilities of a process (proc(5), `/proc/pid/status`).
+/// The capability sets of a process (proc(5), `/proc/pid/status`).
 const SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
 
-/// The same, as a container's runtime is told (OCI runtime-spec, config.md, "Linux Process").
+/// The same in the runtime's configuration (OCI runtime specification, configuration, "Linux Process").
 const ASKED: [&str; 5] = [
     "inheritable",
     "permitted",
@@ -19,12 +19,12 @@ const ASKED: [&str; 5] = [
     "ambient",
 ];
 
-/// What the kernel says of each process in the cgroup of a container.
+/// Returns the kernel's status of each process in a container's cgroup.
 fn processes(container: &str) -> Vec<String> {
     let entries = fs::read_dir("/proc").unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     let read = |path: std::path::PathBuf| {
-        // A process may end while it is looked at.
+        // A process may end while it is inspected.
         let cgroup = fs::read_to_string(path.join("cgroup")).ok()?;
         let status = fs::read_to_string(path.join("status")).ok()?;
         cgroup.contains(container).then_some(status)
@@ -40,13 +40,13 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
         .trim()
 }
 
-/// Whether a process has a capability, or could come to one.
+/// Returns whether a process has a capability, or could gain one.
 fn has_capability(status: &str) -> bool {
     let given = |set: &&str| u64::from_str_radix(field(status, set), 16).unwrap() > 0;
     SETS.iter().any(given)
 }
 
-/// What was asked for a container.
+/// Checks the security context that the runtime received for a container.
 fn assert_asked(resident: &Resident<'_>, role: Role, id: &str) {
     let (_, info) = resident.runtime.cri.container(id).unwrap();
     let info: Value = serde_json::from_str(&info).unwrap();
@@ -62,7 +62,7 @@ fn assert_asked(resident: &Resident<'_>, role: Role, id: &str) {
     assert_eq!(stays, Some(&Value::Bool(true)), "{role:?}");
 }
 
-/// No container of a pod has a right, whether it runs or has ended.
+/// Expects that no container of a pod has a capability, whether it runs or has ended.
 pub(crate) fn assert_unprivileged(resident: &Resident<'_>) {
     for (role, run) in &resident.runs {
         assert_asked(resident, *role, &run.id);
@@ -74,7 +74,7 @@ pub(crate) fn assert_unprivileged(resident: &Resident<'_>) {
             assert!(!field(&status, "Uid").starts_with("0\t"), "{status}");
         }
     }
-    // The runtime's own container of the sandbox shows that one would be seen.
+    // Control: the runtime's own container of the sandbox has some.
     let sandbox = processes(&resident.pod.container_id);
     let has = sandbox.iter().any(|status| has_capability(status));
     assert!(has, "{sandbox:?}");

@@ -1,4 +1,4 @@
-//! Which version of CNI is spoken: what the list says, as far as the runtime and the other plugins know it.
+//! The CNI version of calls: the conflist's, as far as the runtime and the other plugins know it.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use serde_json::json;
 use crate::{
     chain::{NETWORK, PRIMARY},
     cnitool::{Tool, named, tables},
-    failures::assert_told,
+    failures::assert_error,
     recorder::{record, recorded},
     runtime::Runtime,
     sandboxes::in_the_mesh,
 };
 
-/// Plugins that know CNI 1.1.0; Debian's do not.
+/// Returns the directory of plugins that know CNI 1.1.0; Debian's do not.
 fn plugins() -> PathBuf {
     let plugins = std::env::var_os("CNI_PLUGINS");
     plugins
@@ -86,13 +86,14 @@ fn containerd_speaks_the_version_of_the_list_up_to_the_last_that_it_knows() {
             in_the_mesh(&runtime, &runtime.sandbox(spec, &id).unwrap());
             runtime.end(&id).unwrap();
         }
-        // containerd before 2.1 hands the list's version on and cannot read what the first plugin answers in it.
-        Err(refused) => assert_told(
+        // containerd before 2.1 passes the conflist's version on and cannot read the first plugin's
+        // result in that version.
+        Err(refused) => assert_error(
             refused.message(),
             &["plugin type=\"bridge\" failed (add): unsupported CNI result version \"1.1.0\""],
         ),
     }
-    // Whatever became of the ADD, we were asked in that version, if only for the DEL.
+    // Even if the ADD failed, our plugin was called in that version, at least for the DEL.
     let calls = recorded(&runtime.chain).unwrap();
     let last = calls.last().unwrap();
     assert_eq!((last.verb.as_str(), last.code), ("DEL", 0));

@@ -1,4 +1,4 @@
-//! What a runtime waits for, what it is told, and what it asks.
+//! The calls that a runtime makes, how long it waits for them, and the answers that it gets.
 
 use std::{path::PathBuf, thread, time::Duration};
 
@@ -17,11 +17,11 @@ use crate::{
     sandboxes::in_the_mesh,
 };
 
-/// How long a sandbox has to be waiting before it counts as waiting: longer than RunPodSandbox takes.
+/// The time after which a sandbox counts as waiting, which is longer than RunPodSandbox usually takes.
 const WAITS: Duration = Duration::from_secs(3);
 
-/// Where in a pod's timeline something stands.
-fn place(known: &ExplainPodResponse, event: &str) -> usize {
+/// Returns the position of an event in a pod's timeline.
+fn position(known: &ExplainPodResponse, event: &str) -> usize {
     let mut events = known.timeline.iter();
     let place = events.position(|entry| entry.event.starts_with(event));
     place
@@ -29,7 +29,7 @@ fn place(known: &ExplainPodResponse, event: &str) -> usize {
         .unwrap()
 }
 
-/// ztunnel's ports on which somebody listens in a pod.
+/// Returns ztunnel's ports that have a listener in a pod.
 fn listening(pod: &Pod) -> Vec<u16> {
     let sockets = pod.exec(&["ss", "-Hltn"]).unwrap();
     let ports = [15001, 15006, 15008];
@@ -54,7 +54,7 @@ fn a_sandbox_waits_until_ztunnel_has_acknowledged_it_and_then_its_listeners_are_
     assert!(!caller.is_finished());
     let known = runtime.node.explain(&spec).unwrap();
     assert_ne!(known.state(), PodState::Enrolled);
-    // No rules without listeners.
+    // Rules are applied only after listeners exist.
     let netns = PathBuf::from(claim.unwrap().path);
     assert_eq!(within(&netns, &["nft", "list", "tables"]).unwrap(), "");
     runtime.node.signal("ztunnel", Signal::SIGCONT).unwrap();
@@ -63,7 +63,7 @@ fn a_sandbox_waits_until_ztunnel_has_acknowledged_it_and_then_its_listeners_are_
     assert_eq!(listening(&pod), [15001, 15006, 15008]);
     in_the_mesh(&runtime, &pod);
     let known = runtime.node.explain(&pod.spec).unwrap();
-    let order = ["claimed ", "acknowledged ", "applied "].map(|event| place(&known, event));
+    let order = ["claimed ", "acknowledged ", "applied "].map(|event| position(&known, event));
     assert!(order.is_sorted(), "{:?}", known.timeline);
     runtime.end(&id).unwrap();
     runtime.until_empty().unwrap();
@@ -84,8 +84,8 @@ fn a_sandbox_that_ztunnel_refuses_is_told_ztunnels_words_and_a_remedy_and_its_de
     let refused = runtime.cri.run(runtime.config(&spec)).unwrap_err();
     runtime.until_empty().unwrap();
     let calls = recorded(&runtime.chain).unwrap();
-    let short: Vec<_> = calls.iter().map(|call| call.in_short()).collect();
-    // The runtime deletes at once, and does not repeat the chain's result.
+    let short: Vec<_> = calls.iter().map(|call| call.summary()).collect();
+    // The runtime deletes at once, without the chain's result.
     assert_eq!(short, [("ADD", true, true, 1), ("DEL", true, false, 0)]);
     let add = calls.first().unwrap();
     for key in ["msg", "details"] {
@@ -107,8 +107,8 @@ fn both_dels_of_a_sandbox_are_seen_and_answered_and_nothing_else_is_asked() {
     runtime.end(&pod.container_id).unwrap();
     runtime.until_empty().unwrap();
     let calls = recorded(&runtime.chain).unwrap();
-    let short: Vec<_> = calls.iter().map(|call| call.in_short()).collect();
-    // No CHECK: containerd never makes one.
+    let short: Vec<_> = calls.iter().map(|call| call.summary()).collect();
+    // No CHECK: containerd never calls it.
     assert_eq!(
         short,
         [
@@ -143,7 +143,7 @@ fn a_hanging_add_is_killed_at_the_runtimes_deadline_and_its_del_leaves_nothing_w
     until_plugin_runs(&runtime, true);
     let refused = caller.join().unwrap().unwrap_err();
     assert!(!refused.message().contains("inpod"), "{refused:?}");
-    // The chain is taken down from its end: host-local is asked when our DEL has succeeded.
+    // The chain is undone from its end: host-local is called after our DEL has succeeded.
     eventually("the chain is taken down", 2 * PATIENCE, || {
         let addresses = runtime.chain.addresses()?;
         ensure!(addresses.is_empty(), "{addresses:?}");

@@ -13,15 +13,15 @@ pub(crate) struct ContainerConfig {
     pub(crate) metadata: Option<ContainerMetadata>,
     #[prost(message, optional, tag = "2")]
     pub(crate) image: Option<ImageSpec>,
-    /// In place of the image's entrypoint.
+    /// Replaces the image's entrypoint.
     #[prost(string, repeated, tag = "3")]
     pub(crate) command: Vec<String>,
-    /// In place of the image's arguments.
+    /// Replaces the image's arguments.
     #[prost(string, repeated, tag = "4")]
     pub(crate) args: Vec<String>,
     #[prost(message, repeated, tag = "7")]
     pub(crate) mounts: Vec<Mount>,
-    /// Below the sandbox's directory of logs.
+    /// Relative to the sandbox's log directory.
     #[prost(string, tag = "11")]
     pub(crate) log_path: String,
     #[prost(message, optional, tag = "15")]
@@ -93,7 +93,7 @@ struct CreateContainerRequest {
     sandbox_config: Option<PodSandboxConfig>,
 }
 
-/// The answer to a creation, and the question of a start and a status.
+/// The response of CreateContainer, and the request of a start and a status.
 #[derive(Clone, PartialEq, Message)]
 struct ContainerId {
     #[prost(string, tag = "1")]
@@ -110,18 +110,18 @@ struct ContainerStatus {
     info: HashMap<String, String>,
 }
 
-/// How a container stands.
+/// The status of a container.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Container {
     #[prost(string, tag = "1")]
     pub(crate) id: String,
-    /// 0: created, 1: runs, 2: has ended.
+    /// 0: created, 1: running, 2: exited.
     #[prost(int32, tag = "3")]
     pub(crate) state: i32,
     /// Nanoseconds since 1970.
     #[prost(int64, tag = "5")]
     pub(crate) started_at: i64,
-    /// The same.
+    /// Nanoseconds since 1970.
     #[prost(int64, tag = "6")]
     pub(crate) finished_at: i64,
     #[prost(int32, tag = "7")]
@@ -134,12 +134,12 @@ struct ExecSyncRequest {
     container: String,
     #[prost(string, repeated, tag = "2")]
     command: Vec<String>,
-    /// Seconds.
+    /// In seconds.
     #[prost(int64, tag = "3")]
     timeout: i64,
 }
 
-/// What a program in a container printed, and how it ended.
+/// Output and exit code of a program in a container.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Executed {
     #[prost(bytes = "vec", tag = "1")]
@@ -150,11 +150,11 @@ pub(crate) struct Executed {
     pub(crate) exit_code: i32,
 }
 
-/// How long what is executed in a container may take, in seconds.
+/// The timeout of a command in a container, in seconds.
 const EXECUTION: i64 = 20;
 
 impl Cri {
-    /// Makes a container in a sandbox that was made of a config, and starts it. Its id.
+    /// Creates a container in a sandbox, starts it, and returns its id.
     pub(crate) fn start_container(
         &self,
         sandbox: &str,
@@ -181,7 +181,7 @@ impl Cri {
         self.call(method, ContainerId { id, verbose })
     }
 
-    /// How a container stands, and what the runtime tells of it besides.
+    /// Returns a container's status, and the runtime's verbose information.
     pub(crate) fn container(&self, id: &str) -> Result<(Container, String), Status> {
         let method = "/runtime.v1.RuntimeService/ContainerStatus";
         let mut answer: ContainerStatus = self.of_container(method, id)?;
@@ -189,7 +189,7 @@ impl Cri {
         Ok((answer.status.unwrap_or_default(), info))
     }
 
-    /// Executes something in a container, as a kubelet's probe does.
+    /// Executes a command in a container, as a kubelet's probe does.
     pub(crate) fn execute(&self, container: &str, command: &[&str]) -> Result<Executed, Status> {
         let request = ExecSyncRequest {
             container: container.to_owned(),

@@ -1,4 +1,4 @@
-//! The containers of a pod, and in which order they are started.
+//! The containers of a pod, and the order in which they start.
 
 use integration::{
     Spec,
@@ -19,10 +19,10 @@ use crate::{
 const PROXY: i64 = 1337;
 
 /// The user of an application.
-const SOMEBODY: i64 = 1000;
+const APPLICATION_USER: i64 = 1000;
 
-/// How long a validation tries.
-const TRIES: &str = "2s";
+/// The deadline of a validation.
+const VALIDATION_TIMEOUT: &str = "2s";
 
 pub(super) const VALIDATE: Image = Image::Shipped {
     name: "validate",
@@ -32,16 +32,15 @@ pub(super) const VALIDATE: Image = Image::Shipped {
 /// A container of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// `istio-validation`: ours, as it is shipped.
+    /// `istio-validation`: our shipped image.
     Validation,
-    /// `istio-proxy`: the harness's.
+    /// `istio-proxy`: the harness's stand-in.
     Proxy,
-    /// An HTTP server that tells from where it was asked.
+    /// An HTTP server that returns its client's address.
     App,
 }
 
 impl Role {
-    /// Its name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Validation => "istio-validation",
@@ -67,7 +66,7 @@ impl Role {
 
     pub(super) fn args(self) -> &'static [&'static str] {
         match self {
-            Self::Validation => &["--timeout", TRIES, "--ip-family", "auto"],
+            Self::Validation => &["--timeout", VALIDATION_TIMEOUT, "--ip-family", "auto"],
             Self::Proxy => &["proxy", "sidecar"],
             Self::App => &["-f", "-p", "8080", "-h", "/www"],
         }
@@ -76,11 +75,11 @@ impl Role {
     fn user(self) -> i64 {
         match self {
             Self::Validation | Self::Proxy => PROXY,
-            Self::App => SOMEBODY,
+            Self::App => APPLICATION_USER,
         }
     }
 
-    /// Where it listens when it has started; `None`: it ends.
+    /// Returns the port on which it listens once started, or `None` if it ends by itself.
     pub(super) fn listens(self) -> Option<u16> {
         match self {
             Self::Validation => None,
@@ -89,7 +88,7 @@ impl Role {
         }
     }
 
-    /// As an injector writes it into an unprivileged pod (services/lib/inpod-injection/src/templates).
+    /// Returns what an injector writes for an unprivileged pod (services/lib/inpod-injection/src/templates).
     pub(super) fn security(self) -> ContainerSecurity {
         ContainerSecurity {
             capabilities: Some(Capabilities {
@@ -106,16 +105,16 @@ impl Role {
     }
 }
 
-/// Which containers a pod has, and in which order they are started.
+/// The containers of a pod in the order of their start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// An application alone.
+    /// An application without a sidecar.
     Alone,
     /// The proxy is a container beside the application.
     Plain,
-    /// It is an init container that goes on running, after the validation, as Istio has it.
+    /// The proxy is an init container that keeps running, after the validation, as Istio has it.
     Native,
-    /// The same, before the validation.
+    /// The proxy is an init container that keeps running, before the validation.
     NativeFirst,
 }
 
@@ -128,7 +127,7 @@ impl Shape {
         }
     }
 
-    /// The pod as an injector leaves it, with a UID that its cgroup can name.
+    /// Returns the pod as an injector leaves it, with a UID that its cgroup name can contain.
     pub(crate) fn spec(self, name: &str, number: u8) -> Spec {
         let spec = Spec {
             uid: uid(number),
