@@ -1,4 +1,4 @@
-//! The cluster that tests take turns in, with inpod on it.
+//! The cluster that one test at a time uses, with inpod on it.
 
 use std::{
     ops::Deref,
@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::trace::{self, Answers};
 
-/// Where inpod is.
+/// The namespace of inpod.
 pub(crate) const SYSTEM: &str = "inpod-system";
-/// Its pods.
+/// The label selector of its pods.
 pub(crate) const AGENT: &str = "app.kubernetes.io/name=inpod";
 /// The programs of its containers.
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", "installer"];
@@ -31,22 +31,22 @@ pub(crate) const SHIPPED: [&str; 5] = [
 
 static SHARED: Mutex<Weak<Mutex<Shared>>> = Mutex::new(Weak::new());
 
-/// What tests take turns in.
+/// The cluster that tests share.
 pub(crate) struct Shared {
     cluster: Cluster,
-    /// What was on the node before inpod first was.
+    /// The state of the node before inpod was first installed.
     pub(crate) clean: Answers,
 }
 
-/// A cluster with inpod and a ztunnel, and nobody else in it for now.
-pub(crate) struct Turn<'a>(MutexGuard<'a, Shared>);
+/// A cluster with inpod and a ztunnel, for one test exclusively.
+pub(crate) struct ExclusiveCluster<'a>(MutexGuard<'a, Shared>);
 
-/// Runs a test with the cluster for itself. Those that wait for it keep it; the last one ends it.
-pub(crate) fn on_the_node(test: impl FnOnce(&Turn<'_>)) {
+/// Runs a test with exclusive use of the cluster. Waiting tests keep it alive; the last one ends it.
+pub(crate) fn on_the_node(test: impl FnOnce(&ExclusiveCluster<'_>)) {
     loop {
-        // One in which a test has failed is nobody's any more: the next one begins anew.
+        // A cluster in which a test failed is not reused: the next test starts a new one.
         if let Ok(shared) = shared().lock() {
-            return test(&Turn(shared));
+            return test(&ExclusiveCluster(shared));
         }
     }
 }
@@ -59,24 +59,25 @@ fn shared() -> Arc<Mutex<Shared>> {
     let tag = VERSION;
     let ours = SHIPPED.map(|name| Image::Shipped { name, tag });
     let images = [&[Image::Busybox, Image::Ztunnel][..], &ours].concat();
-    let cluster = Arc::new(Mutex::new(Shared {
+    let started = Arc::new(Mutex::new(Shared {
         cluster: Cluster::start(&images).unwrap(),
         clean: Answers::new(),
     }));
-    let mut turn = Turn(cluster.lock().unwrap());
-    turn.0.clean = trace::of_the_node(&turn);
-    turn.server
+    let mut cluster = ExclusiveCluster(started.lock().unwrap());
+    cluster.0.clean = trace::of_the_node(&cluster);
+    cluster
+        .server
         .apply(include_str!("manifests/ztunnel.yaml"))
         .unwrap();
-    turn.install();
-    turn.until_whole();
-    drop(turn);
-    *shared = Arc::downgrade(&cluster);
-    cluster
+    cluster.install();
+    cluster.until_whole();
+    drop(cluster);
+    *shared = Arc::downgrade(&started);
+    started
 }
 
-impl Turn<'_> {
-    /// Waits until the agent and the ztunnel are ready and know of each other.
+impl ExclusiveCluster<'_> {
+    /// Waits until the agent and the ztunnel are ready and connected.
     pub(crate) fn until_whole(&self) {
         self.until_ready(SYSTEM, AGENT, 1).unwrap();
         self.until_ready("istio-system", "app=ztunnel", 1).unwrap();
@@ -95,36 +96,37 @@ impl Turn<'_> {
         .unwrap();
     }
 
-    /// The agent's pod.
+    /// Returns the agent's pod.
     pub(crate) fn agent(&self) -> Value {
         let pods = self.until_ready(SYSTEM, AGENT, 1).unwrap();
         pods.first().unwrap().clone()
     }
 
-    /// Asks the services as a person on the node does.
+    /// Runs `inpod` as an operator on the node does.
     pub(crate) fn inpod(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let program = bin("inpod")?.display().to_string();
         self.machine
             .exec(&[&[program.as_str()], arguments].concat())
     }
 
-    /// What is known of a pod.
+    /// Returns the output of `inpod explain` for a pod.
     pub(crate) fn explain(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
         let printed = self.inpod(&["explain", &format!("{namespace}/{name}"), "-o", "json"])?;
         Ok(serde_json::from_str(&printed)?)
     }
 
-    /// What was on the node before inpod first was.
+    /// Returns the state of the node before inpod was first installed.
     pub(crate) fn clean(&self) -> &Answers {
         &self.0.clean
     }
 
-    /// Waits until everything says that a pod is in the mesh, and that the verb made it so: the network is the chain's.
+    /// Waits until every source reports that a pod is in the mesh and that its ADD enrolled it: the
+    /// network is the chain's.
     pub(crate) fn until_enrolled(&self, pod: &Value) {
         self.until_in(pod, "podnet");
     }
 
-    /// The same for a pod that began while there was no agent.
+    /// Waits for the same of a pod that started without an agent.
     pub(crate) fn until_found(&self, pod: &Value) {
         self.until_in(pod, "");
     }
@@ -162,7 +164,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Waits until nothing says that a running pod is in the mesh.
+    /// Waits until no source reports that a running pod is in the mesh.
     pub(crate) fn until_outside(&self, pod: &Value) {
         let (namespace, name) = named(pod);
         eventually("the pod is outside of the mesh", LONG, || {
@@ -181,14 +183,14 @@ impl Turn<'_> {
         .unwrap();
     }
 
-    /// Runs a command of the machine's in a pod's network.
+    /// Runs a command of the machine in a pod's network.
     pub(crate) fn in_netns(&self, pod: &Value, command: &[&str]) -> String {
         let netns = self.machine.netns_of(uid(pod)).unwrap();
         let net = format!("--net={}", netns.path().display());
         integration::run("nsenter", &[&[net.as_str()], command].concat()).unwrap()
     }
 
-    /// Removes a namespace with all in it, and waits until the agent knows of none of its pods.
+    /// Removes a namespace with all its pods, and waits until the agent knows none of them.
     pub(crate) fn remove(&self, namespace: &str) {
         self.server
             .delete(&format!("/api/v1/namespaces/{namespace}"))
@@ -204,7 +206,7 @@ impl Turn<'_> {
     }
 }
 
-impl Deref for Turn<'_> {
+impl Deref for ExclusiveCluster<'_> {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
@@ -212,7 +214,7 @@ impl Deref for Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ExclusiveCluster<'_> {
     #[expect(
         clippy::print_stderr,
         reason = "what a failed test leaves behind for its reader"
@@ -224,7 +226,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A pod's namespace and name.
+/// Returns a pod's namespace and name.
 pub(crate) fn named(pod: &Value) -> (&str, &str) {
     (
         text(pod, "/metadata/namespace"),
@@ -232,7 +234,7 @@ pub(crate) fn named(pod: &Value) -> (&str, &str) {
     )
 }
 
-/// What the kubelet calls a pod: a static one by its hash.
+/// Returns the UID that the kubelet uses, which for a static pod is its hash.
 pub(crate) fn uid(pod: &Value) -> &str {
     match text(pod, "/metadata/annotations/kubernetes.io~1config.hash") {
         "" => text(pod, "/metadata/uid"),

@@ -1,4 +1,4 @@
-//! Applications: busybox that serves HTTP and tells who asked.
+//! Applications: busybox that serves HTTP and reports its clients.
 
 use std::net::SocketAddr;
 
@@ -6,12 +6,12 @@ use anyhow::Context as _;
 use integration::kubernetes::text;
 use serde_json::{Value, json};
 
-use crate::agent::Turn;
+use crate::agent::ExclusiveCluster;
 
-/// Where applications listen.
+/// The port on which applications listen.
 pub(crate) const PORT: u16 = 8080;
 
-/// Serves `/`, and tells at `/cgi-bin/who` which address asked, and a file who asked there.
+/// Serves `/`; `/cgi-bin/who` returns the client's address, and a file lists its clients.
 const SERVE: &str = r#"
 mkdir -p /tmp/www/cgi-bin
 echo here >/tmp/www/index.html
@@ -25,7 +25,7 @@ END
 exec /bin/httpd -f -p 8080 -h /tmp/www
 "#;
 
-/// A container that serves, with more said of it.
+/// Returns a container that serves, with additional fields.
 pub(crate) fn container(more: &Value) -> Value {
     let mut container = json!({
         "name": "app", "image": "inpod.test/busybox:1", "imagePullPolicy": "Never",
@@ -38,7 +38,7 @@ pub(crate) fn container(more: &Value) -> Value {
     container
 }
 
-/// A pod's template.
+/// Returns a pod's template.
 pub(crate) fn template(app: &str, container: &Value) -> Value {
     json!({
         "metadata": {"labels": {"app": app}},
@@ -46,14 +46,24 @@ pub(crate) fn template(app: &str, container: &Value) -> Value {
     })
 }
 
-/// A Deployment of one pod, which is ready.
-pub(crate) fn deploy(turn: &Turn<'_>, namespace: &str, app: &str, container: &Value) -> Value {
-    make_deployment(turn, namespace, app, &template(app, container));
-    ready(turn, namespace, app)
+/// Creates a Deployment of one pod and waits until that is ready.
+pub(crate) fn deploy(
+    cluster: &ExclusiveCluster<'_>,
+    namespace: &str,
+    app: &str,
+    container: &Value,
+) -> Value {
+    make_deployment(cluster, namespace, app, &template(app, container));
+    ready(cluster, namespace, app)
 }
 
-/// Makes a Deployment of one pod, by the template of which it is an application of that name.
-pub(crate) fn make_deployment(turn: &Turn<'_>, namespace: &str, app: &str, template: &Value) {
+/// Creates a Deployment of one pod, whose template carries the application's name.
+pub(crate) fn make_deployment(
+    cluster: &ExclusiveCluster<'_>,
+    namespace: &str,
+    app: &str,
+    template: &Value,
+) {
     let object = json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
         "metadata": {"name": app, "namespace": namespace},
@@ -64,23 +74,29 @@ pub(crate) fn make_deployment(turn: &Turn<'_>, namespace: &str, app: &str, templ
         },
     });
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments");
-    turn.server.create(&path, &object).unwrap();
+    cluster.server.create(&path, &object).unwrap();
 }
 
 /// Waits for the one pod of an application.
-pub(crate) fn ready(turn: &Turn<'_>, namespace: &str, app: &str) -> Value {
+pub(crate) fn ready(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) -> Value {
     let label = format!("app={app}");
-    let pods = turn.until_ready(namespace, &label, 1).unwrap();
+    let pods = cluster.until_ready(namespace, &label, 1).unwrap();
     pods.first().unwrap().clone()
 }
 
-/// A pod that serves and is nobody's.
-pub(crate) fn plain(turn: &Turn<'_>, namespace: &str, app: &str) {
-    create(turn, namespace, app, &json!({}), &container(&json!({})));
+/// Creates a pod that serves and has no controller.
+pub(crate) fn plain(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) {
+    create(cluster, namespace, app, &json!({}), &container(&json!({})));
 }
 
-/// A pod that is nobody's, with more in its spec.
-pub(crate) fn create(turn: &Turn<'_>, namespace: &str, app: &str, more: &Value, container: &Value) {
+/// Creates a pod without a controller, with additional fields in its spec.
+pub(crate) fn create(
+    cluster: &ExclusiveCluster<'_>,
+    namespace: &str,
+    app: &str,
+    more: &Value,
+    container: &Value,
+) {
     let mut object = template(app, container);
     let spec = object
         .pointer_mut("/spec")
@@ -88,12 +104,12 @@ pub(crate) fn create(turn: &Turn<'_>, namespace: &str, app: &str, more: &Value, 
         .as_object_mut()
         .unwrap();
     spec.extend(more.as_object().unwrap().clone());
-    make_pod(turn, namespace, app, &object).unwrap();
+    make_pod(cluster, namespace, app, &object).unwrap();
 }
 
-/// Makes a pod that is nobody's, by a template.
+/// Creates a pod without a controller from a template.
 pub(crate) fn make_pod(
-    turn: &Turn<'_>,
+    cluster: &ExclusiveCluster<'_>,
     namespace: &str,
     name: &str,
     template: &Value,
@@ -103,10 +119,10 @@ pub(crate) fn make_pod(
     let metadata = metadata.as_object_mut().context("a map")?;
     metadata.insert("name".to_owned(), json!(name));
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    turn.server.create(&path, &object)
+    cluster.server.create(&path, &object)
 }
 
-/// Where a pod's application is.
+/// Returns the address of a pod's application.
 pub(crate) fn address(pod: &Value) -> SocketAddr {
     let ip = text(pod, "/status/podIP").parse().context("an address");
     SocketAddr::new(ip.unwrap(), PORT)

@@ -1,8 +1,9 @@
-//! inpod as a person installs it: what helm renders of the chart is applied and taken away as helm does it.
+//! inpod as a person installs it: what helm renders of the chart is applied and deleted as helm does it.
 //!
-//! A release here differs from the chart's defaults in nothing but what a test says. Its images have the names that
-//! `deploy/images/build` gives them and are imported, so that no registry is asked; `Image::Shipped` tells what differs in
-//! them. The kubelet shows a changed ConfigMap sooner than by default (`syncFrequency` in `src/kubernetes/files.rs`).
+//! A release here differs from the chart's defaults only as a test sets. Its images have the names
+//! that `deploy/images/build` gives them and are imported, so that no registry is asked;
+//! `Image::Shipped` lists their differences. The kubelet shows a changed ConfigMap sooner than by
+//! default (`syncFrequency` in `src/kubernetes/files.rs`).
 
 use anyhow::{Context as _, bail, ensure};
 use integration::{
@@ -12,17 +13,17 @@ use integration::{
 };
 use serde_json::json;
 
-use crate::agent::{SYSTEM, Turn, uid};
+use crate::agent::{ExclusiveCluster, SYSTEM, uid};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/inpod");
 
-/// The place of what runs before helm deletes.
+/// The template of the hook that runs before helm deletes.
 const HOOK: [&str; 2] = ["--show-only", "templates/leave-job.yaml"];
 
-/// All but that.
+/// Everything except the hook.
 const RELEASE: [&str; 1] = ["--no-hooks"];
 
-/// What helm would find out by asking the server, as `deploy/render` tells it.
+/// Facts that helm would learn from the server, as `deploy/render` passes them.
 const SERVER: [&str; 4] = [
     "--kube-version",
     "v1.34.0",
@@ -31,9 +32,9 @@ const SERVER: [&str; 4] = [
 ];
 
 /// The Job waits four minutes for its nodes (`leave.timeoutSeconds`).
-const LEAVING: std::time::Duration = std::time::Duration::from_secs(270);
+const UNINSTALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(270);
 
-/// What helm makes of the chart, with values `NAME=VALUE` of one's own.
+/// Renders the chart with values `NAME=VALUE`.
 fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
     let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
     let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
@@ -43,21 +44,21 @@ fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
     run(&helm, &[&release[..], &SERVER, what, &set].concat())
 }
 
-/// What an object is: its kind, and its name as helm writes it.
+/// Returns an object's kind and its name as helm writes it.
 fn identity(document: &str) -> Option<(&str, &str)> {
     let after = |start| document.lines().find_map(|line| line.strip_prefix(start));
     Some((after("kind: ")?, after("  name: ")?))
 }
 
-/// The objects of a rendering that meet a condition.
+/// Returns the objects of a rendering that meet a condition.
 fn select(rendering: &str, is_meant: impl Fn((&str, &str)) -> bool) -> String {
     let documents = rendering.split("\n---\n");
     let chosen = documents.filter(|document| identity(document).is_some_and(&is_meant));
     chosen.collect::<Vec<_>>().join("\n---\n")
 }
 
-impl Turn<'_> {
-    /// `kubectl create namespace`, `kubectl label namespace` and `helm install`, as `deploy/docs/install.md` has it.
+impl ExclusiveCluster<'_> {
+    /// Runs `kubectl create namespace`, `kubectl label namespace` and `helm install`, as in `deploy/docs/install.md`.
     pub(crate) fn install(&self) {
         self.make_system();
         self.upgrade(&[]);
@@ -68,13 +69,13 @@ impl Turn<'_> {
         self.make_namespace(SYSTEM, &labels).unwrap();
     }
 
-    /// `helm upgrade` to these values.
+    /// Runs `helm upgrade` to these values.
     pub(crate) fn upgrade(&self, values: &[&str]) {
         let release = rendered(&RELEASE, values).unwrap();
         self.server.apply(&release).unwrap();
     }
 
-    /// `helm upgrade` from values to others: what the release has no more is deleted.
+    /// Runs `helm upgrade` from values to others: objects that the release no longer has are deleted.
     pub(crate) fn upgrade_from(&self, before: &[&str], after: &[&str]) {
         let [before, after] = [before, after].map(|values| rendered(&RELEASE, values).unwrap());
         self.server.apply(&after).unwrap();
@@ -83,7 +84,7 @@ impl Turn<'_> {
         self.server.remove(&gone).unwrap();
     }
 
-    /// `helm install` on a node that the agent has not come to yet; everything else is there.
+    /// Runs `helm install` on a node to which the agent has not come yet; everything else is there.
     pub(crate) fn install_all_but_the_agent(&self, values: &[&str]) {
         self.make_system();
         let release = rendered(&RELEASE, values).unwrap();
@@ -91,11 +92,11 @@ impl Turn<'_> {
         self.server.apply(&others).unwrap();
     }
 
-    /// `helm uninstall`, and `kubectl delete namespace`. What the Job said.
+    /// Runs `helm uninstall` and `kubectl delete namespace`, and returns the Job's output.
     pub(crate) fn uninstall(&self) -> String {
         let hook = rendered(&HOOK, &[]).unwrap();
         self.server.apply(&hook).unwrap();
-        let said = eventually("the Job has ended", LEAVING, || {
+        let said = eventually("the Job has ended", UNINSTALL_TIMEOUT, || {
             let path = format!("/apis/batch/v1/namespaces/{SYSTEM}/jobs/inpod-leave");
             let job = self.server.get(&path)?;
             let pods = self.pods(SYSTEM, "app.kubernetes.io/name=inpod-leave")?;
@@ -111,7 +112,7 @@ impl Turn<'_> {
         said
     }
 
-    /// `helm uninstall --no-hooks`, and `kubectl delete namespace`.
+    /// Runs `helm uninstall --no-hooks` and `kubectl delete namespace`.
     pub(crate) fn delete_release(&self) {
         let release = rendered(&RELEASE, &[]).unwrap();
         self.server.remove(&release).unwrap();
@@ -126,7 +127,7 @@ impl Turn<'_> {
         .unwrap();
     }
 
-    /// The image that each container of the agent runs.
+    /// Returns the image that each container of the agent runs.
     pub(crate) fn images(&self) -> Vec<String> {
         let agent = self.agent();
         let containers = agent.pointer("/status/containerStatuses").unwrap();
@@ -135,7 +136,7 @@ impl Turn<'_> {
         images.collect()
     }
 
-    /// Waits until another agent than this is there and ready.
+    /// Waits until another agent than this one is ready.
     pub(crate) fn until_replaced(&self, before: &serde_json::Value) {
         eventually("another agent is ready", LONG, || {
             let now = self.agent();

@@ -1,4 +1,4 @@
-//! How pods end, and those that no API server started.
+//! Ends of pods, and pods that no API server started.
 
 use std::{
     fs, thread,
@@ -20,40 +20,42 @@ use crate::{
 
 #[test]
 fn a_pod_that_takes_its_time_to_stop_is_served_through_ztunnel_until_its_end() {
-    on_the_node(|turn| {
-        turn.make_namespace("slow", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("slow", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
         let stop = json!({"lifecycle": {"preStop": {"exec": {"command": ["/bin/sleep", "10"]}}}});
         let grace = json!({"terminationGracePeriodSeconds": 15});
-        create(turn, "slow", "web", &grace, &container(&stop));
-        let pods = turn.until_ready("slow", "app=web", 1).unwrap();
+        create(cluster, "slow", "web", &grace, &container(&stop));
+        let pods = cluster.until_ready("slow", "app=web", 1).unwrap();
         let pod = pods.first().unwrap();
-        turn.until_enrolled(pod);
+        cluster.until_enrolled(pod);
         let (path, now) = ("/api/v1/namespaces/slow/pods/web", json!({}));
-        turn.server.delete_with(path, &now).unwrap();
-        let (asked, before) = (Instant::now(), taken(turn, pod, 15006));
+        cluster.server.delete_with(path, &now).unwrap();
+        let (asked, before) = (Instant::now(), taken(cluster, pod, 15006));
         let mut answered = 0;
         while asked.elapsed() < Duration::from_secs(9) {
-            let answer = get(&turn.outside, address(pod));
+            let answer = get(&cluster.outside, address(pod));
             assert!(answer.is_ok(), "after {:?}: {answer:?}", asked.elapsed());
             answered += 1;
             thread::sleep(Duration::from_millis(50));
         }
-        let through = taken(turn, pod, 15006) - before;
+        let through = taken(cluster, pod, 15006) - before;
         assert_eq!(through, answered, "went through ztunnel");
         eventually("it is gone", LONG, || {
-            ensure!(turn.server.get(path).is_err(), "it is there");
+            ensure!(cluster.server.get(path).is_err(), "it is there");
             anyhow::Ok(())
         })
         .unwrap();
-        turn.remove("slow");
+        cluster.remove("slow");
     });
 }
 
 #[test]
 fn a_static_pod_joins_the_mesh_and_leaves_nothing() {
-    on_the_node(|turn| {
-        turn.make_namespace("fixed", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("fixed", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
         let mut pod = template("fixed", &container(&json!({})));
         let metadata = pod
@@ -70,19 +72,22 @@ fn a_static_pod_joins_the_mesh_and_leaves_nothing() {
             ("apiVersion".to_owned(), json!("v1")),
             ("kind".to_owned(), json!("Pod")),
         ]);
-        let file = turn.machine.etc("kubernetes/manifests/web.json").unwrap();
+        let file = cluster
+            .machine
+            .etc("kubernetes/manifests/web.json")
+            .unwrap();
         fs::write(&file, pod.to_string()).unwrap();
-        let pods = turn.until_ready("fixed", "app=fixed", 1).unwrap();
+        let pods = cluster.until_ready("fixed", "app=fixed", 1).unwrap();
         let pod = pods.first().unwrap();
-        turn.until_enrolled(pod);
-        serves_through_ztunnel(turn, pod);
+        cluster.until_enrolled(pod);
+        serves_through_ztunnel(cluster, pod);
         fs::remove_file(&file).unwrap();
         eventually("it is gone", LONG, || {
-            let pods = turn.pods("fixed", "app=fixed")?;
+            let pods = cluster.pods("fixed", "app=fixed")?;
             ensure!(pods.is_empty(), "{pods:?}");
             anyhow::Ok(())
         })
         .unwrap();
-        turn.remove("fixed");
+        cluster.remove("fixed");
     });
 }

@@ -1,4 +1,4 @@
-//! Pods that inpod's own injector gives their sidecar, as the chart deploys it: webhook, certificate and Service.
+//! Pods that get their sidecar from inpod's own injector, as the chart deploys it: webhook, certificate and Service.
 
 use anyhow::ensure;
 use integration::{
@@ -8,30 +8,30 @@ use integration::{
 use serde_json::{Value, json};
 
 use crate::{
-    agent::{SYSTEM, Turn, on_the_node},
+    agent::{ExclusiveCluster, SYSTEM, on_the_node},
     apps::{make_deployment, make_pod, ready},
     sidecar::{
-        IMAGES, RESTRICTED, annotate, application, has_no_right, load, serves_by_itself,
+        IMAGES, RESTRICTED, annotate, application, assert_unprivileged, load, serves_by_itself,
         serves_through_proxy, template, until_redirected,
     },
 };
 
 const INJECTOR: &str = "app.kubernetes.io/name=inpod-injector";
 
-/// The proxy's image is not the default: no registry is asked.
+/// The proxy's image is not the default, so that no registry is asked.
 const VALUES: [&str; 2] = [
     "injector.enabled=true",
     "injector.config.proxy.image=inpod.test/sidecar:1",
 ];
 
-/// The names of a pod's containers of one kind.
+/// Returns the names of a pod's containers of one kind.
 fn names(pod: &Value, kind: &str) -> Vec<String> {
     let all = pod.pointer(&format!("/spec/{kind}"));
     let all = all.and_then(Value::as_array).into_iter().flatten();
     all.map(|it| text(it, "/name").to_owned()).collect()
 }
 
-/// An application that asks for nothing but that its own probe is left as it is.
+/// Returns an application that asks only to keep its own probe unchanged.
 fn plain(app: &str) -> Value {
     let mut template = template(app, &[], &[application()]);
     annotate(
@@ -42,10 +42,11 @@ fn plain(app: &str) -> Value {
     template
 }
 
-/// A namespace whose pods are to be injected, with what istiod puts there.
-fn make_namespace(turn: &Turn<'_>) {
+/// Creates a namespace whose pods are to be injected, with the objects that istiod puts there.
+fn make_namespace(cluster: &ExclusiveCluster<'_>) {
     let (key, value) = RESTRICTED;
-    turn.make_namespace("inject", &json!({"istio-injection": "enabled", key: value}))
+    cluster
+        .make_namespace("inject", &json!({"istio-injection": "enabled", key: value}))
         .unwrap();
     let authority = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -53,18 +54,18 @@ fn make_namespace(turn: &Turn<'_>) {
         "data": {"root-cert.pem": ""},
     });
     let path = "/api/v1/namespaces/inject/configmaps";
-    turn.server.create(path, &authority).unwrap();
+    cluster.server.create(path, &authority).unwrap();
 }
 
-/// Waits until the API server asks the injector, by pods that are not made.
-fn until_asked(turn: &Turn<'_>) {
+/// Waits until the API server calls the injector, with pods in dry run.
+fn until_asked(cluster: &ExclusiveCluster<'_>) {
     let mut pod = plain("probe");
     let metadata = pod.pointer_mut("/metadata").unwrap();
     let metadata = metadata.as_object_mut().unwrap();
     metadata.insert("name".to_owned(), json!("probe"));
     eventually("pods are injected", LONG, || {
         let path = "/api/v1/namespaces/inject/pods?dryRun=All";
-        let made = turn.server.create(path, &pod)?;
+        let made = cluster.server.create(path, &pod)?;
         let init = names(&made, "initContainers");
         ensure!(init.contains(&"istio-validation".to_owned()), "{init:?}");
         anyhow::Ok(())
@@ -74,41 +75,41 @@ fn until_asked(turn: &Turn<'_>) {
 
 #[test]
 fn pods_that_our_injector_gave_a_sidecar_start_where_no_right_is_admitted_and_serve_through_it() {
-    on_the_node(|turn| {
-        load(turn, &IMAGES);
+    on_the_node(|cluster| {
+        load(cluster, &IMAGES);
         let injector = Image::Shipped {
             name: "injector",
             tag: VERSION,
         };
-        load(turn, &[injector]);
-        turn.upgrade(&VALUES);
-        turn.until_ready(SYSTEM, INJECTOR, 2).unwrap();
-        make_namespace(turn);
-        until_asked(turn);
+        load(cluster, &[injector]);
+        cluster.upgrade(&VALUES);
+        cluster.until_ready(SYSTEM, INJECTOR, 2).unwrap();
+        make_namespace(cluster);
+        until_asked(cluster);
         let mut among = plain("among");
         annotate(&mut among, "sidecar.istio.io/nativeSidecar", "false");
         let mut without = plain("without");
         let labels = without.pointer_mut("/metadata/labels").unwrap();
         *labels = json!({"app": "without", "sidecar.istio.io/inject": "false"});
-        make_deployment(turn, "inject", "native", &plain("native"));
-        make_deployment(turn, "inject", "among", &among);
-        make_pod(turn, "inject", "without", &without).unwrap();
+        make_deployment(cluster, "inject", "native", &plain("native"));
+        make_deployment(cluster, "inject", "among", &among);
+        make_pod(cluster, "inject", "without", &without).unwrap();
         let proxied = ["istio-validation", "istio-proxy"];
         for (app, init, containers) in [
             ("native", &proxied[..], &["app"][..]),
             ("among", &proxied[..1], &["app", "istio-proxy"]),
         ] {
-            let pod = ready(turn, "inject", app);
+            let pod = ready(cluster, "inject", app);
             assert_eq!(names(&pod, "initContainers"), init);
             assert_eq!(names(&pod, "containers"), containers);
-            until_redirected(turn, &pod, "podnet");
-            has_no_right(turn, &pod);
-            serves_through_proxy(turn, &pod);
+            until_redirected(cluster, &pod, "podnet");
+            assert_unprivileged(cluster, &pod);
+            serves_through_proxy(cluster, &pod);
         }
-        let without = ready(turn, "inject", "without");
+        let without = ready(cluster, "inject", "without");
         assert_eq!(names(&without, "containers"), ["app"]);
-        serves_by_itself(turn, &without);
-        turn.remove("inject");
-        turn.upgrade_from(&VALUES, &[]);
+        serves_by_itself(cluster, &without);
+        cluster.remove("inject");
+        cluster.upgrade_from(&VALUES, &[]);
     });
 }

@@ -9,42 +9,43 @@ use integration::{
 use serde_json::{Value, json};
 
 use crate::{
-    agent::{Turn, named, on_the_node, uid},
+    agent::{ExclusiveCluster, named, on_the_node, uid},
     apps::{address, container, create, deploy, template},
 };
 
-/// The connections that a ztunnel took in a pod on a port.
-pub(crate) fn taken(turn: &Turn<'_>, pod: &Value, listener: u64) -> usize {
+/// Returns the number of connections that a ztunnel accepted in a pod on a port.
+pub(crate) fn taken(cluster: &ExclusiveCluster<'_>, pod: &Value, listener: u64) -> usize {
     let is_meant = |access: &&Access| {
         access.event == "accepted"
             && access.uid == text(pod, "/metadata/uid")
             && access.listener == listener
     };
-    let all = turn.machine.accesses().unwrap();
+    let all = cluster.machine.accesses().unwrap();
     all.iter().filter(is_meant).count()
 }
 
-/// The machine outside, for a client that keeps it.
-pub(crate) fn outside(turn: &Turn<'_>) -> Netns {
-    Netns::open(turn.outside.path(), &["/run/netns".into()]).unwrap()
+/// Returns the machine outside, for a client that keeps it.
+pub(crate) fn outside(cluster: &ExclusiveCluster<'_>) -> Netns {
+    Netns::open(cluster.outside.path(), &["/run/netns".into()]).unwrap()
 }
 
-/// New connections from outside, all the time.
-pub(crate) fn traffic(turn: &Turn<'_>, pod: &Value) -> Traffic {
-    Traffic::start(outside(turn), address(pod))
+/// Opens new connections from outside continuously.
+pub(crate) fn traffic(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Traffic {
+    Traffic::start(outside(cluster), address(pod))
 }
 
-/// Nothing failed, and there was something.
-pub(crate) fn unbroken(traffic: Traffic) -> Report {
+/// Expects traffic without failures.
+pub(crate) fn assert_unbroken(traffic: Traffic) -> Report {
     let report = traffic.end().unwrap();
     assert!(report.answered > 10, "{report:?}");
     assert_eq!(report.failed, [], "{} were answered", report.answered);
     report
 }
 
-/// Somebody outside is answered by a pod through its ztunnel, and is seen as who he is.
-pub(crate) fn serves_through_ztunnel(turn: &Turn<'_>, pod: &Value) {
-    let (from, seen) = ask(&turn.outside, address(pod), "/cgi-bin/who").unwrap();
+/// Expects that an outside client is answered by a pod through its ztunnel, and that the pod
+/// sees the client's address.
+pub(crate) fn serves_through_ztunnel(cluster: &ExclusiveCluster<'_>, pod: &Value) {
+    let (from, seen) = ask(&cluster.outside, address(pod), "/cgi-bin/who").unwrap();
     assert!(seen.contains(&from.ip().to_string()), "{seen}");
     // Others may ask at the same time.
     let is_it = |access: &Access| {
@@ -52,62 +53,67 @@ pub(crate) fn serves_through_ztunnel(turn: &Turn<'_>, pod: &Value) {
             && access.listener == 15006
             && access.source == Some(from)
     };
-    let all = turn.machine.accesses().unwrap();
+    let all = cluster.machine.accesses().unwrap();
     assert!(all.iter().any(is_it), "{from} is not in {all:?}");
 }
 
 #[test]
 fn a_deployment_in_a_labelled_namespace_comes_up_in_the_mesh_and_serves_through_ztunnel() {
-    on_the_node(|turn| {
-        turn.make_namespace("shop", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("shop", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let server = deploy(turn, "shop", "web", &container(&json!({})));
-        let client = deploy(turn, "shop", "client", &container(&json!({})));
+        let server = deploy(cluster, "shop", "web", &container(&json!({})));
+        let client = deploy(cluster, "shop", "client", &container(&json!({})));
         for pod in [&server, &client] {
-            turn.until_enrolled(pod);
-            serves_through_ztunnel(turn, pod);
+            cluster.until_enrolled(pod);
+            serves_through_ztunnel(cluster, pod);
         }
-        // From one to the other: out through the one's ztunnel, in through the other's.
-        let (out, into) = (taken(turn, &client, 15001), taken(turn, &server, 15006));
-        let netns = turn.machine.netns_of(uid(&client)).unwrap();
+        // Between two pods: out through the client's ztunnel, in through the server's.
+        let (out, into) = (
+            taken(cluster, &client, 15001),
+            taken(cluster, &server, 15006),
+        );
+        let netns = cluster.machine.netns_of(uid(&client)).unwrap();
         assert_eq!(get(&netns, address(&server)).unwrap().trim(), "here");
-        assert_eq!(taken(turn, &client, 15001), out + 1);
-        assert_eq!(taken(turn, &server, 15006), into + 1);
-        turn.remove("shop");
+        assert_eq!(taken(cluster, &client, 15001), out + 1);
+        assert_eq!(taken(cluster, &server, 15006), into + 1);
+        cluster.remove("shop");
     });
 }
 
 #[test]
 fn a_running_namespace_is_labelled_and_unlabelled_without_a_failed_new_connection() {
-    on_the_node(|turn| {
-        turn.make_namespace("moves", &json!({})).unwrap();
-        let pod = deploy(turn, "moves", "web", &container(&json!({})));
-        turn.until_outside(&pod);
-        let traffic = traffic(turn, &pod);
-        turn.label_namespace("moves", Some("ambient")).unwrap();
-        turn.until_enrolled(&pod);
-        serves_through_ztunnel(turn, &pod);
-        turn.label_namespace("moves", None).unwrap();
-        turn.until_outside(&pod);
-        let before = taken(turn, &pod, 15006);
-        assert_eq!(get(&turn.outside, address(&pod)).unwrap().trim(), "here");
-        assert_eq!(taken(turn, &pod, 15006), before);
-        unbroken(traffic);
-        // The same containers all the time.
+    on_the_node(|cluster| {
+        cluster.make_namespace("moves", &json!({})).unwrap();
+        let pod = deploy(cluster, "moves", "web", &container(&json!({})));
+        cluster.until_outside(&pod);
+        let traffic = traffic(cluster, &pod);
+        cluster.label_namespace("moves", Some("ambient")).unwrap();
+        cluster.until_enrolled(&pod);
+        serves_through_ztunnel(cluster, &pod);
+        cluster.label_namespace("moves", None).unwrap();
+        cluster.until_outside(&pod);
+        let before = taken(cluster, &pod, 15006);
+        assert_eq!(get(&cluster.outside, address(&pod)).unwrap().trim(), "here");
+        assert_eq!(taken(cluster, &pod, 15006), before);
+        assert_unbroken(traffic);
+        // The containers are never restarted.
         let (namespace, name) = named(&pod);
-        let now = turn.pod(namespace, name).unwrap();
+        let now = cluster.pod(namespace, name).unwrap();
         assert_eq!(
             now.pointer("/status/containerStatuses/0/restartCount"),
             Some(&json!(0))
         );
-        turn.remove("moves");
+        cluster.remove("moves");
     });
 }
 
 #[test]
 fn a_job_finishes_and_its_pod_leaves_the_mesh() {
-    on_the_node(|turn| {
-        turn.make_namespace("batch", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("batch", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
         let mut pods = template(
             "once",
@@ -121,24 +127,24 @@ fn a_job_finishes_and_its_pod_leaves_the_mesh() {
             "spec": {"backoffLimit": 0, "template": pods},
         });
         let path = "/apis/batch/v1/namespaces/batch/jobs";
-        turn.server.create(path, &job).unwrap();
-        let pods = turn.until_ready("batch", "app=once", 1).unwrap();
+        cluster.server.create(path, &job).unwrap();
+        let pods = cluster.until_ready("batch", "app=once", 1).unwrap();
         let pod = pods.first().unwrap();
-        turn.until_enrolled(pod);
+        cluster.until_enrolled(pod);
         eventually("the job is done", LONG, || {
-            let job = turn.server.get(&format!("{path}/once"))?;
+            let job = cluster.server.get(&format!("{path}/once"))?;
             ensure!(integration::kubernetes::is(&job, "Complete"), "{job}");
             anyhow::Ok(())
         })
         .unwrap();
         eventually("the pod has left", LONG, || {
-            let known = turn.inpod(&["pods"])?;
+            let known = cluster.inpod(&["pods"])?;
             let line = known.lines().find(|line| line.starts_with("batch "));
             ensure!(
                 line.is_none_or(|line| !line.contains("enrolled")),
                 "{known}"
             );
-            let claims = turn.pod("batch", named(pod).1)?;
+            let claims = cluster.pod("batch", named(pod).1)?;
             let shown = text(
                 &claims,
                 "/metadata/annotations/ambient.istio.io~1redirection",
@@ -147,28 +153,30 @@ fn a_job_finishes_and_its_pod_leaves_the_mesh() {
             anyhow::Ok(())
         })
         .unwrap();
-        turn.remove("batch");
+        cluster.remove("batch");
     });
 }
 
 #[test]
 fn a_pod_that_is_deleted_by_force_is_forgotten_and_one_of_its_name_joins() {
-    on_the_node(|turn| {
-        turn.make_namespace("force", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("force", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
         let mut before = String::new();
         for _ in 0..2 {
-            create(turn, "force", "web", &json!({}), &container(&json!({})));
-            let pods = turn.until_ready("force", "app=web", 1).unwrap();
+            create(cluster, "force", "web", &json!({}), &container(&json!({})));
+            let pods = cluster.until_ready("force", "app=web", 1).unwrap();
             let pod = pods.first().unwrap();
             assert_ne!(uid(pod), before);
             before = uid(pod).to_owned();
-            turn.until_enrolled(pod);
-            serves_through_ztunnel(turn, pod);
-            turn.server
+            cluster.until_enrolled(pod);
+            serves_through_ztunnel(cluster, pod);
+            cluster
+                .server
                 .delete("/api/v1/namespaces/force/pods/web")
                 .unwrap();
         }
-        turn.remove("force");
+        cluster.remove("force");
     });
 }

@@ -1,4 +1,4 @@
-//! The node itself, before anything is asked of inpod.
+//! The node itself, before inpod is involved.
 
 use integration::kubernetes::text;
 
@@ -10,31 +10,34 @@ use crate::{
 #[test]
 fn a_pod_runs_outside_of_the_mesh_in_a_cgroup_that_names_it_and_the_kubelets_settings_are_its_own()
 {
-    on_the_node(|turn| {
-        turn.make_namespace("plain", &serde_json::json!({}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("plain", &serde_json::json!({}))
             .unwrap();
-        plain(turn, "plain", "bare");
-        let pods = turn.until_ready("plain", "app=bare", 1).unwrap();
+        plain(cluster, "plain", "bare");
+        let pods = cluster.until_ready("plain", "app=bare", 1).unwrap();
         let pod = pods.first().unwrap();
-        for pid in turn.machine.pids(uid(pod)).unwrap() {
+        for pid in cluster.machine.pids(uid(pod)).unwrap() {
             let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
             let place = format!("/kubepods/besteffort/pod{}/", uid(pod));
             for line in cgroup.lines() {
                 assert!(line.contains(&place), "{line}");
             }
         }
-        let tables = turn.in_netns(pod, &["nft", "list", "tables"]);
+        let tables = cluster.in_netns(pod, &["nft", "list", "tables"]);
         assert_eq!(tables, "");
         assert_eq!(
             text(
-                &turn.explain("plain", text(pod, "/metadata/name")).unwrap(),
+                &cluster
+                    .explain("plain", text(pod, "/metadata/name"))
+                    .unwrap(),
                 "/state"
             ),
             "POD_STATE_OUT"
         );
-        // What the kubelet has set is not the machine's.
+        // What the kubelet set must not have changed the machine.
         let here = std::fs::read_to_string("/proc/sys/kernel/panic_on_oops").unwrap();
-        let there = turn
+        let there = cluster
             .machine
             .exec(&["cat", "/proc/sys/kernel/panic_on_oops"])
             .unwrap();
@@ -42,6 +45,6 @@ fn a_pod_runs_outside_of_the_mesh_in_a_cgroup_that_names_it_and_the_kubelets_set
             (there.trim(), here.trim() == "1" || here.trim() == "0"),
             ("1", true)
         );
-        turn.remove("plain");
+        cluster.remove("plain");
     });
 }

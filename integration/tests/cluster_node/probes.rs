@@ -1,4 +1,4 @@
-//! The kubelet's probes reach the pod past ztunnel, and would not without the rule that lets them.
+//! The kubelet's probes bypass ztunnel, and would not without the rule that exempts them.
 
 use std::{fs, path::PathBuf};
 
@@ -11,17 +11,17 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    agent::{Turn, named, on_the_node, uid},
+    agent::{ExclusiveCluster, named, on_the_node, uid},
     apps::{PORT, container, deploy},
     mesh::taken,
 };
 
-/// What pods see of who probes them (setting `probe_source_v4`).
+/// The source of probes that pods see (setting `probe_source_v4`).
 const PROBE: &str = "169.254.7.127";
 
-/// Who asked the application, one after the other.
-fn seen(turn: &Turn<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
-    let pids = turn.machine.pids(uid(pod))?;
+/// Returns the application's clients in order.
+fn seen(cluster: &ExclusiveCluster<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
+    let pids = cluster.machine.pids(uid(pod))?;
     let files = pids
         .iter()
         .map(|pid| PathBuf::from(format!("/proc/{pid}/root/tmp/seen")));
@@ -35,25 +35,25 @@ fn seen(turn: &Turn<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
         .collect())
 }
 
-fn until_ready_is(turn: &Turn<'_>, pod: &Value, ready: bool) {
+fn until_ready_is(cluster: &ExclusiveCluster<'_>, pod: &Value, ready: bool) {
     let (namespace, name) = named(pod);
     eventually("the probe's verdict", LONG, || {
-        let now = turn.pod(namespace, name)?;
+        let now = cluster.pod(namespace, name)?;
         ensure!(is(&now, "Ready") == ready, "{now}");
         anyhow::Ok(())
     })
     .unwrap();
 }
 
-/// Deletes a pod's element of the set that lets probes past.
-fn take_out_of_the_set(turn: &Turn<'_>, pod: &Value) {
+/// Deletes a pod's element from the set that exempts probes.
+fn take_out_of_the_set(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let element = format!("{{ {} }}", text(pod, "/status/podIP"));
     let set = ["inet", "inpod-host", "probes-v4", &element];
     let delete = [&["nft", "delete", "element"][..], &set].concat();
-    turn.machine.exec(&delete).unwrap();
+    cluster.machine.exec(&delete).unwrap();
 }
 
-/// Serves, and is probed in each of three ways every second.
+/// Returns a container that serves and is probed in each of three ways every second.
 fn probed() -> Value {
     container(&json!({
         "startupProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 60},
@@ -64,50 +64,59 @@ fn probed() -> Value {
 
 #[test]
 fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_lets_them() {
-    on_the_node(|turn| {
-        turn.make_namespace("probes", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("probes", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(turn, "probes", "web", &probed());
-        turn.until_enrolled(&pod);
+        let pod = deploy(cluster, "probes", "web", &probed());
+        cluster.until_enrolled(&pod);
         eventually("five more probes", PATIENCE, || {
-            let all = seen(turn, &pod)?;
+            let all = seen(cluster, &pod)?;
             ensure!(all.len() > 5, "{all:?}");
             assert!(all.iter().all(|source| source.contains(PROBE)), "{all:?}");
             anyhow::Ok(())
         })
         .unwrap();
-        assert_eq!(taken(turn, &pod, 15006), 0, "probes went through ztunnel");
-        // The control: without the element, and with nobody to put it back, ztunnel is asked first.
-        let agent = turn.agent();
+        assert_eq!(
+            taken(cluster, &pod, 15006),
+            0,
+            "probes went through ztunnel"
+        );
+        // Negative control: without the element, and with netconfig stopped so that it is not
+        // restored, ztunnel answers first.
+        let agent = cluster.agent();
         let netconfig = |signal| {
-            turn.machine
+            cluster
+                .machine
                 .kill(uid(&agent), "/netconfig", signal)
                 .unwrap();
         };
-        let ztunnels = turn.until_ready("istio-system", "app=ztunnel", 1).unwrap();
+        let ztunnels = cluster
+            .until_ready("istio-system", "app=ztunnel", 1)
+            .unwrap();
         let ztunnel = ztunnels.first().unwrap();
         let program = "/reference-ztunnel";
-        let ztunnel = |signal| turn.machine.kill(uid(ztunnel), program, signal).unwrap();
+        let ztunnel = |signal| cluster.machine.kill(uid(ztunnel), program, signal).unwrap();
         netconfig(Signal::SIGSTOP);
-        take_out_of_the_set(turn, &pod);
+        take_out_of_the_set(cluster, &pod);
         eventually("ztunnel takes probes", PATIENCE, || {
-            ensure!(taken(turn, &pod, 15006) > 0, "none");
+            ensure!(taken(cluster, &pod, 15006) > 0, "none");
             anyhow::Ok(())
         })
         .unwrap();
         ztunnel(Signal::SIGSTOP);
-        until_ready_is(turn, &pod, false);
-        // With the element, nobody misses ztunnel.
+        until_ready_is(cluster, &pod, false);
+        // With the element, ztunnel is not needed.
         netconfig(Signal::SIGCONT);
-        until_ready_is(turn, &pod, true);
+        until_ready_is(cluster, &pod, true);
         ztunnel(Signal::SIGCONT);
-        turn.until_whole();
+        cluster.until_whole();
         let (namespace, name) = named(&pod);
-        let now = turn.pod(namespace, name).unwrap();
+        let now = cluster.pod(namespace, name).unwrap();
         assert_eq!(
             now.pointer("/status/containerStatuses/0/restartCount"),
             Some(&json!(0))
         );
-        turn.remove("probes");
+        cluster.remove("probes");
     });
 }

@@ -1,4 +1,4 @@
-//! A release's life on a node: it comes, is upgraded, hands over, goes, and comes again.
+//! The life of a release on a node: install, upgrade, handover, uninstall, and install again.
 
 use std::fs;
 
@@ -10,9 +10,9 @@ use integration::{
 use serde_json::json;
 
 use crate::{
-    agent::{AGENT, SYSTEM, Turn, on_the_node, uid},
+    agent::{AGENT, ExclusiveCluster, SYSTEM, on_the_node, uid},
     apps::{address, container, create, deploy},
-    mesh::{serves_through_ztunnel, taken, traffic, unbroken},
+    mesh::{assert_unbroken, serves_through_ztunnel, taken, traffic},
     trace,
 };
 
@@ -22,57 +22,62 @@ const NEXT: &str = "0.1.1";
 /// The file that the installer owns.
 const OWNED: &str = "cni/net.d/02-inpod.conflist";
 
-/// Which plugin is on the node, by the tag that it ends in.
-fn plugin_is_of(turn: &Turn<'_>, tag: &str) -> anyhow::Result<()> {
-    let plugin = fs::read(turn.machine.file("opt/cni/bin/inpod-cni"))?;
+/// Expects the plugin of this release on the node, by the tag in its name.
+fn plugin_is_of(cluster: &ExclusiveCluster<'_>, tag: &str) -> anyhow::Result<()> {
+    let plugin = fs::read(cluster.machine.file("opt/cni/bin/inpod-cni"))?;
     ensure!(plugin.ends_with(tag.as_bytes()), "another plugin");
     Ok(())
 }
 
-/// Whether the chain is the primary's, as the primary wrote it, and nobody else's.
-fn chain_is_the_primarys(turn: &Turn<'_>) {
-    let primary = turn.machine.etc("cni/net.d/10-podnet.conflist").unwrap();
+/// Expects that the chain contains only what its owner, the primary, wrote.
+fn chain_is_the_primarys(cluster: &ExclusiveCluster<'_>) {
+    let primary = cluster.machine.etc("cni/net.d/10-podnet.conflist").unwrap();
     assert_eq!(fs::read_to_string(&primary).unwrap(), Machine::primary());
-    let names = turn.machine.exec(&["ls", "-A", "/etc/cni/net.d"]).unwrap();
+    let names = cluster
+        .machine
+        .exec(&["ls", "-A", "/etc/cni/net.d"])
+        .unwrap();
     assert_eq!(names.trim(), "10-podnet.conflist");
 }
 
 #[test]
 fn an_upgrade_and_the_way_back_change_images_plugin_and_chain_without_a_failed_new_connection() {
-    on_the_node(|turn| {
-        turn.make_namespace("upgrade", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("upgrade", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(turn, "upgrade", "web", &container(&json!({})));
-        turn.until_enrolled(&pod);
+        let pod = deploy(cluster, "upgrade", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
         for name in crate::agent::SHIPPED {
-            turn.machine
+            cluster
+                .machine
                 .load(&Image::Shipped { name, tag: NEXT })
                 .unwrap();
         }
-        let traffic = traffic(turn, &pod);
+        let traffic = traffic(cluster, &pod);
         let set = format!("tag={NEXT}");
         for (tag, level, values) in [
             (NEXT, "debug", &[set.as_str(), "logging.level=debug"][..]),
             (VERSION, "info", &[][..]),
         ] {
-            let before = turn.agent();
-            turn.upgrade(values);
-            // A pod that comes while the agent is replaced waits for it, and does not slip past.
+            let before = cluster.agent();
+            cluster.upgrade(values);
+            // A pod that starts while the agent is replaced waits for it instead of starting unenrolled.
             create(
-                turn,
+                cluster,
                 "upgrade",
                 &format!("during-{level}"),
                 &json!({}),
                 &container(&json!({})),
             );
-            turn.until_replaced(&before);
-            turn.until_whole();
-            let images = turn.images();
+            cluster.until_replaced(&before);
+            cluster.until_whole();
+            let images = cluster.images();
             let is_of = |image: &String| image.ends_with(&format!(":{tag}"));
             assert!(images.iter().all(is_of), "{images:?}");
             eventually("plugin and chain are the release's", PATIENCE, || {
-                plugin_is_of(turn, tag)?;
-                let chain = fs::read_to_string(turn.machine.etc(OWNED)?)?;
+                plugin_is_of(cluster, tag)?;
+                let chain = fs::read_to_string(cluster.machine.etc(OWNED)?)?;
                 ensure!(
                     chain.contains(&format!(r#""logLevel":"{level}""#)),
                     "{chain}"
@@ -80,122 +85,125 @@ fn an_upgrade_and_the_way_back_change_images_plugin_and_chain_without_a_failed_n
                 anyhow::Ok(())
             })
             .unwrap();
-            turn.until_enrolled(&pod);
-            serves_through_ztunnel(turn, &pod);
-            let next = turn
+            cluster.until_enrolled(&pod);
+            serves_through_ztunnel(cluster, &pod);
+            let next = cluster
                 .until_ready("upgrade", &format!("app=during-{level}"), 1)
                 .unwrap();
             let next = next.first().unwrap();
-            turn.until_enrolled(next);
-            serves_through_ztunnel(turn, next);
+            cluster.until_enrolled(next);
+            serves_through_ztunnel(cluster, next);
         }
-        unbroken(traffic);
-        turn.remove("upgrade");
+        assert_unbroken(traffic);
+        cluster.remove("upgrade");
     });
 }
 
 #[test]
 fn a_handover_leaves_rules_listeners_and_annotations_and_gives_the_chain_back() {
-    on_the_node(|turn| {
-        turn.make_namespace("given", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("given", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(turn, "given", "web", &container(&json!({})));
-        turn.until_enrolled(&pod);
-        let (rules, traffic) = (trace::of(turn, &pod), traffic(turn, &pod));
+        let pod = deploy(cluster, "given", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
+        let (rules, traffic) = (trace::of(cluster, &pod), traffic(cluster, &pod));
         let handover = ["handover", "--timeout", "120s"];
-        let said = turn.person(&[&handover[..], &["--namespace", SYSTEM]].concat());
+        let said = cluster.person(&[&handover[..], &["--namespace", SYSTEM]].concat());
         let said = said.unwrap();
         assert!(said.contains("1 of 1 nodes done"), "{said}");
-        assert_eq!(trace::of(turn, &pod), rules);
+        assert_eq!(trace::of(cluster, &pod), rules);
         let shown = "/metadata/annotations/ambient.istio.io~1redirection";
-        let now = turn.pod("given", text(&pod, "/metadata/name")).unwrap();
+        let now = cluster.pod("given", text(&pod, "/metadata/name")).unwrap();
         assert_eq!(text(&now, shown), "enabled");
-        serves_through_ztunnel(turn, &pod);
+        serves_through_ztunnel(cluster, &pod);
         // On a node that never had another agent.
-        chain_is_the_primarys(turn);
-        assert!(!turn.machine.file("opt/cni/bin/inpod-cni").exists());
-        let between = deploy(turn, "given", "between", &container(&json!({})));
-        let tables = turn.in_netns(&between, &["nft", "list", "tables"]);
+        chain_is_the_primarys(cluster);
+        assert!(!cluster.machine.file("opt/cni/bin/inpod-cni").exists());
+        let between = deploy(cluster, "given", "between", &container(&json!({})));
+        let tables = cluster.in_netns(&between, &["nft", "list", "tables"]);
         assert_eq!(tables, "");
-        // The successor is here.
-        turn.delete_release();
-        assert_eq!(trace::of(turn, &pod), rules);
-        serves_through_ztunnel(turn, &pod);
-        turn.install();
-        turn.until_whole();
-        // The one is remembered, of this boot; of the other the agent was never told.
-        turn.until_enrolled(&pod);
-        turn.until_found(&between);
-        serves_through_ztunnel(turn, &pod);
-        serves_through_ztunnel(turn, &between);
-        unbroken(traffic);
-        let next = deploy(turn, "given", "next", &container(&json!({})));
-        turn.until_enrolled(&next);
-        turn.remove("given");
+        // The successor is running.
+        cluster.delete_release();
+        assert_eq!(trace::of(cluster, &pod), rules);
+        serves_through_ztunnel(cluster, &pod);
+        cluster.install();
+        cluster.until_whole();
+        // One pod is in this boot's checkpoint; the agent was never informed of the other.
+        cluster.until_enrolled(&pod);
+        cluster.until_found(&between);
+        serves_through_ztunnel(cluster, &pod);
+        serves_through_ztunnel(cluster, &between);
+        assert_unbroken(traffic);
+        let next = deploy(cluster, "given", "next", &container(&json!({})));
+        cluster.until_enrolled(&next);
+        cluster.remove("given");
     });
 }
 
 #[test]
 fn the_chart_s_job_leaves_a_node_as_it_was_and_a_new_install_takes_its_pods_in_again() {
-    on_the_node(|turn| {
-        turn.make_namespace("gone", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("gone", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        turn.make_namespace("never", &json!({})).unwrap();
-        let pod = deploy(turn, "gone", "web", &container(&json!({})));
-        let never = deploy(turn, "never", "web", &container(&json!({})));
-        turn.until_enrolled(&pod);
-        let traffic = traffic(turn, &pod);
-        let said = turn.uninstall();
+        cluster.make_namespace("never", &json!({})).unwrap();
+        let pod = deploy(cluster, "gone", "web", &container(&json!({})));
+        let never = deploy(cluster, "never", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
+        let traffic = traffic(cluster, &pod);
+        let said = cluster.uninstall();
         assert!(said.contains("1 of 1 nodes done"), "{said}");
-        chain_is_the_primarys(turn);
-        assert_eq!(trace::of_the_node(turn), *turn.clean());
-        assert_eq!(trace::of(turn, &pod), trace::of(turn, &never));
-        assert_eq!(trace::annotated(turn), []);
-        let before = taken(turn, &pod, 15006);
-        assert_eq!(get(&turn.outside, address(&pod)).unwrap().trim(), "here");
-        assert_eq!(taken(turn, &pod, 15006), before);
-        // Its namespace's label is nobody's now.
-        let between = deploy(turn, "gone", "between", &container(&json!({})));
-        assert_eq!(turn.in_netns(&between, &["nft", "list", "tables"]), "");
-        turn.install();
-        turn.until_whole();
-        // Nothing is remembered of either.
-        turn.until_found(&pod);
-        turn.until_found(&between);
-        serves_through_ztunnel(turn, &pod);
-        unbroken(traffic);
-        let next = deploy(turn, "gone", "next", &container(&json!({})));
-        turn.until_enrolled(&next);
-        serves_through_ztunnel(turn, &next);
+        chain_is_the_primarys(cluster);
+        assert_eq!(trace::of_the_node(cluster), *cluster.clean());
+        assert_eq!(trace::of(cluster, &pod), trace::of(cluster, &never));
+        assert_eq!(trace::annotated(cluster), []);
+        let before = taken(cluster, &pod, 15006);
+        assert_eq!(get(&cluster.outside, address(&pod)).unwrap().trim(), "here");
+        assert_eq!(taken(cluster, &pod, 15006), before);
+        // No agent acts on its namespace's label now.
+        let between = deploy(cluster, "gone", "between", &container(&json!({})));
+        assert_eq!(cluster.in_netns(&between, &["nft", "list", "tables"]), "");
+        cluster.install();
+        cluster.until_whole();
+        // Neither is in the checkpoint.
+        cluster.until_found(&pod);
+        cluster.until_found(&between);
+        serves_through_ztunnel(cluster, &pod);
+        assert_unbroken(traffic);
+        let next = deploy(cluster, "gone", "next", &container(&json!({})));
+        cluster.until_enrolled(&next);
+        serves_through_ztunnel(cluster, &next);
         for namespace in ["gone", "never"] {
-            turn.remove(namespace);
+            cluster.remove(namespace);
         }
     });
 }
 
 #[test]
 fn an_agent_that_is_there_before_the_primary_waits_for_it_and_so_do_pods_and_the_node() {
-    on_the_node(|turn| {
-        turn.uninstall();
-        turn.machine.remove_primary().unwrap();
+    on_the_node(|cluster| {
+        cluster.uninstall();
+        cluster.machine.remove_primary().unwrap();
         eventually("the node has no network", LONG, || {
-            let node = turn.server.get(&format!("/api/v1/nodes/{NODE}"))?;
+            let node = cluster.server.get(&format!("/api/v1/nodes/{NODE}"))?;
             ensure!(!is(&node, "Ready"), "it is ready");
             anyhow::Ok(())
         })
         .unwrap();
-        turn.install();
-        turn.make_namespace("early", &json!({"istio.io/dataplane-mode": "ambient"}))
+        cluster.install();
+        cluster
+            .make_namespace("early", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
         create(
-            turn,
+            cluster,
             "early",
             "web",
             &json!({"nodeName": NODE}),
             &container(&json!({})),
         );
         eventually("the agent runs, and its installer waits", LONG, || {
-            let agents = turn.pods(SYSTEM, AGENT)?;
+            let agents = cluster.pods(SYSTEM, AGENT)?;
             let statuses = agents
                 .first()
                 .and_then(|it| it.pointer("/status/containerStatuses"));
@@ -217,19 +225,19 @@ fn an_agent_that_is_there_before_the_primary_waits_for_it_and_so_do_pods_and_the
                 ready == expected.map(|(name, is)| (name.to_owned(), is)),
                 "{ready:?}"
             );
-            let said = turn.machine.log_of(uid(agents.first().unwrap()))?;
+            let said = cluster.machine.log_of(uid(agents.first().unwrap()))?;
             ensure!(said.contains("waiting for the primary CNI"), "{said}");
             anyhow::Ok(())
         })
         .unwrap();
-        let pod = turn.pod("early", "web").unwrap();
+        let pod = cluster.pod("early", "web").unwrap();
         assert!(text(&pod, "/status/podIP").is_empty(), "{pod}");
-        turn.machine.write_primary().unwrap();
-        turn.until_whole();
-        let pods = turn.until_ready("early", "app=web", 1).unwrap();
+        cluster.machine.write_primary().unwrap();
+        cluster.until_whole();
+        let pods = cluster.until_ready("early", "app=web", 1).unwrap();
         let pod = pods.first().unwrap();
-        turn.until_enrolled(pod);
-        serves_through_ztunnel(turn, pod);
-        turn.remove("early");
+        cluster.until_enrolled(pod);
+        serves_through_ztunnel(cluster, pod);
+        cluster.remove("early");
     });
 }

@@ -1,4 +1,4 @@
-//! Pods with a sidecar that started while the plugin was not there, and what `repair` does with them, as the chart deploys it.
+//! Pods with a sidecar that started without the plugin, and what `repair`, as the chart deploys it, does with them.
 
 use std::{
     io::Write as _,
@@ -14,10 +14,10 @@ use integration::{
 use serde_json::{Value, json};
 
 use crate::{
-    agent::{SYSTEM, Turn, named, on_the_node, uid},
+    agent::{ExclusiveCluster, SYSTEM, named, on_the_node, uid},
     apps::{address, make_deployment, make_pod, ready},
     sidecar::{
-        IMAGES, Kind, RESTRICTED, has_no_right, injected, load, serves_through_proxy,
+        IMAGES, Kind, RESTRICTED, assert_unprivileged, injected, load, serves_through_proxy,
         until_redirected,
     },
 };
@@ -26,14 +26,16 @@ const REPAIR: &str = "app.kubernetes.io/name=inpod-repair";
 
 const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
 
-/// How long each kinder way is given: 10 s, where the chart has 30. One namespace is nobody's.
+/// Each repair action gets 10 s before the next, harsher one; the chart's default is 30.
+/// Namespace `left` is excluded.
 const VALUES: [&str; 3] = [
     "repair.enabled=true",
     "repair.settings.repair_wait_seconds=10",
     "excludeNamespaces={kube-system,left}",
 ];
 
-/// Where containers see the node's own names of cgroups, peers are told by these (`splitPeer`, deploy/docs/install.md).
+/// The setting for recognising peers if containers see the node's own
+/// cgroup names (`splitPeer`, deploy/docs/install.md).
 fn peer() -> &'static str {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         "splitPeer=cgroup:/.."
@@ -42,12 +44,12 @@ fn peer() -> &'static str {
     }
 }
 
-/// The values of a release with `repair`, and more.
+/// Returns the values of a release with `repair`, and additional ones.
 fn values(more: &[&'static str]) -> Vec<&'static str> {
     [&VALUES[..], &[peer()], more].concat()
 }
 
-/// What the last run of the validation ended with.
+/// Returns the end of the validation's last run.
 fn last_end(pod: &Value) -> Option<&Value> {
     let all = pod.pointer("/status/initContainerStatuses")?.as_array()?;
     let mut all = all.iter();
@@ -55,10 +57,10 @@ fn last_end(pod: &Value) -> Option<&Value> {
     found.pointer("/lastState/terminated")
 }
 
-/// Waits until the kubelet waits before it runs the validation of an application again, which has said what is missing.
-fn until_failed(turn: &Turn<'_>, namespace: &str, app: &str) -> Value {
+/// Waits until the validation of an application has reported what is missing and the kubelet backs off.
+fn until_failed(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) -> Value {
     let pod = eventually("its validation has failed", LONG, || {
-        let pods = turn.pods(namespace, &format!("app={app}"))?;
+        let pods = cluster.pods(namespace, &format!("app={app}"))?;
         let pod = pods.first().context("no pod")?.clone();
         last_end(&pod).with_context(|| format!("not yet: {pod}"))?;
         anyhow::Ok(pod)
@@ -70,17 +72,17 @@ fn until_failed(turn: &Turn<'_>, namespace: &str, app: &str) -> Value {
     for words in ["this pod is not redirected", "IPv4: ", "IPv6: ", "uid 1337"] {
         assert!(message.contains(words), "{words}: {message}");
     }
-    assert!(get(&turn.outside, address(&pod)).is_err(), "it serves");
-    assert_eq!(turn.in_netns(&pod, &["nft", "list", "tables"]), "");
+    assert!(get(&cluster.outside, address(&pod)).is_err(), "it serves");
+    assert_eq!(cluster.in_netns(&pod, &["nft", "list", "tables"]), "");
     pod
 }
 
-/// Waits for an Event of `repair` about a pod; what it says.
-fn event(turn: &Turn<'_>, pod: &Value, reason: &str, kind: &str) -> String {
+/// Waits for an Event of `repair` about a pod, and returns its text.
+fn event(cluster: &ExclusiveCluster<'_>, pod: &Value, reason: &str, kind: &str) -> String {
     let (namespace, name) = named(pod);
     let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
     eventually("the Event is there", LONG, || {
-        let all = turn.server.get(&path)?;
+        let all = cluster.server.get(&path)?;
         let all = all.pointer("/items").and_then(Value::as_array);
         let is_it = |event: &&Value| {
             text(event, "/regarding/name") == name
@@ -95,11 +97,11 @@ fn event(turn: &Turn<'_>, pod: &Value, reason: &str, kind: &str) -> String {
     .unwrap()
 }
 
-/// How many pods a way of `repair` came to a result with, since it started.
-fn counted(turn: &Turn<'_>, way: &str, result: &str) -> anyhow::Result<u64> {
+/// Returns the number of pods for which an action of `repair` had a result, since `repair` started.
+fn counted(cluster: &ExclusiveCluster<'_>, way: &str, result: &str) -> anyhow::Result<u64> {
     let socket = "/run/inpod/repair/grpc.sock";
     let url = "http://localhost/metrics";
-    let metrics = turn
+    let metrics = cluster
         .machine
         .exec(&["curl", "-sSf", "--unix-socket", socket, url])?;
     let series = format!("inpod_repair_pods_total{{type=\"{way}\",result=\"{result}\"}} ");
@@ -108,13 +110,13 @@ fn counted(turn: &Turn<'_>, way: &str, result: &str) -> anyhow::Result<u64> {
     Ok(number.with_context(|| metrics.clone())?.parse()?)
 }
 
-/// A table of netconfig's name in a pod, which the kernel keeps for whoever made it (`NFT_TABLE_F_OWNER` of
-/// linux/netfilter/nf_tables.h): nothing can be written until its owner ends.
+/// A table with netconfig's name in a pod, which the kernel reserves for the process that made it
+/// (`NFT_TABLE_F_OWNER` of linux/netfilter/nf_tables.h): nothing can be written until its owner ends.
 struct Owner(Child);
 
 impl Owner {
-    fn of(turn: &Turn<'_>, pod: &Value) -> Self {
-        let netns = turn.machine.netns_of(uid(pod)).unwrap();
+    fn of(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Self {
+        let netns = cluster.machine.netns_of(uid(pod)).unwrap();
         let mut child = Command::new("nsenter")
             .arg(format!("--net={}", netns.path().display()))
             .args(["nft", "-i"])
@@ -127,7 +129,7 @@ impl Owner {
         child.stdin = Some(stdin);
         let owner = Self(child);
         eventually("the table is there", PATIENCE, || {
-            let tables = turn.in_netns(pod, &["nft", "list", "ruleset"]);
+            let tables = cluster.in_netns(pod, &["nft", "list", "ruleset"]);
             ensure!(tables.contains("flags owner"), "{tables}");
             anyhow::Ok(())
         })
@@ -138,7 +140,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Ended already, or ends now.
+        // It has ended already, or ends now.
         self.0.kill().unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
     }
@@ -148,18 +150,19 @@ impl Drop for Owner {
 struct Broken {
     plain: Value,
     native: Value,
-    /// In which nothing can be written for now.
+    /// A pod in which nothing can be written for now.
     stuck: Value,
-    /// Of the namespace that is nobody's.
+    /// A pod of the excluded namespace.
     left: Value,
     owner: Owner,
 }
 
 impl Broken {
-    fn make(turn: &Turn<'_>) -> Self {
+    fn make(cluster: &ExclusiveCluster<'_>) -> Self {
         let (key, value) = RESTRICTED;
         for namespace in ["late", "left"] {
-            turn.make_namespace(namespace, &json!({ key: value }))
+            cluster
+                .make_namespace(namespace, &json!({ key: value }))
                 .unwrap();
         }
         for (app, kind) in [
@@ -167,13 +170,13 @@ impl Broken {
             ("native", Kind::Native),
             ("stuck", Kind::Plain),
         ] {
-            make_deployment(turn, "late", app, &injected(app, kind));
+            make_deployment(cluster, "late", app, &injected(app, kind));
         }
-        make_pod(turn, "left", "alone", &injected("alone", Kind::Plain)).unwrap();
+        make_pod(cluster, "left", "alone", &injected("alone", Kind::Plain)).unwrap();
         let [plain, native, stuck] =
-            ["plain", "native", "stuck"].map(|app| until_failed(turn, "late", app));
-        let left = until_failed(turn, "left", "alone");
-        let owner = Owner::of(turn, &stuck);
+            ["plain", "native", "stuck"].map(|app| until_failed(cluster, "late", app));
+        let left = until_failed(cluster, "left", "alone");
+        let owner = Owner::of(cluster, &stuck);
         Self {
             plain,
             native,
@@ -187,106 +190,106 @@ impl Broken {
         [&self.plain, &self.native, &self.stuck, &self.left]
     }
 
-    /// `repair` alone changes nothing, and says whom it misses.
-    fn are_left_while_nobody_knows(&self, turn: &Turn<'_>) {
+    /// Expects that `repair` alone changes nothing and reports the missing service.
+    fn are_left_without_pod_events(&self, cluster: &ExclusiveCluster<'_>) {
         for pod in self.all() {
-            let note = event(turn, pod, "RepairBrokenPod", "Warning");
+            let note = event(cluster, pod, "RepairBrokenPod", "Warning");
             assert!(note.contains("pod-events is not available"), "{note}");
-            is_as_it_was(turn, pod);
+            is_as_it_was(cluster, pod);
         }
     }
 
-    /// The agent puts the rules into the running pods, the kubelet starts the validation again, and they serve.
-    fn are_repaired_in_place(&self, turn: &Turn<'_>) {
+    /// Expects that the agent applies the rules in the running pods, the kubelet restarts the
+    /// validation, and they serve.
+    fn are_repaired_in_place(&self, cluster: &ExclusiveCluster<'_>) {
         for (app, before) in [("plain", &self.plain), ("native", &self.native)] {
-            let now = ready(turn, "late", app);
+            let now = ready(cluster, "late", app);
             assert_eq!(uid(&now), uid(before));
-            until_redirected(turn, &now, "");
-            has_no_right(turn, &now);
-            serves_through_proxy(turn, &now);
-            let note = event(turn, before, "RepairBrokenPod", "Normal");
+            until_redirected(cluster, &now, "");
+            assert_unprivileged(cluster, &now);
+            serves_through_proxy(cluster, &now);
+            let note = event(cluster, before, "RepairBrokenPod", "Normal");
             assert!(note.contains("redirected now"), "{note}");
         }
-        assert_eq!(counted(turn, "repair", "success").unwrap(), 2);
+        assert_eq!(counted(cluster, "repair", "success").unwrap(), 2);
         for pod in self.all() {
-            is_as_it_was(turn, pod);
+            is_as_it_was(cluster, pod);
         }
     }
 
-    /// Those that could not be redirected, and those that are not to be, bear the label. Others do not.
-    fn are_labelled(&self, turn: &Turn<'_>) {
+    /// Expects the label on pods that could not be redirected and on pods that must not be, and on no others.
+    fn are_labelled(&self, cluster: &ExclusiveCluster<'_>) {
         for (pod, why) in [
             (&self.stuck, "could not redirect it"),
             (&self.left, "NAMESPACE_EXCLUDED"),
         ] {
-            let note = event(turn, pod, "LabelBrokenPod", "Warning");
+            let note = event(cluster, pod, "LabelBrokenPod", "Warning");
             assert!(note.contains(why), "{note}");
             let (namespace, name) = named(pod);
-            let now = turn.pod(namespace, name).unwrap();
+            let now = cluster.pod(namespace, name).unwrap();
             assert_eq!(text(&now, LABEL), "true", "{now}");
             assert_eq!(uid(&now), uid(pod));
         }
-        is_as_it_was(turn, &self.plain);
-        is_as_it_was(turn, &self.native);
+        is_as_it_was(cluster, &self.plain);
+        is_as_it_was(cluster, &self.native);
     }
 
-    /// The one that could not be redirected is deleted; its successor, which the plugin saw, serves. The one that no successor
-    /// would help stays.
-    fn are_deleted_where_that_helps(&self, turn: &Turn<'_>) {
-        let note = event(turn, &self.stuck, "DeleteBrokenPod", "Warning");
+    /// Expects that the pod that could not be redirected is deleted and its successor, which the plugin saw, serves.
+    /// The pod without a controller stays.
+    fn are_deleted_where_that_helps(&self, cluster: &ExclusiveCluster<'_>) {
+        let note = event(cluster, &self.stuck, "DeleteBrokenPod", "Warning");
         assert!(note.contains("could not redirect it"), "{note}");
-        let successor = ready(turn, "late", "stuck");
+        let successor = ready(cluster, "late", "stuck");
         assert_ne!(uid(&successor), uid(&self.stuck));
-        until_redirected(turn, &successor, "podnet");
-        serves_through_proxy(turn, &successor);
-        assert_eq!(counted(turn, "delete", "success").unwrap(), 1);
-        let left = turn.pod("left", "alone").unwrap();
+        until_redirected(cluster, &successor, "podnet");
+        serves_through_proxy(cluster, &successor);
+        assert_eq!(counted(cluster, "delete", "success").unwrap(), 1);
+        let left = cluster.pod("left", "alone").unwrap();
         assert_eq!(uid(&left), uid(&self.left));
         assert_eq!(left.pointer("/metadata/deletionTimestamp"), None);
-        is_as_it_was(turn, &self.plain);
-        is_as_it_was(turn, &self.native);
+        is_as_it_was(cluster, &self.plain);
+        is_as_it_was(cluster, &self.native);
     }
 }
 
-/// Neither deleted nor labelled.
-fn is_as_it_was(turn: &Turn<'_>, pod: &Value) {
+/// Expects that a pod is neither deleted nor labelled.
+fn is_as_it_was(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let (namespace, name) = named(pod);
-    let now = turn.pod(namespace, name).unwrap();
+    let now = cluster.pod(namespace, name).unwrap();
     assert_eq!(uid(&now), uid(pod));
     assert_eq!(now.pointer("/metadata/deletionTimestamp"), None);
     assert_eq!(now.pointer(LABEL), None, "{now}");
 }
 
 #[test]
-fn pods_that_started_without_the_plugin_are_mended_in_place_labelled_or_deleted_as_repair_is_told()
-{
-    on_the_node(|turn| {
-        load(turn, &IMAGES);
+fn pods_that_started_without_the_plugin_are_repaired_in_place_labelled_or_deleted_as_configured() {
+    on_the_node(|cluster| {
+        load(cluster, &IMAGES);
         let repair = Image::Shipped {
             name: "repair",
             tag: VERSION,
         };
-        load(turn, &[repair]);
-        turn.uninstall();
-        let pods = Broken::make(turn);
-        turn.install_all_but_the_agent(&values(&[]));
-        turn.until_ready(SYSTEM, REPAIR, 1).unwrap();
-        pods.are_left_while_nobody_knows(turn);
-        turn.upgrade(&values(&[]));
-        turn.until_whole();
-        pods.are_repaired_in_place(turn);
-        turn.upgrade(&values(&["repair.labelPods=true"]));
-        pods.are_labelled(turn);
+        load(cluster, &[repair]);
+        cluster.uninstall();
+        let pods = Broken::make(cluster);
+        cluster.install_all_but_the_agent(&values(&[]));
+        cluster.until_ready(SYSTEM, REPAIR, 1).unwrap();
+        pods.are_left_without_pod_events(cluster);
+        cluster.upgrade(&values(&[]));
+        cluster.until_whole();
+        pods.are_repaired_in_place(cluster);
+        cluster.upgrade(&values(&["repair.labelPods=true"]));
+        pods.are_labelled(cluster);
         let both = values(&["repair.labelPods=true", "repair.deletePods=true"]);
-        turn.upgrade(&both);
-        pods.are_deleted_where_that_helps(turn);
+        cluster.upgrade(&both);
+        pods.are_deleted_where_that_helps(cluster);
         drop(pods.owner);
         for namespace in ["late", "left"] {
-            turn.remove(namespace);
+            cluster.remove(namespace);
         }
-        let before = turn.agent();
-        turn.upgrade_from(&both, &[]);
-        turn.until_replaced(&before);
-        turn.until_whole();
+        let before = cluster.agent();
+        cluster.upgrade_from(&both, &[]);
+        cluster.until_replaced(&before);
+        cluster.until_whole();
     });
 }

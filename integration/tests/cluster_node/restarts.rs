@@ -1,4 +1,4 @@
-//! Every part of inpod starts anew, one after the other and together, while traffic goes on.
+//! Every part of inpod restarts, one after the other and together, while traffic continues.
 
 use anyhow::ensure;
 use integration::{
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use crate::{
     agent::{SERVICES, named, on_the_node, uid},
     apps::{container, deploy},
-    mesh::{serves_through_ztunnel, traffic, unbroken},
+    mesh::{assert_unbroken, serves_through_ztunnel, traffic},
 };
 
-/// How often a container of a pod was restarted.
+/// Returns how often a container of a pod was restarted.
 fn restarts(pod: &Value, container: &str) -> u64 {
     let all = pod
         .pointer("/status/containerStatuses")
@@ -26,45 +26,48 @@ fn restarts(pod: &Value, container: &str) -> u64 {
 
 #[test]
 fn the_daemonset_is_rolled_out_anew_without_a_failed_new_connection() {
-    on_the_node(|turn| {
-        turn.make_namespace("roll", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("roll", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(turn, "roll", "web", &container(&json!({})));
-        turn.until_enrolled(&pod);
-        let (before, traffic) = (turn.agent(), traffic(turn, &pod));
+        let pod = deploy(cluster, "roll", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
+        let (before, traffic) = (cluster.agent(), traffic(cluster, &pod));
         let again =
             json!({"spec": {"template": {"metadata": {"annotations": {"restarted": "once"}}}}});
         let path = "/apis/apps/v1/namespaces/inpod-system/daemonsets/inpod";
-        turn.server.patch(path, &again).unwrap();
-        turn.until_replaced(&before);
-        turn.until_whole();
-        turn.until_enrolled(&pod);
-        serves_through_ztunnel(turn, &pod);
-        unbroken(traffic);
-        // A pod that comes after it joins as ever.
-        let next = deploy(turn, "roll", "next", &container(&json!({})));
-        turn.until_enrolled(&next);
-        turn.remove("roll");
+        cluster.server.patch(path, &again).unwrap();
+        cluster.until_replaced(&before);
+        cluster.until_whole();
+        cluster.until_enrolled(&pod);
+        serves_through_ztunnel(cluster, &pod);
+        assert_unbroken(traffic);
+        // A pod that comes later joins as usual.
+        let next = deploy(cluster, "roll", "next", &container(&json!({})));
+        cluster.until_enrolled(&next);
+        cluster.remove("roll");
     });
 }
 
 #[test]
 fn each_container_is_killed_without_a_failed_new_connection() {
-    on_the_node(|turn| {
-        turn.make_namespace("kill", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("kill", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(turn, "kill", "web", &container(&json!({})));
-        turn.until_enrolled(&pod);
-        let traffic = traffic(turn, &pod);
+        let pod = deploy(cluster, "kill", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
+        let traffic = traffic(cluster, &pod);
         for service in SERVICES {
-            let before = turn.agent();
+            let before = cluster.agent();
             let program = format!("/{service}");
-            turn.machine
+            cluster
+                .machine
                 .kill(uid(&before), &program, Signal::SIGKILL)
                 .unwrap();
             eventually("the kubelet has started it again", LONG, || {
                 let (namespace, name) = named(&before);
-                let now = turn.pod(namespace, name)?;
+                let now = cluster.pod(namespace, name)?;
                 ensure!(
                     restarts(&now, service) == restarts(&before, service) + 1,
                     "not yet"
@@ -72,36 +75,37 @@ fn each_container_is_killed_without_a_failed_new_connection() {
                 anyhow::Ok(())
             })
             .unwrap();
-            turn.until_whole();
-            turn.until_enrolled(&pod);
-            serves_through_ztunnel(turn, &pod);
+            cluster.until_whole();
+            cluster.until_enrolled(&pod);
+            serves_through_ztunnel(cluster, &pod);
         }
-        unbroken(traffic);
-        turn.remove("kill");
+        assert_unbroken(traffic);
+        cluster.remove("kill");
     });
 }
 
 #[test]
 fn after_a_power_cut_the_node_comes_back_with_its_pods_in_the_mesh() {
-    on_the_node(|turn| {
-        turn.make_namespace("power", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        cluster
+            .make_namespace("power", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(turn, "power", "web", &container(&json!({})));
-        turn.until_enrolled(&pod);
-        let netns = turn.machine.netns_of(uid(&pod)).unwrap().id();
-        turn.machine.reboot().unwrap();
-        turn.until_whole();
+        let pod = deploy(cluster, "power", "web", &container(&json!({})));
+        cluster.until_enrolled(&pod);
+        let netns = cluster.machine.netns_of(uid(&pod)).unwrap().id();
+        cluster.machine.reboot().unwrap();
+        cluster.until_whole();
         let now = eventually("the pod is back", LONG, || {
-            let pods = turn.until_ready("power", "app=web", 1)?;
+            let pods = cluster.until_ready("power", "app=web", 1)?;
             let pod = pods.first().cloned().unwrap();
             ensure!(restarts(&pod, "app") >= 1, "{pod}");
             anyhow::Ok(pod)
         })
         .unwrap();
         assert_eq!(uid(&now), uid(&pod));
-        assert_ne!(turn.machine.netns_of(uid(&now)).unwrap().id(), netns);
-        turn.until_enrolled(&now);
-        serves_through_ztunnel(turn, &now);
-        turn.remove("power");
+        assert_ne!(cluster.machine.netns_of(uid(&now)).unwrap().id(), netns);
+        cluster.until_enrolled(&now);
+        serves_through_ztunnel(cluster, &now);
+        cluster.remove("power");
     });
 }

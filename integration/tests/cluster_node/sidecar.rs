@@ -1,5 +1,6 @@
-//! Pods with a sidecar, as Istio's injector leaves them, where nothing that needs a right is admitted: the namespaces enforce
-//! Kubernetes' profile "restricted". The proxy is the harness's own, which tells each connection with its destination.
+//! Pods with a sidecar, as Istio's injector leaves them, in namespaces that enforce Kubernetes' profile
+//! "restricted", so that no privileged container is admitted. The proxy is the harness's own, which logs each
+//! connection with its destination.
 
 use std::{fs, net::SocketAddr};
 
@@ -11,15 +12,15 @@ use integration::{
 use serde_json::{Value, json};
 
 use crate::{
-    agent::{Turn, named, on_the_node, uid},
+    agent::{ExclusiveCluster, named, on_the_node, uid},
     apps::{address, container, deploy, make_deployment, make_pod, ready},
     mesh::{serves_through_ztunnel, taken},
 };
 
-/// Where the application tells who asked.
+/// The path at which the application returns its client's address.
 pub(crate) const WHO: &str = "/cgi-bin/who";
 
-/// From where the proxy asks the application.
+/// The address from which the proxy calls the application.
 const PROXY: &str = "127.0.0.6";
 
 /// The profile "restricted" of Kubernetes' Pod Security Standards, enforced by the API server itself.
@@ -34,16 +35,16 @@ pub(crate) const IMAGES: [Image; 2] = [
     },
 ];
 
-/// Where the proxy is.
+/// The kind of the proxy's container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Among the containers.
+    /// A regular container of the pod.
     Plain,
-    /// An init container that goes on running.
+    /// An init container that keeps running.
     Native,
 }
 
-/// What the restricted profile asks of a container, of a user of one's own.
+/// Returns the security context that the restricted profile demands of a container, with its own user.
 fn context(user: u32) -> Value {
     json!({
         "runAsUser": user, "runAsGroup": user, "runAsNonRoot": true,
@@ -51,7 +52,7 @@ fn context(user: u32) -> Value {
     })
 }
 
-/// The application, as a user of its own.
+/// Returns the application, with a user of its own.
 pub(crate) fn application() -> Value {
     container(&json!({
         "securityContext": context(1000),
@@ -59,7 +60,7 @@ pub(crate) fn application() -> Value {
     }))
 }
 
-/// Istio's validation, by Istio's own arguments (istio-sidecar-install, 6.6).
+/// Returns Istio's validation, with Istio's own arguments (services/docs/facts/istio-sidecar.md, 6.6).
 fn validation() -> Value {
     json!({
         "name": "istio-validation", "image": format!("localhost/validate:{VERSION}"), "imagePullPolicy": "Never",
@@ -71,7 +72,7 @@ fn validation() -> Value {
     })
 }
 
-/// The proxy, by Istio's own arguments and probes.
+/// Returns the proxy, with Istio's own arguments and probes.
 fn proxy() -> Value {
     let ready = json!({"path": "/healthz/ready", "port": 15021});
     json!({
@@ -94,7 +95,7 @@ fn read_only(mut context: Value) -> Value {
     context
 }
 
-/// A template of these containers, without a mark of an injector.
+/// Returns a template of these containers, without an injector's annotation.
 pub(crate) fn template(app: &str, init: &[Value], containers: &[Value]) -> Value {
     json!({
         "metadata": {"labels": {"app": app}, "annotations": {}},
@@ -107,7 +108,7 @@ pub(crate) fn template(app: &str, init: &[Value], containers: &[Value]) -> Value
     })
 }
 
-/// A pod's template with a sidecar.
+/// Returns a pod's template with a sidecar.
 pub(crate) fn injected(app: &str, kind: Kind) -> Value {
     let mut proxy = proxy();
     let status = match kind {
@@ -135,26 +136,26 @@ pub(crate) fn injected(app: &str, kind: Kind) -> Value {
     template
 }
 
-/// Says something more in an annotation.
+/// Adds an annotation to a pod's template.
 pub(crate) fn annotate(template: &mut Value, name: &str, value: &str) {
     let annotations = template.pointer_mut("/metadata/annotations").unwrap();
     with(annotations, name, json!(value));
 }
 
-/// Gives the node images.
-pub(crate) fn load(turn: &Turn<'_>, images: &[Image]) {
+/// Loads images on the node.
+pub(crate) fn load(cluster: &ExclusiveCluster<'_>, images: &[Image]) {
     for image in images {
-        turn.machine.load(image).unwrap();
+        cluster.machine.load(image).unwrap();
     }
 }
 
-/// Waits until the agent says that a pod is led to its sidecar, and that nobody told ztunnel of it. The network is the
-/// chain's where the verb made it so, and empty where the agent found the pod.
-pub(crate) fn until_redirected(turn: &Turn<'_>, pod: &Value, network: &str) {
+/// Waits until the agent reports that a pod is redirected to its sidecar and is unknown to ztunnel. The network is
+/// the chain's if an ADD redirected the pod, and empty if the agent discovered it.
+pub(crate) fn until_redirected(cluster: &ExclusiveCluster<'_>, pod: &Value, network: &str) {
     let (namespace, name) = named(pod);
     let none = json!([]);
     eventually("the pod is led to its sidecar", PATIENCE, || {
-        let known = turn.explain(namespace, name)?;
+        let known = cluster.explain(namespace, name)?;
         for (pointer, expected) in [
             ("/state", "POD_STATE_ENROLLED"),
             ("/desired", "ENROLLMENT_SIDECAR"),
@@ -167,60 +168,70 @@ pub(crate) fn until_redirected(turn: &Turn<'_>, pod: &Value, network: &str) {
             let found = known.pointer(pointer);
             ensure!(found.is_none_or(|it| *it == none), "{pointer}: {known}");
         }
-        let object = turn.pod(namespace, name)?;
+        let object = cluster.pod(namespace, name)?;
         let shown = "/metadata/annotations/ambient.istio.io~1redirection";
         ensure!(text(&object, shown).is_empty(), "{object}");
         anyhow::Ok(())
     })
     .unwrap();
-    let tables = turn.in_netns(pod, &["nft", "list", "tables"]);
+    let tables = cluster.in_netns(pod, &["nft", "list", "tables"]);
     assert!(tables.contains("inpod-nat"), "{tables}");
 }
 
-/// Whether a pod's proxy has told of a connection that it passed on.
-pub(crate) fn has_told(turn: &Turn<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) -> bool {
-    let told = turn.machine.log_of(uid(pod)).unwrap();
+/// Returns whether a pod's proxy has logged a connection that it forwarded.
+pub(crate) fn has_logged(
+    cluster: &ExclusiveCluster<'_>,
+    pod: &Value,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> bool {
+    let told = cluster.machine.log_of(uid(pod)).unwrap();
     told.contains(&format!(" {from} {to} forwarded"))
 }
 
-fn until_told(turn: &Turn<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) {
+fn until_told(cluster: &ExclusiveCluster<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) {
     eventually("the proxy tells of it", PATIENCE, || {
-        ensure!(has_told(turn, pod, from, to), "{from} to {to} is not told");
+        ensure!(
+            has_logged(cluster, pod, from, to),
+            "{from} to {to} is not told"
+        );
         anyhow::Ok(())
     })
     .unwrap();
 }
 
-/// Somebody outside is answered by a pod's application, whom its proxy asked.
-pub(crate) fn serves_through_proxy(turn: &Turn<'_>, pod: &Value) {
-    let (from, seen) = ask(&turn.outside, address(pod), WHO).unwrap();
+/// Expects that an outside client is answered by a pod's application through its proxy.
+pub(crate) fn serves_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value) {
+    let (from, seen) = ask(&cluster.outside, address(pod), WHO).unwrap();
     assert!(seen.contains(PROXY), "{seen}");
-    until_told(turn, pod, from, address(pod));
+    until_told(cluster, pod, from, address(pod));
 }
 
-/// Somebody outside is answered, and nobody is between; who asked.
-pub(crate) fn serves_by_itself(turn: &Turn<'_>, pod: &Value) -> SocketAddr {
-    let (from, seen) = ask(&turn.outside, address(pod), WHO).unwrap();
+/// Expects that an outside client is answered without a proxy, and returns the client's address as
+/// the application saw it.
+pub(crate) fn serves_by_itself(cluster: &ExclusiveCluster<'_>, pod: &Value) -> SocketAddr {
+    let (from, seen) = ask(&cluster.outside, address(pod), WHO).unwrap();
     assert!(seen.contains(&from.ip().to_string()), "{seen}");
     from
 }
 
-/// A call from within a pod, which its proxy makes; what the other's application saw.
-fn calls_through_proxy(turn: &Turn<'_>, pod: &Value, other: &Value) -> String {
-    let netns = turn.machine.netns_of(uid(pod)).unwrap();
+/// Calls from within a pod through its proxy, and returns what the other application saw.
+fn calls_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value, other: &Value) -> String {
+    let netns = cluster.machine.netns_of(uid(pod)).unwrap();
     let (from, seen) = ask(&netns, address(other), WHO).unwrap();
-    until_told(turn, pod, from, address(other));
+    until_told(cluster, pod, from, address(other));
     seen
 }
 
-/// What a pod says of its containers of one kind.
+/// Returns the pod's list of containers of one kind.
 fn list<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
     let all = pod.pointer(pointer).and_then(Value::as_array);
     all.into_iter().flatten()
 }
 
-/// No container of a pod asks for a right, as the API server has them, and no process of theirs has one.
-pub(crate) fn has_no_right(turn: &Turn<'_>, pod: &Value) {
+/// Expects that no container of a pod requests a capability, according to the API server, and that none of
+/// its processes has one.
+pub(crate) fn assert_unprivileged(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let kinds = ["/spec/initContainers", "/spec/containers"];
     for container in kinds.into_iter().flat_map(|kind| list(pod, kind)) {
         let said = container.pointer("/securityContext").unwrap();
@@ -234,16 +245,16 @@ pub(crate) fn has_no_right(turn: &Turn<'_>, pod: &Value) {
     let statuses = ["/status/initContainerStatuses", "/status/containerStatuses"];
     for status in statuses.into_iter().flat_map(|kind| list(pod, kind)) {
         if status.pointer("/state/running").is_some() {
-            container_has_no_right(turn, pod, status);
+            assert_container_unprivileged(cluster, pod, status);
         }
     }
 }
 
-fn container_has_no_right(turn: &Turn<'_>, pod: &Value, status: &Value) {
+fn assert_container_unprivileged(cluster: &ExclusiveCluster<'_>, pod: &Value, status: &Value) {
     let id = text(status, "/containerID");
     let id = id.strip_prefix("containerd://").unwrap();
     let mut seen = 0;
-    for pid in turn.machine.pids(uid(pod)).unwrap() {
+    for pid in cluster.machine.pids(uid(pod)).unwrap() {
         let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
         // It may have ended.
         let (Ok(cgroup), Ok(process)) = (read("cgroup"), read("status")) else {
@@ -266,16 +277,20 @@ fn container_has_no_right(turn: &Turn<'_>, pod: &Value, status: &Value) {
 
 #[test]
 fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_comes_and_goes() {
-    on_the_node(|turn| {
-        load(turn, &IMAGES);
+    on_the_node(|cluster| {
+        load(cluster, &IMAGES);
         let (key, value) = RESTRICTED;
-        turn.make_namespace("cars", &json!({ key: value })).unwrap();
-        // What redirects by itself is not admitted: the profile is enforced.
+        cluster
+            .make_namespace("cars", &json!({ key: value }))
+            .unwrap();
+        // A container that sets up redirection itself is not admitted: the profile is enforced.
         let mut init = validation();
         let rights = json!({"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN", "NET_RAW"]}});
         with(&mut init, "securityContext", rights);
         let own = template("own", &[init], &[application()]);
-        let refused = make_pod(turn, "cars", "own", &own).unwrap_err().to_string();
+        let refused = make_pod(cluster, "cars", "own", &own)
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("PodSecurity"), "{refused}");
         let mut open = injected("open", Kind::Plain);
         annotate(
@@ -283,7 +298,7 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
             "traffic.sidecar.istio.io/excludeInboundPorts",
             "8080",
         );
-        // The same containers, but for the one that would fail, and no mark of an injector.
+        // The same containers except the one that would fail, and without an injector's annotation.
         let apart = template("apart", &[], &[application(), proxy()]);
         for (name, template) in [
             ("plain", injected("plain", Kind::Plain)),
@@ -291,17 +306,17 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
             ("open", open),
             ("apart", apart),
         ] {
-            make_pod(turn, "cars", name, &template).unwrap();
+            make_pod(cluster, "cars", name, &template).unwrap();
         }
         let [plain, native, open, apart] =
-            ["plain", "native", "open", "apart"].map(|name| ready(turn, "cars", name));
+            ["plain", "native", "open", "apart"].map(|name| ready(cluster, "cars", name));
         for (pod, other) in [(&plain, &native), (&native, &plain)] {
-            until_redirected(turn, pod, "podnet");
-            has_no_right(turn, pod);
-            serves_through_proxy(turn, pod);
-            let seen = calls_through_proxy(turn, pod, other);
+            until_redirected(cluster, pod, "podnet");
+            assert_unprivileged(cluster, pod);
+            serves_through_proxy(cluster, pod);
+            let seen = calls_through_proxy(cluster, pod, other);
             assert!(seen.contains(PROXY), "{seen}");
-            let validated = turn.machine.log_of(uid(pod)).unwrap();
+            let validated = cluster.machine.log_of(uid(pod)).unwrap();
             for family in [
                 "IPv4: a connection to 127.0.0.6:15002",
                 "IPv6: a connection to [::6]:15002",
@@ -309,43 +324,44 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
                 assert!(validated.contains(family), "{validated}");
             }
         }
-        // A port that is left out, and a pod that nobody redirects: the proxy hears nothing.
-        let asked = serves_by_itself(turn, &open);
-        let stranger = serves_by_itself(turn, &apart);
-        calls_through_proxy(turn, &open, &plain);
-        assert!(!has_told(turn, &open, asked, address(&open)));
-        assert!(!has_told(turn, &apart, stranger, address(&apart)));
-        assert_eq!(turn.in_netns(&apart, &["nft", "list", "tables"]), "");
-        turn.remove("cars");
+        // An excluded port, and a pod without redirection: the proxy sees no connection.
+        let asked = serves_by_itself(cluster, &open);
+        let stranger = serves_by_itself(cluster, &apart);
+        calls_through_proxy(cluster, &open, &plain);
+        assert!(!has_logged(cluster, &open, asked, address(&open)));
+        assert!(!has_logged(cluster, &apart, stranger, address(&apart)));
+        assert_eq!(cluster.in_netns(&apart, &["nft", "list", "tables"]), "");
+        cluster.remove("cars");
     });
 }
 
 #[test]
 fn ambient_pods_and_pods_with_a_sidecar_serve_each_other_on_one_node_before_and_after_a_power_cut()
 {
-    on_the_node(|turn| {
-        load(turn, &IMAGES);
-        // Its label means nothing beside a sidecar.
-        turn.make_namespace("both", &json!({"istio.io/dataplane-mode": "ambient"}))
+    on_the_node(|cluster| {
+        load(cluster, &IMAGES);
+        // Its label has no effect beside a sidecar.
+        cluster
+            .make_namespace("both", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let ambient = deploy(turn, "both", "ambient", &container(&json!({})));
-        make_deployment(turn, "both", "native", &injected("native", Kind::Native));
-        let sidecar = ready(turn, "both", "native");
-        side_by_side(turn, &ambient, &sidecar);
+        let ambient = deploy(cluster, "both", "ambient", &container(&json!({})));
+        make_deployment(cluster, "both", "native", &injected("native", Kind::Native));
+        let sidecar = ready(cluster, "both", "native");
+        side_by_side(cluster, &ambient, &sidecar);
         let before = uid(&sidecar).to_owned();
-        turn.machine.reboot().unwrap();
-        turn.until_whole();
-        let [ambient, sidecar] = ["ambient", "native"].map(|app| until_restarted(turn, app));
+        cluster.machine.reboot().unwrap();
+        cluster.until_whole();
+        let [ambient, sidecar] = ["ambient", "native"].map(|app| until_restarted(cluster, app));
         assert_eq!(uid(&sidecar), before);
-        side_by_side(turn, &ambient, &sidecar);
-        turn.remove("both");
+        side_by_side(cluster, &ambient, &sidecar);
+        cluster.remove("both");
     });
 }
 
-/// Waits until an application is ready that was started anew.
-fn until_restarted(turn: &Turn<'_>, app: &str) -> Value {
+/// Waits until an application that was restarted is ready.
+fn until_restarted(cluster: &ExclusiveCluster<'_>, app: &str) -> Value {
     eventually("the pod is back", integration::kubernetes::LONG, || {
-        let pod = ready(turn, "both", app);
+        let pod = ready(cluster, "both", app);
         let was_restarted = |it: &Value| it.get("restartCount").is_some_and(|it| *it != json!(0));
         let is_new = list(&pod, "/status/containerStatuses").any(was_restarted);
         ensure!(is_new, "{pod}");
@@ -354,22 +370,22 @@ fn until_restarted(turn: &Turn<'_>, app: &str) -> Value {
     .unwrap()
 }
 
-fn side_by_side(turn: &Turn<'_>, ambient: &Value, sidecar: &Value) {
-    turn.until_enrolled(ambient);
-    until_redirected(turn, sidecar, "podnet");
-    serves_through_ztunnel(turn, ambient);
-    serves_through_proxy(turn, sidecar);
-    // Out through the one's ztunnel, in through the other's proxy.
-    let out = taken(turn, ambient, 15001);
-    let netns = turn.machine.netns_of(uid(ambient)).unwrap();
+fn side_by_side(cluster: &ExclusiveCluster<'_>, ambient: &Value, sidecar: &Value) {
+    cluster.until_enrolled(ambient);
+    until_redirected(cluster, sidecar, "podnet");
+    serves_through_ztunnel(cluster, ambient);
+    serves_through_proxy(cluster, sidecar);
+    // Out through the client's ztunnel, in through the server's proxy.
+    let out = taken(cluster, ambient, 15001);
+    let netns = cluster.machine.netns_of(uid(ambient)).unwrap();
     let (_, seen) = ask(&netns, address(sidecar), WHO).unwrap();
     assert!(seen.contains(PROXY), "{seen}");
-    assert_eq!(taken(turn, ambient, 15001), out + 1);
-    // And the other way.
-    let into = taken(turn, ambient, 15006);
-    calls_through_proxy(turn, sidecar, ambient);
-    assert_eq!(taken(turn, ambient, 15006), into + 1);
+    assert_eq!(taken(cluster, ambient, 15001), out + 1);
+    // The opposite direction.
+    let into = taken(cluster, ambient, 15006);
+    calls_through_proxy(cluster, sidecar, ambient);
+    assert_eq!(taken(cluster, ambient, 15006), into + 1);
     for listener in [15001, 15006, 15008] {
-        assert_eq!(taken(turn, sidecar, listener), 0, "went through ztunnel");
+        assert_eq!(taken(cluster, sidecar, listener), 0, "went through ztunnel");
     }
 }

@@ -1,15 +1,15 @@
-//! What inpod changes on a node and in a pod, asked of the kernel and of the disk.
+//! Detects what inpod changes on a node and in a pod, according to the kernel and the disk.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::agent::{Turn, named};
+use crate::agent::{ExclusiveCluster, named};
 
-/// What each question is answered.
+/// The output of each command.
 pub(crate) type Answers = BTreeMap<&'static str, String>;
 
-/// Of a node's disk and network. Empty directories may stay: they are the mounts of containers.
+/// Commands about a node's disk and network. Empty directories may stay: they are mount points of containers.
 const OF_A_NODE: [&str; 7] = [
     "cd /etc/cni/net.d && ls -A | xargs sha256sum",
     "cd /opt/cni/bin && ls -A | xargs sha256sum",
@@ -17,40 +17,40 @@ const OF_A_NODE: [&str; 7] = [
     "nft -s list ruleset",
     "ipset list -name",
     "ip rule && ip -6 rule",
-    // Pods come and go: their routes are those of the main table and of the kernel's own.
+    // Pods come and go: their routes are in the main table and the kernel's own.
     "(ip route show table all && ip -6 route show table all) | grep ' table ' | grep -v ' table local ' || true",
 ];
 
-/// Of a pod's network.
+/// Commands about a pod's network.
 const OF_A_POD: [&str; 6] = [
     "nft -s list ruleset",
     "ipset list -name",
     "ip rule && ip -6 rule",
     "(ip route show table all && ip -6 route show table all) | grep ' table ' | grep -v ' table local ' || true",
-    // Without the second column: how many connections wait at this moment is the traffic's.
+    // Without the second column, the number of waiting connections, which depends on traffic.
     "ss -Hltn | awk '{ $2 = \"\"; print }' | sort",
-    // What cannot be read, and what is made up for each network.
+    // Without what cannot be read, and what is generated for each network.
     "sysctl -a -r '^net[.]ipv[46]' 2>/dev/null | grep -v stable_secret",
 ];
 
-/// What there is on the node.
-pub(crate) fn of_the_node(turn: &Turn<'_>) -> Answers {
+/// Returns the state of the node.
+pub(crate) fn of_the_node(cluster: &ExclusiveCluster<'_>) -> Answers {
     let ask = |question| {
-        let answer = turn.machine.exec(&["sh", "-c", question]);
+        let answer = cluster.machine.exec(&["sh", "-c", question]);
         (question, answer.unwrap())
     };
     OF_A_NODE.into_iter().map(ask).collect()
 }
 
-/// What there is in a pod.
-pub(crate) fn of(turn: &Turn<'_>, pod: &Value) -> Answers {
-    let ask = |question| (question, turn.in_netns(pod, &["sh", "-c", question]));
+/// Returns the state of a pod.
+pub(crate) fn of(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Answers {
+    let ask = |question| (question, cluster.in_netns(pod, &["sh", "-c", question]));
     OF_A_POD.into_iter().map(ask).collect()
 }
 
-/// Every pod whose annotation says something of inpod.
-pub(crate) fn annotated(turn: &Turn<'_>) -> Vec<(String, String)> {
-    let pods = turn.server.get("/api/v1/pods").unwrap();
+/// Returns every pod with an annotation about inpod.
+pub(crate) fn annotated(cluster: &ExclusiveCluster<'_>) -> Vec<(String, String)> {
+    let pods = cluster.server.get("/api/v1/pods").unwrap();
     let pods = pods.pointer("/items").and_then(Value::as_array).unwrap();
     let says = |pod: &&Value| {
         let annotations = pod.pointer("/metadata/annotations");
