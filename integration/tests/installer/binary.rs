@@ -25,7 +25,7 @@ fn the_real_plugin_is_upgraded_while_it_is_executed() {
         .stdout(Stdio::piped());
     let mut running = running.spawn().unwrap();
     host.stop(Signal::SIGTERM);
-    // Another build of it: an ELF file may have anything behind its end.
+    // Another build of it: an ELF file may have any data after its end.
     fs::OpenOptions::new()
         .append(true)
         .open(&source)
@@ -67,7 +67,7 @@ fn a_plugin_that_does_not_work_takes_the_place_of_none_and_the_chain_waits_for_i
 }
 
 #[test]
-fn a_missing_directory_is_told_with_the_setting_and_taken_when_it_comes() {
+fn a_missing_directory_is_reported_with_the_setting_and_taken_when_it_comes() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
     fs::remove_dir(host.path("opt/cni/bin")).unwrap();
     host.start(&[]);
@@ -78,7 +78,7 @@ fn a_missing_directory_is_told_with_the_setting_and_taken_when_it_comes() {
 }
 
 #[test]
-fn a_read_only_directory_is_told_with_the_platform_and_one_with_the_plugin_in_it_will_do() {
+fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_in_it_will_do() {
     guard().unwrap();
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
     let dir = host.path("opt/cni/bin").display().to_string();
@@ -96,7 +96,7 @@ fn a_read_only_directory_is_told_with_the_platform_and_one_with_the_plugin_in_it
     run("mount", &["-o", "remount,ro", &dir]).unwrap();
     host.until_ready();
     host.stop(Signal::SIGTERM);
-    // What was there before us stays when we go.
+    // A binary that was there before inpod stays after uninstall.
     let left = host.run(&["uninstall"]);
     assert!(
         left.status.success(),

@@ -1,4 +1,4 @@
-//! Into the chain and with the primary, in every mode.
+//! Joining the chain and following the primary, in every mode.
 
 use std::{thread, time::Duration};
 
@@ -129,7 +129,7 @@ fn standalone_and_owned_work_with_a_single_configuration() {
 }
 
 #[test]
-fn a_name_that_would_not_be_taken_is_refused_with_the_setting_that_mends_it() {
+fn a_name_that_would_not_be_taken_is_refused_with_the_setting_that_corrects_it() {
     let mut host = Host::new(&[("00-multus.conf", SINGLE)]);
     host.start(&[]);
     host.until_logged("set owned_file to a name that does");

@@ -17,7 +17,7 @@ use nix::{
 
 pub(crate) const PRIMARY: &str = "{ \"cniVersion\": \"1.0.0\", \"name\": \"k8s\",\r\n  \"plugins\": [\r\n    { \"type\": \"calico\", \"big\": 1e400, \"nodename\": \"\\u006e\" },\r\n    { \"type\": \"portmap\", \"snat\": true }\r\n  ]\r\n}\r\n";
 
-/// Answers VERSION and nothing else: what the installer needs of a plugin, and quick to copy.
+/// Answers VERSION only: all that the installer needs of a plugin, and quick to copy.
 const PLUGIN: &str = "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n";
 
 /// A host below a directory of its own.
@@ -26,7 +26,7 @@ pub(crate) struct Host {
     installer: Option<Child>,
 }
 
-/// What a file is: its content, mode, inode and time of change.
+/// The identity of files: content, mode, inode and change time.
 pub(crate) type Tree = BTreeMap<PathBuf, (Vec<u8>, u32, u64, i64)>;
 
 impl Host {
@@ -60,7 +60,7 @@ impl Host {
         self.path("opt/cni/bin/inpod-cni")
     }
 
-    /// Puts a configuration there as well-behaved components do: whole.
+    /// Writes a configuration atomically, as well-behaved components do.
     pub(crate) fn put(&self, name: &str, text: &str) {
         put(&self.conf_dir(), name, text);
     }
@@ -69,10 +69,10 @@ impl Host {
         fs::read_to_string(self.conf_dir().join(name)).ok()
     }
 
-    /// A command of the installer's program with the settings of this host.
+    /// Returns a command of the installer with the settings of this host.
     pub(crate) fn command(&self, settings: &[&str]) -> Command {
         let mut command = Command::new(bin("installer").unwrap());
-        // Settings follow the word that a command line may begin with.
+        // Settings follow the optional subcommand.
         let (word, settings) = match settings.split_first() {
             Some((word, rest)) if !word.starts_with("--") => (Some(word), rest),
             _ => (None, settings),
@@ -151,7 +151,7 @@ impl Host {
         .unwrap();
     }
 
-    /// Waits for what should be so soon.
+    /// Waits until a condition holds.
     pub(crate) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let patience = PATIENCE + Duration::from_secs(20);
         let held = eventually(what, patience, || {
@@ -170,7 +170,7 @@ impl Host {
         });
     }
 
-    /// Sends a signal and waits for the end: the exit code, if there was one.
+    /// Sends a signal, waits for the end, and returns the exit code if there was one.
     pub(crate) fn stop(&mut self, signal: Signal) -> Option<i32> {
         let mut installer = self.installer.take().unwrap();
         kill(
@@ -192,21 +192,21 @@ impl Host {
             .code()
     }
 
-    /// Everything below a path.
+    /// Returns everything below a path.
     pub(crate) fn tree(&self, path: &str) -> Tree {
         let mut tree = Tree::new();
         gather(&self.path(path), &mut tree);
         tree
     }
 
-    /// The contents and modes below a path.
+    /// Returns the contents and modes below a path.
     pub(crate) fn contents(&self, path: &str) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
         let tree = self.tree(path).into_iter();
         tree.map(|(path, (content, mode, ..))| (path, (content, mode)))
             .collect()
     }
 
-    /// The value of a metric.
+    /// Returns the value of a metric.
     pub(crate) fn metric(&self, series: &str) -> Option<f64> {
         let socket = inpod_service::socket(&self.path("run"), "installer");
         let socket = socket.display().to_string();
@@ -228,7 +228,7 @@ impl Drop for Host {
     }
 }
 
-/// Puts a file in a directory, whole, by a name that no runtime loads.
+/// Writes a file in a directory atomically, through a name that no runtime loads.
 pub(crate) fn put(dir: &Path, name: &str, text: &str) {
     let aside = dir.join(format!("{name}.tmp"));
     fs::write(&aside, text).unwrap();

@@ -1,4 +1,4 @@
-//! Leaving the node: as asked by the file that a ConfigMap shows, and by hand.
+//! Uninstalling from the node: requested by the file of a ConfigMap, and by hand.
 
 use std::{
     fs, thread,
@@ -46,9 +46,9 @@ fn uninstall_leaves_no_trace_tells_it_in_one_line_and_stays_away() {
             original,
             "{mode}"
         );
-        // The ConfigMap is deleted, with the release that still runs.
+        // The ConfigMap is deleted while the release still runs.
         fs::remove_file(host.path("leave")).unwrap();
-        // It looks every second.
+        // It reads the file every second.
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(3) {
             assert!(!host.is_ready(), "{}", host.log());
@@ -181,7 +181,7 @@ fn by_hand_it_is_repeatable_and_refused_while_the_service_runs() {
 }
 
 #[test]
-fn any_other_word_means_stay_and_is_told() {
+fn any_other_mode_means_stay_and_is_reported() {
     let mut host = Host::new(&[("10-a.conflist", PRIMARY)]);
     fs::write(host.path("leave"), "unistall").unwrap();
     host.start_ready(&[]);

@@ -1,6 +1,6 @@
-//! The installer as a process on a host's directories: what a runtime sees of it at any moment, whoever else writes
-//! there, and that nothing is left when it goes. Needs no rights but those on a directory of its own; what mounts needs
-//! `integration/isolate`.
+//! The installer as a process on a host's directories: what a runtime sees at any moment, whatever
+//! others write there, and that uninstall leaves nothing. Needs only a directory of its own; tests
+//! that mount need `integration/isolate`.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

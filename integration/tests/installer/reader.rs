@@ -1,4 +1,4 @@
-//! A runtime that reads the configurations all the time. It parses with serde, not with what is being tested.
+//! A runtime that reads the configurations continuously. It parses with serde instead of the code under test.
 
 use std::{
     fs, io,
@@ -18,13 +18,13 @@ pub(crate) struct Reader {
     thread: Option<JoinHandle<Seen>>,
 }
 
-/// What was seen.
+/// The findings of a reader.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) reads: usize,
     /// Files that are no network configuration.
     pub(crate) broken: Vec<String>,
-    /// The files that a runtime would take, without inpod in them.
+    /// Files that a runtime would use, without inpod in them.
     pub(crate) without_us: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ impl Seen {
         for name in names {
             let text = match fs::read(dir.join(&name)) {
                 Ok(text) => text,
-                // Gone since the names were read: a runtime reads anew.
+                // Gone since the names were read: a runtime reads the directory again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return,
                 Err(error) => panic!("{name}: {error}"),
             };
@@ -90,7 +90,7 @@ impl Seen {
     }
 }
 
-/// The plugins of a configuration; `None` if it is none. Numbers that serde cannot hold are none of its business.
+/// Returns the plugins of a configuration, or `None` if it is none. Numbers beyond serde's types are ignored.
 pub(crate) fn types(text: &[u8]) -> Option<Vec<String>> {
     let text = String::from_utf8_lossy(text).replace("1e400", "1");
     let value: Value = serde_json::from_str(&text).ok()?;
