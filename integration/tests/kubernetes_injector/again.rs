@@ -1,5 +1,5 @@
-//! The injector asked again, by the real API server, since a later webhook has changed the pod (`reinvocationPolicy:
-//! IfNeeded`): it changes what the other has made necessary, and takes nothing back.
+//! The injector called again by the real API server because a later webhook has changed the pod (`reinvocationPolicy:
+//! IfNeeded`): it makes the changes that became necessary, and reverts nothing.
 
 use serde_json::{Value, json};
 
@@ -9,19 +9,22 @@ use crate::{
     webhook::{Webhook, pod},
 };
 
-/// The injector's webhook, which is to be asked again.
-fn again(webhook: &Webhook, name: &str, path: &str) -> Value {
+/// Returns the injector's webhook, with reinvocation.
+fn with_reinvocation(webhook: &Webhook, name: &str, path: &str) -> Value {
     let mut hook = webhook.hook(name, path, "Fail");
     hook["reinvocationPolicy"] = "IfNeeded".into();
     hook
 }
 
-/// A pod that the injector and then another webhook have changed, and what the injector said of it each time.
+/// Creates a pod that the injector and then another webhook change, and returns the injector's outcome each time.
 fn made(name: &'static str, change: Change) -> (Value, Vec<(String, u64)>) {
     let webhook = Webhook::start(name);
     let inside = webhook.namespace("in", Some(ENABLED));
     let other = Other::start(&webhook, change);
-    let hooks = json!([again(&webhook, "first", "/inject"), other.hook(&webhook)]);
+    let hooks = json!([
+        with_reinvocation(&webhook, "first", "/inject"),
+        other.hook(&webhook)
+    ]);
     webhook.register(&hooks);
     webhook.until(&inside, |_| other.asked() > 0);
     let (asked, before) = (other.asked(), webhook.reviews().len());
@@ -75,7 +78,7 @@ fn sizes_that_a_later_webhook_gives_stay_and_so_does_its_word_on_ports() {
         .iter()
         .map(|(outcome, _)| outcome.as_str())
         .collect();
-    // The status alone is new: the port is not the injector's any more.
+    // Only the status is new: the port is not the injector's any more.
     assert_eq!(outcomes, ["injected", "injected"], "{reviews:?}");
     assert_eq!(reviews[1].1, 1, "{reviews:?}");
     for container in made["spec"]["containers"].as_array().unwrap() {
@@ -101,8 +104,8 @@ fn of_a_container_that_a_later_webhook_adds_the_proxy_hears_and_no_more_is_chang
         .map(|(outcome, _)| outcome.as_str())
         .collect();
     assert_eq!(outcomes, ["injected", "injected"], "{reviews:?}");
-    // The proxy's place; names, ports and probes of the application in its environment; path and port of the probe; the
-    // status.
+    // The proxy's position; names, ports and probes of the application in its environment; path and port of
+    // the probe; the status.
     assert_eq!(reviews[1].1, 7, "{reviews:?}");
     assert_eq!(containers(&made), ["app", "extra", "istio-proxy"]);
     let proxy = &made["spec"]["containers"][2];
@@ -127,10 +130,10 @@ fn of_a_container_that_a_later_webhook_adds_the_proxy_hears_and_no_more_is_chang
 fn two_webhooks_that_may_be_asked_again_make_one_proxy_and_each_variable_once() {
     let webhook = Webhook::start("again");
     let inside = webhook.namespace("in", Some(ENABLED));
-    // The second one says more of the proxy's environment.
+    // The second webhook adds to the proxy's environment.
     let hooks = json!([
-        again(&webhook, "first", "/inject"),
-        again(&webhook, "second", "/inject/later/1")
+        with_reinvocation(&webhook, "first", "/inject"),
+        with_reinvocation(&webhook, "second", "/inject/later/1")
     ]);
     webhook.register(&hooks);
     webhook.until_injected(&inside);
@@ -141,7 +144,7 @@ fn two_webhooks_that_may_be_asked_again_make_one_proxy_and_each_variable_once() 
     let later = env.iter().filter(|it| it["name"] == "LATER").count();
     assert_eq!(later, 1, "{env:?}");
     let reviews = webhook.reviews().split_off(before);
-    // The first one again, whose word is there: nothing, and so the second one is not asked again.
+    // The first one again, whose change is there already: nothing changes, so the second one is not called again.
     let [_, (_, variable), last] = reviews.as_slice() else {
         panic!("{reviews:?}");
     };

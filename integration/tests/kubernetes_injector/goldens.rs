@@ -37,7 +37,7 @@ fn every_golden_passes_the_servers_own_validation() {
             pod["kind"] = "Pod".into();
             pod["metadata"]["name"] = "golden".into();
             pod["metadata"]["namespace"] = "goldens".into();
-            // As the admission of service accounts does, which does not run here.
+            // Does what the admission of service accounts would do, which does not run here.
             let account = &mut pod["spec"]["serviceAccountName"];
             if account.is_null() {
                 *account = "default".into();

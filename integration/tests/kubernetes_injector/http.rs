@@ -1,4 +1,4 @@
-//! What comes to the injector and is no review, over the wire.
+//! Requests to the injector that are no review, over the network.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::webhook::{Webhook, pod};
 
-/// The status, and the answer, of a body that is posted.
+/// Posts a body, and returns status and answer.
 fn posted(webhook: &Webhook, path: &str, content: &str, body: &[u8]) -> (u16, String) {
     let file = webhook.dir.path().join("body");
     fs::write(&file, body).unwrap();

@@ -1,4 +1,4 @@
-//! Connections that are kept and not used keep no API server out.
+//! Idle connections do not lock an API server out.
 
 use std::{
     fs,
@@ -20,11 +20,11 @@ use crate::{
     webhook::{Webhook, pod},
 };
 
-/// As many as there are places (the default of max_connections).
-const PLACES: usize = 512;
+/// The default of max_connections.
+const MAX_CONNECTIONS: usize = 512;
 
-/// What an API server's patience is at least, and far less than a connection may be idle.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// The shortest timeout of an API server, and far less than a connection may be idle.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Connection = StreamOwned<ClientConnection, TcpStream>;
 
@@ -40,7 +40,7 @@ fn trust(webhook: &Webhook) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// A connection after its handshake.
+/// Returns a connection after its handshake.
 fn connected(webhook: &Webhook, trust: &Arc<ClientConfig>) -> Connection {
     let url = webhook.url("");
     let address: SocketAddr = url.strip_prefix("https://").unwrap().parse().unwrap();
@@ -49,7 +49,7 @@ fn connected(webhook: &Webhook, trust: &Arc<ClientConfig>) -> Connection {
         .netns()
         .within(|| TcpStream::connect(address));
     let stream = stream.unwrap().unwrap();
-    stream.set_read_timeout(Some(AT_ONCE)).unwrap();
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT)).unwrap();
     let name = ServerName::IpAddress(address.ip().into());
     let connection = ClientConnection::new(Arc::clone(trust), name).unwrap();
     let mut connection = StreamOwned::new(connection, stream);
@@ -59,7 +59,8 @@ fn connected(webhook: &Webhook, trust: &Arc<ClientConfig>) -> Connection {
     connection
 }
 
-/// One of a kind: with an answered request, with nothing, with half a head.
+/// Returns idle connections of three kinds alternately: after an answered request, without a request, and
+/// with half a header.
 fn idle(webhook: &Webhook, trust: &Arc<ClientConfig>, number: usize) -> Connection {
     let mut connection = connected(webhook, trust);
     match number % 3 {
@@ -86,31 +87,39 @@ fn idle_connections_on_all_places_keep_no_review_waiting() {
     webhook.register(&json!([webhook.hook("namespace", "/inject", "Fail")]));
     webhook.until_injected(&inside);
     let trust = trust(&webhook);
-    let held: Vec<_> = (0..PLACES)
+    let held: Vec<_> = (0..MAX_CONNECTIONS)
         .map(|number| idle(&webhook, &trust, number))
         .collect();
-    // The API server's own was the idlest, and made room: it has to come back.
+    // The API server's own connection was idle longest and was closed: it has to reconnect.
     assert!(webhook.evictions() > 0);
     for turn in 0..3 {
         let began = Instant::now();
         let made = webhook.dry_run(&inside, &pod("web")).unwrap();
         assert_eq!(containers(&made), ["app", "istio-proxy"]);
-        assert!(began.elapsed() < AT_ONCE, "{turn}: {:?}", began.elapsed());
-        // And somebody who was never there before.
+        assert!(
+            began.elapsed() < CLIENT_TIMEOUT,
+            "{turn}: {:?}",
+            began.elapsed()
+        );
+        // A new client connects as well.
         let began = Instant::now();
         webhook
             .curl(&["-o", "/dev/null", &webhook.url("/")])
             .unwrap();
-        assert!(began.elapsed() < AT_ONCE, "{turn}: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() < CLIENT_TIMEOUT,
+            "{turn}: {:?}",
+            began.elapsed()
+        );
     }
-    // Only as many made room as others needed it.
+    // Only as many were closed as others needed.
     let closed = held.into_iter().filter_map(is_closed).count();
     assert!((1..20).contains(&closed), "{closed}");
     let log = fs::read_to_string(webhook.dir.path().join("log")).unwrap();
     assert!(!log.contains("ERROR"), "{log}");
 }
 
-/// Whether the injector has closed a connection.
+/// Returns something if the injector has closed a connection.
 fn is_closed(mut connection: Connection) -> Option<()> {
     connection.sock.set_nonblocking(true).unwrap();
     let ended = connection.read_to_end(&mut Vec::new());

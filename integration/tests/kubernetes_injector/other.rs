@@ -1,4 +1,4 @@
-//! Somebody else's webhook, which is asked after the injector and changes pods as well.
+//! Another owner's webhook, which is called after the injector and changes pods as well.
 
 use std::{
     io::{Read, Write as _},
@@ -21,7 +21,7 @@ use tokio_rustls::rustls::{
 
 use crate::webhook::Webhook;
 
-/// What is to be done with a pod: the operations of a patch.
+/// Returns the operations of a patch for a pod.
 pub(crate) type Change = fn(&Value) -> Value;
 
 /// A thread that answers reviews as long as the test's process lives.
@@ -32,7 +32,7 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// Beside the injector, with a certificate by the same authority.
+    /// Starts it beside the injector, with a certificate by the same authority.
     pub(crate) fn start(webhook: &Webhook, change: Change) -> Self {
         let tls = webhook.dir.path().join("tls");
         let chain = CertificateDer::pem_file_iter(tls.join("tls.crt")).unwrap();
@@ -54,7 +54,7 @@ impl Other {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let connection = ServerConnection::new(Arc::clone(&config)).unwrap();
-                // A server that only looks whether somebody is there breaks off.
+                // A server that only checks the connection closes it.
                 if answer(StreamOwned::new(connection, stream.unwrap()), change).is_ok() {
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -63,12 +63,12 @@ impl Other {
         Self { port, asked }
     }
 
-    /// How often it has answered.
+    /// Returns how often it has answered.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// The webhook, asked once about each pod.
+    /// Returns the webhook, called once for each pod.
     pub(crate) fn hook(&self, webhook: &Webhook) -> Value {
         let mut hook = webhook.hook("other", "/", "Fail");
         let url = format!("https://{}:{}/", webhook.server.address(), self.port);
@@ -77,7 +77,7 @@ impl Other {
     }
 }
 
-/// One review, and the end of the connection.
+/// Answers one review, and closes the connection.
 fn answer(
     mut stream: StreamOwned<ServerConnection, std::net::TcpStream>,
     change: Change,
@@ -101,7 +101,7 @@ fn answer(
     Ok(stream.flush()?)
 }
 
-/// The body of a request whose head says how long it is.
+/// Reads the body of a request by its Content-Length.
 fn body(stream: &mut impl Read) -> anyhow::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -20,7 +20,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
-/// A running injector, its certificate, and the webhooks that were registered.
+/// A running injector, its certificate, and the registered webhooks.
 #[derive(Debug)]
 pub(crate) struct Webhook {
     pub(crate) server: Arc<ApiServer>,
@@ -31,8 +31,8 @@ pub(crate) struct Webhook {
     registered: std::sync::Mutex<Vec<String>>,
 }
 
-/// A pod of one container. Its service account is what the admission of service accounts would give it, which does not
-/// run here.
+/// Returns a pod of one container. Its service account is set as the admission of service accounts would do, which
+/// does not run here.
 pub(crate) fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -42,7 +42,7 @@ pub(crate) fn pod(name: &str) -> Value {
     })
 }
 
-/// An authority and a first certificate by it.
+/// Creates an authority and a first certificate by it.
 fn authority(dir: &Path) {
     let script = "cd \"$0\" && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.crt -subj /CN=ca -days 2";
     run("sh", &["-ec", script, dir.to_str().unwrap()]).unwrap();
@@ -70,8 +70,8 @@ impl Webhook {
         self.dir.path().join(name)
     }
 
-    /// A new certificate, put there as the kubelet does: a directory of its own, and one rename of a link.
-    /// It is valid for so many days.
+    /// Installs a new certificate as the kubelet does, in a directory of its own with one rename of a link. It is
+    /// valid for this many days.
     pub(crate) fn rotate(&self, number: u32, days: u32) {
         let address = self.server.address();
         let script = format!(
@@ -138,14 +138,14 @@ impl Webhook {
             .unwrap();
     }
 
-    /// Ends it at once.
+    /// Kills the injector's process.
     pub(crate) fn stop(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// What curl gets from a port of the injector.
+    /// Returns curl's output for a port of the injector.
     pub(crate) fn curl(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = self.server.beside(Path::new("curl"));
         command
@@ -169,7 +169,7 @@ impl Webhook {
         self.curl(&["--fail", &url])
     }
 
-    /// How many reviews had an outcome.
+    /// Returns the number of reviews with an outcome.
     pub(crate) fn counted(&self, outcome: &str) -> u64 {
         let text = self.metrics().unwrap();
         let start = format!("inpod_injector_reviews_total{{outcome=\"{outcome}\"}} ");
@@ -177,7 +177,7 @@ impl Webhook {
         line.map_or(0, |number| number.parse().unwrap())
     }
 
-    /// A metric without labels.
+    /// Returns a metric without labels.
     fn metric(&self, name: &str) -> u64 {
         let text = self.metrics().unwrap();
         let start = format!("inpod_injector_{name} ");
@@ -185,17 +185,17 @@ impl Webhook {
         line.map_or(0, |number| number.parse().unwrap())
     }
 
-    /// How many connections had to make room.
+    /// Returns the number of connections that were closed for others.
     pub(crate) fn evictions(&self) -> u64 {
         self.metric("evictions_total")
     }
 
-    /// When the injector says that what it shows ends.
+    /// Returns the end of its certificate's validity as the injector reports it.
     pub(crate) fn expiration(&self) -> u64 {
         self.metric("certificate_expiration_timestamp_seconds")
     }
 
-    /// When the certificate in the files ends, as openssl reads it.
+    /// Returns the end of the validity of the certificate file, as openssl reads it.
     pub(crate) fn written_expiration(&self) -> u64 {
         let script = "date -d \"$(openssl x509 -in \"$0\" -noout -enddate | cut -d= -f2)\" +%s";
         let file = self.path("tls/tls.crt");
@@ -203,10 +203,10 @@ impl Webhook {
         text.trim().parse().unwrap()
     }
 
-    /// What came of each review so far, and how many operations its patch had, as the injector wrote it down.
+    /// Returns outcome and number of patch operations of each review so far, from the injector's log.
     pub(crate) fn reviews(&self) -> Vec<(String, u64)> {
         let log = fs::read_to_string(self.path("log")).unwrap();
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
         let lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
         let reviewed = lines.filter(|line| line["message"] == "Reviewed");
@@ -241,7 +241,7 @@ impl Webhook {
         name
     }
 
-    /// A webhook for pods of this test's namespaces that ask for injection.
+    /// Returns a webhook for pods of this test's namespaces that ask for injection.
     pub(crate) fn hook(&self, name: &str, path: &str, policy: &str) -> Value {
         let bundle = run(
             "openssl",
@@ -292,12 +292,12 @@ impl Webhook {
         )
     }
 
-    /// The server has heard of the webhook.
+    /// Waits until the server knows the webhook.
     pub(crate) fn until_injected(&self, namespace: &str) {
         self.until(namespace, |made| crate::containers(made).len() == 2);
     }
 
-    /// A pod that is made now, and only tried, is as it is to be.
+    /// Waits until a pod created in dry run meets a condition.
     pub(crate) fn until(&self, namespace: &str, is_so: impl Fn(&Value) -> bool) {
         let found = eventually("pods are injected", PATIENCE, || {
             let made = self.dry_run(namespace, &pod("probe"))?;

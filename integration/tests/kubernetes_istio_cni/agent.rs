@@ -1,4 +1,4 @@
-//! A real istio-cni on a node: its program, by its chart's ConfigMap and with its chart's rights.
+//! A real istio-cni on a node: its program, with its chart's ConfigMap and its chart's RBAC.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{LONG, cluster::Cluster};
+use crate::{TIMEOUT, cluster::Cluster};
 
 /// The chart's `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(30);
 const NAMESPACE: &str = "/api/v1/namespaces/istio-system";
 const DAEMONSET: &str = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node";
 
-/// The directory that `need_istio_cni` of `integration/setup.sh` makes.
+/// Returns the directory that `need_istio_cni` of `integration/setup.sh` makes.
 fn programs() -> anyhow::Result<PathBuf> {
     let dir = std::env::var_os("ISTIO_CNI").map(PathBuf::from);
     let found = dir.filter(|dir| dir.join("install-cni").is_file());
@@ -31,7 +31,7 @@ fn programs() -> anyhow::Result<PathBuf> {
         .context("ISTIO_CNI names no directory with install-cni: run ./integration/test kubernetes")
 }
 
-/// What helm makes of Istio's own chart, with values `NAME=VALUE` beside its profile `ambient`.
+/// Renders Istio's own chart, with values `NAME=VALUE` beside its profile `ambient`.
 fn chart(values: &[&str]) -> anyhow::Result<String> {
     let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
     let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
@@ -56,7 +56,7 @@ fn chart(values: &[&str]) -> anyhow::Result<String> {
     )
 }
 
-/// A node's istio-cni. It ends with the value.
+/// A node's istio-cni, killed on drop.
 pub(crate) struct IstioCni<'a> {
     cluster: &'a Cluster,
     dir: PathBuf,
@@ -64,7 +64,7 @@ pub(crate) struct IstioCni<'a> {
 }
 
 impl<'a> IstioCni<'a> {
-    /// The directory has the node's `host/`.
+    /// Creates it; the directory contains the node's `host/`.
     pub(crate) fn new(cluster: &'a Cluster, dir: &Path) -> Self {
         let metadata = json!({"name": "istio-system"});
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
@@ -79,15 +79,15 @@ impl<'a> IstioCni<'a> {
         }
     }
 
-    /// `helm install istio-cni`, and its pod on this node.
+    /// Runs `helm install istio-cni`, and starts its pod on this node.
     pub(crate) fn install(&mut self, values: &[&str]) {
         self.cluster.server.apply(&chart(values).unwrap()).unwrap();
         self.account().unwrap();
         self.start().unwrap();
-        eventually("istio-cni is ready", LONG, || self.is_ready()).unwrap();
+        eventually("istio-cni is ready", TIMEOUT, || self.is_ready()).unwrap();
     }
 
-    /// `kubectl delete daemonset --cascade=orphan`, and what the garbage collector does then.
+    /// Does what `kubectl delete daemonset --cascade=orphan` and then the garbage collector do.
     pub(crate) fn delete_daemonset(&self) {
         let orphan = json!({"propagationPolicy": "Orphan"});
         self.cluster.server.delete_with(DAEMONSET, &orphan).unwrap();
@@ -95,7 +95,8 @@ impl<'a> IstioCni<'a> {
         self.cluster.server.patch(DAEMONSET, &orphaned).unwrap();
     }
 
-    /// `kubectl delete pod`: it is told to end, and killed where it has not ended in time. Whether it ended by itself.
+    /// Does what `kubectl delete pod` does: SIGTERM, and SIGKILL after the grace period. Returns whether
+    /// it ended by itself.
     pub(crate) fn delete_pod(&mut self) -> bool {
         let mut process = self.process.take().unwrap();
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
@@ -111,12 +112,12 @@ impl<'a> IstioCni<'a> {
         ended.is_ok()
     }
 
-    /// What it wrote.
+    /// Returns its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
-    /// A token of its service account, as the kubelet shows it to the pod.
+    /// Writes a token of its service account, as the kubelet mounts it in the pod.
     fn account(&self) -> anyhow::Result<()> {
         let request =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
@@ -166,7 +167,7 @@ impl<'a> IstioCni<'a> {
         Ok(())
     }
 
-    /// The chart's ConfigMap, what its DaemonSet adds, and where things are here.
+    /// Returns the chart's ConfigMap, what its DaemonSet adds, and the paths of this test.
     fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
         let path = format!("{NAMESPACE}/configmaps/istio-cni-config");
         let map = self.cluster.server.get(&path)?;
@@ -192,7 +193,7 @@ impl<'a> IstioCni<'a> {
             ("KUBERNETES_SERVICE_PORT", "6443"),
             ("ZTUNNEL_UDS_ADDRESS", &zds),
             ("CNI_AGENT_RUN_DIR", &run_dir),
-            // pod-events shows its own there.
+            // pod-events uses that port here.
             ("MONITORING_PORT", "0"),
         ] {
             all.push((name.to_owned(), value.to_owned()));
@@ -200,7 +201,7 @@ impl<'a> IstioCni<'a> {
         Ok(all)
     }
 
-    /// As its readiness probe asks.
+    /// Asks as its readiness probe does.
     fn is_ready(&self) -> anyhow::Result<()> {
         let net = format!("--net={}", self.cluster.node.netns().path().display());
         let ask = [

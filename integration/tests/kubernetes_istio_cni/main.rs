@@ -1,6 +1,6 @@
-//! From a real istio-cni to inpod and back, by the steps of `deploy/docs/migrate-from-istio-cni.md`: Istio's own agent and plugin with the
-//! settings and rights of its own chart, a real API server, and the chain on a node's disk. Nobody here runs DaemonSets:
-//! the test starts and ends what a kubelet would.
+//! From a real istio-cni to inpod and back, by the steps of `deploy/docs/migrate-from-istio-cni.md`: Istio's own
+//! agent and plugin with the settings and RBAC of its own chart, a real API server, and the chain on a node's disk.
+//! No DaemonSet controller runs here: the test starts and ends what a kubelet would.
 #![cfg(feature = "kubernetes")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -26,43 +26,42 @@ use serde_json::{Value, json};
 
 const PORT: u16 = 8080;
 
-/// ztunnel looks again for its agent within 15 s, and istio-cni's pods end within 30 s.
-const LONG: Duration = Duration::from_secs(60);
+/// ztunnel reconnects to its agent within 15 s, and istio-cni's pods end within 30 s.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Takes our rules out of a pod, as `deploy/docs/migrate-from-istio-cni.md` has it.
+/// Removes our rules from a pod, as in `deploy/docs/migrate-from-istio-cni.md`.
 const REMOVE: &str = "nft list tables | grep -o 'inet inpod-.*' | while read -r table; do nft delete table $table; done";
 
 const REDIRECTION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
 
-/// A node on which the chain is there and a ztunnel waits for its agent.
+/// A node with a chain, on which a ztunnel waits for its agent.
 struct Scene<'a> {
     runtime: Runtime<'a>,
     cgroups: Cgroups,
     outsider: Pod,
     dir: PathBuf,
-    way: Way,
+    way: ChainForm,
 }
 
-/// In which form both agents are in the chain.
+/// The forms in which both agents join the chain.
 #[derive(Clone, Copy)]
-struct Way {
+struct ChainForm {
     /// Values of istio-cni's chart.
     istio: &'static [&'static str],
-    /// The installer's.
     mode: &'static str,
-    /// Whether istio-cni ends when it is told to. Where another file sorts before the one that it owns, it writes its own
-    /// again and again, and does not hear it.
+    /// True if istio-cni ends on SIGTERM. If another file sorts before the one that it owns, it rewrites its own in a
+    /// loop and ignores the signal.
     ends: bool,
 }
 
-/// A pod with a process where agents look for it. Its process ends with it.
+/// A pod with a process where agents search for one. The process ends with this value.
 struct Running {
     pod: Pod,
     _inhabitant: Inhabitant,
 }
 
 impl<'a> Scene<'a> {
-    fn new(cluster: &'a Cluster, way: Way) -> Self {
+    fn new(cluster: &'a Cluster, way: ChainForm) -> Self {
         let dir = cluster.node.run_dir().with_file_name("node");
         let host = dir.join("host");
         for part in ["etc/cni/net.d", "opt/cni/bin"] {
@@ -82,7 +81,7 @@ impl<'a> Scene<'a> {
         self.runtime.cluster
     }
 
-    /// A pod that the API server has, with its sandbox, of which the chain was not told yet.
+    /// Creates a pod on the API server and its sandbox, without calling the chain.
     fn sandbox(&self, name: &str, mode: Option<&str>) -> Running {
         let cluster = self.cluster();
         let uid = cluster.create(&cluster.object(name, mode));
@@ -95,8 +94,8 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// The kubelet says that a pod runs.
-    fn tell_status(&self, pod: &Pod) {
+    /// Reports that a pod runs, as the kubelet does.
+    fn set_status(&self, pod: &Pod) {
         let ips = pod.addresses().map(|ip| json!({"ip": ip.to_string()}));
         let status = json!({"phase": "Running", "podIP": pod.v4.to_string(), "podIPs": ips});
         let path = format!("{}/status", self.cluster().path(&pod.spec.name));
@@ -106,14 +105,14 @@ impl<'a> Scene<'a> {
             .unwrap();
     }
 
-    /// A pod that the chain puts where it belongs, as often as a kubelet asks for it.
+    /// Creates a pod and repeats ADD until the chain succeeds, as a kubelet does.
     fn pod(&self, name: &str, mode: Option<&str>) -> Running {
         let running = self.sandbox(name, mode);
-        eventually("the chain takes the pod", LONG, || {
+        eventually("the chain takes the pod", TIMEOUT, || {
             self.runtime.add(&running.pod)
         })
         .unwrap();
-        self.tell_status(&running.pod);
+        self.set_status(&running.pod);
         running
     }
 
@@ -127,9 +126,9 @@ impl<'a> Scene<'a> {
         value.unwrap_or_default().to_owned()
     }
 
-    /// Waits until istio-cni has the pod: its rules are there, and the annotation.
-    fn until_istio_s(&self, pod: &Pod) {
-        eventually("istio-cni has the pod", LONG, || {
+    /// Waits until istio-cni has enrolled the pod: its rules are there, and the annotation.
+    fn until_enrolled_by_istio(&self, pod: &Pod) {
+        eventually("istio-cni has the pod", TIMEOUT, || {
             let (rules, shown) = (rules(pod)?, self.redirection(pod));
             ensure!(rules.contains("ISTIO_OUTPUT"), "{rules}");
             ensure!(shown == "enabled", "the annotation is {shown:?}");
@@ -138,8 +137,8 @@ impl<'a> Scene<'a> {
         .unwrap();
     }
 
-    /// Waits until inpod has the pod, with rules of its own and none of istio-cni's.
-    fn until_ours(&self, pod: &Pod) {
+    /// Waits until inpod has enrolled the pod, with rules of its own and none of istio-cni's.
+    fn until_enrolled_by_inpod(&self, pod: &Pod) {
         self.cluster().node.until_whole(&pod.spec).unwrap();
         let rules = rules(pod).unwrap();
         assert!(
@@ -198,7 +197,7 @@ impl<'a> Scene<'a> {
         .unwrap();
     }
 
-    /// Whether a pod is served by its application's peer without a ztunnel.
+    /// Expects that a pod's application is reached without a ztunnel.
     fn reaches(&self, pod: &Pod) -> anyhow::Result<()> {
         let to = SocketAddr::new(self.outsider.v4.into(), PORT);
         let before = self.cluster().node.accesses()?.len();
@@ -210,12 +209,12 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// The pod's label goes, and istio-cni hears it.
-    fn take_out(&self, pod: &Pod) {
+    /// Removes the pod's label, and waits until istio-cni has withdrawn the pod.
+    fn remove_label(&self, pod: &Pod) {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": null}}});
         let path = self.cluster().path(&pod.spec.name);
         self.cluster().server.patch(&path, &change).unwrap();
-        eventually("istio-cni has let it go", LONG, || {
+        eventually("istio-cni has let it go", TIMEOUT, || {
             let shown = self.redirection(pod);
             ensure!(shown.is_empty(), "{shown}");
             anyhow::Ok(())
@@ -223,7 +222,7 @@ impl<'a> Scene<'a> {
         .unwrap();
     }
 
-    /// What the node's own network has of either agent.
+    /// Returns what the node's own network has of either agent.
     fn of_the_host(&self) -> String {
         let net = format!("--net={}", self.cluster().node.netns().path().display());
         let all = ["nft list ruleset; ipset list -name; ip rule"];
@@ -231,7 +230,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The rules in a pod, by whatever istio-cni has chosen: which of the two iptables it takes depends on what the node has.
+/// Returns the rules in a pod. Which of the two iptables istio-cni chooses depends on what the node has.
 fn rules(pod: &Pod) -> anyhow::Result<String> {
     pod.exec(&[
         "sh",
@@ -240,7 +239,7 @@ fn rules(pod: &Pod) -> anyhow::Result<String> {
     ])
 }
 
-/// "To inpod", from its step 1. The pod that waited.
+/// Follows "To inpod" from its step 1. Returns the pod that waited.
 fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     let node = &scene.cluster().node;
     istio.delete_daemonset();
@@ -263,13 +262,13 @@ fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     scene.start("ztunnel-broker");
     scene.cluster().until_served();
     scene.runtime.add(&waits.pod).unwrap();
-    scene.tell_status(&waits.pod);
+    scene.set_status(&waits.pod);
     waits
 }
 
-/// Nothing of istio-cni is in the chain any more, nor in the node's own network where it has ended by itself.
+/// Expects nothing of istio-cni in the chain, nor in the node's own network if it ended by itself.
 fn nothing_of_istio_is_left(scene: &Scene<'_>) {
-    eventually("only we are in the chain", LONG, || {
+    eventually("only we are in the chain", TIMEOUT, || {
         let files = scene.runtime.files();
         let is_ours = |(_, text): &(String, String)| !text.contains("istio-cni");
         ensure!(files.iter().all(is_ours), "{files:?}");
@@ -284,36 +283,36 @@ fn nothing_of_istio_is_left(scene: &Scene<'_>) {
     );
 }
 
-/// "Back to istio-cni". A pod that began when inpod had left.
+/// Follows "Back to istio-cni". Returns a pod that started after inpod was uninstalled.
 fn back(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     let node = &scene.cluster().node;
     fs::write(scene.file("word"), "handover").unwrap();
     for service in ["installer", "pod-events"] {
         node.until_ended(service).unwrap();
     }
-    // Where its plugin is gone its entry does not come back, and pods start.
+    // If its plugin is gone its entry does not come back, and pods start.
     let early = scene.sandbox("early", Some("ambient"));
     let added = scene.runtime.add(&early.pod);
     assert_eq!(added.is_ok(), scene.way.ends, "{added:?}");
     if added.is_ok() {
-        scene.tell_status(&early.pod);
+        scene.set_status(&early.pod);
     }
     istio.install(scene.way.istio);
-    // What helm deletes.
+    // The objects that helm deletes.
     for service in ["netconfig", "ztunnel-broker"] {
         node.stop(service, Signal::SIGTERM).unwrap();
     }
     if added.is_err() {
-        eventually("the chain takes the pod", LONG, || {
+        eventually("the chain takes the pod", TIMEOUT, || {
             scene.runtime.add(&early.pod)
         })
         .unwrap();
-        scene.tell_status(&early.pod);
+        scene.set_status(&early.pod);
     }
     early
 }
 
-fn there_and_back(way: Way) {
+fn there_and_back(way: ChainForm) {
     let cluster = Cluster::stopped();
     let scene = Scene::new(&cluster, way);
     let to = SocketAddr::new(scene.outsider.v4.into(), PORT);
@@ -323,7 +322,7 @@ fn there_and_back(way: Way) {
     istio.install(way.istio);
     let [a, b] = ["a", "b"].map(|name| scene.pod(name, Some("ambient")));
     for it in [&a, &b] {
-        scene.until_istio_s(&it.pod);
+        scene.until_enrolled_by_istio(&it.pod);
     }
     let clients = Clients::start(&[&a.pod, &b.pod], to, Duration::from_millis(50));
     clients.make(40).unwrap();
@@ -331,7 +330,7 @@ fn there_and_back(way: Way) {
     let between = to_inpod(&scene, &mut istio);
     let next = scene.pod("next", Some("ambient"));
     for it in [&a, &b, &between, &next] {
-        scene.until_ours(&it.pod);
+        scene.until_enrolled_by_inpod(&it.pod);
     }
     nothing_of_istio_is_left(&scene);
     clients.make(40).unwrap();
@@ -339,18 +338,18 @@ fn there_and_back(way: Way) {
     let early = back(&scene, &mut istio);
     let last = scene.pod("last", Some("ambient"));
     for it in [&a, &b, &between, &next, &early, &last] {
-        scene.until_istio_s(&it.pod);
+        scene.until_enrolled_by_istio(&it.pod);
     }
     clients.make(40).unwrap();
     // Rules of ours that istio-cni does not know.
-    scene.take_out(&between.pod);
+    scene.remove_label(&between.pod);
     assert!(scene.reaches(&between.pod).is_err());
     for it in [&a, &next] {
         it.pod.exec(&["sh", "-c", REMOVE]).unwrap();
     }
     clients.make(40).unwrap();
     let attempts = clients.stop().unwrap();
-    scene.take_out(&next.pod);
+    scene.remove_label(&next.pod);
     scene.reaches(&next.pod).unwrap();
     let failed = attempts.iter().find(|it| it.outcome.is_err());
     let through = Tally {
@@ -364,7 +363,7 @@ fn there_and_back(way: Way) {
 
 #[test]
 fn a_node_goes_from_a_real_istio_cni_to_inpod_and_back_without_a_failed_connection() {
-    there_and_back(Way {
+    there_and_back(ChainForm {
         istio: &[],
         mode: "owned",
         ends: true,
@@ -373,7 +372,7 @@ fn a_node_goes_from_a_real_istio_cni_to_inpod_and_back_without_a_failed_connecti
 
 #[test]
 fn so_does_one_where_inpod_is_in_the_file_of_the_primary() {
-    there_and_back(Way {
+    there_and_back(ChainForm {
         istio: &[],
         mode: "in-place",
         ends: true,
@@ -382,7 +381,7 @@ fn so_does_one_where_inpod_is_in_the_file_of_the_primary() {
 
 #[test]
 fn so_does_one_where_istio_cni_has_a_file_of_its_own() {
-    there_and_back(Way {
+    there_and_back(ChainForm {
         istio: &["istioOwnedCNIConfig=true"],
         mode: "owned",
         ends: false,

@@ -1,4 +1,5 @@
-//! The chain as a runtime executes it: every plugin of the file that sorts first, of those that come after the pod's network.
+//! The chain as a runtime executes it: every plugin of the file that sorts first, of those that come
+//! after the pod's network.
 
 use std::{
     fs,
@@ -13,22 +14,22 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 
-/// What the primary CNI has written.
+/// The conflist of the primary CNI.
 pub(crate) const PRIMARY: &str =
     r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"portmap"}]}"#;
 
-/// The two whose work the harness has done already.
+/// The two plugins whose work the harness has done already.
 const DONE: [&str; 2] = ["bridge", "portmap"];
 
 /// A node's directories, as its runtime sees them.
 pub(crate) struct Runtime<'a> {
     pub(crate) cluster: &'a Cluster,
-    /// Below it are `etc/cni/net.d` and `opt/cni/bin`.
+    /// Its subdirectories are `etc/cni/net.d` and `opt/cni/bin`.
     pub(crate) host: PathBuf,
 }
 
 impl Runtime<'_> {
-    /// Every file of configurations, by its name.
+    /// Returns every configuration file by name.
     pub(crate) fn files(&self) -> Vec<(String, String)> {
         let entries = fs::read_dir(self.host.join("etc/cni/net.d")).unwrap();
         let read = |entry: fs::DirEntry| {
@@ -47,7 +48,7 @@ impl Runtime<'_> {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// The types of the plugins in the chain that is executed.
+    /// Returns the types of the plugins in the executed chain.
     pub(crate) fn chain(&self) -> Vec<String> {
         let list = self.list().unwrap();
         let plugins = list.pointer("/plugins").and_then(Value::as_array).unwrap();
@@ -55,7 +56,7 @@ impl Runtime<'_> {
         plugins.iter().filter_map(kind).collect()
     }
 
-    /// ADD.
+    /// Runs ADD of the chain.
     pub(crate) fn add(&self, pod: &Pod) -> anyhow::Result<()> {
         let list = self.list()?;
         let plugins = list.pointer("/plugins").and_then(Value::as_array);
