@@ -1,5 +1,5 @@
-//! Pods from a real API server, over the same pipeline: what the watch shows, what is asked past it, and what becomes of
-//! pods while nobody answers.
+//! Pods from a real API server, through the same pipeline: what the watch shows, what is requested beyond it, and
+//! what happens to pods while the API server does not answer.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -44,7 +44,7 @@ fn pods_created_a_moment_before_their_add_are_found() {
 
 #[test]
 fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
-    // The first run of a boot waits for the list; a later one does not.
+    // The first start of a boot waits for the list; a later one does not.
     let cluster = Cluster::own();
     let stopped = cluster
         .node
@@ -64,7 +64,7 @@ fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
     cluster.node.add(&pod).unwrap();
     let known = cluster.node.until_whole(&pod.spec).unwrap();
     assert_eq!(known.reason(), Reason::LabelOnNamespace);
-    cluster.until_told(&["cannot list resource \"pods\""]);
+    cluster.until_message(&["cannot list resource \"pods\""]);
 
     let all = json!({"rules": [
         {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]},
@@ -161,13 +161,13 @@ fn a_static_pod_is_called_by_its_hash_and_keeps_its_sandbox_when_its_mirror_is_m
         "kubernetes.io/config.mirror": hash,
         "kubernetes.io/config.source": "file",
     });
-    // A mirror names no service account.
+    // A mirror pod names no service account.
     object["spec"]["serviceAccountName"] = serde_json::Value::Null;
     let uid = cluster.create(&object);
     let pod = cluster.sandbox("static", hash);
     cluster.node.add(&pod).unwrap();
     let known = cluster.node.until_whole(&pod.spec).unwrap();
-    // To ztunnel it is what istiod calls it.
+    // ztunnel gets the name that istiod uses.
     assert_eq!(known.pod.unwrap().uid, uid);
 
     cluster.server.delete(&cluster.path("static")).unwrap();

@@ -1,4 +1,5 @@
-//! The API server hangs, is gone, refuses, or was never there: what goes on, who waits, and what is made good.
+//! The API server hangs, is gone, refuses, or was never there: what continues, which calls wait, and what
+//! is caught up later.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -22,10 +23,10 @@ use serde_json::json;
 
 const NOTHING: Vec<String> = Vec::new();
 
-/// A UID that no API server has given.
+/// A UID that no API server has assigned.
 const SOME_UID: &str = "00000000-1111-2222-3333-444444444444";
 
-/// A pod of a namespace that has pods in the mesh, and a name of one that has none.
+/// Creates a pod in a namespace that has pods in the mesh, and waits until the agent knows that.
 fn with_an_enrolled_namespace(cluster: &Cluster) -> Pod {
     cluster.make_namespace("bank", &json!({}));
     let pod = cluster.pod("known", Some("ambient"));
@@ -43,7 +44,7 @@ fn in_bank(cluster: &Cluster, name: &str, uid: &str) -> Pod {
     cluster.node.sandbox(spec).unwrap()
 }
 
-/// Both kinds of pods that nobody knows, while the server does not answer.
+/// Expects that unknown pods are admitted or refused by their namespaces while the server does not answer.
 fn unknown_pods_follow_their_namespaces(cluster: &Cluster, seconds: u64) -> Pod {
     let waits = cluster.sandbox("waits", SOME_UID);
     let outcome = cluster.add_within(&waits, seconds);
@@ -75,7 +76,7 @@ fn unknown_pods_follow_their_namespaces(cluster: &Cluster, seconds: u64) -> Pod 
     passes
 }
 
-/// What the watch shows costs no question: it is as quick as ever.
+/// Expects that pods which the watch has shown need no request and are as fast as usual.
 fn known_pods_are_served(cluster: &Cluster, known: &Pod, late: &Pod) {
     cluster.node.until_whole(&known.spec).unwrap();
     let outcome = cluster.node.add(late).unwrap();
@@ -84,7 +85,7 @@ fn known_pods_are_served(cluster: &Cluster, known: &Pod, late: &Pod) {
     cluster.node.del(late).unwrap();
 }
 
-/// A pod that the watch shows and that is not added yet.
+/// Creates a pod and waits until the watch shows it, without adding it.
 fn shown(cluster: &Cluster, name: &str) -> Pod {
     let uid = cluster.create(&cluster.object(name, Some("ambient")));
     cluster.until_shown(name);
@@ -123,10 +124,10 @@ fn while_the_api_server_is_gone_known_pods_are_served_and_others_follow_their_na
 }
 
 #[test]
-fn a_pod_that_was_let_through_is_enrolled_when_the_api_server_says_that_it_is_wanted() {
+fn a_pod_that_was_admitted_unenrolled_is_enrolled_when_the_api_server_says_that_it_is_wanted() {
     let cluster = Cluster::own();
     with_an_enrolled_namespace(&cluster);
-    // Made while the node hears nothing of it.
+    // Created while the node receives no changes.
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     let mut object = cluster.object("web", Some("ambient"));
     *object.pointer_mut("/metadata/namespace").unwrap() = "bank".into();
@@ -136,7 +137,7 @@ fn a_pod_that_was_let_through_is_enrolled_when_the_api_server_says_that_it_is_wa
     cluster.until_served();
     let pod = in_bank(&cluster, "web", &uid);
     assert_eq!(cluster.add_within(&pod, 30).code, 0);
-    // A restart forgets nothing of it.
+    // A restart forgets none of it.
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     cluster.node.start("pod-events").unwrap();
     cluster.until_served();
@@ -149,7 +150,7 @@ fn a_pod_that_was_let_through_is_enrolled_when_the_api_server_says_that_it_is_wa
     assert_eq!(known.last_failure, None);
 }
 
-/// UID and service account under which ztunnel serves the pods of a name.
+/// Returns UID and service account under which ztunnel serves the pods with a name.
 fn served_as(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
     let workloads = cluster.node.api().workloads().unwrap().workloads;
     let served = workloads.into_iter().filter_map(|status| {
@@ -196,9 +197,9 @@ fn pod_events_starts_without_an_api_server_and_all_is_well_when_it_comes() {
     cluster.server.kill().unwrap();
     cluster.node.start_all().unwrap();
     assert!(cluster.until_pods(false).contains("does not answer"));
-    // Pods may run that another agent put into the mesh: ztunnel is told nothing that would cut them.
+    // Pods may run that another agent enrolled: ztunnel must get no snapshot that would cut them.
     assert!(!cluster.node.api().workloads().unwrap().seeded);
-    // Nobody has ever known which namespaces have pods in the mesh.
+    // The enrolled namespaces have never been known.
     let pod = cluster.sandbox("web", &uid);
     refused(&cluster.add_within(&pod, 30), 11, &["SOURCE_UNAVAILABLE"]);
     let del = cluster.node.call(Call::del, &pod).run().unwrap();
@@ -225,7 +226,7 @@ fn a_restart_while_the_api_server_is_away_withdraws_nothing() {
     cluster.until_pods(false);
     let undecided = cluster.node.explain(&known.spec).unwrap();
     assert_eq!(undecided.reason(), Reason::SourceUnavailable);
-    // The end that was written down meanwhile has its effect, and nothing else has.
+    // The end that was spooled meanwhile has its effect, and nothing else has.
     eventually("the sandbox that ended is forgotten", PATIENCE, || {
         let claims = cluster.node.api().claims()?;
         ensure!(claims.len() == 1, "{claims:?}");
@@ -247,7 +248,7 @@ fn a_restart_while_the_api_server_is_away_withdraws_nothing() {
 }
 
 #[test]
-fn a_refusal_of_the_api_server_is_told_with_verb_and_resource_and_passes_with_its_cause() {
+fn a_refusal_of_the_api_server_is_reported_with_verb_and_resource_and_passes_with_its_cause() {
     let cluster = Cluster::own();
     let known = with_an_enrolled_namespace(&cluster);
     let binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/inpod-pod-events";
@@ -256,7 +257,7 @@ fn a_refusal_of_the_api_server_is_told_with_verb_and_resource_and_passes_with_it
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     cluster.node.start("pod-events").unwrap();
     cluster.until_served();
-    cluster.until_told(&[
+    cluster.until_message(&[
         "cannot watch pods",
         "403",
         "system:serviceaccount:inpod-system:pod-events",
@@ -277,7 +278,7 @@ fn a_refusal_of_the_api_server_is_told_with_verb_and_resource_and_passes_with_it
 }
 
 #[test]
-fn a_let_through_pod_that_names_no_uid_is_enrolled_as_the_pod_that_shows() {
+fn a_pod_admitted_unenrolled_that_names_no_uid_is_enrolled_as_the_pod_that_shows() {
     let cluster = Cluster::own();
     with_an_enrolled_namespace(&cluster);
     cluster.server.signal(Signal::SIGSTOP).unwrap();

@@ -1,5 +1,5 @@
-//! `inpod binds --services` against a real API server: what Services lead to is asked with the rights of the person who
-//! asks, and where these do not suffice it says which one is missing.
+//! `inpod binds --services` against a real API server: Services are read with the permissions of the person who asks,
+//! and if these do not suffice the message names the missing one.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -23,21 +23,22 @@ use serde_json::{Value, json};
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-/// A pod with an application, and Services that lead to it.
+/// A pod with an application, and Services that select it.
 struct Shop {
     cluster: Cluster,
     web: Pod,
     _listening: TcpListener,
 }
 
-/// Somebody who asks, with a right to list each of some resources of the shop's namespace.
+/// A user with permission to list some resources of the shop's namespace.
 struct Person {
     name: &'static str,
     kubeconfig: PathBuf,
 }
 
 impl Shop {
-    /// The application listens on 8080, which both containers' names and Services say; on 7000 and 9000 nobody does.
+    /// The application listens on 8080, which both the containers and Services name; nothing listens
+    /// on 7000 and 9000.
     fn new() -> Self {
         let cluster = Cluster::shared();
         let mut object = cluster.object("web", None);
@@ -60,7 +61,7 @@ impl Shop {
         shop
     }
 
-    /// One Service with an EndpointSlice, as the controller makes them, and others that no controller has seen.
+    /// Creates a Service with an EndpointSlice, as the controller makes them, and others without one.
     fn serve(&self, uid: &str) {
         let service = |name: &str, selector: Value, ports: Value| {
             let object = json!({
@@ -117,7 +118,7 @@ impl Shop {
         Person { name, kubeconfig }
     }
 
-    /// Lets a person list a resource of the namespace, and nothing else.
+    /// Allows a person to list one resource of the namespace.
     fn allow(&self, person: &Person, group: &str, resource: &str) {
         let name = format!("{}-{resource}", person.name);
         let rule = json!({"apiGroups": [group], "resources": [resource], "verbs": ["list"]});
@@ -129,7 +130,7 @@ impl Shop {
         self.make(RBAC, "rolebindings", &binding);
     }
 
-    /// `inpod binds` on the node, as the person.
+    /// Runs `inpod binds` on the node, as the person.
     fn binds(&self, person: &Person, more: &[&str]) -> Output {
         let mut command = Command::new("nsenter");
         command.arg(format!(
@@ -144,7 +145,7 @@ impl Shop {
         command.args(more).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// The same of the shop's namespace, until it answers so: a server learns of rights with a delay.
+    /// Runs it for the shop's namespace until this is its result: a server applies new permissions with a delay.
     fn until_binds(&self, person: &Person, code: i32, said: &str) -> Output {
         let namespace = ["-n", self.cluster.namespace.as_str(), "-o", "json"];
         eventually("it is answered so", PATIENCE, || {
@@ -160,7 +161,7 @@ impl Shop {
     }
 }
 
-/// Each port with its protocol, what it is bound to, and the Services that lead to it.
+/// Returns each port with its protocol, its bind, and the Services that lead to it.
 fn ports(output: &Output) -> Vec<(u64, String, String, String)> {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["pods"].as_array().unwrap().len(), 1, "{answer}");
@@ -194,7 +195,7 @@ fn port(number: u64, protocol: &str, kind: &str, services: &str) -> (u64, String
 }
 
 #[test]
-fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_told() {
+fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_reported() {
     let shop = Shop::new();
     let person = shop.person("somebody");
     let user = format!("system:serviceaccount:{}:somebody", shop.cluster.namespace);
@@ -240,7 +241,7 @@ fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_told() {
         port(5353, "UDP", "NOT_FOUND", "bare"),
     ];
     assert_eq!(ports(&all), wanted);
-    // The rights are the namespace's alone.
+    // The permissions are limited to the namespace.
     let everywhere = shop.binds(&person, &[]);
     let told = String::from_utf8_lossy(&everywhere.stderr);
     assert_eq!(everywhere.status.code(), Some(3), "{told}");
@@ -263,7 +264,7 @@ fn what_changes_outweighs_what_could_not_be_asked_for() {
 }
 
 #[test]
-fn a_token_that_nobody_gave_and_a_server_that_is_not_there_are_told_too() {
+fn a_token_that_nobody_gave_and_a_server_that_is_not_there_are_reported_too() {
     let shop = Shop::new();
     let person = shop.person("stranger");
     let change = |pointer: &str, value: &str| {

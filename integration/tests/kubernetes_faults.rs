@@ -1,4 +1,4 @@
-//! Faults of an API server that a real one cannot give when a test wants them: a proxy in front of it does.
+//! Faults that a real API server cannot produce on demand: a proxy in front of it does.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -12,7 +12,6 @@ use inpod_proto::{podevents::v1::PodState, types::v1::Enrollment};
 use integration::{Act, ApiProxy, Cut, PATIENCE, Pod, Spec, Verb, eventually};
 use serde_json::json;
 
-/// As many as there are.
 const ALL: usize = usize::MAX;
 
 fn started() -> (Cluster, ApiProxy) {
@@ -33,7 +32,7 @@ fn lists(proxy: &ApiProxy) -> usize {
     proxy.asked(Verb::List, "*").len()
 }
 
-/// Waits until as many watches on pods were asked for; the query of the last.
+/// Waits until this many watches on pods were requested, and returns the query of the last.
 fn until_watches(proxy: &ApiProxy, number: usize, patience: Duration) -> String {
     eventually("another watch begins", patience, || {
         let asked = proxy.asked(Verb::Watch, "pods");
@@ -70,8 +69,8 @@ fn in_namespace(cluster: &Cluster, namespace: &str, name: &str) -> Pod {
     cluster.node.sandbox(spec).unwrap()
 }
 
-/// Every question is refused with a code: pods that nobody knows follow their namespace, and the truth repairs that
-/// without a list.
+/// Every request is refused with a code: unknown pods are decided by their namespace, and the watch's next event
+/// corrects that without a list.
 fn refusals_are_survived(code: u16) {
     let (cluster, proxy) = started();
     let bank = format!("{}-bank", cluster.namespace);
@@ -83,7 +82,7 @@ fn refusals_are_survived(code: u16) {
 
     proxy.fault(Verb::Any, "*", ALL, Act::Refuse(code, None));
     proxy.cut(Cut::Broken);
-    cluster.until_told(&["cannot watch pods", &code.to_string()]);
+    cluster.until_message(&["cannot watch pods", &code.to_string()]);
     let waits = in_namespace(&cluster, &cluster.namespace, "waits");
     let outcome = cluster.add_within(&waits, 9);
     let words = ["SOURCE_UNAVAILABLE", &code.to_string()];
@@ -101,7 +100,7 @@ fn refusals_are_survived(code: u16) {
     cluster.node.until_whole(&passes.spec).unwrap();
     cluster.node.add(&waits).unwrap();
     cluster.node.until_whole(&waits.spec).unwrap();
-    // Only a 500 may be about the place where the watch stood.
+    // Only a 500 may mean that the watch's resource version is invalid.
     let again = lists(&proxy) - listed;
     assert!(code == 500 || again == 0, "{again} lists");
 }
@@ -126,7 +125,8 @@ fn while_the_server_fails_an_add_follows_its_namespaces_policy_and_is_repaired()
     refusals_are_survived(500);
 }
 
-/// A pod is created, one is deleted and one is relabelled while no watch hears it and the place is forgotten.
+/// A pod is created, one is deleted and one is relabelled while no watch receives it and the
+/// resource version is dropped.
 fn a_forgotten_place_loses_nothing(gone: Act) {
     let (cluster, proxy) = started();
     let deleted = cluster.pod("deleted", Some("ambient"));
@@ -214,7 +214,7 @@ fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolle
         .until(&pod.spec, PodState::Enrolled, Duration::from_secs(72))
         .unwrap();
     assert_eq!(seen.desired(), Enrollment::Ambient);
-    // A watch lasts at least 45 s: nothing else can have told.
+    // A watch lasts at least 45 s, so only its event can have reported this.
     assert!(began.elapsed() > Duration::from_secs(40), "it was heard");
     cluster.until_pods(true);
 }
@@ -235,7 +235,7 @@ fn a_server_that_hangs_is_noticed_within_30_seconds_and_is_heard_again_when_it_s
         anyhow::Ok(())
     })
     .unwrap();
-    cluster.until_told(&["the API server does not answer"]);
+    cluster.until_message(&["the API server does not answer"]);
     label(&cluster, "plain", "ambient");
     cluster.node.until_whole(&known.spec).unwrap();
     proxy.heal();
@@ -265,7 +265,7 @@ fn a_server_that_asks_for_rest_gets_it() {
 #[test]
 fn an_add_is_admitted_after_the_rest_that_the_server_asked_for() {
     let (cluster, proxy) = started();
-    // The watch tells nothing of the pod: its ADD has to ask.
+    // The watch shows nothing of the pod, so its ADD has to request it.
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     let watched = watches(&proxy);
     proxy.cut(Cut::Clean);
@@ -322,7 +322,7 @@ fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
     let (cluster, proxy) = started();
     let first = version(&until_watches(&proxy, 1, PATIENCE));
     let listed = lists(&proxy);
-    // The version of pods moves on, and this node's watch is not told of it.
+    // The resource version of pods advances, and this node's watch does not see it.
     let mut elsewhere = cluster.object("elsewhere", None);
     elsewhere["spec"]["nodeName"] = "another-node".into();
     cluster.create(&elsewhere);

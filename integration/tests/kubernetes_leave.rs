@@ -1,5 +1,5 @@
-//! `inpod uninstall` and `inpod handover` against a real API server, with exactly the rights that its page lists. The test
-//! acts as the kubelet: it sets which nodes are Ready and what containers wrote when they ended.
+//! `inpod uninstall` and `inpod handover` against a real API server, with exactly the permissions that their page
+//! lists. The test is the kubelet: it reports Ready nodes and the termination messages of containers.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 
 const NAMESPACE: &str = "mesh";
 
-/// A cluster with inpod in a namespace of its own, and somebody who may have it leave.
+/// A cluster with inpod in a namespace of its own, and a user who may uninstall it.
 struct Cluster {
     server: ApiServer,
-    /// From where the API server is asked.
+    /// The node from which the API server is called.
     place: Node,
     kubeconfig: PathBuf,
 }
@@ -89,10 +89,10 @@ impl Cluster {
     fn node(&self, name: &str, ready: &str) {
         let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         self.server.create("/api/v1/nodes", &object).unwrap();
-        self.say_ready(name, ready);
+        self.set_ready(name, ready);
     }
 
-    fn say_ready(&self, name: &str, ready: &str) {
+    fn set_ready(&self, name: &str, ready: &str) {
         let status = json!({"status": {"conditions": [{"type": "Ready", "status": ready, "reason": "Test", "message": ""}]}});
         self.server
             .patch(&format!("/api/v1/nodes/{name}/status"), &status)
@@ -113,16 +113,16 @@ impl Cluster {
             .unwrap();
     }
 
-    fn until_said(&self, wanted: &str) {
+    fn until_mode(&self, wanted: &str) {
         eventually("the mode is said", PATIENCE, || {
-            let (mode, _) = self.said()?;
+            let (mode, _) = self.mode()?;
             ensure!(mode == wanted, "{mode}");
             anyhow::Ok(())
         })
         .unwrap();
     }
 
-    /// What the kubelet shows of containers that wrote this and ended.
+    /// Shows containers that ended with these termination messages, as the kubelet does.
     fn receipts(&self, node: &str, messages: &[(&str, &str)]) {
         let now = humantime(SystemTime::now());
         let status = |(name, message): &(&str, &str)| {
@@ -148,8 +148,8 @@ impl Cluster {
         command.spawn().unwrap()
     }
 
-    /// The mode that the ConfigMap says, and since when.
-    fn said(&self) -> anyhow::Result<(String, String)> {
+    /// Returns the mode in the ConfigMap, and since when it is there.
+    fn mode(&self) -> anyhow::Result<(String, String)> {
         let map = self.server.get(&format!(
             "/api/v1/namespaces/{NAMESPACE}/configmaps/inpod-leave"
         ))?;
@@ -159,7 +159,7 @@ impl Cluster {
     }
 }
 
-/// RFC 3339, of whole seconds.
+/// Formats a time as RFC 3339 with whole seconds.
 fn humantime(time: SystemTime) -> String {
     let seconds = time
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -183,7 +183,7 @@ fn ended(child: Child) -> (i32, String, String) {
 }
 
 #[test]
-fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
+fn nodes_get_the_mode_and_are_waited_for_and_those_that_are_not_ready_are_listed() {
     let cluster = Cluster::new();
     for (name, ready) in [
         ("a", "True"),
@@ -197,7 +197,7 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
         .iter()
         .for_each(|name| cluster.agent(name));
     let mut leave = cluster.leave("uninstall", "120s");
-    cluster.until_said("uninstall");
+    cluster.until_mode("uninstall");
     cluster.receipts(
         "a",
         &[
@@ -209,7 +209,7 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
         "b",
         &[("installer", "inpod left: uninstall; chain reverted")],
     );
-    // Two looks at least: half of a node's word is not enough.
+    // At least two polls: one container's message of a node's two is not enough.
     thread::sleep(Duration::from_secs(5));
     assert!(leave.try_wait().unwrap().is_none(), "it did not wait");
     cluster.receipts(
@@ -231,11 +231,11 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
     ] {
         assert!(told.contains(line), "{line}: {told}");
     }
-    // Said again it is as it was, and so is what was done.
-    let before = cluster.said().unwrap();
+    // A repeated request changes nothing, and completed work stays completed.
+    let before = cluster.mode().unwrap();
     let (code, told, _) = ended(cluster.leave("uninstall", "20s"));
-    assert_eq!((code, cluster.said().unwrap()), (0, before), "{told}");
-    // Another word is another matter: what was done for the first does not count.
+    assert_eq!((code, cluster.mode().unwrap()), (0, before), "{told}");
+    // Another mode starts over: what was done for the first does not count.
     let (code, told, said) = ended(cluster.leave("handover", "3s"));
     assert_eq!(code, 1, "{told}");
     assert!(said.contains("not done in time: a, b"), "{said}");
@@ -243,11 +243,11 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
         told.contains("-- /installer handover --host-root /host"),
         "{told}"
     );
-    assert_eq!(cluster.said().unwrap().0, "handover");
+    assert_eq!(cluster.mode().unwrap().0, "handover");
 }
 
 #[test]
-fn whoever_may_not_is_told_so_at_once() {
+fn a_user_without_permission_is_refused_at_once() {
     let cluster = Cluster::new();
     let roles =
         format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/leave");
@@ -261,5 +261,5 @@ fn whoever_may_not_is_told_so_at_once() {
         anyhow::Ok(())
     })
     .unwrap();
-    assert!(cluster.said().is_err(), "the mode was said");
+    assert!(cluster.mode().is_err(), "the mode was said");
 }

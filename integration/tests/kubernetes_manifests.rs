@@ -1,4 +1,4 @@
-//! Every manifest, as a real API server would take it: nothing is refused, no field is unknown, and nothing is warned of.
+//! Every manifest, as a real API server would accept it: no refusal, no unknown field, no warning.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -10,7 +10,7 @@ use std::{fs, path::Path};
 
 use integration::ApiServer;
 
-/// Where an object of a kind is.
+/// Returns the path of an object's kind.
 fn path(manifest: &str) -> String {
     let field = |name: &str| {
         let mut lines = manifest.lines();
@@ -65,7 +65,7 @@ fn the_server_takes_every_manifest_and_warns_of_nothing() {
     assert!(taken > 60, "{taken} objects");
 }
 
-/// The DaemonSet of the usual manifest, changed.
+/// Returns the DaemonSet of the default manifest with a change.
 fn changed(from: &str, to: &str) -> String {
     let text = file("combined.yaml");
     let mut all = text.split("\n---\n");

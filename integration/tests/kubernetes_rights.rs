@@ -1,4 +1,4 @@
-//! What pod-events may change at the API server, with the chart's roles and its policy and a token of one node: the one
+//! The changes that pod-events may make at the API server, with the chart's roles, its policy and a token of one node: the one
 //! annotation of the node's pods, and Events about pods. Everything else is refused.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// How long a server that has just started may take to apply a policy, on a busy machine.
+/// The deadline for a server that has just started to enforce a policy, on a busy machine.
 const IN_FORCE: Duration = Duration::from_secs(120);
 
 const PATCH: (&str, &str) = ("PATCH", "application/merge-patch+json");
@@ -31,7 +31,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// The policy is in force: what it forbids is refused.
+    /// Creates it and waits until the policy is enforced.
     fn new() -> Self {
         let server = ApiServer::shared().unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl Agent {
         };
         agent.make_pod("web", &agent.node);
         eventually("the policy is in force", IN_FORCE, || {
-            // Another value each time: what changes nothing is allowed.
+            // Another value each time, since a change without effect is allowed.
             let value = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
             let probe = agent.status("web", &annotation("probe", Some(&value)));
             ensure!(probe.is_err(), "not yet");
@@ -75,13 +75,13 @@ impl Agent {
         format!("/api/v1/namespaces/{}/pods/{name}", self.namespace)
     }
 
-    /// A patch of `pods/status` with the node's token.
+    /// Patches `pods/status` with the node's token.
     fn status(&self, name: &str, change: &Value) -> anyhow::Result<Value> {
         let path = format!("{}/status", self.path(name));
         self.server.ask_as(&self.token, PATCH, &path, change)
     }
 
-    /// What is changed is refused by the policy, in these words.
+    /// Expects that the policy refuses a change with this text.
     fn refuses(&self, name: &str, change: &Value, words: &str) {
         let refused = self.status(name, change).unwrap_err().to_string();
         assert!(refused.contains(words), "{change}: {refused}");
@@ -214,7 +214,7 @@ fn events_are_about_pods_of_their_namespace_and_say_whose_they_are() {
         let refused = agent.event(&change).unwrap_err().to_string();
         assert!(refused.contains(words), "{refused}");
     }
-    // The server itself wants the namespaces to agree.
+    // The server itself requires that the namespaces agree.
     assert!(agent.event(&about("Pod", "default")).is_err());
 }
 

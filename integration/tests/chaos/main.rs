@@ -1,7 +1,8 @@
-//! Pods come, go and change while everything that they depend on dies and comes back, and while their rules are torn
-//! out. When that ends, each of them is as it is wanted, and nothing is left of those that went.
+//! Pods come, go and change while everything that they depend on dies and comes back, and while their rules are
+//! deleted. When that ends, each of them is in the desired state, and nothing is left of those that went.
 //!
-//! A minute, with `./integration/test --all` ten; `CHAOS_SECONDS` says otherwise, `CHAOS_SEED` repeats the choices of an earlier run.
+//! Runs for a minute, with `./integration/test --all` for ten; `CHAOS_SECONDS` changes that, `CHAOS_SEED` repeats the
+//! choices of an earlier run.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -21,20 +22,20 @@ use integration::{Call, Outcome, Pod, SERVICES, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// So many pods at most are there at once.
-const MOST: usize = 16;
+/// The maximum number of pods at once.
+const MAX_PODS: usize = 16;
 
-/// How long everything may take to come to rest: the longest wait between two attempts is 30 s and a half.
-const REST: Duration = Duration::from_secs(120);
+/// The deadline for everything to settle: the longest wait between two attempts is 30 s and a half.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A pod as the test has made it.
+/// A pod as the test created it.
 struct Subject {
     pod: Pod,
     /// The value of its label.
     mode: Option<&'static str>,
-    /// Whether a runtime has succeeded with its ADD.
+    /// True once its ADD has succeeded.
     added: bool,
-    /// An ADD that is under way.
+    /// An ADD in flight.
     adding: Option<JoinHandle<Outcome>>,
 }
 
@@ -44,7 +45,7 @@ struct Chaos {
     subjects: BTreeMap<String, Subject>,
     is_namespace_in: bool,
     made: u32,
-    /// What is down, and when it comes back.
+    /// Processes that are down, and when they come back.
     down: BTreeMap<&'static str, Instant>,
     done: BTreeMap<&'static str, u32>,
 }
@@ -68,16 +69,16 @@ impl Chaos {
         !self.down.contains_key("api-server")
     }
 
-    /// One thing happens.
+    /// Makes one random event happen.
     fn step(&mut self) {
         self.reap();
-        self.raise(Instant::now());
+        self.restart_due(Instant::now());
         let what = match self.rng.u32(0..100) {
             0..25 => self.come(),
             25..40 => self.go(),
             40..60 => self.flip(),
             60..64 => self.flip_namespace(),
-            64..74 => self.tear(),
+            64..74 => self.delete_rules(),
             74..92 => self.kill(),
             92..97 => self.stall_api_server(),
             _ => self.repeat_add(),
@@ -91,7 +92,7 @@ impl Chaos {
     }
 
     fn come(&mut self) -> Option<&'static str> {
-        if self.subjects.len() >= MOST || !self.is_api_there() {
+        if self.subjects.len() >= MAX_PODS || !self.is_api_there() {
             return None;
         }
         self.made += 1;
@@ -111,13 +112,13 @@ impl Chaos {
         Some("pod created")
     }
 
-    /// A runtime's ADD, which ends within its time whatever happens.
+    /// Starts a runtime's ADD, which ends before its deadline whatever happens.
     fn add(&self, pod: &Pod) -> JoinHandle<Outcome> {
         let call = self.cluster.node.call(Call::add, pod).timeout_seconds(10);
         thread::spawn(move || call.run().unwrap())
     }
 
-    /// Takes in the answers of ADDs.
+    /// Collects the answers of ADDs.
     fn reap(&mut self) {
         for subject in self.subjects.values_mut() {
             if let Some(answered) = subject.adding.take_if(|adding| adding.is_finished()) {
@@ -126,7 +127,7 @@ impl Chaos {
         }
     }
 
-    /// A runtime tries again what has failed.
+    /// Repeats a failed ADD, as a runtime does.
     fn repeat_add(&mut self) -> Option<&'static str> {
         let name = self.any()?;
         let subject = self.subjects.get(&name)?;
@@ -138,7 +139,7 @@ impl Chaos {
         Some("ADD repeated")
     }
 
-    /// A pod ends: the runtime's DEL, and its object goes before or after that.
+    /// Ends a pod: the runtime's DEL, before or after the deletion of its object.
     fn go(&mut self) -> Option<&'static str> {
         let name = self.any().filter(|_| self.is_api_there())?;
         let is_first = self.rng.bool();
@@ -181,8 +182,8 @@ impl Chaos {
         Some("namespace's label changed")
     }
 
-    /// Somebody takes rules out of a pod.
-    fn tear(&mut self) -> Option<&'static str> {
+    /// Deletes rules in a pod.
+    fn delete_rules(&mut self) -> Option<&'static str> {
         let name = self.any()?;
         let pod = &self.subjects.get(&name)?.pod;
         if self.rng.bool() {
@@ -218,8 +219,8 @@ impl Chaos {
         Some("API server stalled")
     }
 
-    /// What was down long enough comes back.
-    fn raise(&mut self, now: Instant) {
+    /// Restarts what was down long enough.
+    fn restart_due(&mut self, now: Instant) {
         let back: Vec<_> = self.down.extract_if(.., |_, then| *then <= now).collect();
         for (what, _) in back {
             match what {
@@ -264,13 +265,13 @@ fn whatever_dies_and_changes_in_the_end_every_pod_is_as_it_is_wanted_and_nothing
     ] {
         assert!(chaos.done.contains_key(what), "{what} never happened");
     }
-    chaos.calm();
-    eventually("every pod is as it is wanted", REST, || {
+    chaos.settle();
+    eventually("every pod is as it is wanted", SETTLE_TIMEOUT, || {
         let mut subjects = chaos.subjects.iter();
         subjects.try_for_each(|(name, subject)| chaos.is_as_wanted(name, subject))
     })
     .unwrap();
-    eventually("nothing is left of those that went", REST, || {
+    eventually("nothing is left of those that went", SETTLE_TIMEOUT, || {
         chaos.is_nothing_leaked()
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! The end: everything runs again, and each pod is looked at.
+//! The end: everything runs again, and each pod is checked.
 
 use std::{fs, time::Instant};
 
@@ -7,15 +7,15 @@ use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
 use integration::{Call, eventually};
 use serde_json::Value;
 
-use crate::{Chaos, REST, Subject};
+use crate::{Chaos, SETTLE_TIMEOUT, Subject};
 
-/// What is left in a netns of a pod that is outside of the mesh.
+/// The content of a netns outside of the mesh.
 const NOTHING: [String; 0] = [];
 
 impl Chaos {
-    /// Everything runs, and every runtime has got its way.
-    pub(crate) fn calm(&mut self) {
-        self.raise(Instant::now() + REST);
+    /// Restarts everything, and repeats calls until every runtime has succeeded.
+    pub(crate) fn settle(&mut self) {
+        self.restart_due(Instant::now() + SETTLE_TIMEOUT);
         self.cluster.until_served();
         for subject in self.subjects.values_mut() {
             if let Some(adding) = subject.adding.take() {
@@ -23,7 +23,7 @@ impl Chaos {
             }
         }
         for subject in self.subjects.values().filter(|subject| !subject.added) {
-            eventually("a repeated ADD succeeds", REST, || {
+            eventually("a repeated ADD succeeds", SETTLE_TIMEOUT, || {
                 let outcome = self.cluster.node.call(Call::add, &subject.pod).run()?;
                 ensure!(outcome.code == 0, "{outcome:?}");
                 anyhow::Ok(())
@@ -40,7 +40,7 @@ impl Chaos {
         }
     }
 
-    /// Whether a pod is as it is wanted, by the kernel's, ztunnel's and the API server's word.
+    /// Expects that a pod is in its desired state according to the kernel, ztunnel and the API server.
     pub(crate) fn is_as_wanted(&self, name: &str, subject: &Subject) -> anyhow::Result<()> {
         let known = self.cluster.node.explain(&subject.pod.spec)?;
         let wanted = self.is_wanted(subject);
@@ -88,7 +88,7 @@ impl Chaos {
         Ok(())
     }
 
-    /// Nothing is held but for pods that are there, and for those that are in the mesh.
+    /// Expects that services hold only pods that exist, and the broker only those of the mesh.
     pub(crate) fn is_nothing_leaked(&self) -> anyhow::Result<()> {
         let node = &self.cluster.node;
         let inside = self
@@ -113,7 +113,7 @@ impl Chaos {
         })?;
         ensure!(let_through.is_empty(), "{let_through:?}");
         let held = netns_held(node.pid("netconfig")?)?;
-        // Its own and the node's, beside those of pods.
+        // Its own and the node's, besides those of pods.
         ensure!(
             held <= inside + 4,
             "netconfig holds {held} netns of {inside} pods"

@@ -36,7 +36,7 @@ impl Cluster {
         cluster
     }
 
-    /// On the server that tests share, running.
+    /// Creates it on the server that tests share, running.
     pub(crate) fn shared() -> Self {
         let cluster = Self::on(ApiServer::shared().unwrap());
         cluster.start();
@@ -44,12 +44,12 @@ impl Cluster {
         cluster
     }
 
-    /// On the server that tests share; the node's services do not run yet.
+    /// Creates it on the server that tests share; the node's services do not run yet.
     pub(crate) fn waiting() -> Self {
         Self::on(ApiServer::shared().unwrap())
     }
 
-    /// On a server of its own, running.
+    /// Creates it on a server of its own, running.
     pub(crate) fn own() -> Self {
         let cluster = Self::stopped();
         cluster.start();
@@ -57,19 +57,20 @@ impl Cluster {
         cluster
     }
 
-    /// On the server that tests share, which pod-events hears through a proxy. Its services do not run yet.
+    /// Creates it on the server that tests share, which pod-events reaches through a proxy. Its services
+    /// do not run yet.
     pub(crate) fn behind_proxy() -> (Self, ApiProxy) {
         let cluster = Self::on(ApiServer::shared().unwrap());
         let proxy = ApiProxy::start(cluster.node.netns(), &cluster.node.kubeconfig()).unwrap();
         (cluster, proxy)
     }
 
-    /// On a server of its own; the node's services do not run yet.
+    /// Creates it on a server of its own; the node's services do not run yet.
     pub(crate) fn stopped() -> Self {
         Self::on(Arc::new(ApiServer::start().unwrap()))
     }
 
-    /// Starts the node's services and waits until pod-events serves and has told the others.
+    /// Starts the node's services and waits until pod-events serves and has synchronized the others.
     pub(crate) fn start(&self) {
         self.node.start_all().unwrap();
         self.until_served();
@@ -101,7 +102,7 @@ impl Cluster {
         self.server.patch(&path, &change).unwrap();
     }
 
-    /// A pod of this node, to be created.
+    /// Returns a pod of this node, to be created.
     pub(crate) fn object(&self, name: &str, mode: Option<&str>) -> Value {
         json!({
             "apiVersion": "v1",
@@ -119,12 +120,12 @@ impl Cluster {
         })
     }
 
-    /// Creates a pod; its UID.
+    /// Creates a pod and returns its UID.
     pub(crate) fn create(&self, object: &Value) -> String {
         let namespace = object.pointer("/metadata/namespace").unwrap();
         let path = format!("/api/v1/namespaces/{}/pods", namespace.as_str().unwrap());
         let mut object = object.clone();
-        // A label without a value is none.
+        // A null label means no label.
         if object.pointer("/metadata/labels/istio.io~1dataplane-mode") == Some(&Value::Null) {
             *object.pointer_mut("/metadata/labels").unwrap() = json!({});
         }
@@ -137,7 +138,7 @@ impl Cluster {
         format!("/api/v1/namespaces/{}/pods/{name}", self.namespace)
     }
 
-    /// A sandbox as the chain leaves it, of a pod that may or may not be.
+    /// Returns a sandbox as the chain leaves it, of a pod that need not exist.
     pub(crate) fn sandbox(&self, name: &str, uid: &str) -> Pod {
         let spec = Spec {
             namespace: self.namespace.clone(),
@@ -147,7 +148,7 @@ impl Cluster {
         self.node.sandbox(spec).unwrap()
     }
 
-    /// A pod that was created and added.
+    /// Creates and adds a pod.
     pub(crate) fn pod(&self, name: &str, mode: Option<&str>) -> Pod {
         let uid = self.create(&self.object(name, mode));
         let pod = self.sandbox(name, &uid);
@@ -155,7 +156,7 @@ impl Cluster {
         pod
     }
 
-    /// An ADD with other words about the UID, or none.
+    /// Returns an ADD with another UID argument, or none.
     pub(crate) fn add_as(&self, pod: &Pod, uid: &str) -> Call {
         let mut call = self.node.call(Call::add, pod);
         for (name, value) in &mut call.environment {
@@ -168,7 +169,7 @@ impl Cluster {
         call
     }
 
-    /// ADD with a time limit in seconds.
+    /// Calls ADD with a time limit in seconds.
     pub(crate) fn add_within(&self, pod: &Pod, seconds: u64) -> Outcome {
         let call = self.node.call(Call::add, pod);
         call.timeout_seconds(seconds).run().unwrap()
@@ -191,7 +192,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Waits until the condition of the source is so; its message.
+    /// Waits until the source's condition has this status, and returns its message.
     pub(crate) fn until_pods(&self, ok: bool) -> String {
         eventually("the condition pods", PATIENCE, || {
             let status = self.node.api().status()?;
@@ -205,8 +206,8 @@ impl Cluster {
         .unwrap()
     }
 
-    /// Waits until the condition of the source says all of this.
-    pub(crate) fn until_told(&self, words: &[&str]) {
+    /// Waits until the message of the source's condition contains all of these words.
+    pub(crate) fn until_message(&self, words: &[&str]) {
         eventually("the condition pods says so", PATIENCE, || {
             let told = self.until_pods(false);
             let missing = words.iter().find(|word| !told.contains(**word));
@@ -216,7 +217,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Waits until the server has learnt that pod-events may not list pods.
+    /// Waits until the server refuses pod-events to list pods.
     pub(crate) fn until_lists_are_refused(&self) {
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1",
@@ -247,7 +248,7 @@ impl Cluster {
     }
 }
 
-/// An answer of the plugin that refuses.
+/// Expects a refusal with this CNI code and these words.
 pub(crate) fn refused(outcome: &Outcome, code: u64, words: &[&str]) {
     let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!(error.get("code"), Some(&code.into()), "{outcome:?}");

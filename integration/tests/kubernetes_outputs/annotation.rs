@@ -1,4 +1,4 @@
-//! The annotation that says whether a pod is redirected.
+//! The annotation that shows whether a pod is redirected.
 
 use crate::cluster::Cluster;
 use anyhow::ensure;
@@ -8,15 +8,15 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    NOTHING, all_patches, borne, counted, label, many, may_patch, patches, refusing_ztunnel,
-    set_status, until_asked, until_borne, until_condition, until_event, working_ztunnel,
+    NOTHING, all_patches, annotation, counted, label, many, may_patch, patches, refusing_ztunnel,
+    set_status, until_annotated_as, until_asked, until_condition, until_event, working_ztunnel,
 };
 
 #[test]
 fn a_pod_is_annotated_once_after_its_add_and_its_lag_is_counted() {
     let cluster = Cluster::shared();
     let pod = cluster.pod("web", Some("ambient"));
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     cluster.node.until_whole(&pod.spec).unwrap();
     until_asked(&cluster, "web", &[json!("enabled")]);
     assert_eq!(
@@ -38,11 +38,11 @@ fn a_pod_is_annotated_once_after_its_add_and_its_lag_is_counted() {
 fn a_running_pod_is_annotated_when_it_is_enrolled_and_loses_that_when_it_opts_out() {
     let cluster = Cluster::shared();
     let pod = cluster.pod("web", None);
-    assert_eq!(borne(&cluster, "web"), None);
+    assert_eq!(annotation(&cluster, "web"), None);
     cluster.label_namespace("ambient");
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     label(&cluster, "web", "none");
-    until_borne(&cluster, "web", None);
+    until_annotated_as(&cluster, "web", None);
     cluster
         .node
         .until(&pod.spec, PodState::Out, PATIENCE)
@@ -58,7 +58,7 @@ fn a_running_pod_that_ztunnel_refuses_is_pending_through_all_attempts_and_enable
     let pod = cluster.pod("web", None);
     refusing_ztunnel(&cluster);
     label(&cluster, "web", "ambient");
-    until_borne(&cluster, "web", Some("pending"));
+    until_annotated_as(&cluster, "web", Some("pending"));
     let event = until_event(&cluster, "web", "ZtunnelRefused");
     assert_eq!(event["type"], "Warning");
     assert_eq!(event["reportingController"], "inpod.io/pod-events");
@@ -73,7 +73,7 @@ fn a_running_pod_that_ztunnel_refuses_is_pending_through_all_attempts_and_enable
     })
     .unwrap();
     working_ztunnel(&cluster);
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     until_asked(&cluster, "web", &[json!("pending"), json!("enabled")]);
     let mended = until_event(&cluster, "web", "LabelOnPod");
     assert_eq!(mended["type"], "Normal");
@@ -85,50 +85,50 @@ fn a_running_pod_without_any_ztunnel_is_pending_until_one_comes() {
     cluster.pod("web", None);
     cluster.node.stop("ztunnel", Signal::SIGKILL).unwrap();
     label(&cluster, "web", "ambient");
-    until_borne(&cluster, "web", Some("pending"));
+    until_annotated_as(&cluster, "web", Some("pending"));
     cluster.node.start_ztunnel(&[]).unwrap();
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
 }
 
 #[test]
 fn a_job_that_ends_loses_its_annotation() {
     let cluster = Cluster::shared();
     cluster.pod("job", Some("ambient"));
-    until_borne(&cluster, "job", Some("enabled"));
+    until_annotated_as(&cluster, "job", Some("enabled"));
     set_status(&cluster, "job", &json!({"phase": "Succeeded"}));
-    until_borne(&cluster, "job", None);
+    until_annotated_as(&cluster, "job", None);
 }
 
 #[test]
 fn a_pod_whose_deletion_was_asked_for_keeps_its_annotation_while_it_serves() {
     let cluster = Cluster::shared();
     let pod = cluster.pod("web", Some("ambient"));
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     let gracefully = json!({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 60});
     let how = ("DELETE", "application/json");
     cluster
         .server
         .ask_as("admin", how, &cluster.path("web"), &gracefully)
         .unwrap();
-    // The watch shows what was made later after that.
+    // The watch shows later pods afterwards.
     let uid = cluster.create(&cluster.object("other", Some("ambient")));
     cluster.until_shown("other");
     cluster.node.del(&pod).unwrap();
-    // What is told of another pod afterwards shows that nothing was told of this one.
+    // A later report about another pod shows that none was made about this one.
     let other = cluster.sandbox("other", &uid);
     cluster.node.add(&other).unwrap();
-    until_borne(&cluster, "other", Some("enabled"));
+    until_annotated_as(&cluster, "other", Some("enabled"));
     until_asked(&cluster, "other", &[json!("enabled")]);
     until_asked(&cluster, "web", &[json!("enabled")]);
 }
 
 #[test]
-fn an_annotation_that_a_template_brings_is_removed_and_not_believed() {
+fn an_annotation_that_a_template_brings_is_removed_and_not_trusted() {
     let cluster = Cluster::shared();
     let mut object = cluster.object("web", None);
     object["metadata"]["annotations"] = json!({"ambient.istio.io/redirection": "enabled"});
     let uid = cluster.create(&object);
-    until_borne(&cluster, "web", None);
+    until_annotated_as(&cluster, "web", None);
     let pod = cluster.sandbox("web", &uid);
     cluster.node.add(&pod).unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
@@ -139,7 +139,7 @@ fn an_annotation_that_a_template_brings_is_removed_and_not_believed() {
 fn an_annotation_that_somebody_removes_from_an_enrolled_pod_is_put_back() {
     let cluster = Cluster::shared();
     cluster.pod("web", Some("ambient"));
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     let change = json!({"metadata": {"annotations": {"ambient.istio.io/redirection": null}}});
     cluster.server.patch(&cluster.path("web"), &change).unwrap();
     eventually("it is put back", PATIENCE, || {
@@ -148,19 +148,19 @@ fn an_annotation_that_somebody_removes_from_an_enrolled_pod_is_put_back() {
         anyhow::Ok(())
     })
     .unwrap();
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
 }
 
 #[test]
 fn a_new_sandbox_of_an_annotated_pod_changes_nothing_that_is_right() {
     let cluster = Cluster::shared();
     let first = cluster.pod("web", Some("ambient"));
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     let second = cluster.sandbox("web", &first.spec.uid);
     cluster.node.add(&second).unwrap();
     cluster.node.until_whole(&second.spec).unwrap();
     cluster.node.del(&first).unwrap();
-    assert_eq!(borne(&cluster, "web").as_deref(), Some("enabled"));
+    assert_eq!(annotation(&cluster, "web").as_deref(), Some("enabled"));
     until_asked(&cluster, "web", &[json!("enabled")]);
 }
 
@@ -187,7 +187,7 @@ fn a_patch_for_a_predecessor_does_not_mark_its_successor() {
     for words in ["\"code\": 422", "metadata.uid", "immutable"] {
         assert!(refused.contains(words), "{words} is not in {refused}");
     }
-    assert_eq!(borne(&cluster, "web"), None);
+    assert_eq!(annotation(&cluster, "web"), None);
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_successor_outside_the_mesh_is_not_marked_with_what_was_told_of_its_predeces
     until_condition(&cluster, "annotations", true);
     let second = cluster.sandbox("web", &uid);
     cluster.node.add(&second).unwrap();
-    assert_eq!(borne(&cluster, "web"), None);
+    assert_eq!(annotation(&cluster, "web"), None);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn restarts_of_a_ztunnel_and_of_every_service_with_a_hundred_pods_make_no_patch(
     })
     .unwrap();
     let last = pods.last().unwrap();
-    until_borne(&cluster, &last.spec.name, Some("enabled"));
+    until_annotated_as(&cluster, &last.spec.name, Some("enabled"));
     working_ztunnel(&cluster);
     pods.iter()
         .for_each(|pod| drop(cluster.node.until_whole(&pod.spec).unwrap()));
@@ -227,9 +227,9 @@ fn restarts_of_a_ztunnel_and_of_every_service_with_a_hundred_pods_make_no_patch(
         cluster.until_served();
     }
     cluster.node.until_whole(&last.spec).unwrap();
-    // What is told of another pod afterwards shows that nothing more is to come of these.
+    // A later report about another pod shows that no further ones are to come about these.
     cluster.pod("other", Some("ambient"));
-    until_borne(&cluster, "other", Some("enabled"));
+    until_annotated_as(&cluster, "other", Some("enabled"));
     until_asked(&cluster, "other", &[json!("enabled")]);
     assert_eq!(all_patches(&cluster), pods.len() + 1);
 }

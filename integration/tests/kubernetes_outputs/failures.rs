@@ -1,4 +1,4 @@
-//! What is told of what fails, and what fails while it is told.
+//! Reports of failures, and failures of reports.
 
 use crate::cluster::Cluster;
 use anyhow::ensure;
@@ -6,8 +6,8 @@ use integration::{Act, Call, PATIENCE, Spec, Verb, eventually};
 use serde_json::json;
 
 use crate::{
-    ANNOTATION, NOTHING, borne, counted, events, may_patch, refusing_ztunnel, set_status,
-    until_borne, until_condition, until_event,
+    ANNOTATION, NOTHING, annotation, counted, events, may_patch, refusing_ztunnel, set_status,
+    until_annotated_as, until_condition, until_event,
 };
 
 #[test]
@@ -33,7 +33,7 @@ fn an_add_while_the_api_server_is_away_succeeds_and_its_late_annotation_is_told_
     })
     .unwrap();
     cluster.server.run().unwrap();
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     until_condition(&cluster, "annotations", true);
     let event = until_event(&cluster, "web", "AnnotationLate");
     assert_eq!(event["type"], "Warning");
@@ -42,7 +42,7 @@ fn an_add_while_the_api_server_is_away_succeeds_and_its_late_annotation_is_told_
 }
 
 #[test]
-fn refused_adds_are_told_with_their_reason_and_not_too_often() {
+fn refused_adds_are_reported_with_their_reason_and_not_too_often() {
     let cluster = Cluster::shared();
     let uid = cluster.create(&cluster.object("web", Some("ambient")));
     cluster.until_shown("web");
@@ -66,7 +66,7 @@ fn refused_adds_are_told_with_their_reason_and_not_too_often() {
     assert_eq!(told.len(), 1, "one Event with its series");
     let note = told[0]["note"].as_str().unwrap();
     assert!(note.contains("ztunnel"), "{note}");
-    assert_eq!(borne(&cluster, "web"), None);
+    assert_eq!(annotation(&cluster, "web"), None);
 }
 
 #[test]
@@ -124,9 +124,9 @@ fn a_sidecars_annotation_that_refuses_adds_is_one_event_with_its_name_and_is_not
     assert_eq!(event["reportingController"], "inpod.io/pod-events");
     let note = event["note"].as_str().unwrap();
     assert!(note.contains(PORTS) && note.contains("; give "), "{note}");
-    // What is told of another pod afterwards shows that no more was told of this one.
+    // A later report about another pod shows that no further one was made about this one.
     cluster.pod("other", Some("ambient"));
-    until_borne(&cluster, "other", Some("enabled"));
+    until_annotated_as(&cluster, "other", Some("enabled"));
     let told = events(&cluster, "web", "InvalidField");
     assert_eq!(told.len(), 1, "{told:?}");
     let sent = counted(&cluster, "inpod_pod_events_events_total{result=\"sent\"}");
@@ -149,7 +149,7 @@ fn a_server_that_forbids_the_patch_is_a_condition_in_its_words_and_the_pod_is_in
     assert_eq!(log.matches("ANNOTATION_FAILED").count(), 1);
     may_patch(&cluster, true);
     until_condition(&cluster, "annotations", true);
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What Kubernetes is told of pods, by a real API server with the rights as they are deployed: the annotation
-//! `ambient.istio.io/redirection`, in its order and no more often than it changes; and Events.
+//! Status that Kubernetes shows of pods, from a real API server with the deployed RBAC: the annotation
+//! `ambient.istio.io/redirection`, in order and only when it changes; and Events.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -18,24 +18,24 @@ const NOTHING: Vec<String> = Vec::new();
 
 const ANNOTATION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
 
-/// What a pod bears.
-fn borne(cluster: &Cluster, name: &str) -> Option<String> {
+/// Returns the annotation of a pod.
+fn annotation(cluster: &Cluster, name: &str) -> Option<String> {
     let pod = cluster.server.get(&cluster.path(name)).unwrap();
     let value = pod.pointer(ANNOTATION).and_then(Value::as_str);
     value.map(str::to_owned)
 }
 
-/// An attempt to enrol that nobody waits for takes as long as `PATIENCE`, nearly.
-fn until_borne(cluster: &Cluster, name: &str, wanted: Option<&str>) {
+/// Waits for the annotation. An attempt to enroll in the background takes nearly as long as `PATIENCE`.
+fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
     eventually("the pod is annotated so", 3 * PATIENCE, || {
-        let found = borne(cluster, name);
+        let found = annotation(cluster, name);
         ensure!(found.as_deref() == wanted, "it bears {found:?}");
         anyhow::Ok(())
     })
     .unwrap();
 }
 
-/// What pod-events asked to be written to a pod's annotation, in its order; `null` removes.
+/// Returns the patches of a pod's annotation that pod-events requested, in order; `null` removes.
 fn patches(cluster: &Cluster, name: &str) -> Vec<Value> {
     let changes = cluster.server.changes_in(&cluster.namespace).unwrap();
     let of_pod = changes.iter().filter(|change| {
@@ -50,7 +50,7 @@ fn patches(cluster: &Cluster, name: &str) -> Vec<Value> {
     of_pod.map(value).collect()
 }
 
-/// Waits until the server has written down that exactly this was asked for a pod.
+/// Waits until the server has recorded exactly these requests for a pod.
 fn until_asked(cluster: &Cluster, name: &str, wanted: &[Value]) {
     eventually("this was asked for", PATIENCE, || {
         let found = patches(cluster, name);
@@ -71,7 +71,7 @@ fn all_patches(cluster: &Cluster) -> usize {
     of_pods.count()
 }
 
-/// The Events about a pod with a reason.
+/// Returns the Events about a pod with a reason.
 fn events(cluster: &Cluster, name: &str, reason: &str) -> Vec<Value> {
     let path = format!(
         "/apis/events.k8s.io/v1/namespaces/{}/events",
@@ -99,7 +99,7 @@ fn until_event(cluster: &Cluster, name: &str, reason: &str) -> Value {
     .unwrap()
 }
 
-/// A number among the metrics of pod-events.
+/// Returns the value of a metric of pod-events.
 fn counted(cluster: &Cluster, series: &str) -> u64 {
     let socket = inpod_service::socket(&cluster.node.run_dir(), "pod-events");
     let socket = socket.to_str().unwrap();
@@ -136,7 +136,7 @@ fn until_condition(cluster: &Cluster, name: &str, ok: bool) -> String {
     .unwrap()
 }
 
-/// What pod-events may do to pods' status, taken away or given back.
+/// Grants or revokes pod-events' permission to patch pods' status.
 fn may_patch(cluster: &Cluster, may: bool) {
     let mut rules = vec![
         json!({"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]}),
@@ -184,7 +184,7 @@ fn working_ztunnel(cluster: &Cluster) {
     cluster.node.start_ztunnel(&[]).unwrap();
 }
 
-/// Pods of this node, created and added, in the mesh.
+/// Creates and adds pods of this node in the mesh.
 fn many(cluster: &Cluster, count: usize) -> Vec<Pod> {
     let specs = (0..count).map(|number| {
         let name = format!("web-{number}");

@@ -1,4 +1,4 @@
-//! Pods that end: Jobs, deletions, successors of the same name, namespaces that go first.
+//! Pods that end: Jobs, deletions, successors with the same name, namespaces that are deleted first.
 
 use integration::{Act, App, Cut, Inhabitant, Verb};
 use nix::sys::signal::Signal;
@@ -58,7 +58,7 @@ fn after_a_restart_ztunnel_is_given_the_pods_that_run_and_no_job_that_has_ended(
     assert_eq!(served(&cluster), [web.spec.uid]);
 }
 
-/// Has the watches forget where they stood, so that a list comes next, and does something meanwhile.
+/// Makes the watches lose their resource version, so that a list follows, and runs `happens` in between.
 fn between_lists(cluster: &Cluster, proxy: &integration::ApiProxy, happens: impl FnOnce()) {
     proxy.fault(Verb::Watch, "pods", usize::MAX, Act::Refuse(503, None));
     proxy.cut(Cut::Broken);
@@ -82,7 +82,7 @@ fn a_deletion_and_a_creation_of_the_same_name_that_one_list_tells_are_two_pods()
         uid = cluster.create(&cluster.object("web", Some("ambient")));
     });
     cluster.until_shown_as("web", &uid);
-    until_let_go(&cluster, &first);
+    until_forgotten(&cluster, &first);
     let second = cluster.sandbox("web", &uid);
     cluster.node.add(&second).unwrap();
     let known = until_in(&cluster, &second, Reason::LabelOnPod);
@@ -113,7 +113,7 @@ fn a_pod_that_serves_on_is_served_beside_the_successor_that_the_same_list_tells(
         assert_eq!(taken(&cluster, &outsider, pod), CAPTURED);
     }
     drop(process);
-    until_let_go(&cluster, &first);
+    until_forgotten(&cluster, &first);
     assert_eq!(taken(&cluster, &outsider, &second), CAPTURED);
 }
 
@@ -126,15 +126,15 @@ fn a_successor_outside_the_mesh_is_no_reason_to_serve_its_predecessor_on() {
     let uid = cluster.create(&cluster.object("web", None));
     let second = cluster.sandbox("web", &uid);
     cluster.node.add(&second).unwrap();
-    until_let_go(&cluster, &first);
+    until_forgotten(&cluster, &first);
     until_out(&cluster, &second, Reason::NotSelected);
-    // A DEL of the first one comes late, and means nobody else.
+    // A late DEL of the first pod affects no other.
     cluster.node.del(&first).unwrap();
     let known = cluster.node.explain(&second.spec).unwrap();
     assert_eq!(known.sandbox.unwrap().container_id, second.container_id);
 }
 
-/// Deletes a namespace at once, whatever is in it: nobody here empties it first.
+/// Deletes a namespace at once, whatever is in it: no controller empties it first here.
 fn delete_namespace(cluster: &Cluster) {
     let path = format!("/api/v1/namespaces/{}", cluster.namespace);
     cluster.server.delete(&path).unwrap();
@@ -168,7 +168,7 @@ fn a_pod_whose_namespace_is_gone_before_it_is_served_until_it_goes_too() {
     .unwrap();
     assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
     cluster.server.delete(&cluster.path("web")).unwrap();
-    until_let_go(&cluster, &pod);
+    until_forgotten(&cluster, &pod);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_deletion_that_was_asked_for_withdraws_nothing_and_changes_of_the_pod_are_fo
         "web",
         &json!({"ambient.istio.io/dns-capture": "true"}),
     );
-    // The deletion was heard with this or before it.
+    // The deletion was received with this change or before it.
     eventually("the change is applied", PATIENCE, || {
         ensure!(pod.ruleset()?.contains("15053"), "not yet");
         anyhow::Ok(())
@@ -204,7 +204,7 @@ fn a_deletion_that_was_asked_for_withdraws_nothing_and_changes_of_the_pod_are_fo
 }
 
 #[test]
-fn pods_that_are_gone_when_pod_events_comes_back_are_let_go_and_others_stay() {
+fn pods_that_are_gone_when_pod_events_comes_back_are_forgotten_and_others_stay() {
     let cluster = Cluster::shared();
     let gone = cluster.pod("gone", Some("ambient"));
     let stays = cluster.pod("stays", Some("ambient"));
@@ -213,7 +213,7 @@ fn pods_that_are_gone_when_pod_events_comes_back_are_let_go_and_others_stay() {
     cluster.server.delete(&cluster.path("gone")).unwrap();
     cluster.node.start("pod-events").unwrap();
     cluster.until_served();
-    until_let_go(&cluster, &gone);
+    until_forgotten(&cluster, &gone);
     until_in(&cluster, &stays, Reason::LabelOnPod);
     assert_eq!(served(&cluster), [stays.spec.uid]);
 }

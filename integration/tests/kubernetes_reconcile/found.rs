@@ -1,4 +1,4 @@
-//! Pods for which no ADD was seen: those of before inpod, of another boot, and of a chain that lost the plugin.
+//! Pods for which no ADD was seen: from before inpod, from another boot, and from a chain that lost the plugin.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A sandbox that no ADD is called for, with a process in it as a container runtime leaves one.
+/// Creates a sandbox without an ADD, with a process in it as a container runtime leaves one.
 fn unseen(cluster: &Cluster, cgroups: &Cgroups, name: &str, uid: &str) -> (Pod, Inhabitant) {
     let pod = cluster.sandbox(name, uid);
     let process = Inhabitant::of(&pod).unwrap();
@@ -30,7 +30,7 @@ fn until_annotated(cluster: &Cluster, name: &str) {
     .unwrap();
 }
 
-/// What a node loses that reboots: every process, what is in memory, and the netns of its pods.
+/// Removes what a reboot removes: every process, memory, and the netns of the node's pods.
 fn reboot(cluster: &Cluster, pods: &[&Pod]) {
     for process in SERVICES.into_iter().chain(["ztunnel"]) {
         cluster.node.stop(process, Signal::SIGKILL).unwrap();
@@ -62,7 +62,7 @@ fn pods_that_run_when_inpod_comes_are_enrolled_as_their_labels_say() {
 }
 
 #[test]
-fn after_a_reboot_a_pod_that_is_annotated_and_was_never_added_is_not_believed_but_enrolled() {
+fn after_a_reboot_a_pod_that_is_annotated_and_was_never_added_is_not_trusted_but_enrolled() {
     let cluster = Cluster::shared();
     let cgroups = Cgroups::new().unwrap();
     let before = cluster.pod("web", Some("ambient"));
@@ -70,14 +70,14 @@ fn after_a_reboot_a_pod_that_is_annotated_and_was_never_added_is_not_believed_bu
     until_in(&cluster, &before, Reason::LabelOnPod);
     until_annotated(&cluster, "web");
     reboot(&cluster, &[&before]);
-    // The kubelet starts the pod anew, and the chain does not name the plugin.
+    // The kubelet starts the pod anew, and the chain lacks the plugin.
     let (pod, _process) = unseen(&cluster, &cgroups, "web", &before.spec.uid);
     let outsider = outsider(&cluster);
     let _app = App::start(&pod.netns, PORT).unwrap();
     assert!(is_annotated(&cluster, "web"));
     cluster.node.start_all().unwrap();
     cluster.until_served();
-    // The status shows the addresses of before the boot: nothing proves yet which netns is the pod's.
+    // The status shows the addresses from before the boot: nothing proves yet which netns is the pod's.
     let known = cluster.node.explain(&pod.spec).unwrap();
     assert_ne!(known.state(), PodState::Enrolled, "{known:?}");
     assert_eq!(pod.traces().unwrap(), NOTHING);
@@ -112,7 +112,7 @@ fn what_was_written_down_in_another_boot_is_not_taken_for_what_is() {
     for service in SERVICES {
         cluster.node.stop(service, Signal::SIGKILL).unwrap();
     }
-    // A node whose /run outlives its boots.
+    // A node whose /run survives reboots.
     let records = cluster.node.run_dir().join("pod-events/pods");
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     for entry in fs::read_dir(&records).unwrap() {
@@ -189,7 +189,7 @@ fn a_static_pod_that_runs_when_inpod_comes_is_found_by_its_hash() {
     });
     object["spec"]["serviceAccountName"] = Value::Null;
     let uid = cluster.create(&object);
-    // Its cgroup bears the hash.
+    // Its cgroup name contains the hash.
     let (mut pod, _process) = unseen(&cluster, &cgroups, "static", hash);
     pod.spec.uid = uid;
     set_status(&cluster, "static", &runs_in(&pod));

@@ -1,12 +1,12 @@
-//! Who is in the mesh by labels and annotations of real objects, from the start and while it runs.
+//! Membership in the mesh by labels and annotations of real objects, from the start and while pods run.
 
 use integration::App;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// Waits until a pod's annotation says so.
-fn until_borne(cluster: &Cluster, name: &str, wanted: Option<&str>) {
+/// Waits until a pod's annotation has this value.
+fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
     eventually("the pod is annotated so", PATIENCE, || {
         let object = cluster.server.get(&cluster.path(name))?;
         let found = object.pointer("/metadata/annotations/ambient.istio.io~1redirection");
@@ -35,7 +35,7 @@ fn a_pod_that_is_labelled_like_its_namespace_stays_in_the_mesh_with_either_label
     until_in(&cluster, &pod, Reason::LabelOnPod);
     let none = json!({"istio.io/dataplane-mode": null});
     label_namespace(&cluster, &cluster.namespace, &none);
-    // What is heard of a later pod shows that this was heard.
+    // A later pod that is known shows that this change was received.
     let later = cluster.pod("later", None);
     until_out(&cluster, &later, Reason::NotSelected);
     let known = until_in(&cluster, &pod, Reason::LabelOnPod);
@@ -103,20 +103,20 @@ fn a_sidecar_that_appears_on_a_pod_in_the_mesh_withdraws_it_and_its_going_brings
     let pod = cluster.pod("web", Some("ambient"));
     let outsider = outsider(&cluster);
     let _app = App::start(&pod.netns, PORT).unwrap();
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
     annotate(&cluster, "web", &json!({"sidecar.istio.io/status": "{}"}));
     until_out(&cluster, &pod, Reason::HasSidecar);
     assert_eq!(taken(&cluster, &outsider, &pod), [0; 0]);
     assert_eq!(served(&cluster), [""; 0]);
-    until_borne(&cluster, "web", None);
+    until_annotated_as(&cluster, "web", None);
     annotate(&cluster, "web", &json!({"sidecar.istio.io/status": null}));
     until_in(&cluster, &pod, Reason::LabelOnPod);
     assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
-    until_borne(&cluster, "web", Some("enabled"));
+    until_annotated_as(&cluster, "web", Some("enabled"));
 }
 
 #[test]
-fn a_pod_in_the_nodes_network_stays_out_whichever_label_asks_for_it_and_is_not_looked_for() {
+fn a_pod_in_the_nodes_network_stays_out_whichever_label_asks_for_it_and_is_not_searched_for() {
     let cluster = Cluster::shared();
     let on_the_node = |name: &str, mode| {
         let mut object = cluster.object(name, mode);
@@ -128,7 +128,7 @@ fn a_pod_in_the_nodes_network_stays_out_whichever_label_asks_for_it_and_is_not_l
     on_the_node("by-label", None);
     label(&cluster, "by-label", &json!("ambient"));
     label_namespace(&cluster, &cluster.namespace, &ambient());
-    // What is heard of a later pod shows that those changes were heard.
+    // A later pod that is known shows that those changes were received.
     let later = cluster.pod("later", None);
     until_in(&cluster, &later, Reason::LabelOnNamespace);
     for name in ["by-namespace", "by-label"] {
@@ -202,7 +202,7 @@ fn the_capture_of_name_resolution_is_switched_on_and_off_for_a_pod_that_runs() {
         annotate(&cluster, "web", &annotation);
         captures(captured);
     }
-    // Peers were told nothing: it was in the mesh all the time.
+    // Peers saw no change: the pod was in the mesh throughout.
     let changes = cluster.server.changes_in(&cluster.namespace).unwrap();
     let of_pods = changes
         .iter()

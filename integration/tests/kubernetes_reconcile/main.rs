@@ -1,5 +1,5 @@
-//! Every way in which a pod of a real API server comes into the mesh and out of it, followed to the kernel and to the
-//! traffic.
+//! Every way in which a pod of a real API server joins the mesh and leaves it, verified in the
+//! kernel and with traffic.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -12,10 +12,10 @@ mod clients;
 #[path = "../cluster/mod.rs"]
 mod cluster;
 
+mod admitted_unenrolled;
 mod ends;
 mod found;
 mod labels;
-mod let_through;
 mod peers;
 mod served;
 mod settings;
@@ -33,7 +33,7 @@ use inpod_proto::{
 use integration::{PATIENCE, Pod, Spec, ask, eventually};
 use serde_json::{Value, json};
 
-/// Where applications listen.
+/// The port on which applications listen.
 const PORT: u16 = 8080;
 
 const NOTHING: Vec<String> = Vec::new();
@@ -57,7 +57,7 @@ fn set_status(cluster: &Cluster, name: &str, status: &Value) {
     cluster.server.patch(&path, &change).unwrap();
 }
 
-/// The status of a pod that runs in a sandbox.
+/// Returns the status of a pod that runs in a sandbox.
 fn runs_in(pod: &Pod) -> Value {
     let all = pod.addresses().map(|address| json!({"ip": address}));
     json!({"phase": "Running", "podIP": pod.v4, "podIPs": all})
@@ -70,12 +70,12 @@ fn label_namespace(cluster: &Cluster, namespace: &str, labels: &Value) {
     cluster.server.patch(&path, &change).unwrap();
 }
 
-/// The label that takes a namespace into the mesh.
+/// Returns the label that enrolls a namespace.
 fn ambient() -> Value {
     json!({"istio.io/dataplane-mode": "ambient"})
 }
 
-/// A pod of another namespace of this test, created and with a sandbox.
+/// Creates a pod of another namespace of this test, with a sandbox.
 fn beside(cluster: &Cluster, namespace: &str, name: &str, mode: Option<&str>) -> Pod {
     let mut object = cluster.object(name, mode);
     object["metadata"]["namespace"] = namespace.into();
@@ -87,7 +87,7 @@ fn beside(cluster: &Cluster, namespace: &str, name: &str, mode: Option<&str>) ->
     cluster.node.sandbox(spec).unwrap()
 }
 
-/// Waits until a pod stands somewhere for a reason.
+/// Waits until a pod is in a state for a reason.
 fn until(cluster: &Cluster, pod: &Pod, reason: Reason, state: PodState) -> ExplainPodResponse {
     let what = format!("{} is {}", pod.spec.name, reason.as_str_name());
     eventually(&what, PATIENCE, || {
@@ -107,18 +107,18 @@ fn until_out(cluster: &Cluster, pod: &Pod, reason: Reason) {
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }
 
-/// Waits until a pod is wholly in the mesh for a reason.
+/// Waits until a pod is completely in the mesh for a reason.
 fn until_in(cluster: &Cluster, pod: &Pod, reason: Reason) -> ExplainPodResponse {
     until(cluster, pod, reason, PodState::Enrolled);
     cluster.node.until_whole(&pod.spec).unwrap()
 }
 
-/// A pod that is no pod of Kubernetes, to connect from.
+/// Returns a netns that is no pod of Kubernetes, to connect from.
 fn outsider(cluster: &Cluster) -> Pod {
     cluster.node.sandbox(Spec::new("outsider")).unwrap()
 }
 
-/// The listeners that took a connection from one pod to another, over both families.
+/// Returns the listeners that accepted a connection from one pod to another, over both families.
 fn taken(cluster: &Cluster, from: &Pod, to: &Pod) -> Vec<u64> {
     let before = cluster.node.accesses().unwrap().len();
     for address in to.addresses() {
@@ -129,18 +129,18 @@ fn taken(cluster: &Cluster, from: &Pod, to: &Pod) -> Vec<u64> {
     accepted.map(|access| access.listener).collect()
 }
 
-/// What `taken` finds of a pod in the mesh.
+/// The result of `taken` for a pod in the mesh.
 const CAPTURED: [u64; 2] = [15006, 15006];
 
-/// UIDs of the pods that the broker gives to ztunnels.
+/// Returns UIDs of the pods that the broker gives to ztunnels.
 fn served(cluster: &Cluster) -> Vec<String> {
     let workloads = cluster.node.api().workloads().unwrap().workloads;
     let uids = workloads.into_iter().filter_map(|status| status.workload);
     uids.map(|workload| workload.uid).collect()
 }
 
-/// Waits until a pod that is gone from the source is known to nobody, and nothing is held of it.
-fn until_let_go(cluster: &Cluster, pod: &Pod) {
+/// Waits until a pod that is gone from the source is unknown everywhere, and nothing is held for it.
+fn until_forgotten(cluster: &Cluster, pod: &Pod) {
     eventually("everything is let go", PATIENCE, || {
         let claims = cluster.node.api().claims()?;
         let is_of = |id: &str| id == pod.container_id;
@@ -162,7 +162,7 @@ fn until_let_go(cluster: &Cluster, pod: &Pod) {
     .unwrap();
 }
 
-/// The addresses in the node's probe sets.
+/// Returns the addresses in the node's probe sets.
 fn probed(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
     let listed = cluster.node.netns().within(|| {
         std::process::Command::new("nft")

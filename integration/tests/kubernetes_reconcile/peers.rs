@@ -1,4 +1,4 @@
-//! A peer tries tunnels to a running pod's ztunnel all the time while the pod joins the mesh and leaves it.
+//! A peer continuously tries tunnels to a running pod's ztunnel while the pod joins the mesh and leaves it.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -22,17 +22,17 @@ use crate::{
     traffic::{PERIOD, ROUNDS, assert_captured_inside, assert_none_failed, pair, toggle},
 };
 
-/// How long a step of a tunnel may take: shorter than the pod stays.
+/// The timeout of a tunnel's step, which is shorter than the pod stays.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What became of a peer's connection to ztunnel in the pod.
+/// The outcome of a peer's connection to ztunnel in the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tunnel {
-    /// Nobody listens, as before the pod joined.
+    /// Connection refused, as before the pod joined.
     Refused,
-    /// ztunnel led it to the application.
-    Led,
-    /// Something else, which is neither what was before nor what comes after.
+    /// ztunnel forwarded it to the application.
+    Forwarded,
+    /// An outcome that is expected neither before nor after.
     Otherwise(String),
 }
 
@@ -73,14 +73,14 @@ fn tunnel(to: IpAddr) -> Tunnel {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Tunnel::Refused,
         Err(error) => return Tunnel::Otherwise(format!("cannot connect: {error}")),
     };
-    match led(stream, to) {
-        Ok(_) => Tunnel::Led,
+    match ask_through(stream, to) {
+        Ok(_) => Tunnel::Forwarded,
         Err(error) => Tunnel::Otherwise(format!("{error:#}")),
     }
 }
 
-/// Asks ztunnel for the application; the source that it saw.
-fn led(mut stream: TcpStream, to: IpAddr) -> anyhow::Result<IpAddr> {
+/// Asks ztunnel for the application, and returns the source that it saw.
+fn ask_through(mut stream: TcpStream, to: IpAddr) -> anyhow::Result<IpAddr> {
     stream.set_read_timeout(Some(STEP))?;
     let target = SocketAddr::new(to, PORT);
     write!(stream, "CONNECT {target} HTTP/1.1\r\n\r\n")?;
@@ -112,7 +112,7 @@ fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_af
         };
         let inside = within(&|at| times.is_inside(at));
         assert!(
-            inside.len() > 20 && inside.iter().all(|it| *it == Tunnel::Led),
+            inside.len() > 20 && inside.iter().all(|it| *it == Tunnel::Forwarded),
             "{inside:?}"
         );
         let outside = within(&|at| times.is_outside(at));
@@ -121,11 +121,14 @@ fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_af
             "{outside:?}"
         );
         for span in &times.joining {
-            // As before, then as after. In between ztunnel listens and the rules that let it answer are not there yet,
-            // which no peer was told of.
+            // Outcomes of before, then of after. In between ztunnel listens while the rules that let it answer are
+            // not there yet; no peer is informed of the pod by then.
             let joining = within(&|at| span.0 < at && at < span.1);
             let refused = joining.iter().take_while(|it| **it == Tunnel::Refused);
-            let led = joining.iter().rev().take_while(|it| **it == Tunnel::Led);
+            let led = joining
+                .iter()
+                .rev()
+                .take_while(|it| **it == Tunnel::Forwarded);
             let between = &joining[refused.count()..joining.len() - led.count()];
             let is_otherwise = |it: &Tunnel| matches!(it, Tunnel::Otherwise(_));
             assert!(
@@ -136,7 +139,7 @@ fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_af
         let broken = tunnels
             .iter()
             .filter(|(at, tunnel)| matches!(tunnel, Tunnel::Otherwise(_)) && times.is_leaving(*at));
-        // A tunnel that is opened in the very moment in which ztunnel lets go, after peers were told.
+        // A tunnel that opens at the very moment in which ztunnel closes its listener, after peers were informed.
         assert!(broken.count() <= ROUNDS, "{tunnels:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A pod that takes its time to end is captured and served until its last process exits.
+//! A pod that ends slowly is captured and served until its last process exits.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use serde_json::json;
 use super::*;
 use crate::clients::{Attempt, Clients};
 
-/// Between two new connections.
+/// The interval between two new connections.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// A pod with an application, a process, and a client outside of the mesh that connects anew all the time.
+/// A pod with an application, a process, and a client outside of the mesh that connects continuously.
 struct Ending {
     cluster: Cluster,
     pod: Pod,
@@ -42,7 +42,7 @@ impl Ending {
         }
     }
 
-    /// What a preStop hook and a grace leave it.
+    /// Serves for the time that a preStop hook and a grace period leave it.
     fn serve_for(&self, time: Duration) {
         let began = Instant::now();
         while began.elapsed() < time {
@@ -53,7 +53,7 @@ impl Ending {
         assert_eq!(self.cluster.node.api().claims().unwrap().len(), 1);
     }
 
-    /// Ends the last process. Every connection until then was captured and served.
+    /// Ends the last process. Every connection until then must have been captured and served.
     fn exit(self) -> (Cluster, Pod) {
         let attempts = self.clients.stop().unwrap();
         assert!(attempts.len() > 20);
@@ -75,7 +75,7 @@ impl Ending {
     }
 }
 
-/// Nothing is written down of pods.
+/// Waits until the checkpoint contains no pod.
 fn until_nothing_is_recorded(cluster: &Cluster) {
     let records = cluster.node.run_dir().join("pod-events/pods");
     eventually("nothing is recorded", PATIENCE, || {
@@ -98,7 +98,7 @@ fn a_pod_that_is_deleted_gracefully_is_served_until_its_last_process_exits() {
     let (cluster, pod) = ending.exit();
     // The kubelet stops the sandbox, and has the object deleted after that.
     cluster.node.del(&pod).unwrap();
-    until_let_go(&cluster, &pod);
+    until_forgotten(&cluster, &pod);
     cluster.server.delete(&path).unwrap();
     until_nothing_is_recorded(&cluster);
 }
@@ -111,14 +111,14 @@ fn a_pod_that_is_deleted_by_force_is_served_for_sixty_seconds_until_its_last_pro
     assert!(ending.cluster.server.get(&path).is_err());
     ending.serve_for(Duration::from_secs(62));
     let (cluster, pod) = ending.exit();
-    // Its end is seen before anybody says so.
-    until_let_go(&cluster, &pod);
+    // Its end is seen before any call reports it.
+    until_forgotten(&cluster, &pod);
     until_nothing_is_recorded(&cluster);
     cluster.node.del(&pod).unwrap();
 }
 
 #[test]
-fn a_job_whose_status_says_that_it_has_ended_is_let_go_with_its_last_connection() {
+fn a_job_whose_status_says_that_it_has_ended_is_forgotten_with_its_last_connection() {
     let cluster = Cluster::shared();
     let pod = cluster.pod("job", Some("ambient"));
     let outsider = outsider(&cluster);

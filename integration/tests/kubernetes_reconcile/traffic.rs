@@ -1,4 +1,4 @@
-//! Clients and probes connect all the time while a running pod joins the mesh and leaves it, again and again.
+//! Clients and probes connect continuously while a running pod joins the mesh and leaves it repeatedly.
 
 use std::{
     net::IpAddr,
@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 use super::*;
 use crate::clients::{Attempt, Clients};
 
-/// Between two new connections of one client.
+/// The interval between two new connections of one client.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
 
-/// How often the pod joins and leaves.
+/// The number of times that the pod joins and leaves.
 pub(super) const ROUNDS: usize = 4;
 
-/// A connection that begins so long before a change has sent its first packet before it.
+/// A connection that begins this long before a change has sent its first packet before it.
 const MARGIN: Duration = Duration::from_millis(250);
 
-/// What the application sees of the node's probes of a pod in the mesh.
+/// The sources of the node's probes that the application of a pod in the mesh sees.
 const PROBE_SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
 
-/// What it sees of them otherwise.
+/// The sources that it sees otherwise.
 const NODE_SOURCES: [&str; 2] = ["10.77.0.1", "fd77::1"];
 
-/// From one moment to another.
+/// A period of time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span(pub(super) Instant, pub(super) Instant);
 
@@ -37,7 +37,7 @@ impl Span {
     }
 }
 
-/// When the pod was wholly in the mesh, wholly outside, and on its way in.
+/// The periods in which the pod was completely in the mesh, completely outside, and joining.
 #[derive(Default)]
 pub(super) struct Times {
     inside: Vec<Span>,
@@ -50,7 +50,7 @@ impl Times {
         self.inside.iter().any(|span| span.holds(at))
     }
 
-    /// How long before or after the nearest change it was, in seconds, and where the pod was then.
+    /// Returns the seconds to the nearest change, and the pod's state then.
     fn around(&self, at: Instant) -> Option<(f64, &'static str)> {
         let changes = self
             .inside
@@ -69,7 +69,7 @@ impl Times {
         all.min_by(|one, other| one.0.abs().total_cmp(&other.0.abs()))
     }
 
-    /// Between being asked to leave and having left.
+    /// Returns whether the pod had been asked to leave and had not left yet.
     pub(super) fn is_leaving(&self, at: Instant) -> bool {
         let mut left = self.inside.iter().zip(self.outside.iter().skip(1));
         left.any(|(inside, outside)| inside.1 < at && at < outside.0)
@@ -80,7 +80,7 @@ impl Times {
     }
 }
 
-/// Waits until peers are told that the pod is in the mesh.
+/// Waits until the annotation informs peers that the pod is in the mesh.
 fn until_announced(cluster: &Cluster, pod: &Pod) {
     eventually("peers are told", PATIENCE, || {
         let object = cluster.server.get(&cluster.path(&pod.spec.name))?;
@@ -91,7 +91,7 @@ fn until_announced(cluster: &Cluster, pod: &Pod) {
     .unwrap();
 }
 
-/// Has a pod join and leave; `wait` lasts as long as it stays.
+/// Makes a pod join and leave; it stays in the mesh while `wait` runs.
 pub(super) fn toggle(cluster: &Cluster, pod: &Pod, wait: impl Fn()) -> Times {
     let mut times = Times::default();
     let mut out = Instant::now();
@@ -122,13 +122,13 @@ fn is_captured(attempt: &Attempt, log: &[Access], listener: u64) -> bool {
     accepted.any(|access| access.source == attempt.from)
 }
 
-/// A port that was used a second time says nothing of which connection was captured.
+/// Returns whether no other attempt used its port; otherwise the log does not show which of them was captured.
 fn had_a_port_of_its_own(attempt: &Attempt, attempts: &[Attempt]) -> bool {
     let same = attempts.iter().filter(|other| other.from == attempt.from);
     same.count() == 1
 }
 
-/// While the pod was inside every connection was captured, while it was outside none was.
+/// Expects that every connection was captured while the pod was inside, and none while it was outside.
 pub(super) fn assert_captured_inside(
     attempts: &[Attempt],
     log: &[Access],
@@ -160,7 +160,7 @@ pub(super) fn assert_none_failed(attempts: &[Attempt], times: &Times) {
     );
 }
 
-/// A pod outside of the mesh with an application, and one that is no pod of Kubernetes.
+/// Returns a pod outside of the mesh with an application, and a netns that is no pod of Kubernetes.
 pub(super) fn pair(annotations: &Value) -> (Cluster, Pod, Pod, [App; 2]) {
     let cluster = Cluster::shared();
     let allowed = json!({"metadata": {"annotations": {keys::ALLOW: keys::ALLOW_KEEP_EXISTING}}});
@@ -175,11 +175,11 @@ pub(super) fn pair(annotations: &Value) -> (Cluster, Pod, Pod, [App; 2]) {
     (cluster, web, outsider, apps)
 }
 
-/// Connections, and the listener that takes such from a pod in the mesh.
+/// Connections, and the listener that accepts such connections in a pod of the mesh.
 type Taken = (Vec<Attempt>, u64);
 
-/// What became of all connections towards the pod and from it, each with the listener that takes such, while it joined
-/// and left.
+/// Returns the outcomes of all connections to the pod and from it while it joined and left, each
+/// group with its listener.
 fn around_a_pod(annotations: &Value) -> (Times, Vec<Access>, Vec<Taken>) {
     let (cluster, web, outsider, _apps) = pair(annotations);
     let towards =
@@ -217,8 +217,8 @@ fn where_connections_from_before_go_on_a_running_pod_joins_and_leaves_and_none_f
     }
 }
 
-/// Probes of the node while a pod joins and leaves, each address's for itself. None is captured, and each shows the
-/// source that it should.
+/// Probes from the node while a pod joins and leaves, per address. None may be captured, and each must
+/// have the right source.
 fn probes_around_a_pod(annotations: &Value) -> (Times, Vec<Vec<Attempt>>) {
     let (cluster, web, _outsider, _apps) = pair(annotations);
     let node = [("node", cluster.node.netns().path())];

@@ -1,4 +1,4 @@
-//! A pod-events that says what a test wants, over its real contract.
+//! A scripted pod-events with the real contract.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status};
 
 type Told = Result<wire::WatchEnrollmentsResponse, Status>;
 
-/// What is said of each pod, by its UID, and who listens.
+/// The reported state of each pod by its UID, and the watchers.
 struct Said {
     pods: Mutex<BTreeMap<String, wire::PodSummary>>,
     changes: broadcast::Sender<Event>,
@@ -39,15 +39,15 @@ impl Said {
     }
 }
 
-/// Ends with the value.
+/// The scripted server, stopped on drop.
 pub(crate) struct Fake {
     said: Arc<Said>,
-    /// `None`: it serves nobody.
+    /// `None`: it serves no socket.
     _runtime: Option<Runtime>,
 }
 
 impl Fake {
-    /// One that leaves the socket to the real one.
+    /// Creates one that leaves the socket to the real pod-events.
     pub(crate) fn silent() -> Self {
         Self {
             said: Arc::new(Said::new()),
@@ -75,8 +75,8 @@ impl Fake {
         }
     }
 
-    /// From now on this is said of a pod, which stands so since a second of 1970.
-    pub(crate) fn say(
+    /// Reports this of a pod from now on, as true since a second of 1970.
+    pub(crate) fn report(
         &self,
         uid: &str,
         desired: types::Enrollment,
@@ -111,7 +111,7 @@ impl Fake {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         pods.insert(uid.to_owned(), summary.clone());
-        // Nobody may listen yet.
+        // There may be no watcher yet.
         self.said
             .changes
             .send(Event::Pod(summary))

@@ -5,9 +5,9 @@ use integration::{PATIENCE, Pod, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::{cluster::Cluster, desk::manifest};
+use crate::{cluster::Cluster, fixture::manifest};
 
-/// As a kubelet shows a pod that runs, and whose init container has failed.
+/// Shows a pod that runs with a failed init container, as a kubelet does.
 fn fail(cluster: &Cluster, pod: &Pod) {
     let failed = json!({"exitCode": 126, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z"});
     let status = json!({"name": "istio-validation", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
@@ -26,7 +26,7 @@ fn fail(cluster: &Cluster, pod: &Pod) {
 }
 
 #[test]
-fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_told_as_repaired() {
+fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_reported_as_repaired() {
     let cluster = Cluster::own();
     cluster.server.apply(&manifest("repair")).unwrap();
     let kubeconfig = cluster
@@ -39,7 +39,7 @@ fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_told_as_repaired() 
         .with_file_name("kubeconfig-of-repair");
     std::fs::write(&path, kubeconfig).unwrap();
     let path = path.display().to_string();
-    // An ambient pod, so that nothing hangs on how a sidecar is recognised; its init container looks all the same.
+    // An ambient pod, so that nothing depends on how a sidecar is recognised; its init container looks the same.
     let settings = [
         "--peer",
         "uid",

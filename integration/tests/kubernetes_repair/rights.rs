@@ -1,41 +1,41 @@
-//! What the token of one node's repair may do, whatever asks with it.
+//! Permissions of the token of one node's repair, whichever client uses it.
 
 use anyhow::ensure;
 use integration::eventually;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-use crate::desk::{Desk, Way};
+use crate::fixture::{Action, Fixture};
 
-/// How long a server that has just started may take to apply a policy, on a busy machine.
+/// The deadline for a server that has just started to enforce a policy, on a busy machine.
 const IN_FORCE: Duration = Duration::from_secs(120);
 
 const PATCH: (&str, &str) = ("PATCH", "application/merge-patch+json");
 const DELETE: (&str, &str) = ("DELETE", "application/json");
 
 struct Token {
-    desk: Desk,
+    fixture: Fixture,
     token: String,
 }
 
 impl Token {
-    fn new(way: Way) -> Self {
-        let desk = Desk::new(way);
-        let node = format!("{}-x", desk.node.name());
-        let token = desk.server.token_of("inpod-repair", &node).unwrap();
-        desk.make_on(&node, "web", &json!({"app": "web"}));
-        desk.make_on("another-node", "far", &json!({}));
+    fn new(action: Action) -> Self {
+        let fixture = Fixture::new(action);
+        let node = format!("{}-x", fixture.node.name());
+        let token = fixture.server.token_of("inpod-repair", &node).unwrap();
+        fixture.make_on(&node, "web", &json!({"app": "web"}));
+        fixture.make_on("another-node", "far", &json!({}));
         for name in ["web", "far"] {
-            desk.fail(name, 126);
+            fixture.fail(name, 126);
         }
-        Self { desk, token }
+        Self { fixture, token }
     }
 
     fn ask(&self, how: (&str, &str), path: &str, object: &Value) -> anyhow::Result<Value> {
-        self.desk.server.ask_as(&self.token, how, path, object)
+        self.fixture.server.ask_as(&self.token, how, path, object)
     }
 
-    /// Refuses a change in these words, once the policy is in force: until then it is asked without effect.
+    /// Expects a refusal of a change with this text once the policy is enforced; until then dry runs are repeated.
     fn refuses(&self, how: (&str, &str), path: &str, object: &Value, words: &str) {
         let (dry_path, dry_object) = without_effect(how, path, object);
         eventually("the policy is in force", IN_FORCE, || {
@@ -51,7 +51,7 @@ impl Token {
     }
 }
 
-/// The same as a dry run: a deletion says so in its options, a patch in its path.
+/// Returns the same as a dry run: a deletion has it in its options, a patch in its query.
 fn without_effect(how: (&str, &str), path: &str, object: &Value) -> (String, Value) {
     if how == DELETE {
         let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "dryRun": ["All"]});
@@ -66,8 +66,8 @@ fn label(value: Option<&str>) -> Value {
 
 #[test]
 fn with_the_label_alone_on_nothing_is_changed_but_that_label_of_the_nodes_pods() {
-    let token = Token::new(Way::Label);
-    let (web, far) = (token.desk.path("web"), token.desk.path("far"));
+    let token = Token::new(Action::Label);
+    let (web, far) = (token.fixture.path("web"), token.fixture.path("far"));
     let status = |path: &str| format!("{path}/status");
     token.refuses(
         PATCH,
@@ -104,21 +104,21 @@ fn with_the_label_alone_on_nothing_is_changed_but_that_label_of_the_nodes_pods()
 
 #[test]
 fn with_deletion_alone_on_only_the_nodes_pods_that_failed_are_deleted() {
-    let token = Token::new(Way::Delete);
-    let (web, far) = (token.desk.path("web"), token.desk.path("far"));
+    let token = Token::new(Action::Delete);
+    let (web, far) = (token.fixture.path("web"), token.fixture.path("far"));
     token.refuses(DELETE, &far, &json!({}), "its own node only");
-    let node = format!("{}-x", token.desk.node.name());
-    token.desk.make_on(&node, "fine", &json!({}));
+    let node = format!("{}-x", token.fixture.node.name());
+    token.fixture.make_on(&node, "fine", &json!({}));
     token.refuses(
         DELETE,
-        &token.desk.path("fine"),
+        &token.fixture.path("fine"),
         &json!({}),
         "whose init container has failed",
     );
-    token.desk.fail("fine", 1);
+    token.fixture.fail("fine", 1);
     token.refuses(
         DELETE,
-        &token.desk.path("fine"),
+        &token.fixture.path("fine"),
         &json!({}),
         "whose init container has failed",
     );
@@ -133,8 +133,8 @@ fn with_deletion_alone_on_only_the_nodes_pods_that_failed_are_deleted() {
 
 #[test]
 fn without_either_on_nothing_is_changed() {
-    let token = Token::new(Way::Repair);
-    let web = token.desk.path("web");
+    let token = Token::new(Action::Repair);
+    let web = token.fixture.path("web");
     token.refuses(
         PATCH,
         &format!("{web}/status"),

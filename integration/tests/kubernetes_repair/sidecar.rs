@@ -1,5 +1,5 @@
-//! Pods with a sidecar for which no ADD was called, beside the real pod-events and netconfig: their init container is the
-//! real `validate`, run as the proxy's user in the pod.
+//! Pods with a sidecar for which no ADD was called, beside the real pod-events and netconfig: their init container is
+//! the real `validate`, run as the proxy's user in the pod.
 
 use std::{process::Command, time::Duration};
 
@@ -10,51 +10,51 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    desk::{Desk, LABEL, Way},
+    fixture::{Action, Fixture, LABEL},
     stays,
 };
 
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 
-/// pod-events looks for a pod that it has not found yet at least every 30 s.
+/// pod-events searches for a pod that it has not discovered at least every 30 s.
 const FOUND: Duration = Duration::from_secs(60);
 
 const NOTHING: Vec<String> = Vec::new();
 
-/// The pod `web`, whose sandbox was made while the plugin was missing.
+/// The pod `web`, whose sandbox was created while the plugin was missing.
 struct Missed<'a> {
-    desk: &'a Desk,
+    fixture: &'a Fixture,
     pod: Pod,
-    // Ends before its cgroup goes.
+    // Dropped before its cgroup is removed.
     _process: Inhabitant,
     _cgroups: Cgroups,
 }
 
 impl<'a> Missed<'a> {
-    fn new(desk: &'a Desk, mode: Option<&str>) -> Self {
-        let uid = desk.create(&object(desk, mode));
+    fn new(fixture: &'a Fixture, mode: Option<&str>) -> Self {
+        let uid = fixture.create(&object(fixture, mode));
         let spec = Spec {
-            namespace: desk.namespace.clone(),
+            namespace: fixture.namespace.clone(),
             uid,
             ..Spec::new("web")
         };
-        let pod = desk.node.sandbox(spec).unwrap();
+        let pod = fixture.node.sandbox(spec).unwrap();
         let cgroups = Cgroups::new().unwrap();
         let process = Inhabitant::of(&pod).unwrap();
         cgroups.put(&pod, process.pid()).unwrap();
         let all = pod.addresses().map(|address| json!({"ip": address}));
         let status = json!({"status": {"phase": "Pending", "podIP": pod.v4, "podIPs": all}});
-        let path = format!("{}/status", desk.path("web"));
-        desk.server.patch(&path, &status).unwrap();
+        let path = format!("{}/status", fixture.path("web"));
+        fixture.server.patch(&path, &status).unwrap();
         Self {
-            desk,
+            fixture,
             pod,
             _process: process,
             _cgroups: cgroups,
         }
     }
 
-    /// The exit code of the init container, as it is run now.
+    /// Runs the init container and returns its exit code.
     fn validate(&self) -> i32 {
         let net = format!("--net={}", self.pod.path().display());
         let ended = Command::new("nsenter")
@@ -71,13 +71,13 @@ impl<'a> Missed<'a> {
 
     fn annotate(&self, mode: &str) {
         let change = json!({"metadata": {"annotations": {MODE: mode}}});
-        let Desk { server, .. } = self.desk;
-        server.patch(&self.desk.path("web"), &change).unwrap();
+        let Fixture { server, .. } = self.fixture;
+        server.patch(&self.fixture.path("web"), &change).unwrap();
     }
 
     fn until_redirected(&self) {
         eventually("it is redirected", FOUND, || {
-            let known = self.desk.node.explain(&self.pod.spec)?;
+            let known = self.fixture.node.explain(&self.pod.spec)?;
             ensure!(known.state() == PodState::Enrolled, "{known:?}");
             let rules = known.rules.context("no rules reported")?;
             ensure!(rules.differences.is_empty(), "{:?}", rules.differences);
@@ -86,10 +86,10 @@ impl<'a> Missed<'a> {
         .unwrap();
     }
 
-    /// Until pod-events says that it cannot do what the annotation asks for.
+    /// Waits until pod-events reports that it cannot apply what the annotation asks for.
     fn until_refused(&self) {
         eventually("the failure is told", FOUND, || {
-            let known = self.desk.node.explain(&self.pod.spec)?;
+            let known = self.fixture.node.explain(&self.pod.spec)?;
             let failure = known.last_failure.context("no failure")?;
             ensure!(failure.field == MODE, "{failure:?}");
             anyhow::Ok(())
@@ -99,8 +99,8 @@ impl<'a> Missed<'a> {
     }
 }
 
-/// A pod of the node as an injector leaves it.
-fn object(desk: &Desk, mode: Option<&str>) -> Value {
+/// Returns a pod of the node as an injector leaves it.
+fn object(fixture: &Fixture, mode: Option<&str>) -> Value {
     let proxy = json!({"name": "istio-proxy", "image": "proxyv2", "args": ["proxy", "sidecar"],
         "securityContext": {"runAsUser": 1337, "runAsGroup": 1337}});
     json!({
@@ -108,22 +108,22 @@ fn object(desk: &Desk, mode: Option<&str>) -> Value {
         "kind": "Pod",
         "metadata": {
             "name": "web",
-            "namespace": desk.namespace,
+            "namespace": fixture.namespace,
             "annotations": {"sidecar.istio.io/status": "{}", MODE: mode.unwrap_or("REDIRECT")},
         },
         "spec": {
-            "nodeName": desk.node.name(),
+            "nodeName": fixture.node.name(),
             "initContainers": [{"name": "istio-validation", "image": "validate"}],
             "containers": [{"name": "app", "image": "app"}, proxy],
         },
     })
 }
 
-/// What pod-events told of the pod with the reason that it has for what is malformed.
-fn told(desk: &Desk) -> Vec<Value> {
-    let namespace = &desk.namespace;
+/// Returns pod-events' Events about the pod with the reason for malformed settings.
+fn events(fixture: &Fixture) -> Vec<Value> {
+    let namespace = &fixture.namespace;
     let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-    let all = desk.server.get(&path).unwrap();
+    let all = fixture.server.get(&path).unwrap();
     let all = all.pointer("/items").and_then(Value::as_array).unwrap();
     let of_pod_events = all.iter().filter(|event| {
         event["reason"] == "InvalidField"
@@ -136,89 +136,90 @@ fn told(desk: &Desk) -> Vec<Value> {
 #[test]
 fn one_that_failed_its_validation_is_redirected_in_place_passes_and_is_left_alone_with_every_way_on()
  {
-    let desk = Desk::real(Way::Delete);
-    desk.start(3600, &["--label-pods", "true"]);
-    desk.node.stop("netconfig", Signal::SIGKILL).unwrap();
-    let missed = Missed::new(&desk, None);
+    let fixture = Fixture::real(Action::Delete);
+    fixture.start(3600, &["--label-pods", "true"]);
+    fixture.node.stop("netconfig", Signal::SIGKILL).unwrap();
+    let missed = Missed::new(&fixture, None);
     let code = missed.validate();
     assert_eq!(code, 126);
-    desk.fail("web", code);
+    fixture.fail("web", code);
     stays(
         Duration::from_secs(3),
         "nobody can redirect it, and it is given time",
-        || desk.pods("repair", "success") + desk.pods("repair", "fail") == 0,
+        || fixture.pods("repair", "success") + fixture.pods("repair", "fail") == 0,
     );
     assert_eq!(missed.pod.traces().unwrap(), NOTHING);
-    desk.node.start("netconfig").unwrap();
+    fixture.node.start("netconfig").unwrap();
     missed.until_redirected();
-    desk.until_counted("repair", "success", 1);
-    let note = desk.event("web", "RepairBrokenPod", "Normal");
+    fixture.until_counted("repair", "success", 1);
+    let note = fixture.event("web", "RepairBrokenPod", "Normal");
     assert!(note.contains("redirected now"), "{note}");
     assert_eq!(missed.validate(), 0);
-    desk.pass("web");
+    fixture.pass("web");
     stays(Duration::from_secs(2), "it is left alone", || {
-        desk.is_there("web") && desk.pods("repair", "success") == 1
+        fixture.is_there("web") && fixture.pods("repair", "success") == 1
     });
-    for way in ["label", "delete"] {
+    for action in ["label", "delete"] {
         for came in ["success", "skip", "fail"] {
-            assert_eq!(desk.pods(way, came), 0, "{way} {came}");
+            assert_eq!(fixture.pods(action, came), 0, "{action} {came}");
         }
     }
-    assert_eq!(desk.pod("web").unwrap().pointer(LABEL), None);
-    assert_eq!(desk.counted("inpod_repair_pods_amiss"), 0);
+    assert_eq!(fixture.pod("web").unwrap().pointer(LABEL), None);
+    assert_eq!(fixture.counted("inpod_repair_pods_amiss"), 0);
 }
 
 #[test]
-fn one_whose_annotation_is_malformed_is_labelled_with_that_and_loses_the_label_when_it_is_mended() {
-    let desk = Desk::real(Way::Label);
-    let missed = Missed::new(&desk, Some("nft"));
-    desk.fail("web", missed.validate());
+fn one_whose_annotation_is_malformed_is_labelled_with_that_and_loses_the_label_when_it_is_corrected()
+ {
+    let fixture = Fixture::real(Action::Label);
+    let missed = Missed::new(&fixture, Some("nft"));
+    fixture.fail("web", missed.validate());
     missed.until_refused();
-    desk.start(1, &[]);
-    desk.until_labelled("web", Some("true"));
-    desk.until_counted("repair", "fail", 1);
+    fixture.start(1, &[]);
+    fixture.until_labelled("web", Some("true"));
+    fixture.until_counted("repair", "fail", 1);
     for reason in ["RepairBrokenPod", "LabelBrokenPod"] {
-        let note = desk.event("web", reason, "Warning");
+        let note = fixture.event("web", reason, "Warning");
         assert!(note.contains(MODE), "{reason}: {note}");
     }
     assert_eq!(missed.pod.traces().unwrap(), NOTHING);
     missed.annotate("REDIRECT");
     missed.until_redirected();
-    desk.until_counted("repair", "success", 1);
-    desk.pass("web");
-    desk.until_labelled("web", None);
+    fixture.until_counted("repair", "success", 1);
+    fixture.pass("web");
+    fixture.until_labelled("web", None);
     assert_eq!(missed.validate(), 0);
-    assert!(desk.is_there("web"));
+    assert!(fixture.is_there("web"));
 }
 
 #[test]
 fn one_whose_annotation_is_malformed_is_deleted_where_that_is_on() {
-    let desk = Desk::real(Way::Delete);
-    let missed = Missed::new(&desk, Some("nft"));
-    desk.fail("web", missed.validate());
+    let fixture = Fixture::real(Action::Delete);
+    let missed = Missed::new(&fixture, Some("nft"));
+    fixture.fail("web", missed.validate());
     missed.until_refused();
-    desk.start(1, &[]);
-    desk.until_gone("web");
-    desk.until_counted("delete", "success", 1);
-    let note = desk.event("web", "DeleteBrokenPod", "Warning");
+    fixture.start(1, &[]);
+    fixture.until_gone("web");
+    fixture.until_counted("delete", "success", 1);
+    let note = fixture.event("web", "DeleteBrokenPod", "Warning");
     assert!(note.contains(MODE), "{note}");
 }
 
-/// pod-events tries again and again, and says it once.
+/// pod-events retries repeatedly and reports it once.
 #[test]
 fn what_is_malformed_of_a_pod_that_runs_is_one_event_with_the_annotations_name() {
-    let desk = Desk::real(Way::Repair);
-    let missed = Missed::new(&desk, Some("nft"));
+    let fixture = Fixture::real(Action::Repair);
+    let missed = Missed::new(&fixture, Some("nft"));
     missed.until_refused();
     let event = eventually("it is told", PATIENCE, || {
-        told(&desk).into_iter().next().context("no Event")
+        events(&fixture).into_iter().next().context("no Event")
     })
     .unwrap();
     assert_eq!(event["type"], "Warning");
     let note = event["note"].as_str().unwrap();
     assert!(note.contains(MODE) && note.contains("; give "), "{note}");
     stays(Duration::from_secs(5), "it is told once", || {
-        let all = told(&desk);
+        let all = events(&fixture);
         all.len() == 1 && all.iter().all(|event| event["series"].is_null())
     });
 }

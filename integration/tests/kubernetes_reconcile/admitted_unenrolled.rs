@@ -1,4 +1,5 @@
-//! Pods that started outside of the mesh because nobody could tell: seen by people and machines until the truth is known.
+//! Pods that were admitted unenrolled because their membership could not be decided: operators and metrics show them
+//! until it is known.
 
 use inpod_proto::podevents::v1::{ListPodsRequest, PodSummary};
 use integration::{Act, ApiProxy, Cut, Verb, number};
@@ -37,8 +38,8 @@ fn until_none(cluster: &Cluster) {
     .unwrap();
 }
 
-/// A cluster whose API server answers nothing, with pods that were admitted all the same.
-fn let_through(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec<Pod>) {
+/// Returns a cluster whose API server does not answer, with pods that were admitted unenrolled.
+fn admitted_unenrolled(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec<Pod>) {
     let (cluster, proxy) = Cluster::behind_proxy();
     cluster.start();
     cluster.node.ready().unwrap();
@@ -64,8 +65,9 @@ fn let_through(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec<Pod>) {
 }
 
 #[test]
-fn pods_that_were_let_through_are_listed_and_counted_until_they_are_in_the_mesh() {
-    let (cluster, proxy, pods) = let_through(&[("a", Some("ambient")), ("b", Some("ambient"))]);
+fn pods_that_were_admitted_unenrolled_are_listed_and_counted_until_they_are_in_the_mesh() {
+    let (cluster, proxy, pods) =
+        admitted_unenrolled(&[("a", Some("ambient")), ("b", Some("ambient"))]);
     let mut names: Vec<_> = listed(&cluster)
         .into_iter()
         .map(|it| it.pod.unwrap().name)
@@ -82,8 +84,8 @@ fn pods_that_were_let_through_are_listed_and_counted_until_they_are_in_the_mesh(
 }
 
 #[test]
-fn a_pod_that_was_rightly_let_through_is_listed_no_more_and_stays_outside() {
-    let (cluster, proxy, pods) = let_through(&[("plain", None)]);
+fn a_pod_that_was_rightly_admitted_unenrolled_is_listed_no_more_and_stays_outside() {
+    let (cluster, proxy, pods) = admitted_unenrolled(&[("plain", None)]);
     assert_eq!(listed(&cluster).len(), 1);
     proxy.heal();
     until_none(&cluster);
@@ -91,8 +93,9 @@ fn a_pod_that_was_rightly_let_through_is_listed_no_more_and_stays_outside() {
 }
 
 #[test]
-fn who_was_let_through_is_known_after_a_restart_and_forgotten_with_the_pod() {
-    let (cluster, proxy, pods) = let_through(&[("a", Some("ambient")), ("b", Some("ambient"))]);
+fn pods_that_were_admitted_unenrolled_are_known_after_a_restart_and_forgotten_with_the_pod() {
+    let (cluster, proxy, pods) =
+        admitted_unenrolled(&[("a", Some("ambient")), ("b", Some("ambient"))]);
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     cluster.node.start("pod-events").unwrap();
     eventually("it serves", PATIENCE, || cluster.node.api().status()).unwrap();
@@ -112,8 +115,8 @@ fn who_was_let_through_is_known_after_a_restart_and_forgotten_with_the_pod() {
 }
 
 #[test]
-fn a_pod_that_is_let_through_is_listed_among_what_is_amiss_and_one_that_is_well_is_not() {
-    let (cluster, proxy, _pods) = let_through(&[("a", Some("ambient"))]);
+fn a_pod_that_is_admitted_unenrolled_is_listed_as_unhealthy_and_a_healthy_one_is_not() {
+    let (cluster, proxy, _pods) = admitted_unenrolled(&[("a", Some("ambient"))]);
     let amiss = || {
         let filter = ListPodsRequest {
             amiss: true,

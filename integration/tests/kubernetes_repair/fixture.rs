@@ -1,4 +1,4 @@
-//! repair with what it is told and how it is looked at.
+//! `repair` with its inputs, and the means to observe it.
 
 use std::{
     fs,
@@ -18,9 +18,9 @@ use crate::fake::Fake;
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// Which of its ways are on, and so which rights it has.
+/// The enabled actions, which determine its permissions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Action {
     Repair,
     Label,
     Delete,
@@ -33,13 +33,13 @@ pub(crate) fn manifest(name: &str) -> String {
     fs::read_to_string(root.join(format!("deploy/manifests/{name}.yaml"))).unwrap()
 }
 
-/// The server of a way, with what is deployed for it: tests of one way share it.
-pub(crate) fn server(way: Way) -> Arc<ApiServer> {
+/// Returns the server for an action, with the deployed objects: tests of one action share it.
+pub(crate) fn server(action: Action) -> Arc<ApiServer> {
     static SERVERS: [Mutex<Weak<ApiServer>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
-    let (at, over) = match way {
-        Way::Repair => (0, None),
-        Way::Label => (1, Some("repair-label")),
-        Way::Delete => (2, Some("repair-delete")),
+    let (at, over) = match action {
+        Action::Repair => (0, None),
+        Action::Label => (1, Some("repair-label")),
+        Action::Delete => (2, Some("repair-delete")),
     };
     let mut shared = SERVERS
         .get(at)
@@ -58,32 +58,36 @@ pub(crate) fn server(way: Way) -> Arc<ApiServer> {
     server
 }
 
-/// A node with repair's identity, a namespace, and what pod-events says there.
-pub(crate) struct Desk {
+/// A node with repair's identity, a namespace, and scripted answers of pod-events.
+pub(crate) struct Fixture {
     pub(crate) server: Arc<ApiServer>,
     pub(crate) node: Node,
     pub(crate) namespace: String,
-    /// Of repair's identity.
+    /// Authenticates with repair's identity.
     kubeconfig: PathBuf,
     pub(crate) said: Fake,
-    way: Way,
+    action: Action,
 }
 
-impl Desk {
-    pub(crate) fn new(way: Way) -> Self {
-        Self::beside(way, "kubeconfig", Fake::start)
+impl Fixture {
+    pub(crate) fn new(action: Action) -> Self {
+        Self::beside(action, "kubeconfig", Fake::start)
     }
 
-    /// Beside the real pod-events and netconfig, which need no more for pods with a sidecar.
-    pub(crate) fn real(way: Way) -> Self {
-        let desk = Self::beside(way, "kubeconfig-of-repair", |_| Fake::silent());
-        desk.node.start("netconfig").unwrap();
-        desk.node.start("pod-events").unwrap();
-        desk
+    /// Creates it beside the real pod-events and netconfig, which suffice for pods with a sidecar.
+    pub(crate) fn real(action: Action) -> Self {
+        let fixture = Self::beside(action, "kubeconfig-of-repair", |_| Fake::silent());
+        fixture.node.start("netconfig").unwrap();
+        fixture.node.start("pod-events").unwrap();
+        fixture
     }
 
-    pub(crate) fn beside(way: Way, kubeconfig: &str, said: impl FnOnce(&Path) -> Fake) -> Self {
-        let server = server(way);
+    pub(crate) fn beside(
+        action: Action,
+        kubeconfig: &str,
+        said: impl FnOnce(&Path) -> Fake,
+    ) -> Self {
+        let server = server(action);
         let node = Node::of_cluster(&server).unwrap();
         let kubeconfig = node.kubeconfig().with_file_name(kubeconfig);
         let identity = server.kubeconfig_for("inpod-repair", node.name());
@@ -99,15 +103,15 @@ impl Desk {
             namespace,
             kubeconfig,
             said,
-            way,
+            action,
         }
     }
 
-    /// As the chart starts it, waiting for so many seconds.
+    /// Starts it as the chart does, with this wait in seconds.
     pub(crate) fn start(&self, wait: u32, more: &[&str]) {
         let (label, delete) = (
-            matches!(self.way, Way::Label),
-            matches!(self.way, Way::Delete),
+            matches!(self.action, Action::Label),
+            matches!(self.action, Action::Delete),
         );
         let kubeconfig = self.kubeconfig.display().to_string();
         let (wait, label, delete) = (wait.to_string(), label.to_string(), delete.to_string());
@@ -140,7 +144,7 @@ impl Desk {
         self.server.get(&self.path(name))
     }
 
-    /// A pod of the node; its UID.
+    /// Creates a pod of the node and returns its UID.
     pub(crate) fn make(&self, name: &str, labels: &Value) -> String {
         self.make_on(self.node.name(), name, labels)
     }
@@ -156,7 +160,7 @@ impl Desk {
         self.create(&pod)
     }
 
-    /// A pod as it is written; its UID.
+    /// Creates a pod as given and returns its UID.
     pub(crate) fn create(&self, pod: &Value) -> String {
         let path = format!("/api/v1/namespaces/{}/pods", self.namespace);
         let made = self.server.create(&path, pod).unwrap();
@@ -166,7 +170,8 @@ impl Desk {
             .to_owned()
     }
 
-    /// As a kubelet shows a container that failed, in a run that began at a second of 1970, and waits.
+    /// Shows a container that failed in a run that began at a second of 1970 and waits for the next,
+    /// as a kubelet does.
     pub(crate) fn fail(&self, name: &str, code: i32) {
         let failed = json!({"exitCode": code, "reason": "Error", "startedAt": "2026-01-01T00:01:40Z", "finishedAt": "2026-01-01T00:01:45Z"});
         self.show(
@@ -176,7 +181,7 @@ impl Desk {
         );
     }
 
-    /// As it shows one that has passed.
+    /// Shows one that has passed, as a kubelet does.
     pub(crate) fn pass(&self, name: &str) {
         let done = json!({"exitCode": 0, "reason": "Completed"});
         self.show(
@@ -194,10 +199,11 @@ impl Desk {
             .unwrap();
     }
 
-    /// A failed pod, of which pod-events says that it could not be redirected.
+    /// Creates a failed pod of which pod-events reports that it could not be redirected.
     pub(crate) fn broken(&self, name: &str) -> String {
         let uid = self.make(name, &json!({}));
-        self.said.say(&uid, Enrollment::Sidecar, PodState::Out, 0);
+        self.said
+            .report(&uid, Enrollment::Sidecar, PodState::Out, 0);
         self.fail(name, 126);
         uid
     }
@@ -215,16 +221,16 @@ impl Desk {
         text.lines().find_map(value).unwrap_or_default()
     }
 
-    pub(crate) fn pods(&self, way: &str, result: &str) -> u64 {
+    pub(crate) fn pods(&self, action: &str, result: &str) -> u64 {
         self.counted(&format!(
-            "inpod_repair_pods_total{{type=\"{way}\",result=\"{result}\"}}"
+            "inpod_repair_pods_total{{type=\"{action}\",result=\"{result}\"}}"
         ))
     }
 
-    pub(crate) fn until_counted(&self, way: &str, result: &str, wanted: u64) {
+    pub(crate) fn until_counted(&self, action: &str, result: &str, wanted: u64) {
         eventually("it is counted", PATIENCE, || {
-            let found = self.pods(way, result);
-            ensure!(found == wanted, "{way} {result}: {found}");
+            let found = self.pods(action, result);
+            ensure!(found == wanted, "{action} {result}: {found}");
             anyhow::Ok(())
         })
         .unwrap();
