@@ -1,4 +1,4 @@
-//! What is collected of a node, and what is not.
+//! The content of a bundle, and the secrets that it omits.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -6,13 +6,13 @@ use integration::{Spec, run};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::Patient;
+use crate::Host;
 
-/// A token as Kubernetes gives them, and one of no known form.
+/// A token in Kubernetes' form, and one of no known form.
 const TOKEN: &str = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJwbGFudGVkIn0.cGxhbnRlZC1zaWduYXR1cmU";
 const SECRET: &str = "planted-hunter2";
 
-/// Everything in a directory, with the paths below it.
+/// Returns every file in a directory with its relative path.
 fn files(directory: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut ahead = vec![directory.to_owned()];
@@ -31,13 +31,13 @@ fn files(directory: &Path) -> Vec<(String, String)> {
     found
 }
 
-fn plant(patient: &Patient) -> std::path::PathBuf {
+fn plant(host: &Host) -> std::path::PathBuf {
     let conflist = crate::CHAIN.replace(
         r#"{"type":"bridge"}"#,
         &format!(r#"{{"type":"bridge","token":"{SECRET}","annotations":{{"note":"{SECRET}"}},"args":"Bearer {TOKEN}"}}"#),
     );
-    fs::write(patient.conf.join("10-podnet.conflist"), conflist).unwrap();
-    let log = patient.conf.with_file_name("planted.log");
+    fs::write(host.conf.join("10-podnet.conflist"), conflist).unwrap();
+    let log = host.conf.with_file_name("planted.log");
     let lines = format!(
         "2026-01-01T00:00:00Z stdout F {{\"level\":\"INFO\",\"annotations\":{{\"team/note\":\"{SECRET}\"}}}}\n\
          asked with Authorization: Bearer {TOKEN}\nkept line\n"
@@ -46,7 +46,7 @@ fn plant(patient: &Patient) -> std::path::PathBuf {
     log
 }
 
-/// By a tar that nobody here wrote.
+/// Unpacks an archive with the system's tar.
 fn unpacked(archive: &Path) -> Vec<(String, String)> {
     let directory = archive.with_file_name("unpacked");
     fs::create_dir(&directory).unwrap();
@@ -57,15 +57,15 @@ fn unpacked(archive: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn a_bundle_has_everything_but_secrets() {
-    let patient = Patient::new();
+    let host = Host::new();
     let spec = Spec::new("web").ambient().annotate("team/note", SECRET);
     let spec = spec
         .annotate("other", TOKEN)
         .annotate("inpod.io/exclude-outbound-ports", TOKEN);
-    patient.node.pod(spec).unwrap();
-    let log = plant(&patient);
-    let output = patient.conf.with_file_name("bundle.tar");
-    let mut command = patient.inpod("bundle");
+    host.node.pod(spec).unwrap();
+    let log = plant(&host);
+    let output = host.conf.with_file_name("bundle.tar");
+    let mut command = host.inpod("bundle");
     command.arg("-o").arg(&output).arg("--log").arg(&log);
     let said = command.output().unwrap();
     assert!(said.status.success(), "{said:?}");
@@ -94,7 +94,7 @@ fn a_bundle_has_everything_but_secrets() {
             "{part}"
         );
     }
-    // Whatever is listed is there, or says why it is not.
+    // Every listed file is there, or its entry has the reason why not.
     let manifest: Value = serde_json::from_str(text("manifest.json")).unwrap();
     let listed = manifest["parts"].as_array().unwrap().iter();
     let there = listed
@@ -111,10 +111,10 @@ fn a_bundle_has_everything_but_secrets() {
 
 #[test]
 fn what_cannot_be_had_is_listed_with_its_cause_and_the_rest_is_there() {
-    let patient = Patient::new();
-    patient.node.stop("netconfig", Signal::SIGKILL).unwrap();
-    let output = patient.conf.with_file_name("bundle");
-    let said = patient
+    let host = Host::new();
+    host.node.stop("netconfig", Signal::SIGKILL).unwrap();
+    let output = host.conf.with_file_name("bundle");
+    let said = host
         .inpod("bundle")
         .arg("-o")
         .arg(&output)
@@ -137,8 +137,8 @@ fn what_cannot_be_had_is_listed_with_its_cause_and_the_rest_is_there() {
     for name in ["status.json", "workloads.json", "metrics/pod-events.txt"] {
         assert!(missing(name).is_null(), "{name}: {manifest:#}");
     }
-    // What is there already is not touched.
-    let again = patient
+    // Existing files are not changed.
+    let again = host
         .inpod("bundle")
         .arg("-o")
         .arg(&output)

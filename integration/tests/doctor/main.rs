@@ -1,6 +1,6 @@
-//! `inpod doctor` and `inpod bundle` on a node: prerequisites are broken one at a time, and doctor names each of them and
-//! nothing else.
-// cfg(test), so that clippy sees that all of this is a test.
+//! `inpod doctor` and `inpod bundle` on a node: prerequisites are broken one at a time, and doctor names each of
+//! them and nothing else.
+// With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 mod breaks;
@@ -18,14 +18,14 @@ use anyhow::{Context as _, ensure};
 use integration::{Node, PATIENCE, Spec, bin, eventually};
 use serde_json::Value;
 
-/// A code and its subject, with the verdict.
+/// The verdict by code and subject.
 type Verdicts = BTreeMap<(String, String), String>;
 
-/// All tests have their mounts in common: who changes how they are passed on has it alone.
+/// All tests share their mounts: a test that changes mount propagation takes the write lock.
 static MOUNTS: RwLock<()> = RwLock::new(());
 
 /// A node with a runtime's directories: a chain that calls inpod, and the plugin.
-struct Patient {
+struct Host {
     node: Node,
     /// Directories of networks and of plugins.
     conf: PathBuf,
@@ -35,7 +35,7 @@ struct Patient {
 const CHAIN: &str =
     r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"inpod-cni"}]}"#;
 
-impl Patient {
+impl Host {
     fn new() -> Self {
         let node = Node::running().unwrap();
         let base = PathBuf::from("/run").join(node.name());
@@ -44,7 +44,7 @@ impl Patient {
         fs::create_dir(&bins).unwrap();
         fs::write(conf.join("10-podnet.conflist"), CHAIN).unwrap();
         fs::copy(bin("inpod-cni").unwrap(), bins.join("inpod-cni")).unwrap();
-        // A node's state is its agent's alone.
+        // Only its agent may read a node's state.
         let restricted = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         fs::set_permissions(node.state_dir(), restricted).unwrap();
         Self {
@@ -54,7 +54,7 @@ impl Patient {
         }
     }
 
-    /// The program, in the node's network.
+    /// Returns the command, in the node's network.
     fn inpod(&self, command: &str) -> Command {
         let mut run = Command::new("nsenter");
         run.arg(format!("--net={}", self.node.netns().path().display()));
@@ -73,11 +73,11 @@ impl Patient {
 
     fn report(&self, arguments: &[&str]) -> Value {
         let _shared = MOUNTS.read().unwrap_or_else(PoisonError::into_inner);
-        self.look(arguments)
+        self.run_json(arguments)
     }
 
-    /// What is told, whatever becomes of the mounts.
-    fn look(&self, arguments: &[&str]) -> Value {
+    /// Returns the output, whatever happens to the mounts.
+    fn run_json(&self, arguments: &[&str]) -> Value {
         let arguments = [&["-o", "json"], arguments].concat();
         let output = self.examined(&arguments);
         let report: Value = serde_json::from_slice(&output.stdout)
@@ -96,9 +96,9 @@ impl Patient {
         verdicts(&self.report(&[]))
     }
 
-    /// Waits until doctor says this of exactly these, and of everything else what it said before, or that it cannot be
-    /// looked at.
-    fn until_told(&self, before: &Verdicts, wanted: &[(&str, &str, &str)]) {
+    /// Waits until doctor reports exactly these findings, and for everything else the verdicts of before or that
+    /// it cannot be checked.
+    fn until_verdicts(&self, before: &Verdicts, wanted: &[(&str, &str, &str)]) {
         eventually(&format!("doctor says {wanted:?}"), PATIENCE, || {
             let report = self.report(&[]);
             let now = verdicts(&report);
@@ -118,9 +118,9 @@ impl Patient {
         .unwrap();
     }
 
-    /// Waits until doctor says what it said before.
-    fn until_well(&self, before: &Verdicts) {
-        self.until_told(before, &[]);
+    /// Waits until doctor reports the verdicts of before.
+    fn until_healthy(&self, before: &Verdicts) {
+        self.until_verdicts(before, &[]);
     }
 }
 
@@ -135,9 +135,9 @@ fn verdicts(report: &Value) -> Verdicts {
 
 #[test]
 fn nothing_fails_on_a_node_that_works() {
-    let patient = Patient::new();
-    patient.node.pod(Spec::new("web").ambient()).unwrap();
-    let report = patient.report(&["--self-test"]);
+    let host = Host::new();
+    host.node.pod(Spec::new("web").ambient()).unwrap();
+    let report = host.report(&["--self-test"]);
     assert_eq!(report["failed"], 0, "{report:#}");
     let found = verdicts(&report);
     for code in [
@@ -183,9 +183,9 @@ fn nothing_fails_on_a_node_that_works() {
 
 #[test]
 fn people_are_told_what_to_do() {
-    let patient = Patient::new();
-    fs::remove_file(patient.bin.join("inpod-cni")).unwrap();
-    let output = patient.examined(&[]);
+    let host = Host::new();
+    fs::remove_file(host.bin.join("inpod-cni")).unwrap();
+    let output = host.examined(&[]);
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<_> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! Asks a service whatever a descriptor can describe, and finds the fields of a message.
+//! Sends a service any message that a descriptor can describe, and finds the fields of a message.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 use tonic::{Code, Request, Status, client::Grpc};
 use tonic_prost::ProstCodec;
 
-/// One call, well-formed.
+/// A well-formed call.
 #[derive(Clone)]
 pub(crate) struct Good {
     pub(crate) component: &'static str,
@@ -17,7 +17,7 @@ pub(crate) struct Good {
     pub(crate) message: DynamicMessage,
 }
 
-/// What one service of a node answers, whatever is sent.
+/// A client that sends arbitrary messages to one service of a node.
 pub(crate) struct Asker {
     pub(crate) runtime: Runtime,
     pub(crate) node: Node,
@@ -49,7 +49,7 @@ impl Asker {
         })
     }
 
-    /// The call must be refused with one of these codes, and the failure must name the field.
+    /// Expects that the call is refused with one of these codes and that the failure names the field.
     pub(crate) fn refused(
         &self,
         good: &Good,
@@ -62,7 +62,7 @@ impl Asker {
             return vec![format!("{} {what}: accepted", good.method)];
         };
         let failure = failure_of(&status);
-        // The service says which item of a list it means.
+        // The service names the index of a list item.
         let told = failure.field.replace("[0]", "");
         let named = field.is_empty() || field.starts_with(told.as_str()) && !told.is_empty();
         let named = named || told.starts_with(field);
@@ -79,7 +79,7 @@ impl Asker {
     }
 }
 
-/// The words before a field in its contract.
+/// Returns the comment on a field in its contract.
 pub(crate) fn comment(field: &FieldDescriptor) -> String {
     let file = field.parent_file();
     let info = file
@@ -96,7 +96,7 @@ pub(crate) fn comment(field: &FieldDescriptor) -> String {
         .unwrap_or_default()
 }
 
-/// Every field that is set, as a path and a way to reach it, the whole before its parts.
+/// Returns every field that is set as a path, parents before children.
 pub(crate) fn fields(message: &DynamicMessage) -> Vec<Vec<FieldDescriptor>> {
     let mut found = Vec::new();
     for (field, value) in message.fields() {
@@ -118,7 +118,7 @@ pub(crate) fn name(path: &[FieldDescriptor]) -> String {
     names.join(".")
 }
 
-/// The message with something done to the field at the end of a path.
+/// Returns the message with a change to the field at the end of a path.
 pub(crate) fn changed(
     message: &DynamicMessage,
     path: &[FieldDescriptor],

@@ -1,7 +1,7 @@
-//! Every call of every service, asked directly: with each required field missing, each text malformed or endless, each
-//! enumeration unknown. The table of fields is the contracts' own: a field whose comment begins with "Required" is
-//! demanded, and whatever is refused is named.
-// cfg(test), so that clippy sees that all of this is a test.
+//! Every call of every service, made directly: with each required field missing, each text malformed or too long,
+//! each enumeration unknown. The table of fields is the contracts' own: a field whose comment begins with "Required"
+//! is required, and every refusal names the field.
+// With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 mod ask;
@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::ask::{Asker, Good, changed, comment, fields, name};
 
-/// What is done to every call, and what must not have come of it.
+/// Runs a check on every call, after which nothing may have changed.
 fn each(check: impl Fn(&Asker, &Good) -> Vec<String>) {
     let node = Node::running().unwrap();
     let inside = node.pod(Spec::new("inside").ambient()).unwrap();
@@ -31,12 +31,13 @@ fn each(check: impl Fn(&Asker, &Good) -> Vec<String>) {
     asker.node.until_whole(&inside.spec).unwrap();
 }
 
-/// Fields that say "Required" and whose absence cannot be told from a value, or is answered by another code.
+/// Returns the codes for required fields whose absence equals a value, or has another code.
 fn absent(field: &str) -> Option<&'static [Code]> {
     match field {
-        // 0 is a device's number; the netns is then another one than is claimed. Discovered sandboxes have no network.
+        // 0 is a valid device number; the netns is then another one than the claimed one. Discovered
+        // sandboxes have no network.
         _ if field.ends_with("netns.device") || field.ends_with("network_name") => None,
-        // An empty one is another run's.
+        // An empty one belongs to another run.
         "instance_id" => Some(&[Code::Aborted, Code::InvalidArgument]),
         _ => Some(&[Code::InvalidArgument]),
     }
@@ -98,7 +99,7 @@ fn an_empty_request_is_refused_by_the_name_of_a_field() {
     });
 }
 
-/// Calls of which nothing is required: what they do not say means all pods.
+/// Returns whether a call requires nothing: without a selection it means all pods.
 fn asks_of_all(good: &Good) -> bool {
     matches!(
         good.method,
@@ -106,7 +107,7 @@ fn asks_of_all(good: &Good) -> bool {
     )
 }
 
-/// Where a field is one choice of several, what is missing is the choice.
+/// Returns the oneof of a field: if a choice is missing, its oneof is named.
 fn oneof(path: &[FieldDescriptor]) -> Option<String> {
     let (last, parents) = path.split_last()?;
     let choice = last.containing_oneof().filter(|it| !it.is_synthetic())?;
@@ -142,7 +143,7 @@ fn every_text_that_is_malformed_is_refused_by_its_field() {
                 "instance_id" => (&[Code::Aborted][..], ""),
                 _ => (&[Code::InvalidArgument][..], field.as_str()),
             };
-            // An interface may be called almost anything.
+            // An interface may have almost any name.
             let legal = field.ends_with("ifname").then_some("-");
             let values = ["a/../b", "a b", "a\nb", "a\0b", "-", "ü\u{202e}"];
             for value in values.into_iter().filter(|value| Some(*value) != legal) {

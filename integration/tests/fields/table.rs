@@ -26,7 +26,7 @@ fn selector(pod: &Pod) -> types::PodSelector {
     }
 }
 
-/// What requests are made of: a pod in the mesh, and one that is not.
+/// The pods in the requests: one in the mesh, and one outside.
 struct Parts {
     pool: DescriptorPool,
     own: Option<types::SandboxRef>,
@@ -227,7 +227,7 @@ impl Parts {
     }
 }
 
-/// A request of every call that has fields, for a pod in the mesh and for one that is not.
+/// Returns a request of every call that has fields, for a pod in the mesh and one outside.
 pub(crate) fn table(node: &Node, inside: &Pod, fresh: &Pod) -> Vec<Good> {
     let parts = Parts::of(node, inside, fresh);
     [parts.pod_events(), parts.netconfig(), parts.broker()].concat()

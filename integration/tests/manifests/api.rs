@@ -1,4 +1,4 @@
-//! Who may do what at the API server.
+//! Permissions at the API server.
 
 use std::collections::BTreeSet;
 

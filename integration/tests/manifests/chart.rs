@@ -1,4 +1,4 @@
-//! The chart's own files, and that the manifests were made from them.
+//! The chart's own files, and proof that the manifests were rendered from them.
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +36,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// As `deploy/render` makes it: the digest of what sha256sum says of each file.
+/// Returns the digest that `deploy/render` writes: of sha256sum's output for each file.
 fn digest_of_chart() -> String {
     let chart = root().join(CHART);
     let mut found = Vec::new();
@@ -63,7 +63,7 @@ fn every_manifest_was_made_from_the_chart_as_it_is() {
     }
 }
 
-/// What the chart sets itself, so that it is what is mounted.
+/// Settings that the chart fixes to match its mounts.
 const FIXED: [&str; 14] = [
     "run_dir",
     "peer",
@@ -81,7 +81,7 @@ const FIXED: [&str; 14] = [
     "agent_socket",
 ];
 
-/// The settings that a file of the code declares.
+/// Returns the settings that a source file declares.
 fn settings(path: &str) -> BTreeSet<String> {
     let text = read(path);
     let code = text.split("#[cfg(test)]").next().unwrap();
@@ -127,7 +127,7 @@ fn the_schema_has_every_setting_of_every_service_and_no_other() {
     );
 }
 
-/// Names of istio-cni that are known so that they can be refused with a sentence; they have no default.
+/// Names of istio-cni's values that are known only to be refused with a message; they have no default.
 const REFUSED: [&str; 6] = [
     "env",
     "image",
@@ -146,10 +146,10 @@ fn every_value_is_in_the_schema_and_every_word_of_the_schema_is_a_value() {
 }
 
 #[test]
-fn every_value_is_told_of() {
+fn every_value_is_documented() {
     let text = read(&format!("{CHART}/values.yaml"));
     let lines: Vec<_> = text.lines().collect();
-    // What is said above a first value holds for those that follow it without an empty line.
+    // The comment above a first value covers those that follow without an empty line.
     let mut is_told = false;
     for (number, line) in lines.iter().enumerate() {
         match line.trim_start().chars().next() {

@@ -1,10 +1,10 @@
-//! What the images are made of: each a stage of the Containerfile, with its binaries and nothing else.
+//! The content of the images: each is a stage of the Containerfile, with its binaries and nothing else.
 
 use std::collections::BTreeSet;
 
 use crate::read;
 
-/// A stage: what it is made from, its name, and what is done in it.
+/// A stage: its base, its name, and its instructions.
 struct Stage {
     base: String,
     name: String,
@@ -12,14 +12,14 @@ struct Stage {
 }
 
 impl Stage {
-    /// The operands of an instruction, each time that it stands there.
+    /// Returns the operands of each occurrence of an instruction.
     fn all<'a>(&'a self, instruction: &'a str) -> impl Iterator<Item = &'a str> {
         let operands = move |act: &'a String| act.strip_prefix(instruction)?.strip_prefix(' ');
         self.acts.iter().filter_map(operands)
     }
 }
 
-/// The instructions of the Containerfile, comments left out and continued lines joined.
+/// Returns the instructions of the Containerfile, without comments and with continued lines joined.
 fn stages() -> Vec<Stage> {
     let text = read("deploy/images/Containerfile").replace("\\\n", " ");
     let mut stages: Vec<Stage> = Vec::new();
@@ -36,7 +36,7 @@ fn stages() -> Vec<Stage> {
     stages
 }
 
-/// Images and the binaries in them, as the build reads them.
+/// Returns images and the binaries in them, as the build reads them.
 fn components() -> Vec<(String, Vec<String>)> {
     let text = read("deploy/images/components");
     let words = text
@@ -51,7 +51,7 @@ fn components() -> Vec<(String, Vec<String>)> {
     images
 }
 
-/// As whom an image runs where no manifest says: only what has business with the node is root.
+/// Returns the user of an image if no manifest sets one: only images that work on the node run as root.
 fn user(image: &str) -> &'static str {
     match image {
         "validate" => "1337:1337",
@@ -100,7 +100,7 @@ fn each_image_is_a_stage_from_scratch_with_its_binaries_its_labels_and_its_user(
     assert_eq!(others, ["compile", "binaries"]);
 }
 
-/// A stage is of the platform that the builder was asked for; a default of `TARGETARCH` would take that one's place.
+/// A stage has the platform that the builder was asked for; a default of `TARGETARCH` would override it.
 #[test]
 fn the_containerfile_takes_any_architecture_for_it_names_none() {
     let names = ["amd64", "x86", "arm64", "aarch64", "ARCH", "PLATFORM"];

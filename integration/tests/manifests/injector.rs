@@ -1,5 +1,5 @@
-//! The injector's manifest: nobody at the API server, nobody on the node, and asked about the pods that Istio's own
-//! webhook is asked about.
+//! The injector's manifest: no API permissions, nothing of the node, and called for the pods for which Istio's
+//! own webhook is called.
 
 use serde_json::{Value, json};
 
@@ -66,7 +66,7 @@ fn the_injectors_own_pods_wait_for_no_injector() {
     }
 }
 
-/// services/docs/facts/istio-sidecar.md, 6.1: which pods, by labels of their namespace and of themselves.
+/// services/docs/facts/istio-sidecar.md, 6.1: the selected pods, by labels of their namespace and their own.
 #[test]
 fn the_selectors_are_those_of_istios_webhook() {
     let is = |key: &str, operator: &str, value: &str| json!({"key": key, "operator": operator, "values": [value]});

@@ -1,5 +1,5 @@
-//! What `deploy/manifests` gives to whom: no capability, mount, verb, path of the node or token but what the table here
-//! lists, which is that of the pages. Needs no rights and no helm: the digest in each file says what it was made from.
+//! The permissions that `deploy/manifests` gives each container: no capability, mount, verb, host path or token beyond the table
+//! here, which is the one in the pages. Needs neither root nor helm: the digest in each file proves its source.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -38,14 +38,14 @@ fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap()
 }
 
-/// The objects of a file of `deploy/manifests`.
+/// Returns the objects of a file of `deploy/manifests`.
 fn objects(name: &str) -> Vec<Value> {
     let text = read(&format!("deploy/manifests/{name}.yaml"));
     let documents = text.split("\n---\n").skip(1);
     documents.map(yaml).collect()
 }
 
-/// Every file of `deploy/manifests`, without its ending.
+/// Returns every file of `deploy/manifests`, without its extension.
 fn manifests() -> Vec<String> {
     let names = fs::read_dir(root().join("deploy/manifests")).unwrap();
     let mut names: Vec<_> = names

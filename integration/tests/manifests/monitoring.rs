@@ -1,4 +1,4 @@
-//! The dashboard and the alerts ask for metrics that exist, by names that they have.
+//! The dashboard and the alerts use metrics that exist, with their right names.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{list, read, text, yaml};
 
-/// What a metric is, which tells the endings of its samples (OpenMetrics).
+/// The type of a metric, which determines the suffixes of its samples (OpenMetrics).
 #[derive(Clone, Copy)]
 enum Is {
     Gauge,
@@ -15,8 +15,8 @@ enum Is {
     Histogram,
 }
 
-/// Metrics that other services and `daemon` register: the component or all of them, the name with its unit, what it is,
-/// where it is registered, and under which name.
+/// Metrics that other services and `inpod-service` register: the component or all of them, the name with its unit,
+/// its type, where it is registered, and under which name.
 const OTHERS: [(&str, &str, Is, &str, &str); 22] = [
     (
         "repair",
@@ -183,7 +183,7 @@ const COMPONENTS: [&str; 6] = [
     "injector",
 ];
 
-/// The names of a metric's samples.
+/// Returns the names of a metric's samples.
 fn samples(name: &str, is: Is) -> Vec<String> {
     match is {
         Is::Gauge => vec![name.to_owned()],
@@ -214,7 +214,7 @@ fn known() -> BTreeSet<String> {
     known
 }
 
-/// The metrics that an expression names.
+/// Returns the metrics that an expression uses.
 fn named(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let is_metric =

@@ -1,4 +1,4 @@
-//! What the pages say of rights, values, alerts and reasons.
+//! The pages' tables of permissions, values, alerts and reasons.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs};
 
@@ -10,7 +10,7 @@ const SECURITY: &str = "deploy/docs/security.md";
 const MONITORING: &str = "deploy/docs/monitoring.md";
 const MIGRATION: &str = "deploy/docs/migrate-from-istio-cni.md";
 
-/// The cells of the rows of the table below a heading.
+/// Returns the cells of the rows of the table below a heading.
 fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     let text = read(page);
     let after = text.split(&format!("\n## {heading}\n")).nth(1);
@@ -26,7 +26,7 @@ fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     lines.skip(1).map(cells).collect()
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> BTreeSet<String> {
     text.split('`')
         .skip(1)
@@ -148,20 +148,20 @@ fn every_reason_is_listed_with_its_remedy() {
     compare("deploy/docs/troubleshooting.md", "reasons", &table);
 }
 
-/// A number that the code that follows the API server declares.
+/// Returns a number that the code of the list and watch declares.
 fn declared(what: &str) -> u32 {
     let code = read("services/pod-events/src/source/kubernetes/list_watch.rs");
     let (_, after) = code.split_once(&format!("const {what}: u32 = ")).unwrap();
     after.split(';').next().unwrap().parse().unwrap()
 }
 
-/// What a cluster's agents ask of its API server, from how pod-events lists and watches. One node has 110 pods, as the
-/// kubelet has it by default.
+/// The load of a cluster's agents on its API server, computed from how pod-events lists and watches. A node has 110
+/// pods, the kubelet's default.
 #[test]
 fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
     let lasts = declared("WATCH_SECONDS");
     let [objects, metadata] = ["PAGE_OF_OBJECTS", "PAGE_OF_METADATA"].map(declared);
-    // Less 0 to a quarter, each second as likely as another.
+    // Minus 0 to a quarter, uniformly distributed.
     let mean = f64::from(lasts) - f64::from(lasts / 4 - 1) / 2.0;
     let mut table = "| Nodes | Namespaces | Open watches | Requests/s at rest | Requests per agent start | Requests, all agents starting | Messages per namespace change |\n|---|---|---|---|---|---|---|\n".to_owned();
     for (nodes, namespaces) in [(100, 100), (1_000, 1_000), (5_000, 10_000)] {

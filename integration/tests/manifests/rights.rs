@@ -1,4 +1,4 @@
-//! Every workload of every manifest against the table.
+//! Compares every workload of every manifest with the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub(crate) fn of_kind(name: &str, kinds: &[&str]) -> Vec<Value> {
     found
 }
 
-/// The pods that a manifest makes, each with the name of its workload.
+/// Returns the pods of a manifest, each with the name of its workload.
 fn pods(manifest: &str) -> Vec<(String, Value)> {
     let makers = of_kind(
         manifest,
@@ -32,7 +32,7 @@ fn pods(manifest: &str) -> Vec<(String, Value)> {
     makers.into_iter().map(pod).collect()
 }
 
-/// Each container of the DaemonSets of a platform, with its pod.
+/// Returns each container of the DaemonSets of a platform, with its pod.
 fn containers(platform: &Platform) -> Vec<(Value, Value)> {
     let mut found = Vec::new();
     for (_, pod) in pods(platform.name) {
@@ -53,7 +53,7 @@ fn rights_of(container: &Value) -> &'static Rights {
         .unwrap_or_else(|| panic!("{name} is not in the table"))
 }
 
-/// Each container of each platform, once.
+/// Checks each container of each platform.
 fn each(mut check: impl FnMut(&Platform, &Rights, &Value, &Value)) {
     for platform in &PLATFORMS {
         let all = containers(platform);
@@ -66,7 +66,7 @@ fn each(mut check: impl FnMut(&Platform, &Rights, &Value, &Value)) {
 }
 
 #[test]
-fn every_manifest_is_looked_at() {
+fn every_manifest_is_checked() {
     let mut known: Vec<_> = PLATFORMS.iter().map(|platform| platform.name).collect();
     known.extend(OVER.map(|(name, ..)| name));
     known.extend(["injector", "leave"]);
@@ -109,7 +109,7 @@ fn only_openshift_has_a_type_of_selinux() {
     });
 }
 
-/// What of the table is meant on a platform: where it is mounted, the path of the node, and how.
+/// Returns a platform's mounts by the table: mount path, host path, and mode.
 fn meant(platform: &Platform, rights: &Rights) -> BTreeMap<String, (String, String)> {
     let mut meant = BTreeMap::new();
     let shows_repair = platform.has_repair() && rights.container == "pod-events";
@@ -279,7 +279,7 @@ fn the_agents_pods_are_known_by_their_labels() {
             assert_eq!(labels["app.kubernetes.io/name"], workload);
             assert_eq!(labels["istio.io/dataplane-mode"], "none");
             assert_eq!(labels["sidecar.istio.io/inject"], "false");
-            // istiod's untaint controller takes a node with such a pod ready for one that serves ADDs.
+            // istiod's untaint controller treats a node with such a pod as ready for ADDs.
             let gate = labels
                 .get("k8s-app")
                 .is_some_and(|app| app == "istio-cni-node");
@@ -316,7 +316,8 @@ fn a_container_runs_its_component_and_is_asked_by_it() {
         let peer = env
             .find(|it| it["name"] == "INPOD_PEER")
             .map(|it| it["value"].clone());
-        // Whoever answers a service of another pod; repair itself has no calls but those that everybody may make.
+        // The services that answer a service of another pod; repair itself has only calls that
+        // every process may make.
         let wanted = match (platform.name, name) {
             (_, REPAIR) => Some(json!("uid")),
             ("split", _) | (REPAIR, "pod-events") => Some(json!("cgroup:/..")),
@@ -346,7 +347,7 @@ fn the_job_that_makes_nodes_leave_is_nobody_on_the_node_and_no_manifest_of_the_a
     assert_eq!(context["runAsNonRoot"], true);
     assert_eq!(context["allowPrivilegeEscalation"], false);
     assert_eq!(spec["hostPID"], Value::Null);
-    // It runs where no pod is given a network.
+    // It runs before any pod has a network.
     assert_eq!(spec["hostNetwork"], true);
     let volumes = list(spec, "volumes");
     assert!(volumes.len() == 1 && volumes[0].get("projected").is_some());
@@ -368,7 +369,8 @@ fn gke_has_a_quota_for_critical_pods_and_nobody_else() {
     }
 }
 
-/// What deploy/docs/install.md says that `peer=cgroup:/..` proves, seen from a container with a cgroup namespace of its own.
+/// The meaning of `peer=cgroup:/..` according to deploy/docs/install.md, seen from a container with a cgroup
+/// namespace of its own.
 #[test]
 fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
     let is_service = |path: &str| Cgroup::parse(&format!("0::{path}\n")).is_below("/..");
@@ -387,6 +389,6 @@ fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
     ] {
         assert!(!is_service(peer), "{peer}");
     }
-    // Verbs of host processes stay closed to other pods.
+    // Calls for host processes stay closed to other pods.
     assert!(!Cgroup::parse(&format!("0::{other_pod}\n")).is_host());
 }

@@ -1,25 +1,25 @@
-//! The rights table (deploy/docs/security.md) as data.
+//! The table of permissions (deploy/docs/security.md) as data.
 
-/// What one container may do, and what it is given of the node.
+/// The permissions of one container, and what it is given of the node.
 pub(crate) struct Rights {
     pub(crate) container: &'static str,
     pub(crate) capabilities: &'static [&'static str],
-    /// Whether AppArmor's profile of the runtime is taken off.
+    /// True if the runtime's AppArmor profile is disabled.
     pub(crate) is_unconfined: bool,
-    /// Whether it has a token of the API server.
+    /// True if it has a token for the API server.
     pub(crate) has_token: bool,
-    /// Where a path of the node is mounted, and how. `CONF`, `BIN` and `NETNS` are the platform's.
+    /// Host paths, and how each is mounted. `CONF`, `BIN` and `NETNS` depend on the platform.
     pub(crate) mounts: &'static [(&'static str, How)],
-    /// What else is mounted.
+    /// Mounts that are no host paths.
     pub(crate) others: &'static [&'static str],
 }
 
-/// How a path of the node is mounted.
+/// The mode in which a host path is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     Read,
     Write,
-    /// Read, and what the node mounts there later is seen.
+    /// Read-only, and later mounts on the node are propagated.
     Follow,
 }
 
@@ -98,18 +98,18 @@ pub(crate) const RIGHTS: [Rights; 5] = [
     },
 ];
 
-/// Where it is deployed, it is in a pod of its own, which shares nothing of the node.
+/// If deployed, it is in a pod of its own, which shares nothing of the node.
 pub(crate) const REPAIR: &str = "repair";
 
-/// What pod-events is given besides where repair is deployed: its metrics.
+/// The mount that pod-events gets in addition if repair is deployed, for its metrics.
 pub(crate) const OF_REPAIR: (&str, How) = ("/run/inpod/repair", How::Read);
 
-/// Where a platform has what the runtime looks at (istio-sidecar-install, 8.6).
+/// The runtime's directories on a platform.
 pub(crate) struct Platform {
     pub(crate) name: &'static str,
     pub(crate) conf: &'static str,
     pub(crate) bin: &'static str,
-    /// Where the node's netns are mounted; the first is the node's own path.
+    /// The paths at which the node's netns are mounted; the first is the host path.
     pub(crate) netns: &'static [&'static str],
 }
 
@@ -128,13 +128,13 @@ const fn platform(name: &'static str, conf: &'static str, bin: &'static str) -> 
 }
 
 impl Platform {
-    /// Whether repair is deployed.
+    /// Returns whether repair is deployed.
     pub(crate) fn has_repair(&self) -> bool {
         self.name == REPAIR
     }
 }
 
-/// What is applied over the manifest `repair`, and what it adds to the rights: the API group, resource and verb.
+/// Overlays of the manifest `repair`, and the permission that each adds: API group, resource and verb.
 pub(crate) const OVER: [(&str, &str, &str); 2] = [
     ("repair-label", "pods/status", "patch"),
     ("repair-delete", "pods", "delete"),
@@ -159,7 +159,7 @@ pub(crate) const PLATFORMS: [Platform; 9] = [
     platform("openshift", "/etc/cni/multus/net.d", "/var/lib/cni/bin"),
 ];
 
-/// Who may do what at the API server: role, group, resource, the names that it is held to, verbs.
+/// A permission at the API server: role, group, resource, the names that it is limited to, verbs.
 pub(crate) type Rule = (
     &'static str,
     &'static str,
@@ -212,7 +212,7 @@ pub(crate) const RULES: [Rule; 11] = [
     ),
 ];
 
-/// Which account has which role.
+/// The roles of each account.
 pub(crate) const BINDINGS: [(&str, &str); 5] = [
     ("inpod-pod-events", "pod-events"),
     ("inpod-repair", "inpod-repair"),

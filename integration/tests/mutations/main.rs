@@ -1,6 +1,7 @@
-//! Ten thousand calls of the plugin with something wrong in their variables, their standard input or their arguments,
-//! against a running agent: each is answered as the CNI spec says, in time, and no sandbox but their own is touched.
-// cfg(test), so that clippy sees that all of this is a test.
+//! Ten thousand calls of the plugin with an error in their variables, their standard input or their
+//! arguments, against a running agent: each is answered as the CNI spec demands, before its deadline, and no
+//! sandbox but their own is touched.
+// With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 mod wrong;
@@ -30,16 +31,16 @@ const CASES: u32 = 10_000;
 /// One for each core that the machine is expected to have.
 const WORKERS: u32 = 2;
 
-/// Changed by hand to look elsewhere; told when a case fails.
+/// Change it by hand for other cases; a failed case prints it.
 const SEED: u8 = 42;
 
 /// The time limit in the calls' configuration, in seconds.
 const LIMIT: u64 = 5;
 
-/// The codes of the spec that the plugin knows, and its own.
+/// The codes of the spec that the plugin uses, and its own.
 const CODES: [u64; 11] = [1, 2, 3, 4, 5, 6, 7, 11, 50, 51, 100];
 
-/// The six verbs for a sandbox, as they should be.
+/// Returns correct calls of the six commands for a sandbox.
 fn good(node: &Node, pod: &Pod) -> Vec<Raw> {
     let attachments = json!([{"containerID": pod.container_id, "ifname": "eth0"}]);
     let add = node
@@ -53,10 +54,10 @@ fn good(node: &Node, pod: &Pod) -> Vec<Raw> {
         .into()
 }
 
-/// How often each code was answered; 0 where the call succeeded.
+/// The number of answers with each code; 0 if the call succeeded.
 type Seen = Mutex<BTreeMap<u64, u32>>;
 
-/// Whether an answer is one that the spec allows; which.
+/// Returns the code of an answer, which must be one that the spec allows.
 fn judge(outcome: &Outcome) -> anyhow::Result<u64> {
     ensure!(
         outcome.took < Duration::from_secs(2 * LIMIT + 2),
@@ -87,8 +88,8 @@ fn judge(outcome: &Outcome) -> anyhow::Result<u64> {
     }
 }
 
-/// From here on this thread, and what it executes, can write to nothing but `/run`: a wrong state directory must not
-/// become a directory of the machine.
+/// Restricts this thread, and what it executes, to writing below `/run`: a wrong state directory must not become a
+/// directory of the machine.
 fn confine() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace")?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -107,7 +108,7 @@ fn confine() -> anyhow::Result<()> {
                 flags |= keep;
             }
         }
-        // What cannot be had read-only is looked at below.
+        // Paths that cannot be mounted read-only are checked below.
         mount(None::<&str>, path, None::<&str>, flags, None::<&str>).unwrap_or_default();
     }
     for directory in ["/", "/tmp", "/var", "/etc"] {
@@ -152,7 +153,7 @@ fn work(number: u8, good: Vec<Raw>, paths: Vec<String>, seen: &Seen) -> anyhow::
     }
 }
 
-/// Everything that may stand in `CNI_NETNS` and is not the sandbox's netns.
+/// Returns all values of `CNI_NETNS` other than the sandbox's netns.
 fn paths(node: &Node, victim: &Pod, pod: &Pod) -> Vec<String> {
     let place = node.run_dir().with_file_name("odd");
     fs::create_dir(&place).unwrap();
@@ -186,7 +187,7 @@ fn paths(node: &Node, victim: &Pod, pod: &Pod) -> Vec<String> {
     plain.map(str::to_owned).into_iter().chain(made).collect()
 }
 
-/// The sandboxes that netconfig holds, less the one of another network that no call was for.
+/// Returns the sandboxes that netconfig holds, without the one of another network that no call was for.
 fn left(node: &Node, pod: &Pod) -> anyhow::Result<Vec<inpod_proto::types::v1::SandboxRef>> {
     let claims = node.api().claims()?.into_iter();
     let claims = claims.filter(|claim| {
@@ -233,7 +234,7 @@ fn ten_thousand_wrong_calls_are_answered_as_the_spec_says_and_touch_no_other_san
         }
     });
     let seen = seen.into_inner().unwrap();
-    // A mutation that only ever breaks the JSON, or nothing at all, would show little.
+    // Mutations that only break the JSON, or nothing at all, would prove little.
     for code in [0, 1, 4, 6, 7, 11, 100] {
         assert!(
             seen.get(&code).is_some_and(|count| *count > 20),
@@ -247,7 +248,7 @@ fn ten_thousand_wrong_calls_are_answered_as_the_spec_says_and_touch_no_other_san
     before.unchanged(&node, &[&victim]).unwrap();
 }
 
-/// DELs for every sandbox that a wrong call made, all of them of the one netns; then nothing may be left.
+/// Sends DELs for every sandbox that a wrong call created, all of them in the one netns; then nothing may be left.
 fn end_what_is_left(node: &Node, pod: &Pod) -> anyhow::Result<()> {
     eventually("what is left belongs to the netns", PATIENCE, || {
         left(node, pod)
@@ -270,7 +271,7 @@ fn end_what_is_left(node: &Node, pod: &Pod) -> anyhow::Result<()> {
         let outcome = call.with_var("CNI_IFNAME", text("ifname")).run()?;
         ensure!(outcome.code == 0, "{outcome:?}");
     }
-    // What was written down where the wrong socket was asked would be read later.
+    // Spool entries of calls with a wrong socket would be read later.
     fs::remove_dir_all(node.state_dir().join("spool")).unwrap_or_default();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Calls with something wrong in them.
+//! Calls with an error in them.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -12,7 +12,7 @@ use proptest::{
 };
 use serde_json::{Value, json};
 
-/// One call, as bytes.
+/// A call, as bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Raw {
     variables: Vec<(String, Vec<u8>)>,
@@ -20,7 +20,7 @@ pub(crate) struct Raw {
     arguments: Vec<OsString>,
 }
 
-/// One thing that is wrong.
+/// An error in a call.
 #[derive(Clone, Debug)]
 enum Wrong {
     /// A variable loses, gets or changes some bytes.
@@ -49,7 +49,7 @@ fn splice(bytes: &mut Vec<u8>, (at, remove, insert): &Splice) {
     bytes.splice(start..end, insert.iter().copied());
 }
 
-/// The key of that number of an object, and of the objects in it.
+/// Returns the key with that number of an object and its nested objects.
 fn with_member(
     value: &mut Value,
     at: &Index,
@@ -181,7 +181,7 @@ fn wrongs(paths: Vec<String>) -> impl Strategy<Value = Vec<Wrong>> {
     prop::collection::vec(one, 1..4)
 }
 
-/// Calls of every verb, each with something wrong.
+/// Generates calls of every command, each with an error.
 pub(crate) fn calls(good: Vec<Raw>, paths: Vec<String>) -> impl Strategy<Value = Raw> {
     (select(good), wrongs(paths)).prop_map(|(mut raw, wrongs)| {
         wrongs.iter().for_each(|wrong| wrong.apply(&mut raw));
