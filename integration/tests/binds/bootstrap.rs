@@ -1,5 +1,5 @@
-//! The same table with the bootstrap that the injector gives a proxy without a control plane: what stands in it is what
-//! the proxy does (`integration/src/bin/sidecar/bootstrap.rs`).
+//! The reachability table with the bootstrap that the injector gives a proxy without a control plane: the stand-in
+//! proxy follows the bootstrap (`integration/src/bin/sidecar/bootstrap.rs`).
 
 use std::{
     fs,
@@ -16,14 +16,14 @@ use integration::bin;
 use serde_json::{Value, json};
 
 use crate::{
-    bound::{Way, answer, wanted},
-    reachability::{BACKENDS, Place},
+    bound::{BindAddress, answer, wanted},
+    reachability::{BACKENDS, Fixture},
     sidecar::{Proxy, either, redirect, through},
 };
 
-/// The proxy's container of a pod with these annotations, by `inpod inject`.
-pub(crate) fn container(place: &Place, annotations: &Value) -> Value {
-    let manifests = place.node.manifests();
+/// Returns the proxy's container of a pod with these annotations, from `inpod inject`.
+pub(crate) fn container(fixture: &Fixture, annotations: &Value) -> Value {
+    let manifests = fixture.node.manifests();
     let file = |name: &str| manifests.with_file_name(name);
     let (pod, config) = (file("pod.json"), file("inject.yaml"));
     let manifest = json!({
@@ -53,7 +53,7 @@ pub(crate) fn container(place: &Place, annotations: &Value) -> Value {
     proxies.next().unwrap().clone()
 }
 
-/// Its arguments, with what the kubelet writes into them for a pod with this first address.
+/// Returns its arguments, expanded as the kubelet does for a pod with this first address.
 pub(crate) fn arguments(container: &Value, address: IpAddr) -> Vec<String> {
     let args = container["args"].as_array().unwrap().iter();
     args.map(|arg| {
@@ -63,17 +63,17 @@ pub(crate) fn arguments(container: &Value, address: IpAddr) -> Vec<String> {
     .collect()
 }
 
-/// The one of them that is the bootstrap.
+/// Returns the argument that is the bootstrap.
 pub(crate) fn bootstrap(arguments: &mut [String]) -> &mut String {
     let at = arguments.iter().position(|arg| arg == "--config-yaml");
     &mut arguments[at.unwrap() + 1]
 }
 
-fn start(place: &Place, annotations: &Value) -> Proxy {
-    let mut arguments = arguments(&container(place, annotations), place.server.v4.into());
-    let file = place.node.manifests().with_file_name("bootstrap.json");
+fn start(fixture: &Fixture, annotations: &Value) -> Proxy {
+    let mut arguments = arguments(&container(fixture, annotations), fixture.server.v4.into());
+    let file = fixture.node.manifests().with_file_name("bootstrap.json");
     fs::write(&file, bootstrap(&mut arguments)).unwrap();
-    Proxy::start(place, &["bootstrap", file.to_str().unwrap()])
+    Proxy::start(fixture, &["bootstrap", file.to_str().unwrap()])
 }
 
 pub(crate) fn tproxy() -> Value {
@@ -83,11 +83,11 @@ pub(crate) fn tproxy() -> Value {
 #[test]
 fn with_the_injectors_bootstrap_who_reaches_an_application_is_the_same_by_every_backend() {
     for backend in BACKENDS {
-        let place = Place::with(backend);
-        redirect(&place, InboundCapture::Redirect);
-        place.is_written_with(backend);
-        let proxy = start(&place, &json!({}));
-        let table = through(&place, &proxy, either("127.0.0.6", "::6"));
+        let fixture = Fixture::with(backend);
+        redirect(&fixture, InboundCapture::Redirect);
+        fixture.is_written_with(backend);
+        let proxy = start(&fixture, &json!({}));
+        let table = through(&fixture, &proxy, either("127.0.0.6", "::6"));
         assert_eq!(table.unwrap(), wanted(), "{backend}");
         assert_eq!(proxy.connections().len(), wanted().len(), "{backend}");
     }
@@ -96,11 +96,11 @@ fn with_the_injectors_bootstrap_who_reaches_an_application_is_the_same_by_every_
 #[test]
 fn with_the_injectors_bootstrap_by_tproxy_the_application_sees_the_client_by_every_backend() {
     for backend in BACKENDS {
-        let place = Place::with(backend);
-        redirect(&place, InboundCapture::Tproxy);
-        place.is_written_with(backend);
-        let proxy = start(&place, &tproxy());
-        let table = through(&place, &proxy, |service, v6| place.source(service, v6));
+        let fixture = Fixture::with(backend);
+        redirect(&fixture, InboundCapture::Tproxy);
+        fixture.is_written_with(backend);
+        let proxy = start(&fixture, &tproxy());
+        let table = through(&fixture, &proxy, |service, v6| fixture.source(service, v6));
         assert_eq!(table.unwrap(), wanted(), "{backend}");
         assert_eq!(proxy.connections().len(), wanted().len(), "{backend}");
     }
@@ -108,26 +108,28 @@ fn with_the_injectors_bootstrap_by_tproxy_the_application_sees_the_client_by_eve
 
 #[test]
 fn by_tproxy_a_proxy_with_the_bootstrap_of_redirect_is_reached_by_nobody_and_it_is_noticed() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Tproxy);
-    let proxy = start(&place, &json!({}));
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Tproxy);
+    let proxy = start(&fixture, &json!({}));
     for v6 in [false, true] {
-        place.ask(Way::Wildcard.port(), false, v6).unwrap_err();
+        fixture
+            .ask(BindAddress::Wildcard.port(), false, v6)
+            .unwrap_err();
     }
     assert_eq!(proxy.connections(), []);
 }
 
-/// What the server at the Unix socket says: no port and no address is so.
+/// The answer of the server at the Unix socket: no TCP server gives this port and address.
 const BY_SOCKET: &str = "1 192.0.2.1\n";
 
-/// A server at a Unix socket that the proxy's user may open. It ends with the process.
+/// Starts a server at a Unix socket that the proxy's user may open. It ends with the process.
 fn at_socket(directory: &Path) -> PathBuf {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
     let path = directory.join("app.sock");
     let listener = UnixListener::bind(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
     thread::spawn(move || {
-        // A client that goes away is no error of the server.
+        // A client that disconnects is no error of the server.
         for mut stream in listener.incoming().flatten() {
             stream.write_all(BY_SOCKET.as_bytes()).unwrap_or_default();
         }
@@ -135,7 +137,7 @@ fn at_socket(directory: &Path) -> PathBuf {
     path
 }
 
-/// Endpoints of every form, and the server at a Unix socket that one of them leads to, in a directory of the value's.
+/// Endpoints of every form, and the server at a Unix socket for one of them, in a directory that this owns.
 pub(crate) struct Endpoints {
     _directory: tempfile::TempDir,
     pub(crate) annotation: Value,
@@ -156,22 +158,23 @@ impl Endpoints {
         }
     }
 
-    /// Each leads where it says, from where it says; `mark` is the source at the pod's first address.
-    pub(crate) fn assert_led(&self, place: &Place, mark: &str) {
+    /// Expects that each endpoint leads to its destination, from the right source; `mark` is the source at
+    /// the pod's first address.
+    pub(crate) fn assert_led(&self, fixture: &Fixture, mark: &str) {
         let asked = |port, v6: bool| {
-            let to = SocketAddr::new(place.to(false, v6), port);
-            answer(&place.client.netns, to).ok()
+            let to = SocketAddr::new(fixture.to(false, v6), port);
+            answer(&fixture.client.netns, to).ok()
         };
         let from = |port: u16, source: &str| Some((port, source.parse::<IpAddr>().unwrap()));
         for v6 in [false, true] {
-            // To a server at localhost, which nobody else reaches, and from it.
+            // To a server at localhost, which no other client reaches, and from it.
             assert_eq!(asked(8081, v6), from(8082, "127.0.0.1"));
             assert_eq!(asked(8083, v6), from(9082, "::1"));
-            // To the pod's first address, whatever the client asked for: one serves there, one does not.
+            // To the pod's first address, whatever address the client used: one port is served, one is not.
             assert_eq!(asked(8082, v6), from(8083, mark));
             assert_eq!(asked(9083, v6), None);
             assert_eq!(asked(9081, v6), from(1, "192.0.2.1"));
-            // Not named: it stays at localhost.
+            // No endpoint names this port: it stays at localhost.
             assert_eq!(asked(9082, v6), None);
         }
     }
@@ -179,9 +182,9 @@ impl Endpoints {
 
 #[test]
 fn an_endpoint_leads_its_port_elsewhere_in_the_pod_and_no_other_port() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
     let endpoints = Endpoints::new();
-    let _proxy = start(&place, &endpoints.annotation);
-    endpoints.assert_led(&place, "127.0.0.6");
+    let _proxy = start(&fixture, &endpoints.annotation);
+    endpoints.assert_led(&fixture, "127.0.0.6");
 }

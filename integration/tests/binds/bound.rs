@@ -1,4 +1,4 @@
-//! Servers that bind in one way, and who reaches them.
+//! Servers that bind in one way, and clients that try to reach them.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use inpod_linux::Netns;
 use integration::{Pod, connect};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// A server that tells each client which port answered, and the source that it saw.
+/// A server that sends each client its port and the source that it saw.
 #[derive(Debug)]
 pub(crate) struct Bound(Arc<AtomicBool>);
 
@@ -27,7 +27,7 @@ impl Drop for Bound {
     }
 }
 
-/// A socket of TCP. `both`: one that is bound to `::` takes IPv4 too.
+/// Returns a listening TCP socket. `both`: if bound to `::`, it accepts IPv4 as well.
 fn listener(address: SocketAddr, both: bool, interface: Option<&str>) -> io::Result<TcpListener> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
@@ -60,7 +60,7 @@ impl Bound {
         thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 match listener.accept() {
-                    // A client that goes away is no error of the server.
+                    // A client that disconnects is no error of the server.
                     Ok((mut stream, peer)) => {
                         let source = peer.ip().to_canonical();
                         writeln!(stream, "{} {source}", address.port()).unwrap_or_default();
@@ -73,7 +73,7 @@ impl Bound {
     }
 }
 
-/// The port that answered, and the source that it saw.
+/// Returns the port that answered and the source that it saw.
 pub(crate) fn answer(from: &Netns, to: SocketAddr) -> anyhow::Result<(u16, IpAddr)> {
     let stream = connect(from, to)?;
     let line = io::read_to_string(stream).context("no answer")?;
@@ -84,18 +84,22 @@ pub(crate) fn answer(from: &Netns, to: SocketAddr) -> anyhow::Result<(u16, IpAdd
     Ok((port.parse()?, source.parse()?))
 }
 
-/// How the servers of the table bind.
+/// The addresses to which the servers of the table bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
+pub(crate) enum BindAddress {
     Wildcard,
     Localhost,
     PodIp,
 }
 
-pub(crate) const WAYS: [Way; 3] = [Way::Wildcard, Way::Localhost, Way::PodIp];
+pub(crate) const BIND_ADDRESSES: [BindAddress; 3] = [
+    BindAddress::Wildcard,
+    BindAddress::Localhost,
+    BindAddress::PodIp,
+];
 
-impl Way {
-    /// The port of the server that a Service leads to; the one without is 1000 higher.
+impl BindAddress {
+    /// Returns the port of the server with a Service; the one without is 1000 higher.
     pub(crate) fn port(self) -> u16 {
         match self {
             Self::Wildcard => 8081,
@@ -113,10 +117,10 @@ impl Way {
     }
 }
 
-/// A server of each way for a port with a Service, and one for a port without.
+/// Starts a server of each kind for a port with a Service, and one for a port without.
 pub(crate) fn servers(pod: &Pod) -> Vec<Bound> {
-    let ports = |way: Way| [way.port(), way.port() + 1000].map(|port| (way, port));
-    let all = WAYS.into_iter().flat_map(ports);
+    let ports = |way: BindAddress| [way.port(), way.port() + 1000].map(|port| (way, port));
+    let all = BIND_ADDRESSES.into_iter().flat_map(ports);
     all.flat_map(|(way, port)| {
         let addresses = way.addresses(pod).into_iter();
         addresses.map(move |address| Bound::to(&pod.netns, SocketAddr::new(address, port)))
@@ -124,20 +128,22 @@ pub(crate) fn servers(pod: &Pod) -> Vec<Bound> {
     .collect()
 }
 
-/// Whether a server is reached: by way, with or without a Service, and whether it is IPv6.
-pub(crate) type Table = BTreeMap<(Way, bool, bool), bool>;
+/// Reachability by a server's address, whether it has a Service, and whether it is IPv6.
+pub(crate) type Table = BTreeMap<(BindAddress, bool, bool), bool>;
 
-/// The table of the design "Inbound forwarding": a server is reached exactly where it is bound to more than localhost.
+/// Returns the expected table of inbound forwarding (services/docs/facts/istio-sidecar.md, 7): a server is reachable
+/// exactly if it binds to more than localhost.
 pub(crate) fn wanted() -> Table {
-    let rows = WAYS.into_iter().flat_map(|way| {
+    let rows = BIND_ADDRESSES.into_iter().flat_map(|way| {
         let families = [false, true].map(|v6| [(way, true, v6), (way, false, v6)]);
         families.into_iter().flatten()
     });
-    rows.map(|row| (row, row.0 != Way::Localhost)).collect()
+    rows.map(|row| (row, row.0 != BindAddress::Localhost))
+        .collect()
 }
 
-/// The table as it is, by `ask`, which gives port and source of an answer. Whoever answers must be the one that was
-/// asked, and see the source that is right.
+/// Builds the observed table with `ask`, which returns port and source of an answer. The server that answers must be
+/// the one that was asked, and must see the right source.
 pub(crate) fn table(
     mut ask: impl FnMut(u16, bool, bool) -> anyhow::Result<(u16, IpAddr)>,
     source: impl Fn(bool, bool) -> IpAddr,

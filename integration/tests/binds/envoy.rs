@@ -1,5 +1,5 @@
-//! The same table with a real Envoy: as the injector's template starts it, by its own arguments, under its user and with no
-//! capability but what it is given.
+//! The reachability table with a real Envoy: started as the injector's template starts it, with its own arguments,
+//! its user, and only the capabilities that it is given.
 
 mod ending;
 
@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use crate::{
     bootstrap::{Endpoints, arguments, bootstrap, container, tproxy},
-    bound::{Table, Way, table, wanted},
-    reachability::{BACKENDS, Place},
+    bound::{BindAddress, Table, table, wanted},
+    reachability::{BACKENDS, Fixture},
     sidecar::{either, redirect},
 };
 
-/// Where an application outside of the pod listens.
-const THERE: u16 = 7000;
+/// The port of an application outside of the pod.
+const OUTSIDE_PORT: u16 = 7000;
 
 fn program() -> PathBuf {
     let path = std::env::var_os("ENVOY").map(PathBuf::from);
@@ -33,7 +33,7 @@ fn program() -> PathBuf {
         .unwrap()
 }
 
-/// Begins a program as a runtime begins a container with this security context.
+/// Returns a command prefix that starts a program as a runtime starts a container with this security context.
 fn as_contained(container: &Value) -> Vec<String> {
     let security = &container["securityContext"];
     assert_eq!(security["capabilities"]["drop"][0], "ALL");
@@ -53,7 +53,7 @@ fn as_contained(container: &Value) -> Vec<String> {
     ]
 }
 
-/// Status and body at a URL, asked from inside a pod.
+/// Returns status and body of a URL, requested from inside a pod.
 fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
     let url = format!("http://{to}{path}");
     let told = from.exec(&[
@@ -69,28 +69,28 @@ fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> 
     Ok((status.parse()?, body.to_owned()))
 }
 
-/// How many connections each chain has taken.
-type Taken = BTreeMap<String, u64>;
+/// The number of connections that each filter chain accepted.
+type Accepted = BTreeMap<String, u64>;
 
-/// An Envoy in the pod. Ends with the value.
+/// An Envoy in the pod, killed on drop.
 struct Envoy<'a> {
-    place: &'a Place,
+    fixture: &'a Fixture,
     process: Child,
     log: PathBuf,
 }
 
 impl<'a> Envoy<'a> {
-    fn start(place: &'a Place, annotations: &Value) -> Self {
-        let container = container(place, annotations);
-        let arguments = arguments(&container, place.server.v4.into());
-        Self::with(place, &container, &arguments)
+    fn start(fixture: &'a Fixture, annotations: &Value) -> Self {
+        let container = container(fixture, annotations);
+        let arguments = arguments(&container, fixture.server.v4.into());
+        Self::with(fixture, &container, &arguments)
     }
 
-    fn with(place: &'a Place, container: &Value, arguments: &[String]) -> Self {
-        let log = place.node.manifests().with_file_name("envoy.log");
+    fn with(fixture: &'a Fixture, container: &Value, arguments: &[String]) -> Self {
+        let log = fixture.node.manifests().with_file_name("envoy.log");
         let told = fs::File::create(&log).unwrap();
         let process = Command::new("nsenter")
-            .arg(format!("--net={}", place.server.path().display()))
+            .arg(format!("--net={}", fixture.server.path().display()))
             .args(as_contained(container))
             .arg(program())
             .args(arguments)
@@ -100,7 +100,7 @@ impl<'a> Envoy<'a> {
             .spawn()
             .unwrap();
         let envoy = Self {
-            place,
+            fixture,
             process,
             log,
         };
@@ -108,20 +108,20 @@ impl<'a> Envoy<'a> {
         envoy
     }
 
-    /// As the kubelet's probe asks.
+    /// Asks as the kubelet's probe does.
     fn is_ready(&self) -> anyhow::Result<()> {
-        let to = SocketAddr::new(self.place.to(false, false), 15021);
-        let told = get(&self.place.client, to, "/healthz/ready");
+        let to = SocketAddr::new(self.fixture.to(false, false), 15021);
+        let told = get(&self.fixture.client, to, "/healthz/ready");
         let told = told.with_context(|| fs::read_to_string(&self.log).unwrap_or_default())?;
         ensure!(told.0 == 200, "{told:?}");
         Ok(())
     }
 
-    /// By its administration, which an application of the pod may ask.
-    fn taken(&self) -> Taken {
+    /// Reads them from the admin interface, which an application of the pod may query.
+    fn accepted(&self) -> Accepted {
         let to = SocketAddr::from(([127, 0, 0, 1], 15000));
         let path = "/stats?filter=^tcp.*downstream_cx_total$";
-        let (_, text) = get(&self.place.server, to, path).unwrap();
+        let (_, text) = get(&self.fixture.server, to, path).unwrap();
         let chain = |line: &str| {
             let (name, count) = line.rsplit_once(": ")?;
             let name = name
@@ -129,16 +129,16 @@ impl<'a> Envoy<'a> {
                 .strip_suffix(".downstream_cx_total")?;
             Some((name.to_owned(), count.parse().unwrap()))
         };
-        let all: Taken = text.lines().filter_map(chain).collect();
+        let all: Accepted = text.lines().filter_map(chain).collect();
         assert!(!all.is_empty(), "{text}");
         all
     }
 
-    /// Does something; with the chains that took a connection meanwhile, and how many.
-    fn taking<T>(&self, act: impl FnOnce() -> T) -> (T, Taken) {
-        let before = self.taken();
+    /// Runs `act` and returns the filter chains that accepted connections meanwhile, with their numbers.
+    fn with_accepted<T>(&self, act: impl FnOnce() -> T) -> (T, Accepted) {
+        let before = self.accepted();
         let done = act();
-        let after = self.taken().into_iter();
+        let after = self.accepted().into_iter();
         let more = after.map(|(chain, count)| {
             let count = count - before[&chain];
             (chain, count)
@@ -149,14 +149,14 @@ impl<'a> Envoy<'a> {
 
 impl Drop for Envoy<'_> {
     fn drop(&mut self) {
-        // Ended already, or ends now.
+        // It has ended already, or ends now.
         self.process.kill().unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }
 }
 
-fn once(chain: &str) -> Taken {
-    Taken::from([(chain.to_owned(), 1)])
+fn once(chain: &str) -> Accepted {
+    Accepted::from([(chain.to_owned(), 1)])
 }
 
 fn inbound(v6: bool) -> &'static str {
@@ -166,11 +166,11 @@ fn inbound(v6: bool) -> &'static str {
     ][usize::from(v6)]
 }
 
-/// The table; each connection must have come to Envoy once, and taken the chain of its family.
+/// Returns the table. Each connection must have reached Envoy once, through the filter chain of its family.
 fn through(envoy: &Envoy<'_>, seen: impl Fn(bool, bool) -> IpAddr) -> anyhow::Result<Table> {
     let mut odd = Vec::new();
     let ask = |port, service, v6| {
-        let (answer, taken) = envoy.taking(|| envoy.place.ask(port, service, v6));
+        let (answer, taken) = envoy.with_accepted(|| envoy.fixture.ask(port, service, v6));
         if taken != once(inbound(v6)) {
             odd.push(format!("{port}, service: {service}: {taken:?}"));
         }
@@ -184,10 +184,10 @@ fn through(envoy: &Envoy<'_>, seen: impl Fn(bool, bool) -> IpAddr) -> anyhow::Re
 #[test]
 fn through_an_envoy_who_reaches_an_application_is_the_same_by_every_backend() {
     for backend in BACKENDS {
-        let place = Place::with(backend);
-        redirect(&place, InboundCapture::Redirect);
-        place.is_written_with(backend);
-        let envoy = Envoy::start(&place, &json!({}));
+        let fixture = Fixture::with(backend);
+        redirect(&fixture, InboundCapture::Redirect);
+        fixture.is_written_with(backend);
+        let envoy = Envoy::start(&fixture, &json!({}));
         let table = through(&envoy, either("127.0.0.6", "::6"));
         assert_eq!(table.unwrap(), wanted(), "{backend}");
     }
@@ -196,22 +196,23 @@ fn through_an_envoy_who_reaches_an_application_is_the_same_by_every_backend() {
 #[test]
 fn through_an_envoy_by_tproxy_the_application_sees_the_client_by_every_backend() {
     for backend in BACKENDS {
-        let place = Place::with(backend);
-        redirect(&place, InboundCapture::Tproxy);
-        place.is_written_with(backend);
-        let envoy = Envoy::start(&place, &tproxy());
-        let table = through(&envoy, |service, v6| place.source(service, v6));
+        let fixture = Fixture::with(backend);
+        redirect(&fixture, InboundCapture::Tproxy);
+        fixture.is_written_with(backend);
+        let envoy = Envoy::start(&fixture, &tproxy());
+        let table = through(&envoy, |service, v6| fixture.source(service, v6));
         assert_eq!(table.unwrap(), wanted(), "{backend}");
     }
 }
 
 #[test]
 fn an_envoy_that_is_not_led_to_sees_nothing_and_it_is_noticed() {
-    let place = Place::new();
-    let envoy = Envoy::start(&place, &json!({}));
-    let (answer, taken) = envoy.taking(|| place.ask(Way::Wildcard.port(), false, false));
-    assert_eq!(answer.unwrap().1, place.source(false, false));
-    assert_eq!(taken, Taken::new());
+    let fixture = Fixture::new();
+    let envoy = Envoy::start(&fixture, &json!({}));
+    let (answer, taken) =
+        envoy.with_accepted(|| fixture.ask(BindAddress::Wildcard.port(), false, false));
+    assert_eq!(answer.unwrap().1, fixture.source(false, false));
+    assert_eq!(taken, Accepted::new());
     let error = through(&envoy, either("127.0.0.6", "::6")).unwrap_err();
     assert!(error.to_string().contains("it saw"), "{error:#}");
 }
@@ -222,18 +223,19 @@ fn what_an_application_sends_goes_through_an_envoy_to_its_target_from_the_pods_o
         (InboundCapture::Redirect, json!({})),
         (InboundCapture::Tproxy, tproxy()),
     ] {
-        let place = Place::new();
-        redirect(&place, capture);
-        let envoy = Envoy::start(&place, &annotations);
-        let _there = App::start(&place.client.netns, THERE).unwrap();
-        for (own, to) in place
+        let fixture = Fixture::new();
+        redirect(&fixture, capture);
+        let envoy = Envoy::start(&fixture, &annotations);
+        let _there = App::start(&fixture.client.netns, OUTSIDE_PORT).unwrap();
+        for (own, to) in fixture
             .server
             .addresses()
             .into_iter()
-            .zip(place.client.addresses())
+            .zip(fixture.client.addresses())
         {
-            let to = SocketAddr::new(to, THERE);
-            let (source, taken) = envoy.taking(|| integration::ask(&place.server.netns, to));
+            let to = SocketAddr::new(to, OUTSIDE_PORT);
+            let (source, taken) =
+                envoy.with_accepted(|| integration::ask(&fixture.server.netns, to));
             assert_eq!(source.unwrap(), own, "{capture:?}");
             assert_eq!(taken, once("PassthroughCluster"), "{capture:?}");
         }
@@ -242,34 +244,34 @@ fn what_an_application_sends_goes_through_an_envoy_to_its_target_from_the_pods_o
 
 #[test]
 fn an_endpoint_leads_its_port_elsewhere_through_an_envoy_and_no_other_port() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
     let endpoints = Endpoints::new();
-    let container = container(&place, &endpoints.annotation);
-    for (first, mark) in place
+    let container = container(&fixture, &endpoints.annotation);
+    for (first, mark) in fixture
         .server
         .addresses()
         .into_iter()
         .zip(["127.0.0.6", "::6"])
     {
-        let _envoy = Envoy::with(&place, &container, &arguments(&container, first));
-        endpoints.assert_led(&place, mark);
+        let _envoy = Envoy::with(&fixture, &container, &arguments(&container, first));
+        endpoints.assert_led(&fixture, mark);
     }
 }
 
-/// So that a probe that only connects (`tcpSocket`) tells nothing of the application.
+/// Therefore a probe that only connects (`tcpSocket`) does not show whether the application listens.
 #[test]
 fn a_connection_to_a_port_that_nobody_serves_is_taken_by_an_envoy_and_ended() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let nobody = |v6| SocketAddr::new(place.to(false, v6), 7999);
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let nobody = |v6| SocketAddr::new(fixture.to(false, v6), 7999);
     for v6 in [false, true] {
-        integration::connect(&place.client.netns, nobody(v6)).unwrap_err();
+        integration::connect(&fixture.client.netns, nobody(v6)).unwrap_err();
     }
-    let envoy = Envoy::start(&place, &json!({}));
+    let envoy = Envoy::start(&fixture, &json!({}));
     for v6 in [false, true] {
-        let connect = || integration::connect(&place.client.netns, nobody(v6));
-        let (stream, taken) = envoy.taking(connect);
+        let connect = || integration::connect(&fixture.client.netns, nobody(v6));
+        let (stream, taken) = envoy.with_accepted(connect);
         assert_eq!(taken, once(inbound(v6)));
         assert_eq!(io::read_to_string(stream.unwrap()).unwrap(), "");
     }
@@ -277,22 +279,23 @@ fn a_connection_to_a_port_that_nobody_serves_is_taken_by_an_envoy_and_ended() {
 
 #[test]
 fn a_connection_to_an_envoys_own_listener_ends_there() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let envoy = Envoy::start(&place, &json!({}));
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let envoy = Envoy::start(&fixture, &json!({}));
     for v6 in [false, true] {
-        let asked = |port| envoy.taking(|| place.ask(port, false, v6));
+        let asked = |port| envoy.with_accepted(|| fixture.ask(port, false, v6));
         let (answer, taken) = asked(15006);
         answer.unwrap_err();
         assert_eq!(taken, once("BlackHoleCluster"));
         let (answer, taken) = asked(15001);
         answer.unwrap_err();
         let both = [inbound(v6), "BlackHoleCluster"].map(|it| (it.to_owned(), 1));
-        assert_eq!(taken, Taken::from(both));
+        assert_eq!(taken, Accepted::from(both));
     }
 }
 
-/// A bootstrap whose proxy connects from its own address, which the rules lead to it again. `most` connections end that.
+/// Changes the bootstrap so that the proxy connects from its own address, which the rules redirect to it again. A
+/// limit of `most` connections ends that loop.
 fn unmarked(bootstrap: &mut String, most: u64) {
     let mut document: Value = serde_json::from_str(bootstrap).unwrap();
     let clusters = document.pointer_mut("/static_resources/clusters");
@@ -310,14 +313,15 @@ fn unmarked(bootstrap: &mut String, most: u64) {
 
 #[test]
 fn an_envoy_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let container = container(&place, &json!({}));
-    let mut arguments = arguments(&container, place.server.v4.into());
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let container = container(&fixture, &json!({}));
+    let mut arguments = arguments(&container, fixture.server.v4.into());
     unmarked(bootstrap(&mut arguments), 8);
-    let envoy = Envoy::with(&place, &container, &arguments);
+    let envoy = Envoy::with(&fixture, &container, &arguments);
     for v6 in [false, true] {
-        let (answer, taken) = envoy.taking(|| place.ask(Way::Wildcard.port(), false, v6));
+        let (answer, taken) =
+            envoy.with_accepted(|| fixture.ask(BindAddress::Wildcard.port(), false, v6));
         answer.unwrap_err();
         assert!(taken[inbound(v6)] >= 8, "{taken:?}");
     }
@@ -325,13 +329,13 @@ fn an_envoy_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
 
 #[test]
 fn an_envoy_tells_others_whether_it_is_ready_and_its_metrics_and_nothing_else() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let _envoy = Envoy::start(&place, &json!({}));
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let _envoy = Envoy::start(&fixture, &json!({}));
     for v6 in [false, true] {
         let asked = |port, path| {
-            let to = SocketAddr::new(place.to(false, v6), port);
-            get(&place.client, to, path)
+            let to = SocketAddr::new(fixture.to(false, v6), port);
+            get(&fixture.client, to, path)
         };
         assert_eq!(asked(15021, "/healthz/ready").unwrap().0, 200);
         let (status, metrics) = asked(15090, "/stats/prometheus").unwrap();
@@ -350,5 +354,5 @@ fn an_envoy_tells_others_whether_it_is_ready_and_its_metrics_and_nothing_else() 
         asked(15000, "/ready").unwrap_err();
     }
     let here = SocketAddr::from(([127, 0, 0, 1], 15000));
-    assert_eq!(get(&place.server, here, "/ready").unwrap().0, 200);
+    assert_eq!(get(&fixture.server, here, "/ready").unwrap().0, 200);
 }

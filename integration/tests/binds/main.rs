@@ -1,5 +1,5 @@
-//! What applications bind: who reaches them without a mesh and in it, and what is told of that before.
-// cfg(test), so that clippy sees that all of this is a test.
+//! The addresses to which applications bind: who reaches them without a mesh and in it, and what inpod predicts.
+// With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 mod bootstrap;

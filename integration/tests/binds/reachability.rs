@@ -1,5 +1,5 @@
-//! The table of the design "Inbound forwarding" (three ways to bind, with a Service or without): who reaches an application
-//! is the same without a mesh and in it, IPv4 and IPv6.
+//! The table of inbound forwarding (services/docs/facts/istio-sidecar.md, 7): three ways to bind, with a Service or
+//! without. The same clients reach an application without a mesh and in it, over IPv4 and IPv6.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,29 +12,29 @@ use crate::{
     report::{binds, listed},
 };
 
-/// The address of the Service, and its port for a port of the pod is that port.
+/// The addresses of the Service, whose ports equal the pod's ports.
 const SERVICE: [&str; 2] = ["10.96.0.10", "fd96::10"];
 
-/// The node's addresses: whom a Service's client is to a pod of the same bridge.
-const HERE: [&str; 2] = ["10.77.0.1", "fd77::1"];
+/// The node's addresses, which a pod of the same bridge sees as source of a Service's client.
+const NODE_ADDRESSES: [&str; 2] = ["10.77.0.1", "fd77::1"];
 
-/// What rules are written with (netconfig's setting `backend`).
+/// Values of netconfig's setting `backend`.
 pub(crate) const BACKENDS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
 
-/// A pod with a Service, and a client beside it. Nothing of it is in a mesh yet.
-pub(crate) struct Place {
+/// A pod with a Service, and a client beside it. Neither is in a mesh at first.
+pub(crate) struct Fixture {
     pub(crate) node: Node,
     pub(crate) server: Pod,
     pub(crate) client: Pod,
     _servers: Vec<Bound>,
 }
 
-impl Place {
+impl Fixture {
     pub(crate) fn new() -> Self {
         Self::with("auto")
     }
 
-    /// The same, with rules written with a backend.
+    /// Creates the same with a backend for rules.
     pub(crate) fn with(backend: &str) -> Self {
         let node = Node::new().unwrap();
         let settings = ["--peer", "uid", "--backend", backend];
@@ -46,18 +46,18 @@ impl Place {
         node.ready().unwrap();
         let server = node.pod(Spec::new("server")).unwrap();
         let client = node.pod(Spec::new("client")).unwrap();
-        let place = Self {
+        let fixture = Self {
             _servers: servers(&server),
             node,
             server,
             client,
         };
-        place.serve();
-        place
+        fixture.serve();
+        fixture
     }
 
-    /// Has the node lead a Service to the pod, as kube-proxy does. A client on the same bridge is masqueraded: its
-    /// answers would go past the node.
+    /// Makes the node forward a Service to the pod, as kube-proxy does. A client on the same bridge is masqueraded;
+    /// otherwise its answers would bypass the node.
     fn serve(&self) {
         let net = format!("--net={}", self.node.netns().path().display());
         let (v4, v6) = (self.server.v4, self.server.v6);
@@ -80,7 +80,7 @@ impl Place {
         }
     }
 
-    /// Whether the pod's rules are where this backend has them, and with no other.
+    /// Expects the pod's rules in this backend and in no other.
     pub(crate) fn is_written_with(&self, backend: &str) {
         let net = format!("--net={}", self.server.path().display());
         let has = |command: &[&str], ours| {
@@ -101,7 +101,7 @@ impl Place {
         self.node.until_whole(&spec).unwrap();
     }
 
-    /// The address by which the pod is asked.
+    /// Returns the address by which the pod is called.
     pub(crate) fn to(&self, service: bool, v6: bool) -> IpAddr {
         match (service, v6) {
             (true, _) => SERVICE[usize::from(v6)].parse().unwrap(),
@@ -110,10 +110,10 @@ impl Place {
         }
     }
 
-    /// Whom the application is to see.
+    /// Returns the source that the application must see.
     pub(crate) fn source(&self, service: bool, v6: bool) -> IpAddr {
         match (service, v6) {
-            (true, _) => HERE[usize::from(v6)].parse().unwrap(),
+            (true, _) => NODE_ADDRESSES[usize::from(v6)].parse().unwrap(),
             (false, false) => self.client.v4.into(),
             (false, true) => self.client.v6.into(),
         }
@@ -126,8 +126,8 @@ impl Place {
         )
     }
 
-    /// The table, and that each connection took the way that it is to take: in the mesh one, at 15006 of the pod, to the
-    /// pod's own address and that port.
+    /// Returns the table, and expects each connection on the right path: in the mesh accepted once at the pod's
+    /// 15006, for the pod's own address and that port.
     fn table(&self, in_mesh: bool) -> anyhow::Result<Table> {
         let mut odd = Vec::new();
         let ask = |port, service, v6| {
@@ -155,24 +155,24 @@ impl Place {
 #[test]
 fn who_reaches_an_application_is_the_same_without_a_mesh_and_in_it() {
     for backend in BACKENDS {
-        let place = Place::with(backend);
-        assert_eq!(place.table(false).unwrap(), wanted(), "{backend}");
-        place.join();
-        place.is_written_with(backend);
-        assert_eq!(place.table(true).unwrap(), wanted(), "{backend}");
+        let fixture = Fixture::with(backend);
+        assert_eq!(fixture.table(false).unwrap(), wanted(), "{backend}");
+        fixture.join();
+        fixture.is_written_with(backend);
+        assert_eq!(fixture.table(true).unwrap(), wanted(), "{backend}");
     }
 }
 
 #[test]
 fn a_connection_that_misses_ztunnel_is_noticed_though_it_is_answered() {
-    let place = Place::new();
-    // It is not in the mesh: the application answers, by the wrong way.
-    let error = place.table(true).unwrap_err();
+    let fixture = Fixture::new();
+    // The pod is not in the mesh: the application answers over the wrong path.
+    let error = fixture.table(true).unwrap_err();
     assert!(format!("{error:#}").contains("took []"), "{error:#}");
 }
 
 #[test]
-fn what_enrollment_changes_for_a_socket_at_an_interface_is_told_before_and_so() {
+fn what_enrollment_changes_for_a_socket_at_an_interface_is_reported_before_and_so() {
     let node = Node::running().unwrap();
     let server = node.pod(Spec::new("server")).unwrap();
     let client = node.pod(Spec::new("client")).unwrap();
@@ -206,7 +206,7 @@ fn what_enrollment_changes_for_a_socket_at_an_interface_is_told_before_and_so() 
     node.write_manifest(&spec).unwrap();
     node.until_whole(&spec).unwrap();
     assert_eq!(reached(), [true, true, false, false, false, false]);
-    // ztunnel's own ports are no application's.
+    // ztunnel's own ports belong to no application.
     assert_eq!(told(), foretold);
     let state = listed(&node, &spec).unwrap().state();
     assert_eq!(state, PodState::Enrolled);

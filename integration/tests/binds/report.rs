@@ -1,4 +1,4 @@
-//! What is told of binds: by the service, and by `inpod binds`.
+//! Reports of binds, by the service and by `inpod binds`.
 
 use std::{
     fs,
@@ -16,9 +16,9 @@ use integration::{Inhabitant, Node, PATIENCE, Pod, Spec, bin, eventually};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::bound::{Bound, Way, servers};
+use crate::bound::{BindAddress, Bound, servers};
 
-/// Everything that listens in pods of a name.
+/// Returns everything that listens in pods with a name.
 pub(crate) fn listed(node: &Node, spec: &Spec) -> anyhow::Result<PodBinds> {
     let mut pods = node.api().binds(ListBindsRequest {
         pod: Some(PodSelector {
@@ -31,7 +31,7 @@ pub(crate) fn listed(node: &Node, spec: &Spec) -> anyhow::Result<PodBinds> {
     pods.pop().context("no such pod")
 }
 
-/// The same; it must have been seen.
+/// Like [`listed`], and expects that the pod was inspected.
 pub(crate) fn binds(node: &Node, spec: &Spec) -> PodBinds {
     let pod = listed(node, spec).unwrap();
     assert_eq!(pod.failure, None);
@@ -56,7 +56,7 @@ fn words(text: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn each_way_to_bind_is_told_before_enrollment_and_after_it() {
+fn each_way_to_bind_is_reported_before_enrollment_and_after_it() {
     let node = Node::running().unwrap();
     let server = node.pod(Spec::new("server")).unwrap();
     let _servers = servers(&server);
@@ -107,7 +107,7 @@ fn a_socket_of_ipv6_alone_takes_no_ipv4_also_in_the_report() {
 }
 
 #[test]
-fn ports_that_services_lead_to_are_told_with_what_nobody_listens_on() {
+fn ports_that_services_lead_to_are_reported_with_what_nobody_listens_on() {
     let node = Node::running().unwrap();
     let server = node.pod(Spec::new("server")).unwrap();
     let _servers = servers(&server);
@@ -125,10 +125,10 @@ fn ports_that_services_lead_to_are_told_with_what_nobody_listens_on() {
     let pods = node.api().binds(ListBindsRequest {
         labels: vec!["app=server".into()],
         service_ports: vec![
-            lead("a", Way::PodIp.port(), own),
-            lead("b", Way::PodIp.port(), own),
+            lead("a", BindAddress::PodIp.port(), own),
+            lead("b", BindAddress::PodIp.port(), own),
             lead("c", 7000, own),
-            // Of an earlier pod of the name.
+            // An endpoint of an earlier pod with the name.
             lead("d", 7001, "another"),
         ],
         ..Default::default()
@@ -157,7 +157,7 @@ fn ports_that_services_lead_to_are_told_with_what_nobody_listens_on() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_looked_into_hinders_no_other() {
+fn a_pod_that_cannot_be_inspected_hinders_no_other() {
     let node = Node::running().unwrap();
     let good = node.pod(Spec::new("good")).unwrap();
     let _server = servers(&good);
@@ -214,7 +214,7 @@ fn a_netconfig_that_hangs_costs_two_seconds_and_not_the_answer() {
 }
 
 #[test]
-fn a_taken_port_is_told_before_the_pod_cannot_be_enrolled() {
+fn a_taken_port_is_reported_before_the_pod_cannot_be_enrolled() {
     let node = Node::running().unwrap();
     let server = node.pod(Spec::new("server")).unwrap();
     let _server = Bound::to(&server.netns, SocketAddr::new([127, 0, 0, 1].into(), 15006));
@@ -241,7 +241,7 @@ fn a_taken_port_is_told_before_the_pod_cannot_be_enrolled() {
 }
 
 #[test]
-fn declared_ports_are_told_by_name_and_nothing_that_changes_is_no_error() {
+fn declared_ports_are_reported_by_name_and_nothing_that_changes_is_no_error() {
     let node = Node::running().unwrap();
     let server = node.sandbox(Spec::new("server")).unwrap();
     let manifest = server.spec.manifest(node.name()).replace(
@@ -281,7 +281,7 @@ fn declared_ports_are_told_by_name_and_nothing_that_changes_is_no_error() {
     ] {
         assert_eq!(all.pointer(pointer).unwrap(), value, "{pointer}");
     }
-    // Without Kubernetes the rest is told all the same.
+    // Without Kubernetes the rest is reported all the same.
     let output = inpod(&node, &["shop/server", "--services"]);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -292,9 +292,9 @@ fn declared_ports_are_told_by_name_and_nothing_that_changes_is_no_error() {
     assert!(words(&output.stdout)[2].contains("container (http)"));
 }
 
-/// A pod that ran before inpod came: nobody called CNI for it.
-fn stranger(node: &Node) -> (Pod, Inhabitant) {
-    // A cgroup names a UID as Kubernetes gives it.
+/// Returns a pod that ran before inpod was installed, without a CNI call to inpod.
+fn undiscovered_pod(node: &Node) -> (Pod, Inhabitant) {
+    // A cgroup contains the UID in Kubernetes' form.
     let mut spec = Spec::new("stranger");
     spec.uid = "5e1f0000-0000-1111-2222-333333333333".to_owned();
     let pod = node.sandbox(spec).unwrap();
@@ -309,7 +309,7 @@ fn stranger(node: &Node) -> (Pod, Inhabitant) {
 fn a_pod_that_no_verb_was_seen_for_is_found_and_stays_unclaimed() {
     let cgroups = integration::Cgroups::new().unwrap();
     let node = Node::running().unwrap();
-    let (pod, inhabitant) = stranger(&node);
+    let (pod, inhabitant) = undiscovered_pod(&node);
     cgroups.put(&pod, inhabitant.pid()).unwrap();
     let _servers = servers(&pod);
     eventually("it is seen", PATIENCE, || {

@@ -1,4 +1,4 @@
-//! The same table with a proxy in the pod, under the rules of sidecar mode.
+//! The reachability table with a proxy in the pod, under the rules of sidecar mode.
 
 use std::{
     fs,
@@ -22,11 +22,11 @@ use tokio::runtime::Runtime;
 use tonic::Request;
 
 use crate::{
-    bound::{Table, Way, table, wanted},
-    reachability::Place,
+    bound::{BindAddress, Table, table, wanted},
+    reachability::Fixture,
 };
 
-/// The node's ports of Istio's agent, which are never captured.
+/// The ports of Istio's agent, which are never captured.
 const EXCLUDED: [u32; 3] = [15020, 15021, 15090];
 
 fn timed<T>(message: T) -> Request<T> {
@@ -35,18 +35,18 @@ fn timed<T>(message: T) -> Request<T> {
     request
 }
 
-/// Redirects a pod to its own proxy, as pod-events would have it done.
-pub(crate) fn redirect(place: &Place, capture: InboundCapture) {
+/// Redirects a pod to its own proxy, with the call that pod-events makes.
+pub(crate) fn redirect(fixture: &Fixture, capture: InboundCapture) {
     let sandbox = SandboxRef {
         network_name: "podnet".into(),
-        container_id: place.server.container_id.clone(),
+        container_id: fixture.server.container_id.clone(),
         ifname: "eth0".into(),
     };
-    let addresses = place.server.addresses().map(|it| it.to_string());
+    let addresses = fixture.server.addresses().map(|it| it.to_string());
     let claim = ClaimNetnsRequest {
         sandbox: Some(sandbox.clone()),
         netns: Some(NetnsRef {
-            path: place.server.path().display().to_string(),
+            path: fixture.server.path().display().to_string(),
             ..NetnsRef::default()
         }),
         addresses: addresses.to_vec(),
@@ -73,7 +73,7 @@ pub(crate) fn redirect(place: &Place, capture: InboundCapture) {
         }),
         probe_addresses: Vec::new(),
     };
-    let socket = inpod_service::socket(&place.node.run_dir(), "netconfig");
+    let socket = inpod_service::socket(&fixture.node.run_dir(), "netconfig");
     Runtime::new().unwrap().block_on(async {
         let mut client = NetconfigServiceClient::new(inpod_service::channel(&socket));
         client.claim_netns(timed(claim)).await.unwrap();
@@ -81,17 +81,17 @@ pub(crate) fn redirect(place: &Place, capture: InboundCapture) {
     });
 }
 
-/// A proxy in the pod. Ends with the value.
+/// A proxy in the pod, killed on drop.
 pub(crate) struct Proxy {
     process: Child,
     told: PathBuf,
 }
 
 impl Proxy {
-    pub(crate) fn start(place: &Place, mode: &[&str]) -> Self {
-        let told = place.node.manifests().with_file_name("sidecar.log");
+    pub(crate) fn start(fixture: &Fixture, mode: &[&str]) -> Self {
+        let told = fixture.node.manifests().with_file_name("sidecar.log");
         let process = Command::new("nsenter")
-            .arg(format!("--net={}", place.server.path().display()))
+            .arg(format!("--net={}", fixture.server.path().display()))
             .arg(bin("sidecar").unwrap())
             .args(mode)
             .stdin(Stdio::null())
@@ -111,7 +111,7 @@ impl Proxy {
         fs::read_to_string(&self.told).unwrap()
     }
 
-    /// Each connection: source, destination, outcome.
+    /// Returns source, destination and outcome of each connection.
     pub(crate) fn connections(&self) -> Vec<(IpAddr, SocketAddr, String)> {
         let text = self.text();
         let line = |line: &str| {
@@ -132,29 +132,30 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Ended already, or ends now.
+        // It has ended already, or ends now.
         self.process.kill().unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// The table; each connection must have come to the proxy once, from the client and for the pod's own address.
+/// Returns the table. Each connection must have reached the proxy once, from the client and for
+/// the pod's own address.
 pub(crate) fn through(
-    place: &Place,
+    fixture: &Fixture,
     proxy: &Proxy,
     seen: impl Fn(bool, bool) -> IpAddr,
 ) -> anyhow::Result<Table> {
     let mut odd = Vec::new();
     let ask = |port, service, v6| {
         let before = proxy.connections().len();
-        let answer = place.ask(port, service, v6);
+        let answer = fixture.ask(port, service, v6);
         let outcome = if answer.is_ok() {
             "forwarded"
         } else {
             "refused"
         };
-        let destination = SocketAddr::new(place.to(false, v6), port);
-        let wanted = (place.source(service, v6), destination, outcome.to_owned());
+        let destination = SocketAddr::new(fixture.to(false, v6), port);
+        let wanted = (fixture.source(service, v6), destination, outcome.to_owned());
         let taken = proxy.connections().split_off(before);
         if taken != [wanted] {
             odd.push(format!("{port}, service: {service}: {taken:?}"));
@@ -166,7 +167,7 @@ pub(crate) fn through(
     Ok(table)
 }
 
-/// By family.
+/// Returns an address by family.
 pub(crate) fn either(v4: &str, v6: &str) -> impl Fn(bool, bool) -> IpAddr {
     let both = [v4, v6].map(|text| text.parse().unwrap());
     move |_, v6| both[usize::from(v6)]
@@ -174,35 +175,37 @@ pub(crate) fn either(v4: &str, v6: &str) -> impl Fn(bool, bool) -> IpAddr {
 
 #[test]
 fn a_sidecar_that_connects_from_its_own_address_reaches_what_is_reached_without_it() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let proxy = Proxy::start(&place, &["original"]);
-    let table = through(&place, &proxy, either("127.0.0.6", "::6")).unwrap();
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let proxy = Proxy::start(&fixture, &["original"]);
+    let table = through(&fixture, &proxy, either("127.0.0.6", "::6")).unwrap();
     assert_eq!(table, wanted());
-    // One of each request came, and none again.
+    // Each request reached the proxy exactly once.
     assert_eq!(proxy.connections().len(), table.len());
 }
 
 #[test]
 fn a_sidecar_that_forwards_to_localhost_is_the_one_that_the_warnings_are_of() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let proxy = Proxy::start(&place, &["localhost"]);
-    let table = through(&place, &proxy, either("127.0.0.1", "::1")).unwrap();
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let proxy = Proxy::start(&fixture, &["localhost"]);
+    let table = through(&fixture, &proxy, either("127.0.0.1", "::1")).unwrap();
     let wanted: Table = wanted()
         .into_keys()
-        .map(|row| (row, row.0 != Way::PodIp))
+        .map(|row| (row, row.0 != BindAddress::PodIp))
         .collect();
     assert_eq!(table, wanted);
 }
 
 #[test]
 fn a_sidecar_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
-    let proxy = Proxy::start(&place, &["unmarked"]);
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let proxy = Proxy::start(&fixture, &["unmarked"]);
     for v6 in [false, true] {
-        place.ask(Way::Wildcard.port(), false, v6).unwrap_err();
+        fixture
+            .ask(BindAddress::Wildcard.port(), false, v6)
+            .unwrap_err();
     }
     let outcomes: Vec<_> = proxy.connections().into_iter().map(|it| it.2).collect();
     let loops = outcomes.iter().filter(|outcome| *outcome == "loop").count();
@@ -211,9 +214,9 @@ fn a_sidecar_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
 
 #[test]
 fn without_the_rules_the_proxy_sees_nothing_and_it_is_noticed() {
-    let place = Place::new();
-    let proxy = Proxy::start(&place, &["original"]);
-    let error = through(&place, &proxy, either("127.0.0.6", "::6")).unwrap_err();
+    let fixture = Fixture::new();
+    let proxy = Proxy::start(&fixture, &["original"]);
+    let error = through(&fixture, &proxy, either("127.0.0.6", "::6")).unwrap_err();
     assert!(error.to_string().contains("it saw"), "{error:#}");
     assert_eq!(proxy.connections(), []);
 }

@@ -1,4 +1,4 @@
-//! A node, whoever calls it, and what is read of it.
+//! A node, its callers, and what can be read from it.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
@@ -9,10 +9,10 @@ use integration::{
     eventually, number,
 };
 
-/// What the plugin gives the agent for an ADD.
+/// The plugin's time limit for the agent's answer to an ADD.
 pub(crate) const PLUGIN: Duration = Duration::from_secs(30);
 
-/// What is left of an ADD: UIDs that the broker knows, paths of claims, and how many sandboxes are written down.
+/// State that an ADD leaves: UIDs that the broker knows, paths of claims, and the number of checkpoint records.
 pub(crate) type Known = (BTreeSet<String>, BTreeSet<String>, usize);
 
 /// A node and a runtime.
@@ -28,7 +28,7 @@ impl Bench {
         Self { node, verbs }
     }
 
-    /// A node without a ztunnel.
+    /// Returns a node without a ztunnel.
     pub(crate) fn without_ztunnel() -> Self {
         let node = Node::new().unwrap();
         SERVICES
@@ -44,8 +44,8 @@ impl Bench {
         bench
     }
 
-    /// A node that works on one ADD at a time, and whoever stands between its services.
-    pub(crate) fn of_one_turn() -> (Self, Proxy) {
+    /// Returns a node that works on one ADD at a time, and the proxy between its services.
+    pub(crate) fn with_one_permit() -> (Self, Proxy) {
         let node = Node::new().unwrap();
         let behind = node.run_dir().with_file_name("behind");
         let proxy = Proxy::start(&node.run_dir(), &behind).unwrap();
@@ -59,8 +59,8 @@ impl Bench {
         (Self::over(node), proxy)
     }
 
-    /// Has one ADD hold the only turn.
-    pub(crate) fn hold_turn(&self, proxy: &Proxy, pod: &Pod) -> (Held, Called<AddPodResponse>) {
+    /// Makes one ADD hold the only permit.
+    pub(crate) fn hold_permit(&self, proxy: &Proxy, pod: &Pod) -> (Held, Called<AddPodResponse>) {
         let held = proxy.hold(Step {
             method: "ClaimNetns",
             moment: Moment::Before,
@@ -79,7 +79,6 @@ impl Bench {
         sandboxes.iter().map(|it| self.verbs.del(it)).collect()
     }
 
-    /// Opens every connection.
     pub(crate) fn warm(&self) {
         let path = Path::new("/run/netns/e");
         let nobody = Named::at(&Spec::new("nobody"), &"e".repeat(64), path);
@@ -99,7 +98,7 @@ impl Bench {
         number(&metrics, &format!("inpod_pod_events_{name}"))
     }
 
-    /// Waits until a metric has a number.
+    /// Waits until a metric has a value.
     pub(crate) fn until(&self, name: &str, wanted: f64) {
         eventually(name, PATIENCE, || {
             let found = self.metric(name);
@@ -109,7 +108,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// Waits until an ADD waits for its turn: calls are arriving.
+    /// Waits until an ADD waits for a permit, which shows that calls are arriving.
     pub(crate) fn until_busy(&self) {
         eventually("an ADD waits for its turn", PATIENCE, || {
             ensure!(self.metric("adds_waiting") > 0.5, "none does");
@@ -118,7 +117,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// Waits until as many netns are claimed.
+    /// Waits until this many netns are claimed.
     pub(crate) fn until_claimed(&self, count: usize) {
         eventually("all are claimed", PATIENCE, || {
             let claims = self.node.api().claims()?.len();
@@ -128,7 +127,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// How many descriptors each service has.
+    /// Returns the number of descriptors of each service.
     pub(crate) fn descriptors(&self) -> Vec<usize> {
         let count = |service: &&str| {
             let pid = self.node.pid(service).unwrap();
@@ -137,7 +136,7 @@ impl Bench {
         SERVICES.iter().map(count).collect()
     }
 
-    /// The most memory that pod-events ever had, in KiB.
+    /// Returns the peak memory of pod-events, in KiB.
     pub(crate) fn peak(&self) -> u64 {
         let pid = self.node.pid("pod-events").unwrap();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -173,8 +172,9 @@ pub(crate) fn named(pods: &[Pod]) -> Vec<Named> {
     pods.iter().map(Named::of).collect()
 }
 
-/// Sandboxes whose netns nobody opens, or that is not there. `first` keeps their ids apart from those of others.
-pub(crate) fn unreal(node: &Node, specs: &[Spec], first: usize) -> Vec<Named> {
+/// Returns sandboxes whose netns no service opens, or whose netns does not exist. `first` separates their ids
+/// from those of others.
+pub(crate) fn without_netns(node: &Node, specs: &[Spec], first: usize) -> Vec<Named> {
     specs
         .iter()
         .try_for_each(|spec| node.write_manifest(spec))

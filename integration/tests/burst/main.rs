@@ -1,5 +1,6 @@
-//! Many ADDs and DELs at once: who waits for whom, what a refused one leaves, and what it costs pod-events.
-// cfg(test), so that clippy sees that all of this is a test.
+//! Many concurrent ADDs and DELs: which calls wait for others, what a refused call leaves, and
+//! the cost for pod-events.
+// With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 mod bench;
@@ -13,12 +14,12 @@ use inpod_types::Reason;
 use integration::{Answer, Called, Named, Spec};
 
 use crate::{
-    bench::{Bench, PLUGIN, ambient, named, specs, unreal},
-    tally::{all_ok, outcomes, percentile, told},
+    bench::{Bench, PLUGIN, ambient, named, specs, without_netns},
+    tally::{all_ok, outcomes, percentile, print_line},
 };
 
 impl Bench {
-    /// The one answer to a call.
+    /// Returns the only answer to a call.
     fn answer<T>(&self, call: Called<T>) -> Answer<T> {
         self.verbs.answers(vec![call]).unwrap().pop().unwrap()
     }
@@ -26,12 +27,12 @@ impl Bench {
 
 #[test]
 fn a_del_ends_an_add_that_waits_for_its_turn_at_once() {
-    let (bench, proxy) = Bench::of_one_turn();
+    let (bench, proxy) = Bench::with_one_permit();
     let (works, waits) = (
         bench.node.sandbox(Spec::new("works").ambient()).unwrap(),
         bench.node.sandbox(Spec::new("waits").ambient()).unwrap(),
     );
-    let (held, first) = bench.hold_turn(&proxy, &works);
+    let (held, first) = bench.hold_permit(&proxy, &works);
     let second = bench.verbs.add(&Named::of(&waits), PLUGIN);
     bench.until("adds_waiting", 1.0);
 
@@ -50,38 +51,43 @@ fn a_del_ends_an_add_that_waits_for_its_turn_at_once() {
     assert_eq!((uids.len(), paths.len(), records), (1, 1, 1));
 }
 
-/// How many sandboxes end at once.
+/// The number of sandboxes that end concurrently.
 const END: usize = 40;
 
-/// How many ADDs wait meanwhile. They do nothing: what they cost whoever does not wait behind them is nothing.
+/// The number of ADDs that wait meanwhile. They do no work, so they must cost nothing to calls that do
+/// not wait behind them.
 const WAIT: usize = 200;
 
 #[test]
 fn what_dels_take_does_not_depend_on_how_many_adds_wait() {
-    let (bench, proxy) = Bench::of_one_turn();
-    let waiting = unreal(&bench.node, &ambient("wait", WAIT), 0);
+    let (bench, proxy) = Bench::with_one_permit();
+    let waiting = without_netns(&bench.node, &ambient("wait", WAIT), 0);
     let before = bench.node.pods(ambient("before", END)).unwrap();
     let meanwhile = bench.node.pods(ambient("meanwhile", END)).unwrap();
     let turn = bench.node.sandbox(Spec::new("turn").ambient()).unwrap();
     bench.warm();
 
     let undisturbed = bench.verbs.answers(bench.dels(&named(&before))).unwrap();
-    let (held, first) = bench.hold_turn(&proxy, &turn);
+    let (held, first) = bench.hold_permit(&proxy, &turn);
     let adds = bench.adds(&waiting);
     bench.until("adds_waiting", 200.0);
     let disturbed = bench.verbs.answers(bench.dels(&named(&meanwhile))).unwrap();
     bench.until("adds_waiting", 200.0);
     eprintln!(
         "{END} DELs: {}; while {WAIT} ADDs wait: {}",
-        told(&undisturbed),
-        told(&disturbed)
+        print_line(&undisturbed),
+        print_line(&disturbed)
     );
 
     assert_eq!(outcomes(&undisturbed), all_ok(END));
     assert_eq!(outcomes(&disturbed), all_ok(END));
-    // Twice and a moment: other processes share the machine.
+    // Twice the undisturbed time and some slack, since other processes share the machine.
     let most = percentile(&undisturbed, 99) * 2 + Duration::from_millis(500);
-    assert!(percentile(&disturbed, 99) < most, "{}", told(&disturbed));
+    assert!(
+        percentile(&disturbed, 99) < most,
+        "{}",
+        print_line(&disturbed)
+    );
     let ends = bench.verbs.answers(bench.dels(&waiting)).unwrap();
     assert_eq!(outcomes(&ends), all_ok(WAIT));
     let refused = bench.verbs.answers(adds).unwrap();
@@ -98,7 +104,7 @@ fn a_del_ends_an_add_that_waits_for_a_ztunnel_and_its_undoing_is_awaited() {
     let add = bench.verbs.add(&Named::of(&pod), PLUGIN);
     bench.until_claimed(1);
     let del = bench.answer(bench.verbs.del(&Named::of(&pod)));
-    // Undone when the DEL is answered, not some time after.
+    // It is undone before the DEL is answered.
     let (uids, paths, records) = bench.known();
     assert_eq!((uids.len(), paths.len(), records), (0, 0, 0));
     assert!(
@@ -112,14 +118,15 @@ fn a_del_ends_an_add_that_waits_for_a_ztunnel_and_its_undoing_is_awaited() {
 #[test]
 fn while_100_adds_wait_for_a_ztunnel_nobody_else_waits_and_they_succeed_when_it_comes() {
     let bench = Bench::without_ztunnel();
-    let outside = unreal(&bench.node, &specs("outside", 1), 0);
+    let outside = without_netns(&bench.node, &specs("outside", 1), 0);
     let pods = bench.node.sandboxes(ambient("w", 101)).unwrap();
     bench.until_known(&pods);
     let (last, first) = pods.split_last().unwrap();
     let adds = bench.adds(&named(first));
     bench.until_claimed(100);
     bench.until("adds_worked_on", 0.0);
-    // More wait than may be worked on at once; one more gets its turn, one outside needs none, a DEL neither.
+    // More ADDs wait than have permits. Another ADD gets its permit, a pod outside the mesh needs none, and
+    // neither does a DEL.
     let one_more = bench.verbs.add(&Named::of(last), PLUGIN);
     bench.until_claimed(101);
     let added = bench.verbs.answers(bench.adds(&outside)).unwrap();

@@ -1,4 +1,4 @@
-//! 500 ADDs and 500 DELs at once.
+//! 500 concurrent ADDs and 500 concurrent DELs.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,32 +8,32 @@ use inpod_types::Reason;
 use integration::{Answer, Named, Node, PATIENCE, Pod, eventually};
 
 use crate::{
-    bench::{Bench, PLUGIN, ambient, named, specs, unreal},
-    tally::{all_ok, outcomes, percentile, told},
+    bench::{Bench, PLUGIN, ambient, named, specs, without_netns},
+    tally::{all_ok, outcomes, percentile, print_line},
 };
 
-/// How many sandboxes stand before the burst and end in it.
+/// Sandboxes that exist before the burst and end in it.
 const STAND: usize = 80;
-/// How many sandboxes of the mesh come in it and stay.
+/// Sandboxes of the mesh that are added in the burst and stay.
 const STAY: usize = 80;
-/// How many sandboxes of the mesh come in it and end meanwhile.
+/// Sandboxes of the mesh that are added and deleted in the burst.
 const COME_AND_GO: usize = 40;
-/// How many pods outside of the mesh come in it and end meanwhile.
+/// Pods outside of the mesh that are added and deleted in the burst.
 const OUTSIDE: usize = 190;
-/// How many pods of the mesh come whose netns is not there, and end meanwhile.
+/// Pods of the mesh without a netns that are added and deleted in the burst.
 const LOST: usize = 190;
 
-/// What the plugin gives the agent for a DEL.
+/// The plugin's time limit for the agent's answer to a DEL.
 const PLUGIN_DEL: Duration = Duration::from_secs(5);
 
-/// Connections between services come and go.
-const CONNECTIONS: usize = 4;
+/// The tolerated difference in descriptors: connections between services open and close.
+const DESCRIPTOR_TOLERANCE: usize = 4;
 
-/// What pod-events may need at most, in KiB.
-const MOST_RESIDENT: u64 = 128 * 1024;
+/// The limit of pod-events' memory, in KiB.
+const MAX_RESIDENT: u64 = 128 * 1024;
 
-/// Who takes part.
-struct Cast {
+/// The sandboxes of the burst.
+struct Sandboxes {
     lost: Vec<Named>,
     outside: Vec<Named>,
     standing: Vec<Pod>,
@@ -41,23 +41,23 @@ struct Cast {
     going: Vec<Pod>,
 }
 
-impl Cast {
+impl Sandboxes {
     fn on(bench: &Bench) -> Self {
         let node = &bench.node;
-        let cast = Self {
-            lost: unreal(node, &ambient("lost", LOST), 0),
-            outside: unreal(node, &specs("outside", OUTSIDE), LOST),
+        let sandboxes = Self {
+            lost: without_netns(node, &ambient("lost", LOST), 0),
+            outside: without_netns(node, &specs("outside", OUTSIDE), LOST),
             standing: node.pods(ambient("stand", STAND)).unwrap(),
             coming: node.sandboxes(ambient("stay", STAY)).unwrap(),
             going: node.sandboxes(ambient("go", COME_AND_GO)).unwrap(),
         };
-        bench.until_known(&cast.coming);
-        bench.until_known(&cast.going);
-        cast
+        bench.until_known(&sandboxes.coming);
+        bench.until_known(&sandboxes.going);
+        sandboxes
     }
 
-    /// Those that come and end meanwhile.
-    fn brief(&self) -> Vec<Named> {
+    /// Returns the sandboxes that are added and deleted in the burst.
+    fn short_lived(&self) -> Vec<Named> {
         let going = named(&self.going);
         [&self.lost[..], &going, &self.outside].concat()
     }
@@ -74,14 +74,14 @@ struct Answers {
 }
 
 impl Answers {
-    fn of(bench: &Bench, cast: &Cast) -> Self {
-        let standing = bench.dels(&named(&cast.standing));
-        let lost = bench.adds(&cast.lost);
-        let going = bench.adds(&named(&cast.going));
-        let coming = bench.adds(&named(&cast.coming));
-        let outside = bench.adds(&cast.outside);
+    fn of(bench: &Bench, sandboxes: &Sandboxes) -> Self {
+        let standing = bench.dels(&named(&sandboxes.standing));
+        let lost = bench.adds(&sandboxes.lost);
+        let going = bench.adds(&named(&sandboxes.going));
+        let coming = bench.adds(&named(&sandboxes.coming));
+        let outside = bench.adds(&sandboxes.outside);
         bench.until_busy();
-        let brief = bench.dels(&cast.brief());
+        let brief = bench.dels(&sandboxes.short_lived());
         let verbs = &bench.verbs;
         Self {
             standing: verbs.answers(standing).unwrap(),
@@ -103,20 +103,20 @@ impl Answers {
     }
 
     fn tell(&self) {
-        eprintln!("ADD: {}", told(self.adds()));
-        eprintln!("  of those that stay: {}", told(&self.coming));
-        eprintln!("  of those that go: {}", told(&self.going));
-        eprintln!("  of those that are lost: {}", told(&self.lost));
-        eprintln!("  of those outside: {}", told(&self.outside));
-        eprintln!("DEL: {}", told(self.dels()));
+        eprintln!("ADD: {}", print_line(self.adds()));
+        eprintln!("  of those that stay: {}", print_line(&self.coming));
+        eprintln!("  of those that go: {}", print_line(&self.going));
+        eprintln!("  of those that are lost: {}", print_line(&self.lost));
+        eprintln!("  of those outside: {}", print_line(&self.outside));
+        eprintln!("DEL: {}", print_line(self.dels()));
         let is_deferred = |answer: &&Answer<DeletePodResponse>| {
             let result = answer.result.as_ref();
             result.is_ok_and(|response| response.deferred)
         };
         let deferred = self.dels().filter(is_deferred).count();
         eprintln!("  deferred: {deferred}");
-        eprintln!("  of those that stood: {}", told(&self.standing));
-        eprintln!("  of those that came: {}", told(&self.brief));
+        eprintln!("  of those that stood: {}", print_line(&self.standing));
+        eprintln!("  of those that came: {}", print_line(&self.brief));
     }
 
     fn must_be_in_time_and_with_a_reason(&self) {
@@ -135,9 +135,9 @@ impl Answers {
         assert!(dels < adds, "DELs take {dels:?} where ADDs take {adds:?}");
     }
 
-    /// What succeeded before its DEL keeps its rules until its netns ends.
-    fn refused_left_nothing(&self, cast: &Cast) {
-        let going = cast.going.iter().zip(&self.going);
+    /// An ADD that succeeded before its DEL leaves its rules until its netns ends.
+    fn refused_left_nothing(&self, sandboxes: &Sandboxes) {
+        let going = sandboxes.going.iter().zip(&self.going);
         let refused = going.filter(|(_, answer)| answer.result.is_err());
         for (pod, _) in refused {
             let traces = pod.traces().unwrap();
@@ -150,38 +150,45 @@ impl Answers {
 fn a_burst_of_500_adds_and_500_dels_ends_every_call_with_a_reason_and_leaves_nothing_of_the_refused()
  {
     let bench = Bench::over(Node::running().unwrap());
-    let cast = Cast::on(&bench);
-    // Every connection is there before descriptors are counted.
+    let sandboxes = Sandboxes::on(&bench);
+    // Opens every connection before descriptors are counted.
     bench.warm();
     let descriptors = bench.descriptors();
     let resident = bench.node.resident("pod-events").unwrap();
 
-    let answers = Answers::of(&bench, &cast);
+    let answers = Answers::of(&bench, &sandboxes);
     let peak = bench.peak();
     answers.tell();
     eprintln!("resident {resident} KiB before, {peak} KiB at most");
     answers.must_be_in_time_and_with_a_reason();
-    assert!(peak < MOST_RESIDENT, "{peak} KiB");
+    assert!(peak < MAX_RESIDENT, "{peak} KiB");
 
-    // A runtime repeats the DEL of what it was not sure of; what came after its DEL ends now.
-    let again = bench.verbs.answers(bench.dels(&cast.brief())).unwrap();
+    // A runtime repeats a DEL if it is not sure of the first one; an ADD that came after its DEL ends now.
+    let again = bench
+        .verbs
+        .answers(bench.dels(&sandboxes.short_lived()))
+        .unwrap();
     assert_eq!(outcomes(&again), all_ok(LOST + COME_AND_GO + OUTSIDE));
-    only_what_stays_is_left(&bench, &cast);
-    answers.refused_left_nothing(&cast);
-    // As many pods stand as did.
+    only_what_stays_is_left(&bench, &sandboxes);
+    answers.refused_left_nothing(&sandboxes);
+    // The number of pods is the same as before.
     eventually("no descriptor is left over", PATIENCE, || {
         let now = bench.descriptors();
         let mut pairs = now.iter().zip(&descriptors);
-        let is_back = pairs.all(|(now, before)| *now <= before + CONNECTIONS);
+        let is_back = pairs.all(|(now, before)| *now <= before + DESCRIPTOR_TOLERANCE);
         ensure!(is_back, "{now:?}, before {descriptors:?}");
         anyhow::Ok(())
     })
     .unwrap();
 }
 
-fn only_what_stays_is_left(bench: &Bench, cast: &Cast) {
-    let uids: BTreeSet<_> = cast.coming.iter().map(|pod| pod.spec.uid.clone()).collect();
-    let paths = named(&cast.coming).into_iter().map(|it| it.netns.path);
+fn only_what_stays_is_left(bench: &Bench, sandboxes: &Sandboxes) {
+    let uids: BTreeSet<_> = sandboxes
+        .coming
+        .iter()
+        .map(|pod| pod.spec.uid.clone())
+        .collect();
+    let paths = named(&sandboxes.coming).into_iter().map(|it| it.netns.path);
     let wanted = (uids, paths.collect::<BTreeSet<_>>(), STAY);
     eventually("only what stays is known", PATIENCE, || {
         let known = bench.known();
@@ -189,7 +196,7 @@ fn only_what_stays_is_left(bench: &Bench, cast: &Cast) {
         anyhow::Ok(())
     })
     .unwrap();
-    for pod in cast.coming.iter().step_by(16) {
+    for pod in sandboxes.coming.iter().step_by(16) {
         bench.node.until_whole(&pod.spec).unwrap();
     }
 }

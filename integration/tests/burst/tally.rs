@@ -1,10 +1,10 @@
-//! What became of many calls, and how long they took.
+//! Outcomes and durations of many calls.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use integration::Answer;
 
-/// The time within which as many of a hundred were answered.
+/// Returns the time within which this percentage of calls was answered.
 pub(crate) fn percentile<'a, T: 'a>(
     answers: impl IntoIterator<Item = &'a Answer<T>>,
     of: usize,
@@ -16,7 +16,7 @@ pub(crate) fn percentile<'a, T: 'a>(
     took.get(index).copied().unwrap_or_default()
 }
 
-/// How many ended how.
+/// Counts calls by their outcome.
 pub(crate) fn outcomes<'a, T: 'a>(
     answers: impl IntoIterator<Item = &'a Answer<T>>,
 ) -> BTreeMap<String, usize> {
@@ -31,17 +31,19 @@ pub(crate) fn outcomes<'a, T: 'a>(
     counts
 }
 
-/// That all of some calls succeeded.
+/// Returns the outcomes if all calls succeeded.
 pub(crate) fn all_ok(count: usize) -> BTreeMap<String, usize> {
     [("ok".to_owned(), count)].into()
 }
 
-/// A line of a reader's.
+/// Prints a line for the reader of the log.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "an iterator is given away, as everywhere"
 )]
-pub(crate) fn told<'a, T: 'a>(answers: impl IntoIterator<Item = &'a Answer<T>> + Clone) -> String {
+pub(crate) fn print_line<'a, T: 'a>(
+    answers: impl IntoIterator<Item = &'a Answer<T>> + Clone,
+) -> String {
     let at = |of| percentile(answers.clone(), of);
     let counts = outcomes(answers.clone());
     format!(

@@ -1,4 +1,4 @@
-//! A node whose processes talk through a proxy that holds a call at a step.
+//! A node whose processes connect through a proxy that holds a call at a step.
 
 use std::{
     fs,
@@ -17,17 +17,17 @@ use nix::sys::signal::Signal;
 /// The calls of an ADD, in order.
 const ADD: [&str; 4] = ["AddPod", "ClaimNetns", "AddWorkload", "ApplyRules"];
 
-/// The calls of a DEL. The last two are made at once.
+/// The calls of a DEL. The last two are made concurrently.
 const DEL: [&str; 3] = ["DeletePod", "RemoveWorkload", "ReleaseNetns"];
 
-/// Those of a pod with a sidecar: nobody but netconfig is asked.
+/// The calls of an ADD for a pod with a sidecar: only netconfig is involved.
 const ADD_SIDECAR: [&str; 3] = ["AddPod", "ClaimNetns", "ApplyRules"];
 const DEL_SIDECAR: [&str; 2] = ["DeletePod", "ReleaseNetns"];
 
-/// How long a plugin has whose deadline is to pass, in seconds.
+/// The time limit of a plugin whose deadline is to pass, in seconds.
 const SHORT: u64 = 2;
 
-/// What happens while a call is held.
+/// An event while a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     PluginKilled,
@@ -35,25 +35,25 @@ pub(crate) enum Event {
     Killed(&'static str),
 }
 
-/// To whom a pod's traffic is led.
+/// The proxy to which a pod's traffic is redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     Ztunnel,
     Sidecar,
 }
 
-/// Where a pod stands in everybody's eyes.
+/// The complete state of a pod, in which every component must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whole {
-    /// Captured, served, and written down as such.
+pub(crate) enum FinalState {
+    /// Captured, served, and recorded as such.
     In,
-    /// Nothing of it is anywhere.
+    /// No trace of it is left.
     Out,
-    /// Its sandbox has ended: nobody holds anything of it, and its rules end with its netns.
+    /// Its sandbox has ended: no service holds anything of it, and its rules end with its netns.
     Ended,
 }
 
-/// A node whose processes talk through the proxy.
+/// A node whose processes connect through the proxy.
 pub(crate) struct Bench {
     pub(crate) proxy: Proxy,
     behind: PathBuf,
@@ -93,7 +93,7 @@ impl Bench {
         }
     }
 
-    /// The pod that something happens to.
+    /// Returns a new sandbox for the event.
     pub(crate) fn sandbox(&self) -> anyhow::Result<Pod> {
         self.node.sandbox(match self.to {
             To::Ztunnel => Spec::new("a").ambient(),
@@ -101,7 +101,7 @@ impl Bench {
         })
     }
 
-    /// A plugin that asks through the proxy.
+    /// Starts a plugin whose calls pass the proxy.
     pub(crate) fn call(
         &self,
         verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call,
@@ -111,7 +111,7 @@ impl Bench {
         verb(pod, &socket, &self.node.state_dir())
     }
 
-    /// Lets a call come to a step, does something to it there, and gives what became of it.
+    /// Holds a call at a step, makes the event happen, and returns the outcome.
     fn interrupt(&self, call: &Call, step: Step, event: Event) -> anyhow::Result<Outcome> {
         let held = self.proxy.hold(step);
         let running = call.start()?;
@@ -122,7 +122,7 @@ impl Bench {
                 held.release();
                 outcome
             }
-            Event::DeadlinePassed => late(running, held),
+            Event::DeadlinePassed => expect_timeout(running, held),
             Event::Killed(process) => {
                 self.node.stop(process, Signal::SIGKILL)?;
                 held.release();
@@ -132,9 +132,13 @@ impl Bench {
         }
     }
 
-    /// Waits until everybody agrees, and goes on to agree, on where a pod stands.
-    pub(crate) fn whole(&self, pod: &Pod, states: &[Whole]) -> anyhow::Result<Whole> {
-        let mut since: Option<(Whole, Instant)> = None;
+    /// Waits until all components agree, and keep agreeing, on one of these states of a pod.
+    pub(crate) fn until_final(
+        &self,
+        pod: &Pod,
+        states: &[FinalState],
+    ) -> anyhow::Result<FinalState> {
+        let mut since: Option<(FinalState, Instant)> = None;
         let firm = Duration::from_millis(200);
         eventually("the pod is wholly in or wholly out", 2 * PATIENCE, || {
             let found = self.look(pod).inspect_err(|_| since = None)?;
@@ -151,7 +155,7 @@ impl Bench {
         })
     }
 
-    fn look(&self, pod: &Pod) -> anyhow::Result<Whole> {
+    fn look(&self, pod: &Pod) -> anyhow::Result<FinalState> {
         let known = self.node.explain(&pod.spec)?;
         let claimed = self
             .node
@@ -178,7 +182,7 @@ impl Bench {
         let acknowledged = known.ztunnels.iter().any(|report| report.state == "added");
         let by_ztunnel = match self.to {
             To::Ztunnel => [served, listed, listens, acknowledged],
-            // Which the proxy does itself.
+            // The proxy does all of this itself.
             To::Sidecar => [!served, !listed, !listens, known.ztunnels.is_empty()],
         };
         let inside = [
@@ -199,9 +203,9 @@ impl Bench {
         .iter()
         .all(|holds| *holds);
         match (inside.iter().all(|holds| *holds), outside) {
-            (true, false) => Ok(Whole::In),
-            (false, true) if traces.is_empty() => Ok(Whole::Out),
-            (false, true) => Ok(Whole::Ended),
+            (true, false) => Ok(FinalState::In),
+            (false, true) if traces.is_empty() => Ok(FinalState::Out),
+            (false, true) => Ok(FinalState::Ended),
             _ => bail!("neither: {inside:?}, {traces:?}, {known:?}"),
         }
     }
@@ -211,8 +215,8 @@ impl Bench {
         files.map(|file| Ok(file?.path())).collect()
     }
 
-    /// The same call again, as a runtime makes it that was told to try later.
-    pub(crate) fn again(&self, call: &Call) -> anyhow::Result<()> {
+    /// Repeats a call, as a runtime does after "try again later".
+    pub(crate) fn repeat(&self, call: &Call) -> anyhow::Result<()> {
         self.node.ready()?;
         let outcome = call.run()?;
         ensure!(outcome.code == 0, "the same call again: {outcome:?}");
@@ -220,28 +224,28 @@ impl Bench {
     }
 
     fn ends(&self, pod: &Pod, call: &Call) -> anyhow::Result<()> {
-        self.again(call)?;
-        self.whole(pod, &[Whole::Out, Whole::Ended])?;
+        self.repeat(call)?;
+        self.until_final(pod, &[FinalState::Out, FinalState::Ended])?;
         pod.unmount()
     }
 
-    /// An ADD that something happens to.
+    /// Interrupts an ADD and expects recovery.
     fn add(&self, step: Step, event: Event) -> anyhow::Result<()> {
         let pod = self.sandbox()?;
         let call = self.call(Call::add, &pod);
         let outcome = self.interrupt(&limited(&call, event), step, event)?;
-        let whole = self.whole(&pod, &[Whole::In, Whole::Out])?;
+        let until_final = self.until_final(&pod, &[FinalState::In, FinalState::Out])?;
         expected(&outcome, event)?;
         ensure!(
-            outcome.code != 0 || whole == Whole::In,
+            outcome.code != 0 || until_final == FinalState::In,
             "the runtime was told that the pod is in"
         );
-        self.again(&call)?;
-        self.whole(&pod, &[Whole::In])?;
+        self.repeat(&call)?;
+        self.until_final(&pod, &[FinalState::In])?;
         self.ends(&pod, &self.call(Call::del, &pod))
     }
 
-    /// A DEL that something happens to.
+    /// Interrupts a DEL and expects recovery.
     fn del(&self, step: Step, event: Event) -> anyhow::Result<()> {
         let pod = self.sandbox()?;
         let added = self.call(Call::add, &pod).run()?;
@@ -249,19 +253,19 @@ impl Bench {
         let call = self.call(Call::del, &pod);
         let outcome = self.interrupt(&limited(&call, event), step, event)?;
         if event == Event::PluginKilled {
-            self.whole(&pod, &[Whole::In, Whole::Ended])?;
+            self.until_final(&pod, &[FinalState::In, FinalState::Ended])?;
         } else {
             ensure!(
                 outcome.code == 0 && outcome.stdout.is_empty(),
                 "a DEL failed: {outcome:?}"
             );
-            // What the agent was not told it reads later.
-            self.whole(&pod, &[Whole::Ended])?;
+            // What the agent missed, it reads later in the spool.
+            self.until_final(&pod, &[FinalState::Ended])?;
         }
         self.ends(&pod, &call)
     }
 
-    /// Something happens at each step, before it and after it, of an ADD and of a DEL.
+    /// Makes the event happen at each step of an ADD and of a DEL, before it and after it.
     pub(crate) fn at_each_step(&self, event: Event) -> anyhow::Result<()> {
         let both = |method: &&'static str| {
             [Moment::Before, Moment::After].map(|moment| Step { method, moment })
@@ -278,7 +282,7 @@ impl Bench {
             let done = self.del(step, event);
             done.with_context(|| format!("DEL, {event:?} at {step:?}"))?;
         }
-        // What was written down meanwhile is read in the end.
+        // What was spooled meanwhile is eventually replayed.
         let spool = self.node.state_dir().join("spool");
         eventually("the spool is read", PATIENCE, || {
             let left = fs::read_dir(&spool).map_or(0, Iterator::count);
@@ -295,8 +299,8 @@ fn limited(call: &Call, event: Event) -> Call {
     }
 }
 
-/// The plugin gives up at its deadline although the call is still held.
-fn late(running: Running, held: Held) -> anyhow::Result<Outcome> {
+/// Expects that the plugin gives up at its deadline although the call is still held.
+fn expect_timeout(running: Running, held: Held) -> anyhow::Result<Outcome> {
     let outcome = running.wait()?;
     ensure!(
         outcome.took < Duration::from_secs(SHORT + 1),
@@ -306,7 +310,7 @@ fn late(running: Running, held: Held) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// An ADD ends as it can end: well, or with the advice to try again.
+/// Expects an allowed outcome of an ADD: success, or "try again later".
 fn expected(outcome: &Outcome, event: Event) -> anyhow::Result<()> {
     match (event, outcome.code) {
         (Event::PluginKilled, code) => ensure!(code == -1, "not killed: {outcome:?}"),

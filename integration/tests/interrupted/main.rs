@@ -1,5 +1,5 @@
 //! The client dies, its deadline expires, or a service is killed, at each step of ADD and DEL: afterwards the pod is
-//! wholly in or wholly out, and the same call again succeeds.
+//! either completely enrolled or completely withdrawn, and repeating the call succeeds.
 //!
 //! Calls between the processes pass a proxy (`integration::Proxy`) that holds them at the step.
 
@@ -11,7 +11,7 @@ use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
 use integration::{Call, Moment, Spec, Step};
 use nix::sys::signal::Signal;
 
-use bench::{Bench, Event, To, Whole};
+use bench::{Bench, Event, FinalState, To};
 
 #[test]
 fn whenever_the_plugin_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
@@ -62,7 +62,7 @@ fn whatever_is_killed_a_pod_with_a_sidecar_is_wholly_in_or_out_and_a_repetition_
     }
 }
 
-/// netconfig has applied the rules, and pod-events has not written that down.
+/// netconfig has applied the rules, and pod-events has not recorded that.
 #[test]
 fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_again_and_told() {
     let bench = Bench::of(To::Sidecar).unwrap();
@@ -73,7 +73,7 @@ fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_aga
             moment: Moment::After,
         },
     );
-    // With the handles that the kernel gave them: others after they were written anew.
+    // With the kernel's handles, which change when rules are rewritten.
     let rules = || pod.exec(&["nft", "-s", "-a", "list", "ruleset"]).unwrap();
     let held = bench.proxy.hold(step);
     let call = bench.call(Call::add, &pod);
@@ -86,20 +86,20 @@ fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_aga
     assert!(!written.contains("fingerprint"), "{written}");
     bench.node.stop("pod-events", Signal::SIGKILL).unwrap();
     held.release();
-    // The plugin is gone as well, so that nobody asks again.
+    // The plugin is gone as well, so that the call is not repeated.
     drop(running.kill());
     bench.start("pod-events").unwrap();
-    bench.whole(&pod, &[Whole::In]).unwrap();
-    // What was begun may have been taken back first: no ADD was answered.
+    bench.until_final(&pod, &[FinalState::In]).unwrap();
+    // The enrollment may have been undone first, since the ADD was not answered.
     let after = rules();
     let known = bench.node.explain(&pod.spec).unwrap();
     assert_eq!(known.reason(), Reason::SidecarInjected);
     assert!(known.last_failure.is_none(), "{known:?}");
     assert!(known.drift.iter().all(|drift| drift.count == 0));
     assert!(!known.rules.unwrap().fingerprint.is_empty());
-    bench.again(&call).unwrap();
+    bench.repeat(&call).unwrap();
     assert_eq!(rules(), after, "written without need");
-    bench.whole(&pod, &[Whole::In]).unwrap();
+    bench.until_final(&pod, &[FinalState::In]).unwrap();
 }
 
 /// Holding a call must not itself be an interruption: otherwise the tests above would show something else.
@@ -121,5 +121,5 @@ fn a_call_that_is_only_held_for_a_moment_succeeds() {
     held.release();
     let outcome = adding.join().unwrap().unwrap();
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    bench.whole(&pod, &[Whole::In]).unwrap();
+    bench.until_final(&pod, &[FinalState::In]).unwrap();
 }

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry: takes spans over OTLP and keeps them, or hangs.
+//! A collector of OpenTelemetry: it accepts spans over OTLP and keeps them, or hangs.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, body::Body, server::NamedService};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
-/// A span as it came.
+/// A span as received.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
     /// `service.name` of its process.
@@ -29,7 +29,7 @@ impl Received {
         hex(&self.span.trace_id)
     }
 
-    /// What is said of it.
+    /// Returns an attribute of the span.
     pub(crate) fn said(&self, key: &str) -> Option<&Value> {
         said(&self.span.attributes, key)
     }
@@ -44,7 +44,7 @@ fn said<'a>(attributes: &'a [wire::KeyValue], key: &str) -> Option<&'a Value> {
     said.value.as_ref()?.value.as_ref()
 }
 
-/// A collector on a socket. Ends with the value.
+/// A collector on a socket, stopped on drop.
 pub(crate) struct Collector {
     socket: PathBuf,
     spans: Arc<Mutex<Vec<Received>>>,
@@ -58,12 +58,12 @@ struct Taker {
 }
 
 impl Collector {
-    /// One that takes what it is sent.
+    /// Starts one that accepts spans.
     pub(crate) fn start(socket: &Path) -> Self {
         Self::serve(socket, false)
     }
 
-    /// One that takes connections and calls, keeps what it is sent and never answers.
+    /// Starts one that accepts connections and calls, keeps spans and never answers.
     pub(crate) fn hanging(socket: &Path) -> Self {
         Self::serve(socket, true)
     }
@@ -92,7 +92,7 @@ impl Collector {
         }
     }
 
-    /// What came so far.
+    /// Returns the spans so far.
     pub(crate) fn spans(&self) -> Vec<Received> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.clone()

@@ -1,5 +1,5 @@
-//! Spans of the real binaries at a collector: one tree for one ADD; and a collector that is away, hangs or is slow costs
-//! spans and nothing else. The binaries are built with the feature: `./integration/test netns` does it.
+//! Spans of the real binaries at a collector: one tree for one ADD; and a collector that is away, hangs or is slow
+//! costs spans and nothing else. The binaries are built with the feature: `./integration/test netns` does it.
 #![cfg(feature = "otlp")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -24,13 +24,13 @@ use tonic::Request;
 
 use collector::{Collector, Received, hex};
 
-/// As long as `daemon` waits for a collector's answer.
+/// The timeout of an export in `inpod-service`.
 const EXPORT: Duration = Duration::from_secs(5);
 
-/// What an ADD may take here, in seconds: less than an export that hangs.
+/// The time limit of an ADD here, in seconds, which is shorter than an export that hangs.
 const ADD: u64 = 4;
 
-/// More than wait to be sent and are under way together, twice.
+/// Twice the number of spans in the queue and in flight together.
 const FLOOD: usize = 6_000;
 
 struct Bench {
@@ -39,7 +39,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A node whose services export to a socket, whether somebody listens there or not.
+    /// Returns a node whose services export to a socket, with or without a listener.
     fn new() -> Self {
         Self {
             node: Node::new().unwrap(),
@@ -65,7 +65,7 @@ impl Bench {
         self.node.start_with(service, &settings).unwrap();
     }
 
-    /// Calls netconfig on behalf of a trace of which only the flags matter; all calls must succeed.
+    /// Calls netconfig with a trace context of which only the flags matter; all calls must succeed.
     fn calls(&self, count: usize, flags: &str) {
         let channel =
             || inpod_service::channel(&inpod_service::socket(&self.node.run_dir(), "netconfig"));
@@ -90,7 +90,7 @@ impl Bench {
         });
     }
 
-    /// How many spans of a service had this fate.
+    /// Returns how many spans of a service had this result.
     fn counted(&self, service: &str, result: &str) -> f64 {
         let socket = inpod_service::socket(&self.node.run_dir(), service);
         let metrics = self
@@ -111,14 +111,14 @@ impl Bench {
         .unwrap();
     }
 
-    /// How often a service logged something.
+    /// Returns how often a service logged a text.
     fn logged(&self, service: &str, words: &str) -> usize {
         let log = self.node.tail(service, usize::MAX);
         log.lines().filter(|line| line.contains(words)).count()
     }
 }
 
-/// ADD of a new pod of the mesh by the plugin, which must succeed. The trace that it began.
+/// Adds a new pod of the mesh by the plugin, which must succeed. Returns the trace that it began.
 fn add(node: &Node, name: &str) -> String {
     let pod = node.sandbox(Spec::new(name).ambient()).unwrap();
     node.until_known(&pod.spec).unwrap();
@@ -132,7 +132,7 @@ fn add(node: &Node, name: &str) -> String {
     rest.get(..32).unwrap().to_owned()
 }
 
-/// The one span of a name.
+/// Returns the only span with a name.
 fn one<'a>(spans: &'a [Received], name: &str) -> anyhow::Result<&'a Received> {
     let mut named = spans.iter().filter(|it| it.span.name == name);
     let span = named.next().with_context(|| format!("no {name}"))?;
@@ -142,7 +142,7 @@ fn one<'a>(spans: &'a [Received], name: &str) -> anyhow::Result<&'a Received> {
 
 const ADD_POD: &str = "inpod.podevents.v1.PodEventsService/AddPod";
 
-/// Each span of an ADD with the span that it is a part of, and its process.
+/// Each span of an ADD with its parent and its process.
 const TREE: [(&str, &str, &str); 9] = [
     (ADD_POD, "", "pod-events"),
     ("decide", ADD_POD, "pod-events"),
@@ -164,7 +164,7 @@ const TREE: [(&str, &str, &str); 9] = [
         "rules",
         "netconfig",
     ),
-    // There are several: one is shown for all.
+    // There are several, of which one is checked.
     ("queue", ADD_POD, "pod-events"),
 ];
 
@@ -182,7 +182,7 @@ fn one_add_is_one_tree_of_spans_over_all_processes() {
         Ok(spans)
     })
     .unwrap();
-    // Nothing else that the processes did is of a sampled trace.
+    // The processes did nothing else in a sampled trace.
     let traces: BTreeSet<_> = spans.iter().map(Received::trace).collect();
     assert_eq!(traces, BTreeSet::from([trace]));
     let names: BTreeMap<_, _> = spans
@@ -227,7 +227,7 @@ fn an_add_that_fails_is_an_error_with_its_code_and_its_reason() {
     let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
     bench.node.until_known(&pod.spec).unwrap();
     let add = bench.node.call(Call::add, &pod);
-    // The node's own netns is nobody's pod.
+    // The node's own netns belongs to no pod.
     let add = add.with_var("CNI_NETNS", "/proc/1/ns/net");
     let outcome = add.timeout_seconds(ADD).run().unwrap();
     assert_ne!(outcome.code, 0, "{outcome:?}");
@@ -285,7 +285,7 @@ fn a_collector_that_hangs_holds_up_no_call_and_what_is_too_much_is_counted() {
         Ok(())
     })
     .unwrap();
-    // Its caller waits for a shorter time than the export: an ADD that waited for it would fail.
+    // Its caller's time limit is shorter than the export's: an ADD that waited for it would fail.
     assert!(Duration::from_secs(ADD) < EXPORT);
     add(&bench.node, "b");
     for service in SERVICES {
@@ -302,7 +302,7 @@ fn a_collector_that_hangs_holds_up_no_call_and_what_is_too_much_is_counted() {
 }
 
 #[test]
-fn a_collector_that_is_away_is_told_of_once_and_found_again_when_it_is_back() {
+fn a_collector_that_is_away_is_reported_once_and_found_again_when_it_is_back() {
     let bench = Bench::new();
     bench.start();
     add(&bench.node, "a");

@@ -1,5 +1,4 @@
-//! What becomes of connections when a pod with an Envoy of the injector's is deleted: the kubelet's part is played by the
-//! test, Envoy is a real one.
+//! Connections of a pod with an injected Envoy when the pod is deleted. The test plays the kubelet; Envoy is real.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpStream},
@@ -19,14 +18,15 @@ use serde_json::{Value, json};
 use super::Envoy;
 use crate::{
     bootstrap::{arguments, container},
-    reachability::Place,
+    reachability::Fixture,
     sidecar::redirect,
 };
 
-/// Where the application listens.
-const HERE: u16 = 7001;
+/// The port of the application in the pod.
+const POD_PORT: u16 = 7001;
 
-/// What the hook of a container asks of a pod with this address, as a URL. `None` where it has none.
+/// Returns the URL that the preStop hook of a container requests in a pod with this address, or
+/// `None` without a hook.
 fn hook(container: &Value, pod: IpAddr) -> Option<String> {
     let hook = container.get("lifecycle")?.get("preStop")?;
     let asked = hook["httpGet"].as_object().unwrap();
@@ -35,7 +35,7 @@ fn hook(container: &Value, pod: IpAddr) -> Option<String> {
     Some(format!("http://{to}{}", asked["path"].as_str()?))
 }
 
-/// Asks from the node, as the kubelet does; how long the answer took.
+/// Requests it from the node, as the kubelet does, and returns how long the answer took.
 fn ask_hook(node: &Path, url: &str) -> Duration {
     let net = format!("--net={}", node.display());
     let began = Instant::now();
@@ -44,16 +44,16 @@ fn ask_hook(node: &Path, url: &str) -> Duration {
     began.elapsed()
 }
 
-/// A connection on which the application has answered, and goes on answering.
-fn open(place: &Place, to: SocketAddr) -> TcpStream {
-    let stream = connect(&place.client.netns, to).unwrap();
+/// Opens a connection on which the application has answered and keeps answering.
+fn open(fixture: &Fixture, to: SocketAddr) -> TcpStream {
+    let stream = connect(&fixture.client.netns, to).unwrap();
     let (source, mut stream) = source_seen(stream).unwrap();
     assert!(["127.0.0.6", "::6"].contains(&source.to_string().as_str()));
     exchange(&mut stream, "begun").unwrap();
     stream
 }
 
-/// Ends Envoy as the runtime does when the kubelet tells it to.
+/// Ends Envoy as the runtime does when the kubelet stops the container.
 fn end(mut envoy: Envoy<'_>) {
     let pid = Pid::from_raw(envoy.process.id().try_into().unwrap());
     kill(pid, Signal::SIGTERM).unwrap();
@@ -66,26 +66,26 @@ fn is_cut(mut stream: TcpStream) -> bool {
 
 #[test]
 fn while_the_hook_of_a_deleted_pod_waits_its_envoy_serves_what_is_there_and_what_is_new() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
     let said = json!({"proxy.istio.io/config": "terminationDrainDuration: 2s"});
-    let container = container(&place, &said);
+    let container = container(&fixture, &said);
     let envoy = Envoy::with(
-        &place,
+        &fixture,
         &container,
-        &arguments(&container, place.server.v4.into()),
+        &arguments(&container, fixture.server.v4.into()),
     );
-    let _app = App::start(&place.server.netns, HERE).unwrap();
-    let to = [false, true].map(|v6| SocketAddr::new(place.to(false, v6), HERE));
-    let mut before = to.map(|to| open(&place, to));
-    let url = hook(&container, place.to(false, false)).unwrap();
-    let node = place.node.netns().path().to_owned();
+    let _app = App::start(&fixture.server.netns, POD_PORT).unwrap();
+    let to = [false, true].map(|v6| SocketAddr::new(fixture.to(false, v6), POD_PORT));
+    let mut before = to.map(|to| open(&fixture, to));
+    let url = hook(&container, fixture.to(false, false)).unwrap();
+    let node = fixture.node.netns().path().to_owned();
     let asked = thread::spawn(move || ask_hook(&node, &url));
     let mut rounds = 0;
     while !asked.is_finished() {
         for (to, stream) in to.into_iter().zip(&mut before) {
             exchange(stream, "in flight").unwrap();
-            ask(&place.client.netns, to).unwrap();
+            ask(&fixture.client.netns, to).unwrap();
         }
         rounds += 1;
     }
@@ -98,27 +98,27 @@ fn while_the_hook_of_a_deleted_pod_waits_its_envoy_serves_what_is_there_and_what
     end(envoy);
     for (to, stream) in to.into_iter().zip(before) {
         assert!(is_cut(stream));
-        connect(&place.client.netns, to).unwrap_err();
+        connect(&fixture.client.netns, to).unwrap_err();
     }
 }
 
-/// What the hook is for.
+/// Negative control for the hook.
 #[test]
 fn without_the_hook_a_connection_ends_with_its_pods_deletion() {
-    let place = Place::new();
-    redirect(&place, InboundCapture::Redirect);
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
     let said = json!({"proxy.istio.io/config": "terminationDrainDuration: 0s"});
-    let container = container(&place, &said);
+    let container = container(&fixture, &said);
     let envoy = Envoy::with(
-        &place,
+        &fixture,
         &container,
-        &arguments(&container, place.server.v4.into()),
+        &arguments(&container, fixture.server.v4.into()),
     );
-    let _app = App::start(&place.server.netns, HERE).unwrap();
-    let to = SocketAddr::new(place.to(false, false), HERE);
-    let stream = open(&place, to);
-    assert_eq!(hook(&container, place.to(false, false)), None);
+    let _app = App::start(&fixture.server.netns, POD_PORT).unwrap();
+    let to = SocketAddr::new(fixture.to(false, false), POD_PORT);
+    let stream = open(&fixture, to);
+    assert_eq!(hook(&container, fixture.to(false, false)), None);
     end(envoy);
     assert!(is_cut(stream));
-    connect(&place.client.netns, to).unwrap_err();
+    connect(&fixture.client.netns, to).unwrap_err();
 }
