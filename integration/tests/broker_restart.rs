@@ -1,8 +1,8 @@
-//! The broker is killed at named points of its life with 200 workloads. Each time all of them are held again, no ztunnel
-//! has noticed more than a hung-up socket, and connections go on.
+//! The broker is killed at named points of its life with 200 workloads. Each time it holds all of them again, no
+//! ztunnel has noticed more than a closed socket, and connections continue.
 //!
-//! A point is where something is withheld: a call or a descriptor from the broker, or an acknowledgement by a scripted
-//! ztunnel. A reference ztunnel is connected all the time and carries the connections.
+//! A point is where something is withheld: a call or a descriptor from the broker, or an acknowledgement by a
+//! scripted ztunnel. A reference ztunnel is connected throughout and carries the connections.
 
 #[path = "common/flows.rs"]
 mod flows;
@@ -22,28 +22,28 @@ use flows::Flow;
 use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase, WorkloadStatus};
 use integration::{App, Call, Held, Moment, Node, PATIENCE, Pod, Proxy, Spec, Step, eventually};
 use nix::sys::signal::Signal;
-use scripted::{Account, Hold, Scripted};
+use scripted::{Hold, Scripted, Served};
 use serde_json::Value;
 
 const BROKER: &str = "ztunnel-broker";
 const WORKLOADS: usize = 200;
 const PORT: u16 = 8080;
 
-/// CNI's code for that, in an answer.
+/// CNI's error code "try again later" in an answer.
 const TRY_LATER: &str = "\"code\":11";
 
-/// What brings the broker to a point, kills it there, and waits until all is well again.
+/// Brings the broker to a point, kills it there, and waits until everything has recovered.
 type Act = dyn Fn(&Bench) -> anyhow::Result<()>;
 
-/// A node whose processes talk through the proxy. The broker has a run directory of its own, in which netconfig's
+/// A node whose processes connect through the proxy. The broker has a run directory of its own, in which netconfig's
 /// directory of descriptors can be replaced.
 struct Bench {
     flows: Vec<Flow>,
-    expected: Account,
+    expected: Served,
     pods: Vec<Pod>,
     _app: App,
     scripted: Scripted,
-    /// Of the reference ztunnel and of the broker, when all was as it should be for the first time.
+    /// The numbers of descriptors of the reference ztunnel and of the broker before the first kill.
     descriptors: (usize, usize),
     proxy: Proxy,
     behind: PathBuf,
@@ -100,7 +100,7 @@ impl Bench {
         self.node.start_at(&self.apart, BROKER, &["--peer", "uid"])
     }
 
-    /// Kills the broker where it stands, and waits until everything is as before.
+    /// Kills the broker at the current point, and waits until everything is as before.
     fn recovers(&self) -> anyhow::Result<()> {
         self.kill()?;
         self.start()?;
@@ -121,7 +121,7 @@ impl Bench {
         self.flows.iter().try_for_each(Flow::goes_on)
     }
 
-    /// Whether the broker and both ztunnels hold exactly the pods, each with its netns.
+    /// Expects that the broker and both ztunnels hold exactly the pods, each with its netns.
     fn agrees(&self) -> anyhow::Result<()> {
         let told = self.node.api().workloads()?;
         let live = |phase| phase == SessionPhase::Live;
@@ -129,14 +129,14 @@ impl Bench {
         let served = told.workloads.iter().filter(|it| is_served(it)).count();
         let counts = (told.seeded, told.workloads.len(), served, sessions);
         ensure!(counts == (true, WORKLOADS, WORKLOADS, 2), "{counts:?}");
-        let account = self.scripted.account()?;
+        let account = self.scripted.served()?;
         ensure!(account == self.expected, "scripted: {}", account.len());
         let reference = self.reference()?;
         ensure!(reference == self.expected, "reference: {}", reference.len());
         Ok(())
     }
 
-    /// How often the reference ztunnel has started each pod: more than once if it was cut meanwhile.
+    /// Returns how often the reference ztunnel has started each pod: more than once if it was cut meanwhile.
     fn starts(&self) -> Vec<(&str, usize)> {
         let log = self.node.tail("ztunnel", usize::MAX);
         let starts: Vec<_> = log
@@ -148,7 +148,7 @@ impl Bench {
         uids.map(|uid| (uid, of(uid))).collect()
     }
 
-    fn reference(&self) -> anyhow::Result<Account> {
+    fn reference(&self) -> anyhow::Result<Served> {
         let state = self.node.ztunnel_state()?;
         ensure!(state.get("ready") == Some(&Value::Bool(true)), "not ready");
         let pods = state.get("pods").and_then(Value::as_array);
@@ -164,7 +164,8 @@ impl Bench {
         pods.collect::<Option<_>>().context("another form")
     }
 
-    /// Descriptors of the reference ztunnel, and of the broker, of which one for each workload is a netns's.
+    /// Returns the numbers of open descriptors of the reference ztunnel and of the broker; each
+    /// workload accounts for one.
     fn open_descriptors(&self) -> anyhow::Result<(usize, usize)> {
         let of = |process| -> anyhow::Result<Vec<PathBuf>> {
             let pid = self.node.pid(process)?;
@@ -182,7 +183,7 @@ impl Bench {
         Ok((of("ztunnel")?.len(), broker.len()))
     }
 
-    /// A broker that pod-events cannot tell the set.
+    /// Starts a broker to which pod-events cannot send the desired set.
     fn start_unseeded(&self) -> anyhow::Result<Held> {
         self.kill()?;
         let held = self.proxy.hold(Step {
@@ -194,7 +195,7 @@ impl Bench {
         Ok(held)
     }
 
-    /// A broker that finds another directory in place of netconfig's descriptors.
+    /// Starts a broker that finds another directory in place of netconfig's descriptors.
     fn start_with_descriptors_at(&self, directory: &str) -> anyhow::Result<()> {
         self.kill()?;
         self.link_descriptors(&self.apart.join(directory))?;
@@ -212,29 +213,29 @@ impl Bench {
         Ok((told.seeded, told.workloads.len(), held.count()))
     }
 
-    /// The scripted ztunnel is given a new snapshot up to a point.
+    /// Makes the scripted ztunnel receive a new snapshot up to a point.
     fn snapshot_until(&self, hold: Hold) -> anyhow::Result<()> {
         self.scripted.hold(hold);
-        self.scripted.renew();
-        self.scripted.reached()
+        self.scripted.reconnect();
+        self.scripted.until_held()
     }
 
-    /// One more pod, in the mesh.
-    fn one_more(&self, name: &str) -> anyhow::Result<Pod> {
+    /// Adds another pod of the mesh.
+    fn add_enrolled_pod(&self, name: &str) -> anyhow::Result<Pod> {
         let pod = self.node.sandbox(Spec::new(name).ambient())?;
         self.node.until_known(&pod.spec)?;
         self.node.add(&pod)?;
         eventually("the scripted ztunnel has it", PATIENCE, || {
-            let account = self.scripted.account()?;
+            let account = self.scripted.served()?;
             ensure!(account.contains_key(&pod.spec.uid), "not yet");
             anyhow::Ok(())
         })?;
         Ok(pod)
     }
 
-    /// Kills the broker while a verb of a runtime is under way, which succeeds all the same, or is asked to try later and
-    /// does: whether the other ztunnel had answered before is left open.
-    fn dies_under(
+    /// Kills the broker during a CNI call, which either succeeds or is answered "try again later" and succeeds when
+    /// repeated; which of the two depends on whether the other ztunnel had answered.
+    fn kill_during_call(
         &self,
         call: Call,
         reached: impl FnOnce() -> anyhow::Result<Option<Held>>,
@@ -256,13 +257,13 @@ impl Bench {
         Ok(())
     }
 
-    /// The same while a pod's end is told, up to a point.
-    fn dies_under_del(
+    /// Kills the broker while a pod's removal is sent, at a point.
+    fn kill_during_removal(
         &self,
         pod: &Pod,
         reached: impl FnOnce() -> anyhow::Result<Option<Held>>,
     ) -> anyhow::Result<()> {
-        self.dies_under(self.node.call(Call::del, pod), reached)?;
+        self.kill_during_call(self.node.call(Call::del, pod), reached)?;
         pod.unmount()?;
         self.is_whole()
     }
@@ -330,25 +331,25 @@ fn live_with_an_add_in_flight(bench: &Bench) -> anyhow::Result<()> {
     bench.node.until_known(&pod.spec)?;
     bench.scripted.hold(Hold::AddOf(pod.spec.uid.clone()));
     let call = bench.node.call(Call::add, &pod);
-    bench.dies_under(call, || bench.scripted.reached().map(|()| None))?;
+    bench.kill_during_call(call, || bench.scripted.until_held().map(|()| None))?;
     bench.node.until_whole(&pod.spec)?;
     bench.node.del(&pod)?;
     bench.is_whole()
 }
 
 fn live_with_a_del_in_flight(bench: &Bench) -> anyhow::Result<()> {
-    let pod = bench.one_more("leaves")?;
+    let pod = bench.add_enrolled_pod("leaves")?;
     bench.scripted.hold(Hold::DelOf(pod.spec.uid.clone()));
-    bench.dies_under_del(&pod, || bench.scripted.reached().map(|()| None))
+    bench.kill_during_removal(&pod, || bench.scripted.until_held().map(|()| None))
 }
 
 fn during_remove_workload(bench: &Bench) -> anyhow::Result<()> {
-    let pod = bench.one_more("removed")?;
+    let pod = bench.add_enrolled_pod("removed")?;
     let held = bench.proxy.hold(Step {
         method: "RemoveWorkload",
         moment: Moment::Before,
     });
-    bench.dies_under_del(&pod, || held.reached().map(|()| Some(held)))
+    bench.kill_during_removal(&pod, || held.reached().map(|()| Some(held)))
 }
 
 fn in_the_snapshot(hold: Hold) -> impl Fn(&Bench) -> anyhow::Result<()> {

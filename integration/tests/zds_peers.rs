@@ -1,4 +1,4 @@
-//! Who is served over ZDS, and who is not: a ztunnel of a ztunnel's pod, and whoever pretends to be one.
+//! Peers that ZDS serves and refuses: a ztunnel of a ztunnel's pod, and impostors.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/ztunnel_pod.rs"]
@@ -22,7 +22,7 @@ use ztunnel_pod::{Impostor, OTHER, Scene, ZTUNNEL};
 #[test]
 fn a_ztunnel_of_its_pod_with_its_capabilities_is_served_and_what_it_is_given_is_written_down() {
     let scene = Scene::new().unwrap();
-    scene.name_ztunnel().unwrap();
+    scene.write_ztunnel_manifest().unwrap();
     scene.start_ztunnel("ztunnel").unwrap();
     scene.node.ready().unwrap();
     let pod = scene.node.pod(Spec::new("a").ambient()).unwrap();
@@ -74,14 +74,14 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     })
     .unwrap();
     assert!(broker().unwrap().sessions.is_empty());
-    scene.name_ztunnel().unwrap();
+    scene.write_ztunnel_manifest().unwrap();
     scene.node.ready().unwrap();
-    // It was not sent away and has come again.
+    // It was not refused and has not reconnected.
     assert!(scene.refusals().is_empty(), "{:?}", scene.refusals());
 }
 
-/// The line about an impostor. There must be one, with these words.
-fn is_written_down(scene: &Scene, words: &[&str]) {
+/// Expects a log line about an impostor with these words.
+fn assert_logged(scene: &Scene, words: &[&str]) {
     let lines = scene.refusals();
     let named = |line: &&String| words.iter().all(|word| line.contains(word));
     assert_eq!(
@@ -112,13 +112,13 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
             "it has too few: it lacks SYS_ADMIN",
             ZTUNNEL,
         ),
-        // A container that makes cgroups of its own, under the name of the ztunnel's.
+        // A container that makes cgroups of its own, with the name of the ztunnel's.
         (
             container(OTHER, &nested, ZTUNNEL_CAPABILITIES),
             "is in no pod's container",
             nested.as_str(),
         ),
-        // Might be a ztunnel that was not named yet: sent away after a while.
+        // It could be a ztunnel whose pod is not known yet: refused after a while.
         (
             container(OTHER, "", ZTUNNEL_CAPABILITIES),
             "is in a pod that is not a ztunnel of this node",
@@ -126,11 +126,11 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
         ),
     ];
     for (within, why, place) in cases {
-        // Lines about one place come once in ten seconds.
+        // Lines about one place are logged at most every ten seconds.
         let deadline = Instant::now() + PATIENCE;
         let impostor = loop {
             let impostor = scene.impostor(&within, &["wait"]).unwrap();
-            impostor.is_sent_away().unwrap();
+            impostor.assert_refused().unwrap();
             let pid = format!("process {} ", impostor.pid());
             if scene.refusals().iter().any(|line| line.contains(&pid)) {
                 break impostor;
@@ -138,7 +138,7 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
             assert!(Instant::now() < deadline, "{:?}", scene.refusals());
         };
         let pid = format!("process {} in ", impostor.pid());
-        is_written_down(&scene, &[&pid, why, place]);
+        assert_logged(&scene, &[&pid, why, place]);
     }
     let sessions = scene.node.api().workloads().unwrap().sessions;
     assert_eq!(sessions.len(), 1, "{sessions:?}");
@@ -152,7 +152,7 @@ fn another_user_is_given_nothing_whatever_its_cgroup() {
         .cgroups
         .container(ZTUNNEL, "", ZTUNNEL_CAPABILITIES)
         .unwrap();
-    // The rest of the power goes with the user, after the cgroup was entered.
+    // Its other capabilities go with the change of user, after it entered the cgroup.
     let script = within.get_mut(2).unwrap();
     *script = script.replace(" \"$@\"", &format!(" setpriv {} \"$@\"", user.join(" ")));
     *script = script.replace(ZTUNNEL_CAPABILITIES, "+all");
@@ -160,16 +160,16 @@ fn another_user_is_given_nothing_whatever_its_cgroup() {
     let directory = socket.parent().unwrap();
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(directory), mode(&socket)), (0o700, 0o600));
-    // Were they open by mistake.
+    // Even if they were open by mistake.
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
     let impostor = scene.impostor(&within, &["wait"]).unwrap();
-    impostor.is_sent_away().unwrap();
+    impostor.assert_refused().unwrap();
     let line = format!("process {} has uid 65534", impostor.pid());
-    is_written_down(&scene, &[&line]);
+    assert_logged(&scene, &[&line]);
 }
 
-/// Starts a process under a given pid, as chance would have it sooner or later.
+/// Starts a process with a given pid, which could also happen by chance.
 fn under_pid(pid: u32, command: &[String]) -> anyhow::Result<Child> {
     let (program, arguments) = command.split_first().unwrap();
     eventually("a process has the pid", PATIENCE, || {
@@ -184,17 +184,17 @@ fn under_pid(pid: u32, command: &[String]) -> anyhow::Result<Child> {
     })
 }
 
-/// Whether this kernel tells the pidfd of a peer, which no other process can get (Linux 6.5).
-fn tells_pidfds_of_peers() -> bool {
+/// Returns whether this kernel provides a pidfd of a socket's peer, which no other process can obtain (Linux 6.5).
+fn has_peer_pidfds() -> bool {
     let (one, _other) = UnixStream::pair().unwrap();
     !matches!(getsockopt(&one, PeerPidfd), Err(nix::Error::ENOPROTOOPT))
 }
 
-/// Before Linux 6.5 it cannot be told from the ztunnel, as services/docs/architecture.md says.
+/// Before Linux 6.5 it cannot be distinguished from the ztunnel, which services/docs/architecture.md explains.
 #[test]
 fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
     let scene = Scene::served().unwrap();
-    // The broker has time for the connection only when its process is gone.
+    // The broker accepts the connection only after its process is gone.
     scene
         .node
         .signal("ztunnel-broker", Signal::SIGSTOP)
@@ -220,12 +220,12 @@ fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
         .node
         .signal("ztunnel-broker", Signal::SIGCONT)
         .unwrap();
-    if tells_pidfds_of_peers() {
-        impostor.is_sent_away().unwrap();
+    if has_peer_pidfds() {
+        impostor.assert_refused().unwrap();
         let line = format!("cannot inspect process {pid}: the peer's process is not visible");
-        is_written_down(&scene, &[&line]);
+        assert_logged(&scene, &[&line]);
     } else {
-        impostor.is_given_something().unwrap();
+        impostor.until_given_something().unwrap();
     }
     real.kill().unwrap();
     real.wait().unwrap();
@@ -245,7 +245,7 @@ fn a_connection_made_before_the_ztunnels_is_held_for_a_while_and_given_nothing()
     for service in SERVICES.iter().filter(|name| **name != "ztunnel-broker") {
         scene.start(service).unwrap();
     }
-    scene.name_ztunnel().unwrap();
+    scene.write_ztunnel_manifest().unwrap();
     scene.start_ztunnel("ztunnel").unwrap();
     scene.node.ready().unwrap();
     assert!(
@@ -255,9 +255,9 @@ fn a_connection_made_before_the_ztunnels_is_held_for_a_while_and_given_nothing()
     );
     assert_eq!(impostor.said(), "connected\n", "it is still held");
     scene.node.pod(Spec::new("victim").ambient()).unwrap();
-    impostor.is_sent_away().unwrap();
+    impostor.assert_refused().unwrap();
     let pid = format!("process {} ", impostor.pid());
-    is_written_down(&scene, &[&pid, OTHER]);
+    assert_logged(&scene, &[&pid, OTHER]);
 }
 
 #[test]

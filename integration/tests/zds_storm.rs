@@ -18,7 +18,7 @@ use anyhow::ensure;
 use integration::{PATIENCE, Spec, ZTUNNEL_CAPABILITIES, eventually};
 use ztunnel_pod::{OTHER, Scene};
 
-/// The most descriptors that a process had while this lived.
+/// The maximum number of a process's descriptors while this value lives.
 struct Descriptors {
     most: Arc<AtomicUsize>,
     end: Arc<AtomicBool>,
@@ -53,15 +53,15 @@ impl Descriptors {
     }
 }
 
-/// The time that a process has computed. The clock ticks a hundred times a second on every Linux (`USER_HZ`).
-fn computed(pid: u32) -> Duration {
+/// Returns the CPU time of a process. The clock ticks a hundred times a second on every Linux (`USER_HZ`).
+fn cpu_time(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     let ticks = |at: usize| fields.get(at).unwrap().parse::<u64>().unwrap();
     Duration::from_millis(10 * (ticks(11) + ticks(12)))
 }
 
-/// How long until a ztunnel that connects now is served a whole snapshot.
+/// Measures how long it takes until a new ztunnel has received a complete snapshot.
 fn served_after(scene: &Scene) -> Duration {
     let began = Instant::now();
     scene.start_ztunnel("ztunnel").unwrap();
@@ -71,7 +71,7 @@ fn served_after(scene: &Scene) -> Duration {
 
 fn named() -> Scene {
     let scene = Scene::new().unwrap();
-    scene.name_ztunnel().unwrap();
+    scene.write_ztunnel_manifest().unwrap();
     eventually("the broker is told", PATIENCE, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(log.contains("which pods are ztunnels pods=1"), "{log}");
@@ -86,7 +86,7 @@ fn a_thousand_connections_at_once_cost_little_and_keep_no_ztunnel_waiting() {
     let scene = named();
     let broker = scene.node.pid("ztunnel-broker").unwrap();
     for within in [
-        // In no pod, and in a pod that might be named yet.
+        // In no pod, and in a pod that could still become known.
         Vec::new(),
         scene
             .cgroups
@@ -96,7 +96,7 @@ fn a_thousand_connections_at_once_cost_little_and_keep_no_ztunnel_waiting() {
         let at_rest = fs::read_dir(format!("/proc/{broker}/fd")).unwrap().count();
         let (memory, time) = (
             scene.node.resident("ztunnel-broker").unwrap(),
-            computed(broker),
+            cpu_time(broker),
         );
         let descriptors = Descriptors::watch(broker);
         let began = Instant::now();
@@ -109,7 +109,7 @@ fn a_thousand_connections_at_once_cost_little_and_keep_no_ztunnel_waiting() {
             .resident("ztunnel-broker")
             .unwrap()
             .saturating_sub(memory);
-        let computed = computed(broker).saturating_sub(time);
+        let computed = cpu_time(broker).saturating_sub(time);
         println!(
             "1,000 at once: ztunnel served after {served:?}, all sent away after {took:?}, descriptors {at_rest} -> {most}, \
              {grown} KiB more, {computed:?} of CPU"
@@ -132,7 +132,7 @@ fn impostors_that_connect_for_ever_cost_little_and_keep_no_ztunnel_waiting() {
     const STORM: u64 = 6;
     let scene = named();
     let broker = scene.node.pid("ztunnel-broker").unwrap();
-    let (time, began) = (computed(broker), Instant::now());
+    let (time, began) = (cpu_time(broker), Instant::now());
     let descriptors = Descriptors::watch(broker);
     let seconds = STORM.to_string();
     let storm = || scene.impostor(&[], &["again", &seconds]).unwrap();
@@ -148,7 +148,7 @@ fn impostors_that_connect_for_ever_cost_little_and_keep_no_ztunnel_waiting() {
         );
     }
     let (took, most) = (began.elapsed(), descriptors.most());
-    let share = computed(broker).saturating_sub(time).as_secs_f64() / took.as_secs_f64();
+    let share = cpu_time(broker).saturating_sub(time).as_secs_f64() / took.as_secs_f64();
     let connections: Vec<_> = storms
         .iter()
         .map(|it| it.said().lines().last().unwrap().to_owned())
@@ -157,7 +157,7 @@ fn impostors_that_connect_for_ever_cost_little_and_keep_no_ztunnel_waiting() {
         "storm of {took:?}: {connections:?}, {share:.3} of a core, at most {most} descriptors, ztunnel served after {served:?}"
     );
     assert!(served < Duration::from_secs(5), "{served:?}");
-    // Unpaced, it would be all of one.
+    // Without a rate limit it would be all of one.
     assert!(share < 0.6, "{share:.3} of a core");
     scene.node.until_whole(&pod.spec).unwrap();
     let lines = scene.refusals();

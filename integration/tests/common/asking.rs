@@ -1,18 +1,18 @@
-//! The sockets and the port, asked as an operator and Prometheus would: by grpcurl and curl.
+//! The sockets and the port, queried as an operator and Prometheus would: by grpcurl and curl.
 
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, ensure};
 use integration::{Node, grpcurl_program, run};
 
-/// A call; flags come before the socket.
+/// Makes a call; flags come before the socket.
 pub(crate) fn grpcurl(socket: &Path, flags: &[&str], call: &str) -> anyhow::Result<String> {
     let unix = ["-plaintext", "-unix", "-authority", "localhost"];
     let rest = [socket.to_str().context("a path of text")?, call];
     run(&grpcurl_program()?, &[&unix, flags, &rest].concat())
 }
 
-/// The health that a service tells of a name.
+/// Returns the health that a service reports for a name.
 pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
     let question = format!("{{\"service\":\"{of}\"}}");
     let answer = grpcurl(socket, &["-d", &question], "grpc.health.v1.Health/Check")?;
@@ -21,7 +21,7 @@ pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
     Ok(status.context("a status")?.to_owned())
 }
 
-/// The metrics of a service, from its socket.
+/// Returns the metrics of a service, from its socket.
 pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
     let socket = inpod_service::socket(&node.run_dir(), service);
     let socket = socket.to_str().context("a path of text")?;
@@ -31,7 +31,7 @@ pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The metrics of all services, from the port of pod-events.
+/// Returns the metrics of all services, from the port of pod-events.
 pub(crate) fn scrape_all(node: &Node) -> anyhow::Result<String> {
     let netns = format!("--net={}", node.netns().path().display());
     let url = "http://127.0.0.1:15014/metrics";
@@ -40,13 +40,13 @@ pub(crate) fn scrape_all(node: &Node) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The number of a series, written as in the text.
+/// Returns the value of a series, written as in the text.
 pub(crate) fn number(text: &str, series: &str) -> Option<f64> {
     let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
     text.lines().find_map(value)
 }
 
-/// What OpenMetrics asks of a text: each family declared once and told in one piece, no series twice, one end.
+/// Checks what OpenMetrics requires: each family declared once and in one piece, no series twice, one end.
 fn check(text: &str) -> anyhow::Result<()> {
     let (mut families, mut declared, mut series) =
         (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());

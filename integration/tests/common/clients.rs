@@ -1,4 +1,4 @@
-//! Clients in pods that connect anew at a constant rate, and what became of each attempt.
+//! Clients in pods that open connections at a constant rate, and the outcome of each attempt.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(
     clippy::allow_attributes,
@@ -22,23 +22,22 @@ use inpod_linux::Netns;
 use integration::{Access, PATIENCE, Pod, eventually, source_seen};
 use socket2::{Domain, Socket, Type};
 
-/// How long a connection may take, and its answer.
-const STEP: Duration = Duration::from_secs(5);
+/// The timeout of a connection and of its answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One new connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
-    /// The UID of the pod that made it.
+    /// The UID of the client's pod.
     pub(crate) uid: String,
-    /// When it began.
     pub(crate) at: Instant,
-    /// Where it came from; none where not even a port was had.
+    /// Its source; none if not even a port could be bound.
     pub(crate) from: Option<SocketAddr>,
-    /// The source that the application saw, or what went wrong.
+    /// The source that the application saw, or the error.
     pub(crate) outcome: Result<IpAddr, String>,
 }
 
-/// Clients that connect anew at a constant rate, one in each pod.
+/// Clients that open connections at a constant rate, one in each pod.
 pub(crate) struct Clients {
     stop: Arc<AtomicBool>,
     made: Arc<AtomicU64>,
@@ -46,13 +45,13 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Starts one in each pod. Their turns are spread over the period.
+    /// Starts one in each pod. Their attempts are spread over the period.
     pub(crate) fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
         let places = pods.iter().map(|pod| (pod.spec.uid.as_str(), pod.path()));
         Self::start_in(&places.collect::<Vec<_>>(), to, period)
     }
 
-    /// The same in any netns, each with a name in place of a UID.
+    /// Starts them in any netns, each with a name instead of a UID.
     pub(crate) fn start_in(places: &[(&str, &Path)], to: SocketAddr, period: Duration) -> Self {
         let (stop, made) = (Arc::default(), Arc::default());
         let spread = period / u32::try_from(places.len().max(1)).unwrap_or(u32::MAX);
@@ -77,7 +76,7 @@ impl Clients {
         }
     }
 
-    /// Waits until so many more connections were made.
+    /// Waits until this many more connections were made.
     pub(crate) fn make(&self, more: u64) -> anyhow::Result<()> {
         let wanted = self.made.load(Ordering::Relaxed) + more;
         eventually("connections are made", PATIENCE, || {
@@ -87,7 +86,7 @@ impl Clients {
         })
     }
 
-    /// Ends them.
+    /// Stops the clients and returns their attempts.
     pub(crate) fn stop(self) -> anyhow::Result<Vec<Attempt>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Vec::new();
@@ -133,26 +132,26 @@ impl Client {
 
     fn attempt(&self, from: &mut Option<SocketAddr>) -> anyhow::Result<IpAddr> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
-        let connected = socket.connect_timeout(&self.to.into(), STEP);
+        let connected = socket.connect_timeout(&self.to.into(), TIMEOUT);
         *from = socket.local_addr().ok().and_then(|it| it.as_socket());
         connected.context("cannot connect")?;
-        socket.set_read_timeout(Some(STEP))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
         Ok(source_seen(socket.into())?.0)
     }
 }
 
-/// What became of all attempts.
+/// Outcomes of all attempts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) made: usize,
     pub(crate) failed: usize,
-    /// Of those that did not fail, by the ztunnel that took them, in the order in which they were asked for.
+    /// Successful attempts by the ztunnel that accepted them, in the order of the logs.
     pub(crate) taken_by: Vec<usize>,
-    /// Of those that did not fail, taken by none of them.
+    /// Successful attempts that no ztunnel accepted.
     pub(crate) around: usize,
 }
 
-/// Counts, with the ztunnels' own logs as the evidence of the path.
+/// Counts attempts, with the ztunnels' own logs as evidence of the path.
 pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     let mut tally = Tally {
         made: attempts.len(),
@@ -175,7 +174,7 @@ pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     tally
 }
 
-/// The connections that a ztunnel took at 15001.
+/// Returns the connections that a ztunnel accepted at 15001.
 pub(crate) fn sources(log: &[Access]) -> BTreeSet<(String, SocketAddr)> {
     let outbound = log
         .iter()

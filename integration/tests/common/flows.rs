@@ -1,4 +1,4 @@
-//! A connection that is held open with data flowing.
+//! A connection that stays open while data flows.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -13,7 +13,7 @@ use std::{
 use anyhow::ensure;
 use integration::{PATIENCE, Pod, connect, eventually, exchange, source_seen};
 
-/// A connection on which words go forth and back all the time.
+/// A connection on which words are sent and echoed continuously.
 pub(crate) struct Flow {
     stop: Arc<AtomicBool>,
     words: Arc<AtomicU64>,
@@ -39,12 +39,12 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Whether words still come back.
+    /// Expects that words are still echoed.
     pub(crate) fn goes_on(&self) -> anyhow::Result<()> {
         let before = self.words.load(Ordering::Relaxed);
         eventually("words come back", PATIENCE, || {
             let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-            // A broken one is broken for good: nothing is gained by waiting.
+            // A broken connection stays broken, so there is no point in waiting.
             let now = self.words.load(Ordering::Relaxed);
             ensure!(broken.is_some() || now > before + 3, "none came back");
             anyhow::Ok(broken.clone())

@@ -1,5 +1,5 @@
-//! What Istio's node agent leaves behind: its rules in a pod, and a session in which it gave the pod to ztunnel (shared
-//! facts: services/docs/facts/istio-ambient.md, 6.1, 6.3 and 7.3).
+//! State that Istio's node agent leaves: its rules in a pod, and a session in which it gave the pod to ztunnel
+//! (services/docs/facts/istio-ambient.md, 6.1, 6.3 and 7.3).
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use zds_client::proto::{
     workload_request::Payload, workload_response,
 };
 
-/// Its socket, and the ztunnel that it serves. It goes away with the value.
+/// Its socket and the ztunnel that it serves. Both close on drop.
 pub(crate) struct Incumbent {
     _listener: Socket,
     ztunnel: Socket,
@@ -35,7 +35,7 @@ impl Incumbent {
         let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         listener.bind(&SockAddr::unix(path)?)?;
         listener.listen(8)?;
-        // Bounds accept as well.
+        // The timeout applies to accept as well.
         listener.set_read_timeout(Some(PATIENCE))?;
         start_ztunnel()?;
         let (ztunnel, _) = listener.accept().context("no ztunnel came")?;
@@ -48,7 +48,7 @@ impl Incumbent {
         Ok(incumbent)
     }
 
-    /// Its snapshot: an Add for each pod, then SnapshotSent, each with its acknowledgement.
+    /// Sends its snapshot: an Add for each pod, then SnapshotSent, each acknowledged.
     pub(crate) fn give(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
         for pod in pods {
             let add = AddWorkload {
@@ -102,7 +102,7 @@ impl Incumbent {
     }
 }
 
-/// Its rules by nftables, its routes and ip rules, without capture of name resolution.
+/// Applies its nftables rules, its routes and ip rules, without DNS capture.
 pub(crate) fn redirect(pod: &Pod) -> anyhow::Result<()> {
     for family in ["-4", "-6"] {
         let rule = [

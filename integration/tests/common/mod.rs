@@ -40,7 +40,7 @@ impl Mesh {
         })
     }
 
-    /// Asks, and gives the source that the application saw and the listeners that took the connection.
+    /// Calls, and returns the source that the application saw and the listeners that accepted the connection.
     pub(crate) fn follow(
         &self,
         from: &Netns,
@@ -56,7 +56,7 @@ impl Mesh {
         ))
     }
 
-    /// The listeners, as pod and port.
+    /// Returns the listeners as pod and port.
     fn path(accesses: &[Access]) -> Vec<(&str, u64)> {
         accesses
             .iter()

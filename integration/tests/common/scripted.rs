@@ -1,5 +1,5 @@
-//! A ztunnel that behaves like stock ztunnel on ZDS, opens nothing, and withholds the acknowledgement that a test asks
-//! for: the agent stands still at that point.
+//! A ztunnel that behaves like stock ztunnel on ZDS, opens nothing, and withholds the acknowledgement that a test
+//! chooses, so that the agent waits at that point.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,13 +16,13 @@ use integration::{PATIENCE, eventually};
 use tokio::{sync::Notify, time::sleep};
 use zds_client::{Client, Received};
 
-/// Between two attempts to connect.
-const AGAIN: Duration = Duration::from_millis(20);
+/// The delay between two attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whose acknowledgement is withheld.
+/// The message whose acknowledgement is withheld.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// The Add of that number of a connection, counted from 1.
+    /// The Add with this number on a connection, counted from 1.
     Add(usize),
     /// The Add of that pod.
     AddOf(String),
@@ -32,9 +32,9 @@ pub(crate) enum Hold {
 }
 
 /// Device and inode of each pod's netns.
-pub(crate) type Account = BTreeMap<String, (u64, u64)>;
+pub(crate) type Served = BTreeMap<String, (u64, u64)>;
 
-/// The ztunnel. Ends with the value.
+/// The scripted ztunnel, stopped on drop.
 pub(crate) struct Scripted(Arc<Shared>);
 
 #[derive(Default)]
@@ -48,12 +48,12 @@ struct Shared {
 struct State {
     hold: Option<Hold>,
     held: bool,
-    account: Account,
+    account: Served,
     live: bool,
 }
 
 impl Scripted {
-    /// Connects, and connects again whenever the agent hangs up.
+    /// Connects, and connects again whenever the agent closes the connection.
     pub(crate) fn start(socket: &Path) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -72,27 +72,27 @@ impl Scripted {
         Ok(Self(shared))
     }
 
-    /// Withholds an acknowledgement from now on. It goes with its connection.
+    /// Withholds an acknowledgement from now on. It is lost with its connection.
     pub(crate) fn hold(&self, hold: Hold) {
         let mut state = self.0.lock();
         (state.hold, state.held) = (Some(hold), false);
     }
 
-    /// Hangs up, and so gets a new snapshot.
-    pub(crate) fn renew(&self) {
+    /// Closes the connection to get a new snapshot.
+    pub(crate) fn reconnect(&self) {
         self.0.renew.notify_one();
     }
 
-    /// Waits until the agent stands still.
-    pub(crate) fn reached(&self) -> anyhow::Result<()> {
+    /// Waits until the agent waits for the withheld acknowledgement.
+    pub(crate) fn until_held(&self) -> anyhow::Result<()> {
         eventually("the agent has come to the point", PATIENCE, || {
             ensure!(self.0.lock().held, "it has not");
             anyhow::Ok(())
         })
     }
 
-    /// What it serves, if its snapshot is complete.
-    pub(crate) fn account(&self) -> anyhow::Result<Account> {
+    /// Returns the pods that it serves, if its snapshot is complete.
+    pub(crate) fn served(&self) -> anyhow::Result<Served> {
         let state = self.0.lock();
         ensure!(state.live, "its snapshot is not complete");
         Ok(state.account.clone())
@@ -115,7 +115,7 @@ async fn sessions(socket: &PathBuf, shared: &Shared) {
     loop {
         match Client::connect(socket).await {
             Ok(client) => session(client, shared).await.unwrap_or_default(),
-            Err(_) => sleep(AGAIN).await,
+            Err(_) => sleep(RETRY_INTERVAL).await,
         }
         let mut state = shared.lock();
         state.live = false;
@@ -125,7 +125,7 @@ async fn sessions(socket: &PathBuf, shared: &Shared) {
     }
 }
 
-/// One connection, to its end.
+/// Serves one connection to its end.
 async fn session(mut client: Client, shared: &Shared) -> anyhow::Result<()> {
     let (mut named, mut adds) = (BTreeSet::new(), 0);
     loop {
@@ -150,7 +150,7 @@ async fn session(mut client: Client, shared: &Shared) -> anyhow::Result<()> {
     }
 }
 
-/// Under which names a message can be withheld.
+/// Returns the holds that match a message.
 fn point(request: &Received, adds: usize) -> Vec<Hold> {
     match request {
         Received::Add { uid, .. } => vec![Hold::Add(adds), Hold::AddOf(uid.clone())],

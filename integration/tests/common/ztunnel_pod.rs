@@ -1,4 +1,4 @@
-//! A node whose broker proves ztunnels by their pods, and processes in pods of it.
+//! A node whose broker identifies ztunnels by their pods, and processes in pods of it.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(
     clippy::allow_attributes,
@@ -21,14 +21,14 @@ const AGENT: &str = "bbbbbbbb-cccc-dddd-eeee-ffffffffffff";
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// The node goes before its cgroups.
+/// The node is dropped before its cgroups.
 pub(crate) struct Scene {
     pub(crate) node: Node,
     pub(crate) cgroups: Cgroups,
 }
 
 impl Scene {
-    /// The services run, the broker as it is by default; nobody has said which pods are ztunnels.
+    /// Starts the services, the broker with its defaults; no ztunnel pod is known yet.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let scene = Self::without_services()?;
         for service in SERVICES {
@@ -43,10 +43,10 @@ impl Scene {
         Ok(Self { node, cgroups })
     }
 
-    /// The same, with a ztunnel that is up to date and has a pod to serve.
+    /// Like [`Scene::new`], with a ztunnel that is up to date and serves a pod.
     pub(crate) fn served() -> anyhow::Result<Self> {
         let scene = Self::new()?;
-        scene.name_ztunnel()?;
+        scene.write_ztunnel_manifest()?;
         scene.start_ztunnel("ztunnel")?;
         scene.node.ready()?;
         scene.node.pod(Spec::new("victim").ambient())?;
@@ -66,8 +66,8 @@ impl Scene {
             .start_within(&within, &run_dir, service, &settings)
     }
 
-    /// The manifest of the ztunnel's pod is there.
-    pub(crate) fn name_ztunnel(&self) -> anyhow::Result<()> {
+    /// Writes the manifest of the ztunnel's pod.
+    pub(crate) fn write_ztunnel_manifest(&self) -> anyhow::Result<()> {
         self.node.write_manifest(&Spec {
             namespace: "istio-system".to_owned(),
             name: "ztunnel".to_owned(),
@@ -84,7 +84,7 @@ impl Scene {
         self.node.start_ztunnel_within(&within, name, &[])
     }
 
-    /// Starts an impostor by a program that becomes it.
+    /// Starts an impostor through a program that execs it.
     pub(crate) fn impostor(&self, within: &[String], does: &[&str]) -> anyhow::Result<Impostor> {
         let name = format!("impostor-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let output = self.node.run_dir().with_file_name(name);
@@ -103,7 +103,7 @@ impl Scene {
             .spawn()?;
         let impostor = Impostor { child, output };
         eventually("it connects", PATIENCE, || {
-            // Whoever hands over says so by its heir.
+            // An impostor that hands over is announced by its heir.
             let has_begun = impostor.said().starts_with("connected") || *verb == "hand-over";
             ensure!(has_begun, "{}", impostor.said());
             anyhow::Ok(())
@@ -111,7 +111,7 @@ impl Scene {
         Ok(impostor)
     }
 
-    /// The broker's lines about connections that it sent away.
+    /// Returns the broker's log lines about connections that it refused.
     pub(crate) fn refusals(&self) -> Vec<String> {
         let log = self.node.tail("ztunnel-broker", 100_000);
         let refused = log
@@ -121,7 +121,7 @@ impl Scene {
     }
 }
 
-/// A process that is no ztunnel. Ends with the value.
+/// A process that is no ztunnel, killed on drop.
 pub(crate) struct Impostor {
     child: Child,
     output: PathBuf,
@@ -132,13 +132,13 @@ impl Impostor {
         self.child.id()
     }
 
-    /// What it tells of what it was given.
+    /// Returns its report of what it received.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(&self.output).unwrap_or_default()
     }
 
-    /// Waits until its connection has ended, during which it must have been given nothing.
-    pub(crate) fn is_sent_away(&self) -> anyhow::Result<()> {
+    /// Waits until its connection has ended, and expects that it received nothing.
+    pub(crate) fn assert_refused(&self) -> anyhow::Result<()> {
         eventually("it is sent away", PATIENCE, || {
             let said = self.said();
             ensure!(said == "connected\nend\n", "{said}");
@@ -146,8 +146,8 @@ impl Impostor {
         })
     }
 
-    /// Waits until it was taken for a ztunnel.
-    pub(crate) fn is_given_something(&self) -> anyhow::Result<()> {
+    /// Waits until it received something, as a ztunnel does.
+    pub(crate) fn until_given_something(&self) -> anyhow::Result<()> {
         eventually("it is given something", PATIENCE, || {
             let said = self.said();
             ensure!(said.starts_with("connected\ngiven "), "{said}");
@@ -165,7 +165,7 @@ impl Impostor {
 
 impl Drop for Impostor {
     fn drop(&mut self) {
-        // Ended already, or ends now.
+        // It has ended already, or ends now.
         self.child.kill().unwrap_or_default();
         self.child.wait().map(drop).unwrap_or_default();
     }

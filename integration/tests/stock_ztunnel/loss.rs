@@ -5,10 +5,10 @@ use integration::{PATIENCE, Pod, eventually};
 
 use crate::mesh::{HBONE, Mesh};
 
-/// What IPv4 packets with a CONNECT are longer than, and those with a PING alone are not.
+/// IPv4 packets with a CONNECT are longer than this, and those with only a PING are not.
 const REQUEST: u16 = 110;
 
-/// A pod sends nothing by HBONE that arrives, until this ends.
+/// Drops every HBONE packet that a pod sends, until dropped itself.
 pub(crate) struct Loss<'a> {
     mesh: &'a Mesh,
 }
@@ -35,7 +35,7 @@ impl<'a> Loss<'a> {
         })
     }
 
-    /// The packets that came back from the other pod.
+    /// Returns the number of packets that came back from the other pod.
     pub(crate) fn came_back(&self) -> anyhow::Result<u64> {
         self.counted("back")
     }

@@ -19,10 +19,9 @@ pub(crate) const HBONE: u16 = 15008;
 /// The address of the service `server`.
 pub(crate) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 7);
 
-/// The first ztunnel.
 pub(crate) const FIRST: &str = "ztunnel";
 
-/// Ends in the order of its parts: the node before its cgroups.
+/// Drops its parts in order: the node before its cgroups.
 pub(crate) struct Mesh {
     pub(crate) client: Pod,
     pub(crate) server: Pod,
@@ -34,7 +33,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// `client` and `server` are in the mesh, served by a stock ztunnel.
+    /// Creates `client` and `server` in the mesh, served by a stock ztunnel.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let mesh = Self::without_pods()?;
         mesh.scene.node.add(&mesh.client)?;
@@ -43,7 +42,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// The sandboxes are there, and their ADDs are still to come.
+    /// Creates the sandboxes without their ADDs.
     pub(crate) fn without_pods() -> anyhow::Result<Self> {
         let scene = Scene::without_services()?;
         let node = &scene.node;
@@ -62,7 +61,7 @@ impl Mesh {
             next,
             scene,
         };
-        mesh.scene.name_ztunnel()?;
+        mesh.scene.write_ztunnel_manifest()?;
         SERVICES.iter().try_for_each(|it| mesh.scene.start(it))?;
         mesh.start(FIRST)?;
         mesh.scene.node.ready()?;
@@ -77,7 +76,8 @@ impl Mesh {
         self.scene.node.start_stock_ztunnel(&within, name)
     }
 
-    /// The UIDs of the pods that a ztunnel serves. Those that were refused and taken back stay in its dump, as pending.
+    /// Returns the UIDs of the pods that a ztunnel serves. Pods that it refused and that were withdrawn stay in
+    /// its dump as pending.
     pub(crate) fn served(&self, ztunnel: &str) -> anyhow::Result<BTreeSet<String>> {
         let dump = self
             .scene
@@ -91,7 +91,7 @@ impl Mesh {
         Ok(served.map(|(uid, _)| uid.clone()).collect())
     }
 
-    /// Waits until a ztunnel serves so many pods and is ready, which it is not while one is pending.
+    /// Waits until a ztunnel serves this many pods and is ready, which it is not while one is pending.
     pub(crate) fn until_served(&self, ztunnel: &str, pods: usize) -> anyhow::Result<()> {
         let what = format!("{ztunnel} is ready with {pods} pods");
         eventually(&what, PATIENCE, || {
@@ -103,7 +103,7 @@ impl Mesh {
         })
     }
 
-    /// Asks an application, and waits until ztunnel has told of each connection that it carried for that; gives the
+    /// Calls an application, waits until ztunnel has logged each connection that it carried for that, and returns the
     /// source that the application saw.
     pub(crate) fn follow(
         &self,
@@ -130,7 +130,7 @@ impl Mesh {
         run("nsenter", &[&[netns.as_str(), "nft"], command].concat())
     }
 
-    /// A pod of the mesh reaches another one by HBONE, over both families.
+    /// Expects that a pod of the mesh reaches another one by HBONE, over both families.
     pub(crate) fn reached_by_hbone(&self, from: &Pod, to: &Pod) -> anyhow::Result<()> {
         for (source, address) in from.addresses().into_iter().zip(to.addresses()) {
             let application = SocketAddr::new(address, PORT);
@@ -166,7 +166,7 @@ fn identity(pod: &Pod) -> Option<String> {
     ))
 }
 
-/// Counts the packets that a pod sends to a port, by what the node sees of its veth.
+/// Counts the packets that a pod sends to a port, on the node's side of its veth.
 pub(crate) struct Wire<'a> {
     mesh: &'a Mesh,
     pod: &'a Pod,
@@ -184,7 +184,7 @@ impl<'a> Wire<'a> {
         Ok(wire)
     }
 
-    /// Packets to the HBONE port, and to the application's.
+    /// Returns the packets to the HBONE port, and to the application's.
     pub(crate) fn packets(&self) -> anyhow::Result<(u64, u64)> {
         let table = self.mesh.nft(&[
             "list",

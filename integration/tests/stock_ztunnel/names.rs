@@ -1,4 +1,4 @@
-//! A pod that asks ztunnel for names.
+//! A pod that sends DNS queries to ztunnel.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -10,7 +10,8 @@ use integration::{PATIENCE, Pod, eventually};
 
 use crate::mesh::{Mesh, PORT, SERVICE};
 
-/// Asks a resolver for the IPv4 address of a name (RFC 1035, 4.1); gives the last four bytes of an answer that has one.
+/// Asks a resolver for the IPv4 address of a name (RFC 1035, 4.1), and returns the last four bytes of an
+/// answer that has one.
 fn resolve(pod: &Pod, name: &str, resolver: SocketAddr) -> anyhow::Result<Ipv4Addr> {
     let socket = pod.netns.within(|| UdpSocket::bind("0.0.0.0:0"))??;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -40,7 +41,7 @@ fn resolve(pod: &Pod, name: &str, resolver: SocketAddr) -> anyhow::Result<Ipv4Ad
 fn a_pod_with_captured_names_is_told_a_services_address_and_reaches_it_by_hbone_and_others_are_not()
 {
     let mesh = Mesh::new().unwrap();
-    // Nobody is there.
+    // Nothing listens there.
     let resolver = SocketAddr::from(([10, 77, 255, 1], 53));
     let name = "server.shop.svc.cluster.local";
     let told = eventually("ztunnel answers", PATIENCE, || {

@@ -1,4 +1,4 @@
-//! Processes that end: inpod's, which nobody notices, and ztunnel's, after which every pod is served again.
+//! Processes that end: inpod's, without effect on connections, and ztunnel's, after which every pod is served again.
 
 use std::net::SocketAddr;
 
@@ -12,10 +12,10 @@ use crate::{
     mesh::{FIRST, Mesh, PORT},
 };
 
-/// The ztunnel that comes after the first.
+/// The ztunnel that follows the first.
 const SECOND: &str = "ztunnel-second";
 
-/// A connection by HBONE, one in plaintext from outside, and one in plaintext to it.
+/// Opens a connection by HBONE, one in plaintext from outside, and one in plaintext to the outside.
 fn flows(mesh: &Mesh) -> [Flow; 3] {
     let open = |from: &Pod, to: &Pod| Flow::open(from, SocketAddr::new(to.v4.into(), PORT));
     [
@@ -29,7 +29,7 @@ fn assert_go_on(flows: &[Flow]) {
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
 }
 
-/// How many proxies a ztunnel has started: a pod that was cut and came back counts twice.
+/// Returns how many proxies a ztunnel has started: a pod that was cut and came back counts twice.
 fn starts(mesh: &Mesh) -> u64 {
     let metrics = mesh.scene.node.ask_stock_ztunnel(FIRST, "15020/metrics");
     let metrics = metrics.unwrap();
@@ -40,7 +40,7 @@ fn starts(mesh: &Mesh) -> u64 {
     number.expect("a count of starts")
 }
 
-fn assert_nobody_notices(restart: impl FnOnce(&Mesh)) {
+fn assert_unnoticed(restart: impl FnOnce(&Mesh)) {
     let mesh = Mesh::new().unwrap();
     let (flows, before) = (flows(&mesh), starts(&mesh));
     assert_eq!(before, 2);
@@ -56,7 +56,7 @@ fn assert_nobody_notices(restart: impl FnOnce(&Mesh)) {
 
 #[test]
 fn a_broker_that_is_stopped_or_killed_and_comes_back_cuts_no_connection() {
-    assert_nobody_notices(|mesh| {
+    assert_unnoticed(|mesh| {
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             mesh.scene.node.stop("ztunnel-broker", signal).unwrap();
             mesh.scene.start("ztunnel-broker").unwrap();
@@ -67,7 +67,7 @@ fn a_broker_that_is_stopped_or_killed_and_comes_back_cuts_no_connection() {
 
 #[test]
 fn the_sudden_death_of_all_of_inpod_cuts_no_connection() {
-    assert_nobody_notices(|mesh| {
+    assert_unnoticed(|mesh| {
         let node = &mesh.scene.node;
         let kill = |service: &&str| node.stop(service, Signal::SIGKILL);
         SERVICES.iter().try_for_each(kill).unwrap();
