@@ -1,4 +1,5 @@
-//! pod-events is away: what the plugin does meanwhile, what it writes down, and what becomes of that afterwards.
+//! pod-events is away: what the plugin does meanwhile, what it records in its spool, and what pod-events
+//! makes of that later.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -12,7 +13,7 @@ use integration::{Call, Node, Outcome, PATIENCE, Pod, Spec, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// A node on which everything runs, with two namespaces and no pod.
+/// Returns a node on which everything runs, with two namespaces and no pod.
 fn node() -> Node {
     let node = Node::running().unwrap();
     label_namespaces(&node, &[("shop", false), ("bank", false)]);
@@ -39,12 +40,12 @@ fn in_bank(name: &str) -> Spec {
     }
 }
 
-fn go_away(node: &Node) {
+fn stop_pod_events(node: &Node) {
     node.stop("pod-events", Signal::SIGKILL).unwrap();
 }
 
-/// Starts pod-events. When it serves it has read the spool.
-fn come_back(node: &Node) {
+/// Starts pod-events. It has read the spool when it serves.
+fn start_pod_events(node: &Node) {
     node.start("pod-events").unwrap();
     eventually("pod-events serves", PATIENCE, || node.api().status()).unwrap();
 }
@@ -78,7 +79,7 @@ fn until_enrolled_namespaces(node: &Node, expected: &str) {
     .unwrap();
 }
 
-/// Both DELs of a runtime. The netns stays: nothing but they says that the sandbox has ended.
+/// Sends both DELs of a runtime. The netns stays, so only the DELs end the sandbox.
 fn end(node: &Node, pod: &Pod) {
     for verb in [Call::del, Call::del_again] {
         let outcome = call(node, verb, pod);
@@ -89,7 +90,7 @@ fn end(node: &Node, pod: &Pod) {
     }
 }
 
-/// Waits until nobody knows the pod's sandbox any more.
+/// Waits until no service knows the pod's sandbox.
 fn until_forgotten(node: &Node, pod: &Pod) {
     eventually("the sandbox is forgotten", PATIENCE, || {
         let claims = node.api().claims()?;
@@ -105,10 +106,10 @@ fn until_forgotten(node: &Node, pod: &Pod) {
 fn a_sandbox_that_ended_while_the_agent_was_away_is_forgotten_when_it_is_back() {
     let node = node();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
-    go_away(&node);
+    stop_pod_events(&node);
     end(&node, &pod);
     assert_eq!(spooled(&node).len(), 2);
-    come_back(&node);
+    start_pod_events(&node);
     assert_eq!(spooled(&node), [""; 0]);
     until_forgotten(&node, &pod);
 }
@@ -121,10 +122,10 @@ fn a_spooled_end_takes_effect_before_any_later_verb_and_without_the_other_servic
         node.stop(service, Signal::SIGKILL).unwrap();
     }
     end(&node, &pod);
-    come_back(&node);
+    start_pod_events(&node);
     assert_eq!(spooled(&node), [""; 0]);
-    // That it ends was checkpointed: it survives the next crash.
-    go_away(&node);
+    // The end was checkpointed, so it survives the next crash.
+    stop_pod_events(&node);
     for service in ["netconfig", "ztunnel-broker", "pod-events"] {
         node.start(service).unwrap();
     }
@@ -133,10 +134,10 @@ fn a_spooled_end_takes_effect_before_any_later_verb_and_without_the_other_servic
 }
 
 #[test]
-fn a_pod_that_was_let_through_joins_when_its_label_asks_for_it() {
+fn a_pod_that_was_admitted_unenrolled_joins_when_its_label_asks_for_it() {
     let node = node();
     until_enrolled_namespaces(&node, "");
-    go_away(&node);
+    stop_pod_events(&node);
     let asked = node.sandbox(in_bank("asked").ambient()).unwrap();
     let plain = node.sandbox(in_bank("plain")).unwrap();
     for pod in [&asked, &plain] {
@@ -145,7 +146,7 @@ fn a_pod_that_was_let_through_joins_when_its_label_asks_for_it() {
         assert!(pod.traces().unwrap().is_empty());
     }
     assert_eq!(spooled(&node).len(), 2);
-    come_back(&node);
+    start_pod_events(&node);
     assert_eq!(spooled(&node), [""; 0]);
     for (pod, known) in [
         (&asked, node.until_whole(&asked.spec).unwrap()),
@@ -153,7 +154,7 @@ fn a_pod_that_was_let_through_joins_when_its_label_asks_for_it() {
     ] {
         assert_eq!(known.sandbox.unwrap().container_id, pod.container_id);
     }
-    // It is remembered: a later label finds it.
+    // The pod stays known: a later label finds it.
     node.write_manifest(&plain.spec.clone().ambient()).unwrap();
     node.until_whole(&plain.spec).unwrap();
 }
@@ -163,12 +164,12 @@ fn a_pod_of_an_enrolled_namespace_waits_for_the_agent() {
     let node = node();
     label_namespaces(&node, &[("shop", true), ("bank", false)]);
     until_enrolled_namespaces(&node, "shop\n");
-    go_away(&node);
+    stop_pod_events(&node);
     let pod = node.sandbox(Spec::new("a")).unwrap();
     let outcome = call(&node, Call::add, &pod);
     assert_eq!(outcome.error().unwrap().get("code"), Some(&json!(11)));
     assert_eq!(spooled(&node), [""; 0]);
-    come_back(&node);
+    start_pod_events(&node);
     node.ready().unwrap();
     node.add(&pod).unwrap();
     node.until_whole(&pod.spec).unwrap();
@@ -196,10 +197,10 @@ fn the_list_is_not_emptied_because_a_manifest_cannot_be_read() {
     let node = node();
     label_namespaces(&node, &[("shop", true), ("bank", false)]);
     until_enrolled_namespaces(&node, "shop\n");
-    go_away(&node);
+    stop_pod_events(&node);
     fs::write(node.manifests().join("namespaces.yaml"), "kind: [").unwrap();
     node.write_manifest(&in_bank("a").ambient()).unwrap();
-    come_back(&node);
+    start_pod_events(&node);
     until_enrolled_namespaces(&node, "bank\nshop\n");
 }
 
@@ -207,11 +208,11 @@ fn the_list_is_not_emptied_because_a_manifest_cannot_be_read() {
 fn an_entry_that_is_garbage_blocks_nothing_and_is_set_aside() {
     let node = node();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
-    go_away(&node);
+    stop_pod_events(&node);
     fs::create_dir_all(spool(&node)).unwrap();
     fs::write(spool(&node).join("0000-garbage"), b"\xff{").unwrap();
     end(&node, &pod);
-    come_back(&node);
+    start_pod_events(&node);
     assert_eq!(spooled(&node), ["0000-garbage.unreadable"]);
     until_forgotten(&node, &pod);
 }
@@ -220,11 +221,11 @@ fn an_entry_that_is_garbage_blocks_nothing_and_is_set_aside() {
 fn what_is_written_down_while_the_agent_runs_is_read_too() {
     let node = node();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
-    go_away(&node);
+    stop_pod_events(&node);
     end(&node, &pod);
     let aside = spool(&node).with_extension("aside");
     fs::rename(spool(&node), &aside).unwrap();
-    come_back(&node);
+    start_pod_events(&node);
     node.until_whole(&pod.spec).unwrap();
     fs::rename(&aside, spool(&node)).unwrap();
     until_forgotten(&node, &pod);
@@ -234,24 +235,24 @@ fn what_is_written_down_while_the_agent_runs_is_read_too() {
 #[test]
 fn a_pod_that_is_not_known_is_dropped_when_it_has_had_its_time_and_never_taken_for_another() {
     let node = node();
-    go_away(&node);
+    stop_pod_events(&node);
     let pod = node.sandbox(in_bank("a").ambient()).unwrap();
     let outcome = call(&node, Call::add, &pod);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    // Another pod of its name has taken its place since.
+    // Another pod with its name has replaced it since.
     let successor = Spec {
         uid: "another-0000-1111-2222-333333333333".to_owned(),
         ..pod.spec.clone()
     };
     node.write_manifest(&successor).unwrap();
-    make_older(&node);
-    come_back(&node);
+    backdate_spool(&node);
+    start_pod_events(&node);
     assert_eq!(spooled(&node), [""; 0]);
     assert_eq!(node.explain(&pod.spec).unwrap().sandbox, None);
 }
 
 /// Sets the time of the only entry back.
-fn make_older(node: &Node) {
+fn backdate_spool(node: &Node) {
     let [name] = spooled(node).try_into().unwrap();
     let path = spool(node).join(name);
     let mut entry: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -260,15 +261,15 @@ fn make_older(node: &Node) {
 }
 
 #[test]
-fn what_the_kill_switch_let_through_stays_outside_as_long_as_it_is_set() {
+fn pods_that_the_kill_switch_admitted_unenrolled_stay_outside_as_long_as_it_is_set() {
     let node = node();
     let switch = node.state_dir().join("disabled");
     fs::write(&switch, "").unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     let outcome = call(&node, Call::add, &pod);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    go_away(&node);
-    come_back(&node);
+    stop_pod_events(&node);
+    start_pod_events(&node);
     node.ready().unwrap();
     assert_eq!(spooled(&node).len(), 1);
     assert!(pod.traces().unwrap().is_empty());
@@ -278,12 +279,12 @@ fn what_the_kill_switch_let_through_stays_outside_as_long_as_it_is_set() {
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_had_is_told_and_stops_nothing() {
+fn a_state_directory_that_cannot_be_had_is_reported_and_stops_nothing() {
     let node = node();
-    go_away(&node);
+    stop_pod_events(&node);
     fs::remove_dir_all(node.state_dir()).unwrap();
     fs::write(node.state_dir(), "a file").unwrap();
-    come_back(&node);
+    start_pod_events(&node);
     let status = node.api().status().unwrap();
     let mut conditions = status.conditions.iter();
     let condition = conditions
@@ -293,7 +294,7 @@ fn a_state_directory_that_cannot_be_had_is_told_and_stops_nothing() {
         !condition.ok && condition.message.contains("plugin"),
         "{condition:?}"
     );
-    // It is made as soon as that is possible.
+    // It is created as soon as that is possible.
     fs::remove_file(node.state_dir()).unwrap();
     node.ready().unwrap();
     until_enrolled_namespaces(&node, "");

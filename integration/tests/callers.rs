@@ -1,4 +1,5 @@
-//! Callers who may not, and callers who say what is not so: refused or put off, written down, and nothing is changed.
+//! Callers without permission, and callers that give false information: refused or deferred,
+//! logged, and nothing changes.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
@@ -10,7 +11,7 @@ use integration::{
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-/// Every call of every service, as a path after the socket.
+/// Returns every call of every service, as a path after the socket.
 fn calls() -> Vec<(&'static str, String)> {
     let methods = [
         (
@@ -72,7 +73,7 @@ fn calls() -> Vec<(&'static str, String)> {
     all.collect()
 }
 
-/// A command that runs as a root process of a pod: in its cgroup, and in mount, pid and network namespaces of its own.
+/// Runs a command as a root process of a pod: in its cgroup, and in mount, pid and network namespaces of its own.
 fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
     let script = format!(
         "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} sh -c '{command}'",
@@ -87,11 +88,12 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
     let (cgroup, _cgroups) = match made {
         Ok(made) => made,
-        // Without a cgroup of its own no process looks like a pod's; how a path is read is shown by unit tests.
+        // Without a cgroup of its own no process looks like a pod's; unit tests show how a path is parsed.
         Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
     };
     let node = Node::running().unwrap();
-    // By the name of a pod in its path a process is no host process; to be a service it would have to be elsewhere.
+    // Because of the pod's name in its path the process is no host process; to be a service it
+    // would need another path.
     let strict = Node::new().unwrap();
     for service in SERVICES {
         strict
@@ -101,10 +103,10 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let victim = node.pod(Spec::new("victim").ambient()).unwrap();
     let before = State::of(&node, &[&victim]).unwrap();
     eventually("they serve", PATIENCE, || strict.api().status()).unwrap();
-    // It knows the calls by heart: reflection it would be refused, too.
+    // The client has the descriptors in a file, since reflection would be refused, too.
     let protoset = strict.run_dir().with_file_name("protoset");
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
-    // pod-events of that node is no service to the others either, and says so again and again.
+    // pod-events of that node is no service to the others either, and logs that repeatedly.
     let own = format!("pid={} ", strict.pid("pod-events").unwrap());
     for (component, call) in calls() {
         let socket = inpod_service::socket(&strict.run_dir(), component);
@@ -166,7 +168,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
 #[test]
 fn a_caller_whose_process_cannot_be_seen_is_refused() {
     let node = Node::new().unwrap();
-    // A service that was not given the node's pids sees nobody.
+    // A service that does not see the node's pids identifies no caller.
     let program = integration::bin("netconfig").unwrap();
     let run_dir = node.run_dir();
     let log = run_dir.with_file_name("unseeing.log");
@@ -209,7 +211,7 @@ fn a_caller_that_is_not_root_reaches_no_socket() {
     for service in SERVICES {
         let error = asked_by(&nobody, &node, service);
         assert!(error.contains("Permission denied"), "{service}: {error}");
-        // Were the directories open by mistake, its user would still be told from ours.
+        // Even if the directories were open by mistake, the user would still differ from ours.
         open(&node, service);
         let error = asked_by(&nobody, &node, service);
         assert!(
@@ -222,7 +224,7 @@ fn a_caller_that_is_not_root_reaches_no_socket() {
     before.unchanged(&node, &[&pod]).unwrap();
 }
 
-/// What another user is told who asks a service how it is.
+/// Returns the answer that another user gets when asking for a service's health.
 fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
     let program = integration::bin(service).unwrap().display().to_string();
     let run_dir = node.run_dir().display().to_string();
@@ -237,7 +239,7 @@ fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
     run("setpriv", &arguments).unwrap_err().to_string()
 }
 
-/// Lets everybody at a service's socket.
+/// Opens a service's socket to every user.
 fn open(node: &Node, service: &str) {
     use std::os::unix::fs::PermissionsExt as _;
     let socket = inpod_service::socket(&node.run_dir(), service);
@@ -248,7 +250,7 @@ fn open(node: &Node, service: &str) {
     fs::set_permissions(socket, mode(0o666)).unwrap();
 }
 
-/// Rules, claim and workload of a pod, and that ztunnel serves it.
+/// Returns rules, claim and workload of a pod, and whether ztunnel serves it.
 fn in_place(node: &Node, pod: &Pod) -> anyhow::Result<(Vec<String>, usize, usize, bool)> {
     let served = node.ztunnel_state()?.to_string().contains(&pod.spec.uid);
     Ok((
@@ -281,7 +283,7 @@ fn a_deletion_of_what_is_alive_removes_nothing_and_is_written_down() {
         "{}",
         node.tail("pod-events", 20)
     );
-    // A runtime that did not mean it adds the sandbox again.
+    // A runtime that sent it by mistake adds the sandbox again.
     node.add(&pod).unwrap();
     node.until_whole(&pod.spec).unwrap();
 }
@@ -298,7 +300,7 @@ fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
     );
     assert_eq!(in_place(&node, &pod).unwrap(), before);
     assert!(node.tail("pod-events", 20).contains("Deferred a deletion"));
-    // Of another network, it drops nothing at all.
+    // A GC of another network removes nothing.
     node.add(&pod).unwrap();
     let whole = node.until_whole(&pod.spec).unwrap();
     assert!(node.api().collect("othernet", &[]).unwrap().is_empty());

@@ -1,4 +1,4 @@
-//! The sockets, asked by grpcurl as an operator would.
+//! The sockets, called by grpcurl as an operator would.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{path::Path, time::Duration};
@@ -144,7 +144,7 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
     node.ready().unwrap();
 }
 
-/// What a call answers to a caller that is a host process, but no service of inpod.
+/// Returns the answer to a caller that is a host process, but no service of inpod.
 fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> {
     let node = Node::new()?;
     node.start_for("cgroup:/a/place/where/nobody/is", service)?;
@@ -156,7 +156,7 @@ fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> 
 }
 
 #[test]
-fn a_host_process_may_look_and_may_not_change() {
+fn a_host_process_may_read_and_may_not_change() {
     let changing = [
         (
             "netconfig",
@@ -220,7 +220,7 @@ fn a_path_may_be_inspected_by_a_service_alone() {
 #[test]
 fn where_services_are_known_by_their_cgroup_a_pod_joins_all_the_same() {
     let node = Node::new().unwrap();
-    // Every process is at or below the root: what is shown is that cgroups are read, and found right.
+    // Every process is at or below the root, so this shows only that cgroups are read and matched correctly.
     SERVICES
         .iter()
         .for_each(|service| node.start_for("cgroup:/", service).unwrap());

@@ -1,4 +1,4 @@
-//! Labels and annotations have one table, `inpod_types::keys`; nobody else spells their names.
+//! Labels and annotations have one table, `inpod_types::keys`; no other source contains their names.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -8,13 +8,13 @@ use std::{
 
 use inpod_types::keys;
 
-/// Whose labels and annotations inpod reads or writes.
+/// The domains of labels and annotations that inpod reads or writes.
 const DOMAINS: [&str; 2] = ["istio.io/", "inpod.io/"];
 
-/// Where the table is.
+/// The directory of the table.
 const TABLE: &str = "services/lib/inpod-types/src/keys";
 
-/// What ships: every source of the plugin and the services but their tests, and the table itself.
+/// Collects the shipped sources: of the plugin and the services without their tests, and without the table itself.
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -29,7 +29,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The string literals of the part of a file that ships, each on one line. Comments hold none.
+/// Returns the string literals of the shipped part of a file, each on one line. Comments are skipped.
 fn literals(text: &str) -> Vec<&str> {
     let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let code = shipped.lines().map(|line| {
@@ -40,7 +40,7 @@ fn literals(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The names of keys in a text: whole words with one of the domains in them.
+/// Returns the names of keys in a text, which contain one of the domains.
 fn keys_in(text: &str) -> Vec<&str> {
     let is_other = |c: char| !(c.is_ascii_alphanumeric() || "./-".contains(c));
     let words = text.split(is_other).map(|word| word.trim_end_matches('.'));
@@ -48,10 +48,10 @@ fn keys_in(text: &str) -> Vec<&str> {
     words.filter(is_key).collect()
 }
 
-/// What services call themselves towards Kubernetes, which is no key.
+/// Names of services as reporters of Events, which are no keys.
 const REPORTERS: [&str; 2] = ["inpod.io/pod-events", "inpod.io/repair"];
 
-/// What is wrong with a literal: it is a key, or a sentence with one that is not in the table.
+/// Returns the fault of a literal: it is a key, or a sentence with a key that is not in the table.
 fn wrong(literal: &str) -> Option<String> {
     let is_sentence = literal.contains(' ');
     let unknown = |key: &&str| !keys::table().any(|known| known.name == *key);

@@ -1,4 +1,4 @@
-//! A node that inpod leaves, as the file tells that a ConfigMap is mounted as.
+//! Uninstalling inpod from a node, as requested by a file that is mounted from a ConfigMap.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -23,7 +23,7 @@ struct Leaving {
 }
 
 impl Leaving {
-    /// A node with pods in the mesh, and a pod-events that can be told to leave.
+    /// Returns a node with pods in the mesh and a pod-events that reads the file.
     fn new() -> Self {
         let mesh = Mesh::new().unwrap();
         let of_run = |name: &str| mesh.node.run_dir().join(name);
@@ -60,14 +60,14 @@ impl Leaving {
         fs::write(&self.word, word).unwrap();
     }
 
-    /// Waits until the process has ended by itself, and gives what it said last.
+    /// Waits until the process has ended by itself, and returns its last message.
     fn left(&self) -> String {
         let ended = self.node().until_ended("pod-events").unwrap();
         assert!(ended.success(), "{ended}");
         fs::read_to_string(&self.receipt).unwrap()
     }
 
-    /// What tells that inpod is not to stay.
+    /// Waits for the condition that reports the uninstall.
     fn until_condition(&self, ok: bool, ready: bool, words: &str) {
         eventually(&format!("it is told: {words}"), PATIENCE, || {
             let status = self.node().api().status()?;
@@ -80,7 +80,7 @@ impl Leaving {
         .unwrap();
     }
 
-    /// Holds for as long: nothing is begun anew.
+    /// Expects for this time that nothing is started again.
     fn stays_away(&self, long: Duration) {
         let began = Instant::now();
         while began.elapsed() < long {
@@ -101,7 +101,7 @@ impl Leaving {
 
 const SERVICES: [&str; 3] = ["pod-events", "ztunnel-broker", "netconfig"];
 
-/// Every file and socket that the services keep, by the directory below the run directory.
+/// Returns every file and socket that the services keep, by the directory below the run directory.
 fn kept(node: &Node) -> Vec<(&'static str, Vec<String>)> {
     let of = |name: &'static str| {
         let dir = node.run_dir().join(name).display().to_string();
@@ -152,12 +152,12 @@ fn a_node_that_is_uninstalled_takes_every_pod_out_and_leaves_nothing() {
 }
 
 #[test]
-fn a_node_that_is_left_admits_every_pod_and_comes_back_when_the_word_is_taken_back() {
+fn a_node_that_is_uninstalled_admits_every_pod_and_comes_back_when_the_mode_is_cleared() {
     let leaving = Leaving::new();
     let node = leaving.node();
     leaving.say("uninstall");
     leaving.left();
-    // A container is started again.
+    // A container is restarted.
     leaving.start();
     leaving.until_condition(false, false, "has left this node: uninstall");
     let late = node.sandbox(Spec::new("late").ambient()).unwrap();
@@ -168,7 +168,7 @@ fn a_node_that_is_left_admits_every_pod_and_comes_back_when_the_word_is_taken_ba
         (PodState::Out, Reason::NodeLeaves)
     );
     assert_eq!(late.traces().unwrap(), Vec::<String>::new());
-    // The ConfigMap is deleted, with the release that still runs; it is looked at every second.
+    // The ConfigMap is deleted while the release still runs; the file is read every second.
     fs::remove_file(&leaving.word).unwrap();
     leaving.stays_away(Duration::from_secs(3));
     leaving.say("");
@@ -177,7 +177,7 @@ fn a_node_that_is_left_admits_every_pod_and_comes_back_when_the_word_is_taken_ba
     }
     leaving.until_condition(true, true, "");
     leaving.mesh.between_enrolled_pods().unwrap();
-    // And once more: what was said the first time is not taken for an answer.
+    // Once more: the first answer must not be mistaken for the second.
     leaving.say("uninstall");
     let receipt = leaving.left();
     assert!(receipt.contains("3 pods"), "{receipt}");
@@ -199,7 +199,7 @@ fn what_services_keep_goes_with_them_once_the_node_is_left_and_stays_at_any_othe
     leaving.mesh.between_enrolled_pods().unwrap();
     leaving.say("uninstall");
     leaving.left();
-    // A container is started again; what it is told is still needed.
+    // A container is restarted, and the file still applies.
     leaving.start();
     leaving.until_condition(false, false, "has left this node: uninstall");
     node.stop("pod-events", Signal::SIGKILL).unwrap();
@@ -213,7 +213,7 @@ fn what_services_keep_goes_with_them_once_the_node_is_left_and_stays_at_any_othe
 }
 
 #[test]
-fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_mends_nothing() {
+fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_repairs_nothing() {
     let leaving = Leaving::new();
     let node = leaving.node();
     let before = leaving.pods().map(|pod| pod.ruleset().unwrap());
@@ -222,7 +222,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_mends_nothing() {
     assert_eq!(receipt, "inpod left: handover; 2 pods stay as they are\n");
     assert_eq!(leaving.pods().map(|pod| pod.ruleset().unwrap()), before);
     leaving.mesh.between_enrolled_pods().unwrap();
-    // A successor writes its own rules: nobody undoes that.
+    // A successor writes its own rules, which inpod must not undo.
     leaving.start();
     leaving.until_condition(false, false, "has left this node: handover");
     leaving.mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();
@@ -231,7 +231,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_mends_nothing() {
         .b
         .exec(&["nft", "add", "table", "inet", "successor"])
         .unwrap();
-    // Neither a netconfig that starts anew nor a person who asks has it mended.
+    // Neither a restarted netconfig nor an operator's request repairs it.
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     node.start("netconfig").unwrap();
     node.stop("pod-events", Signal::SIGKILL).unwrap();
@@ -250,14 +250,14 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_mends_nothing() {
         rules.contains("successor") && !rules.contains("inpod"),
         "{rules}"
     );
-    // Negative control: where it stays, it mends that.
+    // Negative control: if inpod stays, it repairs that.
     leaving.say("");
     node.until_whole(&leaving.mesh.b.spec).unwrap();
     assert!(leaving.mesh.b.ruleset().unwrap().contains("inpod"));
 }
 
 #[test]
-fn a_word_that_nobody_knows_changes_nothing() {
+fn an_unknown_mode_changes_nothing() {
     let leaving = Leaving::new();
     leaving.say("uninstal");
     eventually("it is told", PATIENCE, || {

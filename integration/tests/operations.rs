@@ -1,5 +1,4 @@
-//! Running the services: readiness, drains, metrics, and what happens when there is too much or too little of
-//! something.
+//! Operation of the services: readiness, drains, metrics, and limits of resources.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/asking.rs"]
@@ -21,7 +20,7 @@ use nix::sys::signal::Signal;
 const STATUS: &str = "inpod.podevents.v1.PodEventsService/GetStatus";
 const EXPLAIN: &str = "inpod.podevents.v1.PodEventsService/ExplainPod";
 
-/// Asks a service's program about the running service, as an exec probe does.
+/// Runs a service's program as an exec probe does, against the running service.
 fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
     let program = bin(service)?;
     let run_dir = node.run_dir().display().to_string();
@@ -32,7 +31,7 @@ fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
     run(program.to_str().context("a path of text")?, &arguments)
 }
 
-/// A node whose pod-events takes `settings`, with netconfig and the broker and without a ztunnel.
+/// Returns a node whose pod-events takes `settings`, with netconfig and the broker and without a ztunnel.
 fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
     let node = Node::new()?;
     node.start("netconfig")?;
@@ -51,7 +50,7 @@ fn until_serving(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// An ADD of an enrolled pod that is under way: it waits for a ztunnel.
+/// Starts an ADD of an enrolled pod, which waits for a ztunnel.
 fn waiting_add(node: &Node) -> anyhow::Result<thread::JoinHandle<i32>> {
     let pod = node.sandbox(Spec::new("waiting").ambient())?;
     let call = node.call(Call::add, &pod);
@@ -242,7 +241,7 @@ fn over_the_limit_a_call_is_refused_with_when_to_come_back_and_the_rest_goes_on(
     let node = without_ztunnel(&["--max-calls", "1"]).unwrap();
     let add = waiting_add(&node).unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    // ADDs have a lane of their own: who looks is served.
+    // ADDs have a concurrency group of their own, so other calls are served.
     grpcurl(&socket, &[], STATUS).unwrap();
     let another = node.sandbox(Spec::new("another").ambient()).unwrap();
     let another = node.call(Call::add, &another).run().unwrap();
@@ -325,7 +324,7 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     probe(&node, "pod-events", "--check-live").unwrap();
 }
 
-/// What a watcher of health has been told so far.
+/// The statuses that a watcher of health has received so far.
 struct Watcher {
     child: Child,
     told: std::path::PathBuf,
@@ -351,7 +350,7 @@ impl Watcher {
         })
     }
 
-    /// Waits until it was told this.
+    /// Waits until it received this status.
     fn until(&self, status: &str) -> anyhow::Result<()> {
         eventually(&format!("health is {status}"), PATIENCE, || {
             let told = std::fs::read_to_string(&self.told)?;

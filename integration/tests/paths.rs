@@ -1,4 +1,4 @@
-//! What may stand in `CNI_NETNS`: only the pod's own netns is ever changed, whatever a path leads to.
+//! Values of `CNI_NETNS`: only the pod's own netns is ever changed, wherever a path leads.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -17,12 +17,12 @@ use nix::{
     unistd::mkfifo,
 };
 
-/// Files below `/run/netns` that a test made. They go with the value.
+/// Files below `/run/netns` that a test created, removed on drop.
 #[derive(Default)]
 struct Made(Vec<PathBuf>);
 
 impl Made {
-    /// A name below `/run/netns` that is nobody else's.
+    /// Returns a name below `/run/netns` that no other test uses.
     fn name(&mut self, node: &Node, what: &str) -> PathBuf {
         let path = PathBuf::from(format!("/run/netns/{}-{what}", node.name()));
         self.0.push(path.clone());
@@ -46,7 +46,7 @@ fn bind(from: &Path, to: &Path) {
         fs::write(to, "").unwrap();
     }
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    // Or what is mounted over it would be mounted over the other one, too.
+    // Otherwise a mount over it would propagate to the other one.
     mount(
         None::<&str>,
         to,
@@ -57,7 +57,7 @@ fn bind(from: &Path, to: &Path) {
     .unwrap();
 }
 
-/// An ADD at a path must fail with this code and reason, and at once: nothing that stands there is waited for.
+/// Expects that an ADD with a path fails with this code and reason, and at once: whatever is there must not block.
 fn refused(node: &Node, pod: &Pod, path: &Path, code: u64, named: &str) {
     let call = node.call(Call::add, pod).timeout_seconds(8);
     let outcome = call
@@ -90,7 +90,7 @@ fn everywhere_refused(
     for (path, code, named) in table(&node, &victim, &pod, &mut made) {
         refused(&node, &pod, &path, code, named);
     }
-    // Where the chain said no addresses, the netns of another pod has some: it is another sandbox's all the same.
+    // If the chain's result has no addresses, the netns of another pod has some: it still belongs to another sandbox.
     let call = node.call(Call::add, &pod).without_key("prevResult");
     let call = call.with_var("CNI_NETNS", &victim.path().display().to_string());
     let (code, words) = call.run().unwrap().refusal().unwrap();
@@ -201,10 +201,10 @@ fn a_path_that_is_swapped_while_calls_run_never_changes_another_netns() {
     let node = Node::running().unwrap();
     let mut made = Made::default();
     let path = made.name(&node, "swapped");
-    // The node's probe set is there from the first pod on.
+    // The node's probe set exists from the first pod on.
     let _first = node.pod(Spec::new("first").ambient()).unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
-    // As likely a target as there is: a netns with addresses, and not claimed.
+    // The most plausible target: a netns with addresses, and not claimed.
     let other = node.sandbox(Spec::new("other")).unwrap();
     let before = State::of(&node, &[&other]).unwrap();
     bind(other.path(), &path);

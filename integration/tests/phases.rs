@@ -1,4 +1,4 @@
-//! Where the time of an ADD goes, as the metrics tell it; and the one id by which the logs of all processes name it.
+//! The phases of an ADD in the metrics, and the one id by which the logs of all processes name it.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
@@ -9,7 +9,7 @@ use integration::{
 };
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
 
-/// How long a step is held.
+/// The time for which a step is held.
 const HELD: Duration = Duration::from_millis(700);
 
 const PHASES: [&str; 6] = ["queue", "decide", "claim", "hand-over", "rules", "other"];
@@ -54,7 +54,7 @@ impl Bench {
         self.verbs.metrics(&socket).unwrap()
     }
 
-    /// The seconds of each phase, and of whole ADDs.
+    /// Returns the seconds of each phase, and of whole ADDs.
     fn seconds(&self) -> (BTreeMap<&'static str, f64>, f64) {
         let metrics = self.metrics();
         let sum = |phase| {
@@ -66,7 +66,7 @@ impl Bench {
         (PHASES.map(sum).into(), number(&metrics, whole))
     }
 
-    /// An ADD of which one call is held for a while, and what that made of the metrics.
+    /// Runs an ADD of which one call is held for a while, and returns how the metrics changed.
     fn held(
         &self,
         name: &str,
@@ -129,7 +129,7 @@ fn an_add_that_waits_for_its_turn_is_counted_as_queueing() {
     let bench = Bench::new();
     let (moved, whole) = bench.held("queued", "ClaimNetns", true);
     let held = HELD.as_secs_f64();
-    // One is held in its claim; the other waits in the queue, having come a moment later.
+    // One is held in its claim; the other, which came a moment later, waits in the queue.
     assert!(
         moved["claim"] >= held && moved["queue"] >= 0.8 * held,
         "{moved:?}"
@@ -155,7 +155,8 @@ fn every_metric_that_is_documented_is_declared_and_the_incumbents_count_adds_and
         .result
         .unwrap();
     let metrics = bench.metrics();
-    // A counter that never counted is not shown, and what Kubernetes is told is counted where it is told.
+    // A counter that was never incremented is not shown, and outputs to Kubernetes are counted only
+    // where there are any.
     let is_of_outputs = |metric: &Metric| metric.name.starts_with("annotation");
     let shown = OWN
         .iter()

@@ -1,5 +1,5 @@
-//! Places of the plugin that cannot be used: its socket, its state directory. It says which, in time; no pod slips by and
-//! no DEL fails.
+//! A socket or state directory of the plugin that cannot be used. The error names it, before the deadline; no pod is
+//! admitted unenrolled and no DEL fails.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -23,7 +23,7 @@ use nix::{
 };
 
 #[test]
-fn an_agent_socket_that_is_none_is_told_by_its_path_and_never_waited_for() {
+fn an_agent_socket_that_is_none_is_reported_by_its_path_and_never_waited_for() {
     let node = Node::new().unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     let place = node.run_dir().with_file_name("odd");
@@ -34,7 +34,7 @@ fn an_agent_socket_that_is_none_is_told_by_its_path_and_never_waited_for() {
     mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
     symlink(at("loop"), at("loop")).unwrap();
     drop(UnixListener::bind(at("stale")).unwrap());
-    // Of another type, as ZDS's is.
+    // Of another type, as the ZDS socket is.
     let other = socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -72,7 +72,7 @@ fn an_agent_socket_that_is_none_is_told_by_its_path_and_never_waited_for() {
 }
 
 #[test]
-fn where_a_spool_cannot_be_written_no_pod_is_let_through_and_no_del_fails() {
+fn where_a_spool_cannot_be_written_no_pod_is_admitted_unenrolled_and_no_del_fails() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     let other = Spec {
@@ -83,7 +83,7 @@ fn where_a_spool_cannot_be_written_no_pod_is_let_through_and_no_del_fails() {
     node.stop("pod-events", Signal::SIGKILL).unwrap();
     let state = node.state_dir();
     let none = None::<&str>;
-    // A page for a directory, and a page for a list: no entry fits.
+    // One page for a directory and one for a list: no entry fits.
     mount(
         none,
         &state,
@@ -118,7 +118,8 @@ fn where_a_spool_cannot_be_written_no_pod_is_let_through_and_no_del_fails() {
     );
 }
 
-/// An ADD that would have to be written down waits; a DEL succeeds and says what became of it. The words of the ADD.
+/// Expects that an ADD that would have to be recorded waits, and that a DEL succeeds and reports what happened to it.
+/// Returns the ADD's message.
 fn refused_and_ended(node: &Node, pod: &Pod, other: &Pod) -> String {
     let (code, words) = node
         .call(Call::add, other)

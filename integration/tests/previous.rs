@@ -1,4 +1,4 @@
-//! The agent of today beside what the previous release left on a node: its plugin, and its rules in running pods.
+//! The current agent beside what the previous release left on a node: its plugin, and its rules in running pods.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -71,7 +71,7 @@ fn what_the_previous_plugin_wrote_down_while_the_agent_was_away_is_acted_on() {
     .unwrap();
 }
 
-/// Makes the rules in a pod's netns those of the previous schema, in one transaction.
+/// Rewrites the rules in a pod's netns to those of the previous schema, in one transaction.
 fn age(pod: &Pod) -> anyhow::Result<()> {
     let rules = pod.exec(&["nft", "-s", "list", "ruleset"])?;
     ensure!(rules.contains("inpod schema=2"), "{rules}");

@@ -1,4 +1,4 @@
-//! No failure ends without its reason: what a call answers carries one of the closed list, and nothing of pod-events
+//! Every failure has a reason: every answer carries one of the closed list, and no failure of pod-events
 //! hides behind "a defect".
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tonic::{Request, Status, transport::Channel};
 
-/// Where pod-events may say that something is a defect, and why that is one.
+/// The places in which pod-events may report a defect, and why each is one.
 const DEFECTS: [(&str, &str, usize); 4] = [
     (
         "clients.rs",
@@ -31,7 +31,7 @@ const DEFECTS: [(&str, &str, usize); 4] = [
     ),
 ];
 
-/// The code of a file, without its tests.
+/// Returns the code of a file, without its tests.
 fn code(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or_default()
 }
@@ -130,7 +130,7 @@ fn named(pod: &Pod) -> types::PodSelector {
     }
 }
 
-/// A well-formed ADD.
+/// Returns a well-formed ADD.
 fn add(pod: &Pod) -> wire::AddPodRequest {
     wire::AddPodRequest {
         sandbox: Some(sandbox(pod)),
@@ -150,8 +150,8 @@ fn at(path: &str) -> Option<types::NetnsRef> {
     })
 }
 
-/// The service itself has said why, in the details, and means it.
-fn says(status: &Status, reasons: &[Reason]) {
+/// Expects one of these reasons in the details, set by the service itself.
+fn assert_reason(status: &Status, reasons: &[Reason]) {
     let failure = failure_of(status);
     assert!(!status.details().is_empty(), "no details: {status:?}");
     assert!(reasons.contains(&failure.reason), "{reasons:?}: {status:?}");
@@ -169,51 +169,51 @@ fn every_way_in_which_an_add_fails_has_its_reason() {
         change(&mut message);
         asker.add(message, 10_000)
     };
-    says(
+    assert_reason(
         &asker.add(wire::AddPodRequest::default(), 5000),
         &[Reason::InvalidField],
     );
-    says(
+    assert_reason(
         &changed(|it| it.addresses = vec!["x".into()]),
         &[Reason::InvalidField],
     );
     let uid = |it: &mut wire::AddPodRequest| it.pod.as_mut().unwrap().uid = "other".into();
-    says(&changed(uid), &[Reason::PodUidMismatch]);
+    assert_reason(&changed(uid), &[Reason::PodUidMismatch]);
     let nobody = |it: &mut wire::AddPodRequest| it.pod.as_mut().unwrap().name = "nobody".into();
-    says(&changed(nobody), &[Reason::PodUnknown]);
-    says(
+    assert_reason(&changed(nobody), &[Reason::PodUnknown]);
+    assert_reason(
         &changed(|it| it.netns = at("/etc/passwd")),
         &[Reason::NetnsPathRefused],
     );
-    says(
+    assert_reason(
         &changed(|it| it.netns = at("/run/netns/nothing")),
         &[Reason::NetnsMissing],
     );
     fs::write("/run/netns/a-file", "").unwrap();
-    says(
+    assert_reason(
         &changed(|it| it.netns = at("/run/netns/a-file")),
         &[Reason::NetnsNotANetns],
     );
     fs::remove_file("/run/netns/a-file").unwrap();
-    says(
+    assert_reason(
         &changed(|it| it.addresses = vec!["10.99.0.1".into()]),
         &[Reason::AddressMismatch],
     );
     let mut message = add(&pod);
     message.netns = at(&other.path().display().to_string());
-    says(
+    assert_reason(
         &asker.add(message, 10_000),
         &[Reason::NetnsInUse, Reason::AddressMismatch],
     );
     let mut message = add(&pod);
     message.netns = at(&node.netns().path().display().to_string());
     message.addresses = vec!["10.77.0.1".into()];
-    says(&asker.add(message, 10_000), &[Reason::NetnsIsHost]);
-    // A service that stands still.
+    assert_reason(&asker.add(message, 10_000), &[Reason::NetnsIsHost]);
+    // A service that hangs.
     node.signal("netconfig", Signal::SIGSTOP).unwrap();
     let late = asker.add(add(&pod), 1000);
     node.signal("netconfig", Signal::SIGCONT).unwrap();
-    says(&late, &[Reason::DeadlineExceeded]);
+    assert_reason(&late, &[Reason::DeadlineExceeded]);
 }
 
 #[test]
@@ -229,14 +229,14 @@ fn an_add_that_lacks_a_service_or_a_ztunnel_says_which() {
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     let asker = Asker::of(&node);
     let never = asker.add(add(&pod), 5000);
-    says(&never, &[Reason::ZtunnelNeverConnected]);
+    assert_reason(&never, &[Reason::ZtunnelNeverConnected]);
     node.start_ztunnel(&["--fault", "nack-adds"]).unwrap();
     let refused = || {
         let status = asker.add(add(&pod), 5000);
         let reason = failure_of(&status).reason;
         let refused = [Reason::ZtunnelRefused, Reason::ZtunnelQuarantined];
         anyhow::ensure!(refused.contains(&reason), "{status:?}");
-        says(&status, &refused);
+        assert_reason(&status, &refused);
         anyhow::Ok(())
     };
     eventually("ztunnel refuses", PATIENCE, refused).unwrap();
@@ -247,7 +247,7 @@ fn an_add_that_lacks_a_service_or_a_ztunnel_says_which() {
         "{failure:?}"
     );
     node.stop("netconfig", Signal::SIGKILL).unwrap();
-    says(
+    assert_reason(
         &asker.add(add(&pod), 2000),
         &[Reason::DependencyUnavailable, Reason::DeadlineExceeded],
     );
@@ -259,30 +259,30 @@ fn every_way_in_which_a_check_or_a_question_fails_has_its_reason() {
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     let never = node.sandbox(Spec::new("b")).unwrap();
     let asker = Asker::of(&node);
-    says(&asker.check(&never), &[Reason::SandboxUnknown]);
-    says(&asker.explain(None), &[Reason::InvalidField]);
+    assert_reason(&asker.check(&never), &[Reason::SandboxUnknown]);
+    assert_reason(&asker.explain(None), &[Reason::InvalidField]);
     let nobody = types::PodSelector {
         namespace: "bank".into(),
         name: "nobody".into(),
         uid: String::new(),
     };
-    says(&asker.explain(Some(nobody.clone())), &[Reason::PodUnknown]);
-    says(&asker.resync(Some(nobody.clone())), &[Reason::PodUnknown]);
+    assert_reason(&asker.explain(Some(nobody.clone())), &[Reason::PodUnknown]);
+    assert_reason(&asker.resync(Some(nobody.clone())), &[Reason::PodUnknown]);
     let by_uid = types::PodSelector {
         uid: "nobody".into(),
         ..types::PodSelector::default()
     };
-    says(&asker.explain(Some(by_uid)), &[Reason::PodUnknown]);
+    assert_reason(&asker.explain(Some(by_uid)), &[Reason::PodUnknown]);
     let another = types::PodSelector {
         uid: "another".into(),
         ..named(&pod)
     };
-    says(&asker.explain(Some(another)), &[Reason::PodUidMismatch]);
+    assert_reason(&asker.explain(Some(another)), &[Reason::PodUidMismatch]);
     node.stop("ztunnel-broker", Signal::SIGKILL).unwrap();
-    says(&asker.check(&pod), &[Reason::DependencyUnavailable]);
+    assert_reason(&asker.check(&pod), &[Reason::DependencyUnavailable]);
     node.stop("netconfig", Signal::SIGKILL).unwrap();
-    says(&asker.check(&pod), &[Reason::DependencyUnavailable]);
-    // A question is answered with what is left, and says what is not.
+    assert_reason(&asker.check(&pod), &[Reason::DependencyUnavailable]);
+    // A query is answered with what is available, and names what is not.
     let known = node.explain(&pod.spec).unwrap();
     assert!(known.rules.is_none() && known.ztunnels.is_empty());
     let told: Vec<_> = known

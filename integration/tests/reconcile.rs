@@ -1,4 +1,4 @@
-//! What is observed follows what is wanted, while pods run.
+//! Observed state follows desired state while pods run.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -81,7 +81,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_cuts_no_connection() {
 }
 
 #[test]
-fn an_annotation_that_cannot_be_had_changes_nothing_of_a_running_pod_and_is_told() {
+fn an_annotation_that_cannot_be_had_changes_nothing_of_a_running_pod_and_is_reported() {
     let mut mesh = Mesh::new().unwrap();
     let before = mesh.b.ruleset().unwrap();
     changed(&mesh.node, &mut mesh.b, |spec| {
@@ -126,7 +126,7 @@ fn an_address_that_comes_later_is_probed_and_one_that_is_not_the_pods_is_not() {
     });
     let known = told(&node, &pod, "changed rules");
     assert_eq!(known.addresses, [v4.to_string(), "10.77.200.7".to_owned()]);
-    // A status of a sandbox before shows nothing that is in this one.
+    // A status of an earlier sandbox shows nothing that is in this one.
     changed(&node, &mut pod, |spec| Spec {
         addresses: vec!["10.77.200.9".parse().unwrap()],
         ..spec
@@ -167,7 +167,7 @@ fn a_pod_that_ran_before_inpod_is_found_when_it_is_labelled_and_followed_like_an
     ask(&outsider.netns, SocketAddr::new(pod.v4.into(), PORT)).unwrap();
     let last = |node: &Node| node.accesses().unwrap().last().map(|it| it.listener);
     assert_eq!(last(&node), Some(15006));
-    // Once found it is withdrawn and enrolled without a search.
+    // Once discovered it is withdrawn and enrolled without another search.
     changed(&node, &mut pod, |spec| Spec { mode: None, ..spec });
     node.until(&pod.spec, PodState::Out, PATIENCE).unwrap();
     changed(&node, &mut pod, Spec::ambient);
@@ -175,7 +175,7 @@ fn a_pod_that_ran_before_inpod_is_found_when_it_is_labelled_and_followed_like_an
 }
 
 #[test]
-fn a_wanted_pod_that_has_no_process_yet_is_looked_for_until_it_has() {
+fn a_wanted_pod_that_has_no_process_yet_is_searched_for_until_it_has() {
     let node = Node::running().unwrap();
     let cgroups = Cgroups::new().unwrap();
     let spec = Spec {
@@ -247,8 +247,7 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
 }
 
 #[test]
-fn another_agent_that_undoes_what_is_mended_is_not_fought_for_long_and_the_pod_is_mended_in_the_end()
- {
+fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repaired_in_the_end() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("web").ambient()).unwrap();
     let fights = AtomicBool::new(true);
@@ -271,7 +270,7 @@ fn another_agent_that_undoes_what_is_mended_is_not_fought_for_long_and_the_pod_i
             ensure!(failure.reason() == Reason::RulesContested, "{failure:?}");
             anyhow::Ok(known)
         });
-        // Whatever was seen, the other one stops.
+        // In any case the other one stops.
         let before = contested.as_ref().map_or(0, mends);
         let began = Instant::now();
         let mut most = before;
@@ -297,7 +296,7 @@ fn another_agent_that_undoes_what_is_mended_is_not_fought_for_long_and_the_pod_i
 }
 
 #[test]
-fn what_was_mended_is_counted_by_kind() {
+fn what_was_repaired_is_counted_by_kind() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("web").ambient()).unwrap();
     let count = |kind: &str| -> u64 {

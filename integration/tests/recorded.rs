@@ -1,5 +1,6 @@
-//! Every call that was recorded of a real runtime (`plugin/tests/calls`), replayed against a real agent: the plugin gets
-//! exactly the recorded variables, and only what names a sandbox of that machine is replaced by one of this.
+//! Every recorded call of a real runtime (`plugin/tests/calls`), replayed against a real agent: the plugin
+//! gets exactly the recorded variables, except that identifiers of a sandbox of that machine are replaced by
+//! those of one here.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -17,7 +18,7 @@ use integration::{Call, Node, Outcome, PATIENCE, Pod, SERVICES, Spec, State, eve
 use nix::sys::signal::Signal;
 use serde_json::{Value, value::RawValue};
 
-/// One recorded call.
+/// A call recorded from a runtime.
 #[derive(Clone, Debug)]
 struct Recorded {
     name: String,
@@ -44,7 +45,7 @@ impl Recorded {
         self.environment.get(name).map_or("", String::as_str)
     }
 
-    /// The value of a key of `CNI_ARGS`.
+    /// Returns the value of a key of `CNI_ARGS`.
     fn arg(&self, key: &str) -> &str {
         let pairs = self.var("CNI_ARGS").split(';');
         let mut values = pairs.filter_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
@@ -55,7 +56,7 @@ impl Recorded {
         !self.arg("K8S_POD_NAMESPACE").is_empty()
     }
 
-    /// The pod that the call names.
+    /// Returns the pod that the call names.
     fn spec(&self) -> Spec {
         let plain = Spec::new(self.arg("K8S_POD_NAME")).ambient();
         Spec {
@@ -66,7 +67,7 @@ impl Recorded {
         }
     }
 
-    /// The call as it is made for a sandbox of this machine.
+    /// Returns the call for a sandbox of this machine.
     fn for_pod(&self, node: &Node, pod: &Pod) -> Call {
         let here = |text: &str| {
             let text = text.replace(self.var("CNI_CONTAINERID"), &pod.container_id);
@@ -86,7 +87,7 @@ impl Recorded {
         }
     }
 
-    /// The netns of the variable, or of the result, where the variable is empty.
+    /// Returns the netns of the variable, or of the result if the variable is empty.
     fn netns_of_the_recording(&self) -> String {
         let stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
         let interfaces = stdin
@@ -107,7 +108,7 @@ impl Recorded {
     }
 }
 
-/// The recorded addresses, replaced by the pod's.
+/// Replaces the recorded addresses by the pod's.
 fn addressed(stdin: &str, pod: &Pod) -> String {
     let document: Value = serde_json::from_str(stdin).unwrap_or_default();
     let ips = document
@@ -128,7 +129,7 @@ fn addressed(stdin: &str, pod: &Pod) -> String {
     })
 }
 
-/// What the recorded conflist would say if it were for this plugin.
+/// Returns the recorded conflist as it would be for this plugin.
 fn with_settings(node: &Node, stdin: &str) -> String {
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let ours = format!(
@@ -138,7 +139,7 @@ fn with_settings(node: &Node, stdin: &str) -> String {
     stdin.replacen('{', &ours, 1)
 }
 
-/// The chain's result, byte for byte.
+/// Returns the chain's result, byte for byte.
 fn prev_result(call: &Call) -> String {
     let keys: BTreeMap<String, Box<RawValue>> = serde_json::from_str(&call.stdin).unwrap();
     keys.get("prevResult")
@@ -164,7 +165,7 @@ fn all() -> Vec<Recorded> {
         .collect()
 }
 
-/// The calls that belong to one sandbox, in order.
+/// Returns the calls of each sandbox, in order.
 fn sandboxes() -> Vec<Vec<Recorded>> {
     let mut groups: Vec<Vec<Recorded>> = Vec::new();
     for call in all()
@@ -193,7 +194,7 @@ fn nothing_is_held(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// What an answer must be, and what must be so afterwards.
+/// Checks an answer, and the state afterwards.
 fn judge(
     node: &Node,
     pod: &Pod,
@@ -244,7 +245,7 @@ fn every_recorded_call_is_answered_as_the_spec_says_and_has_its_effect() {
         let mut there = true;
         for recorded in calls {
             if there && recorded.var("CNI_NETNS").is_empty() {
-                // As the runtime did before this call.
+                // The runtime did this before the call.
                 pod.unmount().unwrap();
                 there = false;
             }
@@ -253,7 +254,7 @@ fn every_recorded_call_is_answered_as_the_spec_says_and_has_its_effect() {
             let judged = judge(&node, &pod, recorded, &call, &outcome);
             judged.with_context(|| recorded.name.clone()).unwrap();
         }
-        // Of some sandboxes no DEL was recorded.
+        // For some sandboxes no DEL was recorded.
         let del = first.for_pod(&node, &pod).with_var("CNI_COMMAND", "DEL");
         assert_eq!(del.run().unwrap().code, 0);
         nothing_is_held(&node).unwrap();
@@ -335,7 +336,7 @@ fn after_a_reboot_the_dels_of_before_succeed_and_the_new_sandboxes_join() {
     for process in SERVICES.into_iter().chain(["ztunnel"]) {
         node.stop(process, Signal::SIGKILL).unwrap();
     }
-    // What is in memory is gone; the plugin's state directory is not.
+    // Memory is gone; the plugin's state directory is not.
     fs::remove_dir_all(node.run_dir()).unwrap();
     old.iter().for_each(|pod| pod.unmount().unwrap());
     SERVICES
@@ -354,7 +355,7 @@ fn after_a_reboot_the_dels_of_before_succeed_and_the_new_sandboxes_join() {
         .iter()
         .map(|pod| node.pod(pod.spec.clone()).unwrap())
         .collect();
-    // As seen of a kubelet: repeated when the new sandboxes run.
+    // As kubelets do: repeated when the new sandboxes run.
     ends();
     for pod in &new {
         let known = node.until_whole(&pod.spec).unwrap();

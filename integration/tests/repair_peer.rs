@@ -1,5 +1,5 @@
-//! repair asks pod-events from another pod. The policy that lets it (deploy/docs/install.md, "Combined or split") takes every
-//! root process that can open the socket for a service; what that gives it changes nothing.
+//! repair calls pod-events from another pod. The policy that admits it (deploy/docs/install.md, "Combined or split")
+//! treats every root process that can open the socket as a service; the calls that this allows change nothing.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, path::Path};
@@ -9,11 +9,11 @@ use integration::{Cgroups, Node, PATIENCE, Pod, Spec, eventually, grpcurl_progra
 use nix::sys::signal::Signal;
 use prost_reflect::DescriptorPool;
 
-/// The pods of repair and of pod-events.
+/// The UIDs of repair's and of pod-events' pod.
 const REPAIR: &str = "11111111-2222-3333-4444-555555555555";
 const POD_EVENTS: &str = "99999999-2222-3333-4444-555555555555";
 
-/// Every call of pod-events, as `service/method`, with its class.
+/// Returns every call of pod-events, as `service/method`, with its class.
 fn calls() -> Vec<(String, Class)> {
     let pool = DescriptorPool::decode(inpod_proto::DESCRIPTORS).unwrap();
     let service = pool
@@ -35,7 +35,7 @@ fn no_call_of_pod_events_is_for_services_alone() {
     }
 }
 
-/// A kubeconfig of a server that is not there.
+/// Returns a kubeconfig of a server that does not exist.
 fn nowhere(node: &Node) -> String {
     let path = node.run_dir().with_file_name("kubeconfig-of-nobody");
     let cluster = "{server: 'http://127.0.0.1:1'}";
@@ -47,8 +47,8 @@ fn nowhere(node: &Node) -> String {
     path.display().to_string()
 }
 
-/// A node on which pod-events runs in a pod, with a cgroup namespace of its own, under a policy; and repair in another,
-/// with its own pids and without a right.
+/// Returns a node on which pod-events runs in a pod, with a cgroup namespace of its own, under a policy; and repair
+/// in another, with its own pid namespace and unprivileged.
 fn start(cgroups: &Cgroups, policy: &str) -> Node {
     let node = Node::new().unwrap();
     let within = |uid: &str, more: &[&str], service: &str, settings: &[&str]| {
@@ -90,8 +90,8 @@ fn start(cgroups: &Cgroups, policy: &str) -> Node {
     node
 }
 
-/// Whether repair hears pod-events, by its metrics, which a process of the host reads.
-fn hears(node: &Node) -> anyhow::Result<bool> {
+/// Returns whether repair is connected to pod-events, by its metrics, which a process of the host reads.
+fn is_connected(node: &Node) -> anyhow::Result<bool> {
     let socket = inpod_service::socket(&node.run_dir(), "repair");
     let words = [
         "-sSf",
@@ -105,8 +105,8 @@ fn hears(node: &Node) -> anyhow::Result<bool> {
     Ok(told.next().ok_or_else(|| anyhow::anyhow!("not told yet"))? == "1")
 }
 
-/// What a root process of repair's pod is told that makes a call.
-fn said(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
+/// Returns the answer to a call that a root process of repair's pod makes.
+fn answer(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
     let protoset = node.run_dir().with_file_name("protoset");
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
     let (protoset, socket) = (
@@ -130,11 +130,11 @@ fn repair_in_another_pod_is_answered_what_changes_nothing_and_only_where_the_pol
         Ok(made) => made,
         Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
     };
-    // As the chart has it for repair, and one that lets nobody in.
+    // The chart's value for repair, and one that admits no process.
     for (policy, lets) in [("cgroup:/..", true), ("cgroup:/nobody", false)] {
         let node = start(&cgroups, policy);
         eventually("repair hears it or not", PATIENCE, || {
-            let hears = hears(&node)?;
+            let hears = is_connected(&node)?;
             anyhow::ensure!(hears == lets, "{policy}: {hears}");
             anyhow::Ok(())
         })
@@ -142,7 +142,7 @@ fn repair_in_another_pod_is_answered_what_changes_nothing_and_only_where_the_pol
         node.stop("repair", Signal::SIGKILL).unwrap();
         let pod = node.sandbox(Spec::new("any")).unwrap();
         for (call, class) in calls() {
-            let said = said(&node, &cgroup, &pod, &call);
+            let said = answer(&node, &cgroup, &pod, &call);
             let is_answered = !said.contains("CALLER_REFUSED");
             assert_eq!(
                 is_answered,

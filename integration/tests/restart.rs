@@ -1,4 +1,4 @@
-//! A full node's services are restarted: everything is verified, and what is right is not touched.
+//! The services of a full node are restarted: everything is verified, and what is in sync is not written.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -12,11 +12,11 @@ use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
 use integration::{App, Call, Node, PATIENCE, Pod, SERVICES, Spec, ask, eventually};
 use nix::sys::signal::Signal;
 
-/// As many as a node of the usual size has.
+/// The number of pods on a node of usual size.
 const PODS: usize = 250;
 const PORT: u16 = 8080;
 
-/// How long the kernel keeps silent when it has told all.
+/// The silence after which the kernel has sent all notifications.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// A node with that many enrolled pods.
@@ -43,7 +43,7 @@ impl Full {
         Ok(full)
     }
 
-    /// Whether a new connection to an enrolled pod is captured and served.
+    /// Expects that a new connection to an enrolled pod is captured and served.
     fn served(&self) -> anyhow::Result<()> {
         let pod = self.pods.first().unwrap();
         let before = self.node.accesses()?.len();
@@ -52,7 +52,7 @@ impl Full {
         Ok(())
     }
 
-    /// The numbers of a service's metrics whose names begin so.
+    /// Returns the values of a service's metrics whose names have a prefix.
     fn numbers(&self, service: &str, prefix: &str) -> BTreeMap<String, u64> {
         let socket = inpod_service::socket(&self.node.run_dir(), service);
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -67,7 +67,7 @@ impl Full {
         lines.filter_map(number).collect()
     }
 
-    /// What the kernel has told of changes in the pods' netns, and how often all processes were gone through.
+    /// Returns the counts of the kernel's notifications from the pods' netns, and of searches through all processes.
     fn touched(&self) -> BTreeMap<String, u64> {
         let mut all = self.numbers(
             "netconfig",
@@ -77,8 +77,8 @@ impl Full {
         all
     }
 
-    /// The same when the kernel has nothing more to tell of how the pods were made: it tells that it holds an address a
-    /// moment after it was given one, on a busy machine seconds after.
+    /// Returns the same once the kernel has sent all notifications about the pods' creation: it reports an address a
+    /// moment after it was added, on a busy machine seconds after.
     fn touched_at_rest(&self) -> BTreeMap<String, u64> {
         let mut since = (Instant::now(), self.touched());
         eventually("the kernel tells nothing more", PATIENCE, || {
@@ -94,7 +94,7 @@ impl Full {
         since.1
     }
 
-    /// How many rule sets were verified by this run of netconfig.
+    /// Returns the number of rule sets that this process of netconfig has verified.
     fn verified(&self) -> u64 {
         let name =
             "inpod_netconfig_rules_duration_seconds_count{operation=\"verify\",result=\"OK\"}";
@@ -118,7 +118,7 @@ impl Full {
     }
 }
 
-/// A rule set without what its rules have counted.
+/// Returns a rule set without its counters.
 fn without_counts(ruleset: &str) -> String {
     let mut words = ruleset.split_whitespace();
     let mut kept = Vec::new();
@@ -136,7 +136,7 @@ fn a_restart_of_pod_events_verifies_every_pod_and_writes_nothing_and_searches_no
     let full = Full::new().unwrap();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let (touched, verified) = (full.touched_at_rest(), full.verified());
-        // The numbers mean something: enrolling the pods has moved them.
+        // The counts are meaningful: enrolling the pods has increased them.
         assert!(touched.values().any(|number| *number > 0), "{touched:?}");
         let began = Instant::now();
         full.restart("pod-events", signal);
@@ -169,7 +169,7 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
         let late = full.node.sandbox(Spec::new("late").ambient()).unwrap();
         full.node.until_known(&late.spec).unwrap();
         let add = full.node.call(Call::add, &late);
-        // An ADD in the middle of it succeeds, or says that it is to be tried again.
+        // An ADD meanwhile succeeds, or is answered "try again later".
         let added = std::thread::spawn(move || {
             eventually("the ADD succeeds", PATIENCE * 2, || {
                 let outcome = add.run()?;
@@ -192,7 +192,7 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
     }
     let after: Vec<_> = full.pods.iter().take(10).map(rules).collect();
     assert_eq!(before, after);
-    // This run of netconfig has seen no change in the netns of those that were right.
+    // This process of netconfig has seen no change in the netns that were in sync.
     let changes = full.numbers("netconfig", "inpod_netconfig_rules_differing_total");
     assert!(changes.values().all(|number| *number == 0), "{changes:?}");
 }

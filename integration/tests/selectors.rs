@@ -1,4 +1,4 @@
-//! Who joins the mesh by selectors, and what a pod may leave out of it: decided, applied, and seen in the traffic.
+//! Membership in the mesh by selectors, and exclusions of a pod: decided, applied, and seen in the traffic.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, net::SocketAddr};
@@ -15,7 +15,7 @@ const PORT: u16 = 8080;
 const OTHER: u16 = 9090;
 const NOTHING: Vec<String> = Vec::new();
 
-/// A node on which everything runs, pod-events with these settings.
+/// Returns a node on which everything runs, pod-events with these settings.
 fn node(settings: &[&str]) -> Node {
     let node = Node::new().unwrap();
     node.start("netconfig").unwrap();
@@ -31,7 +31,7 @@ fn start(node: &Node, settings: &[&str]) {
     node.start_with("pod-events", &settings).unwrap();
 }
 
-/// The namespace `shop`, with labels and annotations as YAML.
+/// Writes the namespace `shop`, with labels and annotations as YAML.
 fn shop(node: &Node, labels: &str, annotations: &str) {
     let path = node.manifests().join("namespace.yaml");
     let text = format!(
@@ -65,14 +65,14 @@ fn until_out(node: &Node, pod: &Pod, reason: Reason) {
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }
 
-/// The value of an input of a pod's decision.
+/// Returns the value of an input of a pod's decision.
 fn input(node: &Node, spec: &Spec, name: &str) -> Option<String> {
     let inputs = node.explain(spec).unwrap().inputs;
     let input = inputs.into_iter().find(|input| input.name == name);
     input.map(|input| input.value)
 }
 
-/// The listeners that took a connection from one pod to another, over both families.
+/// Returns the listeners that accepted a connection from one pod to another, over both families.
 fn taken(node: &Node, from: &Pod, to: &Pod, port: u16) -> Vec<u64> {
     let before = node.accesses().unwrap().len();
     for address in to.addresses() {
@@ -190,7 +190,7 @@ fn pods_of_a_namespace_that_a_restart_finds_excluded_leave_the_mesh_and_others_s
     .unwrap();
 }
 
-/// A pod that asks for its port 8080 to be left alone in both directions, and an outsider, each with two applications.
+/// A pod that excludes its port 8080 in both directions, and an outsider, each with two applications.
 struct Excluding {
     pod: Pod,
     outsider: Pod,
@@ -224,7 +224,7 @@ impl Excluding {
         }
     }
 
-    /// Whether port 8080 is captured; port 9090 is.
+    /// Returns whether port 8080 is captured; port 9090 always is.
     fn is_captured(&self) -> bool {
         let listeners = |port| {
             let out = taken(&self.node, &self.pod, &self.outsider, port);
@@ -243,7 +243,7 @@ impl Excluding {
         input(&self.node, &self.pod.spec, &name).unwrap()
     }
 
-    /// How often people were told that something is not permitted.
+    /// Returns the number of Events about settings that are not permitted.
     fn events(&self) -> usize {
         let log = self.node.tail("pod-events", usize::MAX);
         let told = |line: &&str| {
@@ -259,7 +259,7 @@ fn exclusions_that_nobody_permits_are_left_out_and_told_once() {
     assert!(mesh.is_captured());
     assert_eq!(mesh.told(), "8080 (not permitted)");
     assert_eq!(mesh.events(), 1);
-    // A restart enrols nobody anew.
+    // A restart enrolls no pod again.
     mesh.node.stop("pod-events", Signal::SIGTERM).unwrap();
     start(&mesh.node, &[]);
     mesh.node.ready().unwrap();
@@ -330,7 +330,7 @@ fn a_permitted_list_that_cannot_be_understood_refuses_the_add_by_name_and_change
         let pod = node
             .sandbox(spec.clone().annotate(annotation, text))
             .unwrap();
-        // The source is asked about the pod, whatever it shows of an earlier one.
+        // The source is asked for the pod, whatever it shows of an earlier one.
         until_decided(&node, &pod.spec, Reason::LabelOnPod);
         let name = format!("pod annotation {annotation}");
         eventually("it is shown", PATIENCE, || {
@@ -365,7 +365,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     assert!(!mesh.is_captured());
 }
 
-/// Whether a connection from before its enrollment goes on in a pod that asks for that.
+/// Returns whether a connection from before its enrollment survives in a pod that asks for that.
 fn survives(settings: &[&str]) -> bool {
     let node = node(settings);
     let spec = Spec::new("a").annotate(keys::KEEP_EXISTING_CONNECTIONS, "true");
@@ -400,7 +400,7 @@ fn a_pod_that_is_refused_is_explained_with_the_annotation_to_correct() {
     let failure = node.explain(&pod.spec).unwrap().last_failure.unwrap();
     assert_eq!(failure.reason(), Reason::InvalidField);
     assert_eq!(failure.field, keys::EXCLUDE_INBOUND_PORTS);
-    // A correction is enough.
+    // Correcting the manifest suffices.
     node.write_manifest(&Spec::new("a").ambient()).unwrap();
     eventually("it starts", PATIENCE, || node.add(&pod)).unwrap();
     node.until_whole(&pod.spec).unwrap();

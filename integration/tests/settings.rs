@@ -1,4 +1,4 @@
-//! Settings and sockets that cannot be used: a service ends at once, says which it is, and touches nothing.
+//! Unusable settings and sockets: a service ends at once, names the fault, and changes nothing.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use integration::{SERVICES, bin};
 use nix::{sys::stat::Mode, unistd::mkfifo};
 
-/// How a service is started that must not start.
+/// Arguments and environment with which a service must not start.
 #[derive(Default)]
 struct Wrong<'a> {
     flags: &'a [&'a str],
@@ -20,7 +20,7 @@ struct Wrong<'a> {
     file: Option<&'a str>,
 }
 
-/// Where a service would be, and nothing else is. Goes with the value.
+/// A run directory with only this service, removed on drop.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -33,7 +33,7 @@ impl Place {
         self.0.path().join("inpod").display().to_string()
     }
 
-    /// Starts a service, which must end with an error within a second. Its words.
+    /// Starts a service, which must end with an error within a second. Returns its message.
     fn refused(&self, service: &str, wrong: &Wrong<'_>) -> String {
         let mut command = Command::new(bin(service).unwrap());
         command.env_clear().envs(wrong.variables.iter().copied());
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// Runs a command that must fail within a second; its standard error. One that does not is stopped.
+/// Runs a command that must fail within a second, and returns its standard error. One that does not end is stopped.
 fn ends(command: &mut Command) -> String {
     let began = Instant::now();
     let child = command
@@ -112,7 +112,7 @@ fn ends(command: &mut Command) -> String {
     text
 }
 
-/// Settings that no service has, or that hold what they may not, and what must be said of them.
+/// Returns settings that are unknown or have invalid values, and what the message must contain.
 fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
     let flags = |flags| Wrong {
         flags,
@@ -231,7 +231,7 @@ fn settings_that_cannot_be_used_end_a_service_by_their_name_before_it_touches_an
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What cannot be used, each with its service.
+/// Unusable settings and values, each with its service.
 const UNUSABLE: &[(&str, &[&str])] = &[
     ("netconfig", &["--sweep-seconds", "0"]),
     ("netconfig", &["--sweep-seconds=-1"]),
@@ -384,7 +384,7 @@ fn a_socket_that_cannot_be_had_ends_a_service_and_what_is_in_the_way_stays() {
         assert!(text.contains("already served"), "{service}: {text}");
         assert!(std::os::unix::net::UnixStream::connect(&socket).is_ok());
 
-        // The directory itself cannot be had.
+        // The directory itself cannot be used.
         let place = Place::new();
         fs::write(place.run_dir(), "a file").unwrap();
         let text = place.refused(service, &Wrong::default());

@@ -1,5 +1,5 @@
-//! inpod comes to a node whose pods another agent has put into the mesh: none of them is cut, whether its netns is found
-//! at once or not.
+//! inpod is installed on a node whose pods another agent enrolled: none of them is cut, whether its netns is
+//! found at once or not.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/clients.rs"]
@@ -31,14 +31,14 @@ use integration::{
 
 const PORT: u16 = 8080;
 
-/// How many pods have processes where netconfig finds them, and how many have not.
+/// The numbers of pods with and without processes by which netconfig finds them.
 const FOUND: usize = 25;
 const UNFOUND: usize = 25;
 
-/// A search that found nothing is made again after half a minute at the latest.
+/// A search without result is repeated after half a minute at the latest.
 const SEARCHED_AGAIN: Duration = Duration::from_secs(40);
 
-/// A node on which a ztunnel serves the incumbent's pods, and the incumbent has gone.
+/// A node on which a ztunnel serves the incumbent's pods, after the incumbent ended.
 struct Scene {
     pods: Vec<Pod>,
     outsider: Pod,
@@ -49,7 +49,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// `None` in an isolation without root, where no cgroup can be made.
+    /// Returns `None` in an isolation without root, in which no cgroup can be made.
     fn new(found: usize, unfound: usize) -> anyhow::Result<Option<Self>> {
         let node = Node::new()?;
         let cgroups = match Cgroups::new() {
@@ -78,12 +78,12 @@ impl Scene {
             cgroups,
             node,
         };
-        (0..found).try_for_each(|index| scene.inhabit(index))?;
+        (0..found).try_for_each(|index| scene.start_process(index))?;
         Ok(Some(scene))
     }
 
-    /// A process of the pod starts where netconfig finds it.
-    fn inhabit(&mut self, index: usize) -> anyhow::Result<()> {
+    /// Starts a process of the pod where netconfig finds it.
+    fn start_process(&mut self, index: usize) -> anyhow::Result<()> {
         let pod = self.pods.get(index).context("a pod")?;
         let inhabitant = Inhabitant::of(pod)?;
         self.cgroups.put(pod, inhabitant.pid())?;
@@ -104,14 +104,14 @@ impl Scene {
         self.node.ready()
     }
 
-    /// The desired set, by pod.
+    /// Returns the desired set, by pod.
     fn workloads(&self) -> anyhow::Result<BTreeMap<String, WorkloadStatus>> {
         let all = self.node.api().workloads()?.workloads.into_iter();
         let uid = |status: &WorkloadStatus| Some(status.workload.as_ref()?.uid.clone());
         Ok(all.filter_map(|it| Some((uid(&it)?, it))).collect())
     }
 
-    /// How often ztunnel has started a pod. One that was cut and came back would count twice.
+    /// Returns how often ztunnel has started a pod. One that was cut and came back would count twice.
     fn starts(&self) -> usize {
         self.node
             .tail("ztunnel", usize::MAX)
@@ -119,7 +119,7 @@ impl Scene {
             .count()
     }
 
-    /// The UIDs and netns that ztunnel serves.
+    /// Returns the UIDs and netns that ztunnel serves.
     fn served(&self) -> anyhow::Result<Vec<String>> {
         let state = self.node.ztunnel_state()?;
         let pods = state.get("pods").and_then(serde_json::Value::as_array);
@@ -130,10 +130,10 @@ impl Scene {
     }
 }
 
-/// The scenes so far: netconfig looks through all processes, those of the scenes beside its own too.
+/// The number of scenes so far: netconfig searches all processes, including those of concurrent scenes.
 static SCENES: AtomicU32 = AtomicU32::new(0);
 
-/// A pod whose UID is one that a cgroup's name can hold.
+/// Returns a pod whose UID a cgroup's name can contain.
 fn spec(scene: u32, index: usize) -> Spec {
     let process = std::process::id();
     Spec {
@@ -146,7 +146,7 @@ fn phase(status: &WorkloadStatus) -> Option<WorkloadPhase> {
     status.states.first().map(|state| state.phase())
 }
 
-/// Every attempt succeeded and was taken by ztunnel, those that were made since a moment among them.
+/// Expects that every attempt succeeded and was accepted by ztunnel, including some after a given time.
 fn assert_all_went_through(scene: &Scene, attempts: &[Attempt], since: Instant) {
     let all = attempts.len();
     let late = attempts.iter().filter(|attempt| attempt.at > since);
@@ -200,8 +200,8 @@ fn of_the_incumbents_fifty_pods_none_is_cut_whether_its_netns_is_found_or_not() 
     assert_eq!(scene.served().unwrap(), served);
     assert_eq!(scene.starts(), FOUND + UNFOUND, "a pod was cut");
 
-    // Later its processes show.
-    scene.inhabit(FOUND).unwrap();
+    // Its processes appear later.
+    scene.start_process(FOUND).unwrap();
     let late = &scene.pods[FOUND];
     eventually("it is found", SEARCHED_AGAIN, || {
         let known = scene.node.explain(&late.spec)?;
@@ -267,7 +267,7 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
         .node
         .until(&unwanted, PodState::Out, PATIENCE)
         .unwrap();
-    // A pod of which nothing is known yet is out, too.
+    // A pod that has not been found yet is withdrawn, too.
     eventually("nothing of ours or Istio's is left", PATIENCE, || {
         let (traces, desired) = (scene.pods[0].traces()?, scene.workloads()?);
         ensure!(traces.is_empty() && desired.len() == 3, "{traces:?}");

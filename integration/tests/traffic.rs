@@ -1,4 +1,5 @@
-//! A pod in the mesh: which listener took a connection, which source the application saw, and what is left alone.
+//! A pod in the mesh: the listener that accepted a connection, the source that the application saw, and the traffic
+//! that is not captured.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -63,7 +64,7 @@ fn the_nft_counters_agree_with_the_access_log() {
     for address in mesh.b.addresses() {
         ask(&mesh.a.netns, SocketAddr::new(address, PORT)).unwrap();
     }
-    // One packet of a connection meets a nat rule: its first.
+    // Only the first packet of a connection traverses a nat rule.
     assert_eq!(counters(&mesh.a, "redirect to :15001").unwrap(), 2);
     assert_eq!(counters(&mesh.a, "redirect to :15006").unwrap(), 0);
     assert_eq!(counters(&mesh.b, "redirect to :15006").unwrap(), 2);
@@ -99,8 +100,8 @@ fn a_pod_without_a_label_costs_no_rules_and_no_word_to_ztunnel() {
     assert_eq!(mesh.node.api().workloads().unwrap().workloads.len(), 2);
 }
 
-/// Breaks one thing in both enrolled pods, and sees that the named check notices. The checks pass before, also without
-/// pod-events, which would mend it.
+/// Breaks one thing in both enrolled pods, and expects that the named check fails. The checks pass before, also
+/// without pod-events, which would repair it.
 fn breaks(what: &[&[&str]], check: fn(&Mesh) -> anyhow::Result<()>) {
     let mesh = Mesh::new().unwrap();
     mesh.node.stop("pod-events", Signal::SIGKILL).unwrap();
@@ -176,9 +177,9 @@ fn without_the_route_the_answers_do_not_come_back_to_ztunnel() {
     );
 }
 
-/// It is mended within moments: what is seen in between is seen at one of many attempts.
+/// It is repaired within moments, so only one of many attempts sees the state in between.
 #[test]
-fn what_is_broken_is_explained_and_fails_a_check_until_it_is_mended() {
+fn broken_rules_are_explained_and_fail_a_check_until_they_are_repaired() {
     let mesh = Mesh::new().unwrap();
     let tamper = || {
         let command = ["nft", "flush", "chain", "inet", "inpod-nat", "prerouting"];
@@ -206,7 +207,7 @@ fn what_is_broken_is_explained_and_fails_a_check_until_it_is_mended() {
 }
 
 #[test]
-fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_and_it_is_told() {
+fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_and_it_is_reported() {
     let mesh = Mesh::new().unwrap();
     for (command, told) in [
         (

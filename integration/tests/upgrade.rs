@@ -1,5 +1,5 @@
-//! One ztunnel takes over from another while a client in each of 50 pods connects anew all the time: what is promised
-//! (design.md, 8, promise 4), and what is not.
+//! One ztunnel takes over from another while a client in each of 50 pods connects continuously: no connection fails
+//! if the new one is ready before the old one stops, and what happens if a ztunnel is killed or hangs.
 
 #[path = "common/clients.rs"]
 mod clients;
@@ -19,11 +19,11 @@ use serde_json::Value;
 
 const PORT: u16 = 8080;
 
-/// How many pods have a client, and how often each connects.
+/// The number of pods with a client, and the interval of each client's connections.
 const PODS: usize = 50;
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Connections of about one second.
+/// Connections in about one second.
 const SECOND: u64 = 500;
 
 const OLD: &str = "ztunnel-old";
@@ -60,7 +60,7 @@ impl Fleet {
         Clients::start(&pods.iter().collect::<Vec<_>>(), to, PERIOD)
     }
 
-    /// How many pods a ztunnel serves, and whether it is ready.
+    /// Returns how many pods a ztunnel serves, and whether it is ready.
     fn state(&self, ztunnel: &str) -> anyhow::Result<(usize, bool)> {
         let state = self.node.ztunnel_state_of(ztunnel)?;
         let pods = state.get("pods").and_then(Value::as_array);
@@ -77,8 +77,8 @@ impl Fleet {
         })
     }
 
-    /// A ztunnel stops doing anything, with its sockets open.
-    fn silence(&self, ztunnel: &str) -> anyhow::Result<()> {
+    /// Stops a ztunnel with SIGSTOP, so that its sockets stay open.
+    fn hang(&self, ztunnel: &str) -> anyhow::Result<()> {
         self.node.signal(ztunnel, Signal::SIGSTOP)?;
         let stat = format!("/proc/{}/stat", self.node.pid(ztunnel)?);
         eventually("it is stopped", PATIENCE, || {
@@ -88,7 +88,7 @@ impl Fleet {
         })
     }
 
-    /// A ztunnel comes, and the other one goes when it is ready.
+    /// Starts one ztunnel, and stops the other one when that is ready.
     fn roll(&self, from: &str, to: &str, pods: usize) -> anyhow::Result<()> {
         self.node.start_ztunnel_as(to, &[])?;
         self.until_ready(to, pods)?;
@@ -100,7 +100,7 @@ impl Fleet {
         Ok(tally(attempts, &logs.collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// The connections that a ztunnel had taken.
+    /// Returns the connections that a ztunnel has accepted.
     fn taken(&self, ztunnel: &str) -> anyhow::Result<BTreeSet<(String, SocketAddr)>> {
         Ok(sources(&self.node.accesses_of(ztunnel)?))
     }
@@ -110,7 +110,7 @@ fn failed(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
     attempts.iter().filter(|attempt| attempt.outcome.is_err())
 }
 
-/// None failed, every one went through a ztunnel, and each of them took some.
+/// Expects that none failed, every one passed a ztunnel, and each ztunnel carried some.
 fn assert_none_failed(tally: &Tally, attempts: &[Attempt]) {
     let first = failed(attempts).next();
     assert_eq!((tally.failed, tally.around), (0, 0), "{tally:?} {first:?}");
@@ -144,7 +144,7 @@ fn where_the_old_one_goes_first_the_clients_notice() {
     let attempts = clients.stop().unwrap();
     let tally = fleet.tally(&attempts, &[OLD, NEW]).unwrap();
     assert!(tally.failed > 50 && tally.around == 0, "{tally:?}");
-    // The last ones are well again.
+    // The last attempts succeed again.
     let by_pod = |pod: &Pod| attempts.iter().rfind(|it| it.uid == pod.spec.uid);
     let last = fleet.pods.iter().filter_map(by_pod);
     assert_eq!(last.filter(|it| it.outcome.is_ok()).count(), PODS);
@@ -174,7 +174,7 @@ fn a_new_one_that_is_killed_half_way_costs_only_what_it_had_taken() {
     let tally = fleet.tally(&attempts, &[OLD, NEW, NEXT]).unwrap();
     assert_eq!(tally.around, 0, "{tally:?}");
     assert!(tally.taken_by.iter().all(|taken| *taken > 0), "{tally:?}");
-    // What the others had taken goes on, and what waited for the killed one was handed to the old one.
+    // Connections of the other ztunnels continue, and those in the backlog of the killed one migrated to the old one.
     let others = [OLD, NEXT].map(|ztunnel| fleet.taken(ztunnel).unwrap());
     for attempt in failed(&attempts) {
         let from = (attempt.uid.clone(), attempt.from.unwrap());
@@ -188,7 +188,7 @@ fn a_silent_old_one_holds_up_neither_the_new_one_nor_an_add() {
     let fleet = Fleet::new(PODS).unwrap();
     let clients = fleet.clients(&fleet.pods);
     clients.make(SECOND / 2).unwrap();
-    fleet.silence(OLD).unwrap();
+    fleet.hang(OLD).unwrap();
     let silent = Instant::now();
     fleet.node.start_ztunnel_as(NEW, &[]).unwrap();
     fleet.until_ready(NEW, PODS).unwrap();
@@ -199,7 +199,7 @@ fn a_silent_old_one_holds_up_neither_the_new_one_nor_an_add() {
     let attempts = clients.stop().unwrap();
     let tally = fleet.tally(&attempts, &[OLD, NEW]).unwrap();
     assert_eq!(tally.around, 0, "{tally:?}");
-    // What it had in hand is lost. What waited for it was handed to the new one when it ended.
+    // Connections that it had accepted are lost. Those in its backlog migrated to the new one when it ended.
     let late = failed(&attempts).find(|attempt| attempt.at > silent);
     assert!(late.is_none(), "{tally:?} {late:?}");
 }

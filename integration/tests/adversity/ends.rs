@@ -1,4 +1,4 @@
-//! DELs and ends of sandboxes at the wrong moment.
+//! DELs and ends of sandboxes during other work.
 
 use std::{fs, net::SocketAddr, thread, time::Duration};
 
@@ -6,17 +6,17 @@ use crate::common::{Mesh, PORT};
 use integration::{App, Call, Inhabitant, Node, Spec, ask, eventually};
 use nix::sys::signal::Signal;
 
-use crate::{AMBIENT_NAMESPACE, is_out, restart, told, without_ztunnel};
+use crate::{AMBIENT_NAMESPACE, is_out, restart, wait_for_event, without_ztunnel};
 
 #[test]
 fn the_release_of_an_attempt_that_failed_is_not_taken_for_the_end_of_the_sandbox() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("a")).unwrap();
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();
-    told(&node, &pod, "claimed");
+    wait_for_event(&node, &pod, "claimed");
     // A later event interrupts the attempt: it is undone and made again.
     fs::write(node.manifests().join("namespaces.yaml"), AMBIENT_NAMESPACE).unwrap();
-    told(&node, &pod, "undone");
+    wait_for_event(&node, &pod, "undone");
     node.start_ztunnel(&[]).unwrap();
     let known = eventually("it joins", Duration::from_secs(40), || {
         node.until_whole(&pod.spec)
@@ -47,7 +47,7 @@ fn a_del_does_not_wait_behind_an_enrollment_that_waits_for_a_ztunnel() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("a")).unwrap();
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();
-    told(&node, &pod, "claimed");
+    wait_for_event(&node, &pod, "claimed");
     let del = node.call(Call::del, &pod).run().unwrap();
     assert!(
         del.code == 0 && del.took < Duration::from_secs(2),
@@ -63,13 +63,13 @@ fn a_del_while_the_runtimes_add_waits_for_a_ztunnel_ends_the_add() {
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     let call = node.call(Call::add, &pod).timeout_seconds(20);
     let add = thread::spawn(move || call.run());
-    told(&node, &pod, "claimed");
+    wait_for_event(&node, &pod, "claimed");
     let del = node.call(Call::del, &pod).run().unwrap();
     assert!(
         del.code == 0 && del.took < Duration::from_secs(2),
         "{del:?}"
     );
-    // A runtime has killed its ADD before it sends DEL; one that has not is told within its time.
+    // A runtime kills its ADD before it sends DEL; one that does not gets its answer before the deadline.
     assert_eq!(add.join().unwrap().unwrap().code, 1);
     is_out(&node, &pod);
 }

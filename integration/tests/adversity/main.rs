@@ -1,5 +1,6 @@
-//! Things that go wrong at the wrong moment: services that are away, hang or are restarted in the middle of something,
-//! manifests that break, verbs that lie. Afterwards a pod is wholly in or wholly out.
+//! Failures at the worst moment: services that are away, hang or restart in the middle of something,
+//! manifests that break, CNI calls that contradict each other. Afterwards a pod is either completely
+//! enrolled or completely withdrawn.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "../common/mod.rs"]
@@ -26,7 +27,7 @@ use nix::sys::signal::Signal;
 const AMBIENT_NAMESPACE: &str =
     "kind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n";
 
-/// A node whose services run and which has no ztunnel.
+/// Returns a node whose services run, without a ztunnel.
 fn without_ztunnel() -> Node {
     let node = Node::new().unwrap();
     SERVICES
@@ -46,8 +47,8 @@ fn restart(node: &Node, service: &str) {
     node.start(service).unwrap();
 }
 
-/// Waits until the pod's timeline tells of something.
-fn told(node: &Node, pod: &Pod, event: &str) {
+/// Waits until the pod's timeline shows an event.
+fn wait_for_event(node: &Node, pod: &Pod, event: &str) {
     eventually(event, Duration::from_secs(40), || {
         let known = node.explain(&pod.spec)?;
         ensure!(
@@ -134,7 +135,7 @@ fn an_enrollment_that_a_crash_cut_short_is_taken_back_when_it_is_no_longer_wante
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("a")).unwrap();
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();
-    told(&node, &pod, "claimed");
+    wait_for_event(&node, &pod, "claimed");
     node.stop("pod-events", Signal::SIGKILL).unwrap();
     node.write_manifest(&pod.spec).unwrap();
     node.start("pod-events").unwrap();
@@ -191,8 +192,8 @@ fn rewrite_checkpoint<T>(
     unreachable!("no checkpoint of {pod}")
 }
 
-/// Waits until the source shows a pod no more.
-fn gone(node: &Node, pod: &Pod) {
+/// Waits until the source no longer shows a pod.
+fn wait_until_gone(node: &Node, pod: &Pod) {
     eventually("the source shows it no more", PATIENCE, || {
         let reason = node.explain(&pod.spec)?.reason();
         ensure!(reason == Reason::PodUnknown, "{reason:?}");
@@ -202,7 +203,7 @@ fn gone(node: &Node, pod: &Pod) {
 }
 
 #[test]
-fn a_claim_that_fails_once_after_a_restart_is_made_later_and_the_rules_are_mended() {
+fn a_claim_that_fails_once_after_a_restart_is_made_later_and_the_rules_are_repaired() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
     let _app = Inhabitant::of(&mesh.b).unwrap();
@@ -284,7 +285,7 @@ fn a_failed_return_into_the_mesh_cuts_no_connection_that_still_drains() {
         ..mesh.b.spec.clone()
     })
     .unwrap();
-    told(node, &mesh.b, "draining 1");
+    wait_for_event(node, &mesh.b, "draining 1");
     node.stop("ztunnel-broker", Signal::SIGKILL).unwrap();
     node.write_manifest(&mesh.b.spec).unwrap();
     eventually("the label is seen", PATIENCE, || {

@@ -7,16 +7,16 @@ use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
 use integration::{Call, Node, PATIENCE, Spec, eventually};
 use nix::sys::signal::Signal;
 
-use crate::{AMBIENT_NAMESPACE, gone};
+use crate::{AMBIENT_NAMESPACE, wait_until_gone};
 
 #[test]
 fn a_manifest_that_is_away_for_a_moment_changes_nothing() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
     let manifest = node.manifests().join("shop-b.yaml");
-    // As editors do: aside, then a new file of the name.
+    // As editors do: rename the file, then write a new one with its name.
     fs::rename(&manifest, manifest.with_extension("yaml~")).unwrap();
-    gone(node, &mesh.b);
+    wait_until_gone(node, &mesh.b);
     fs::copy(manifest.with_extension("yaml~"), &manifest).unwrap();
     node.until_whole(&mesh.b.spec).unwrap();
     let known = node.explain(&mesh.b.spec).unwrap();
@@ -49,7 +49,7 @@ fn manifests_that_cannot_be_read_at_start_leave_every_pod_as_it_is() {
     node.ready().unwrap();
     let known = node.until_whole(&pod.spec).unwrap();
     assert_eq!(known.state(), PodState::Enrolled);
-    // A new pod of that namespace is told why it must wait.
+    // A new pod of that namespace gets the reason why it must wait.
     let other = node.sandbox(Spec::new("b")).unwrap();
     let error = node
         .call(Call::add, &other)
@@ -69,7 +69,7 @@ fn a_manifest_that_is_cut_to_nothing_keeps_what_it_said() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
     fs::write(node.manifests().join("shop-b.yaml"), "").unwrap();
-    // Another file tells when the directory was read.
+    // Another file shows when the directory was read.
     node.write_manifest(&Spec::new("other")).unwrap();
     eventually("the directory was read", PATIENCE, || {
         node.explain(&Spec::new("other"))

@@ -1,4 +1,4 @@
-//! Sandboxes come, change, are replaced and go; services and ztunnels are restarted under them.
+//! Sandboxes start, change, are replaced and end; services and ztunnels are restarted meanwhile.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -259,7 +259,7 @@ fn garbage_collection_drops_what_the_runtime_does_not_list_and_nothing_else() {
 }
 
 #[test]
-fn a_sandbox_whose_del_was_never_told_is_let_go_when_its_netns_is_gone() {
+fn a_sandbox_whose_del_was_never_told_is_forgotten_when_its_netns_is_gone() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     pod.unmount().unwrap();
@@ -269,7 +269,7 @@ fn a_sandbox_whose_del_was_never_told_is_let_go_when_its_netns_is_gone() {
             node.api().workloads()?.workloads.is_empty(),
             "ztunnel is to serve it"
         );
-        // It is forgotten last, once everybody else has let it go.
+        // It is forgotten last, after every other component.
         ensure!(
             node.explain(&pod.spec)?.sandbox.is_none(),
             "it is remembered"
@@ -334,7 +334,7 @@ fn a_ztunnel_that_refuses_is_quoted_in_the_error_and_nothing_is_left() {
         "{error}"
     );
     left_nothing(&node, &pod);
-    // One bad pod must not keep the others, or ztunnel's readiness.
+    // One bad pod must not block the others, or ztunnel's readiness.
     node.pod(Spec::new("b").ambient()).unwrap();
     eventually("ztunnel is ready", PATIENCE, || {
         let state = node.ztunnel_state()?;

@@ -1,4 +1,4 @@
-//! Services and ztunnels are restarted, or die, under pods that run.
+//! Services and ztunnels are restarted, or die, while pods run.
 
 use std::{thread, time::Duration};
 
@@ -9,7 +9,8 @@ use nix::sys::signal::Signal;
 
 use crate::open;
 
-/// Three enrolled pods with a live connection each, one word a tenth of a second, while something happens.
+/// Runs `happens` while three enrolled pods each have a connection that carries data every tenth of a second, and
+/// expects all of them to survive.
 fn survives(happens: impl FnOnce(&Node)) {
     let mesh = Mesh::new().unwrap();
     let c = mesh.node.pod(Spec::new("c").ambient()).unwrap();
@@ -107,7 +108,7 @@ fn restart_ztunnel(node: &Node) {
 }
 
 #[test]
-fn rules_that_were_lost_while_netconfig_was_away_are_mended_when_it_is_back() {
+fn rules_that_were_lost_while_netconfig_was_away_are_repaired_when_it_is_back() {
     let mesh = Mesh::new().unwrap();
     mesh.node.stop("netconfig", Signal::SIGKILL).unwrap();
     mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();

@@ -11,10 +11,10 @@ use serde_json::Value;
 use crate::{
     columns,
     common::{Mesh, PORT},
-    refused, told,
+    output_of, refused,
 };
 
-/// The facts, the names of the paragraphs, and nothing that differs from run to run.
+/// Returns the facts and the names of the paragraphs, without anything that differs from run to run.
 fn shape(text: &str) -> Vec<String> {
     let (facts, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     let stable = ["State", "Desired", "Remedy", "Next", "Annotation"];
@@ -29,7 +29,7 @@ fn shape(text: &str) -> Vec<String> {
 }
 
 pub(crate) fn explained(node: &Node, name: &str) -> String {
-    told(node, &["explain", &format!("shop/{name}")])
+    output_of(node, &["explain", &format!("shop/{name}")])
 }
 
 #[test]
@@ -62,11 +62,11 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
     ] {
         assert!(text.contains(&said), "{said}: {text}");
     }
-    let by_uid = told(&node, &["explain", "--uid", &pod.spec.uid, "-o", "json"]);
-    let by_name = told(&node, &["explain", "shop/a", "-o", "json"]);
+    let by_uid = output_of(&node, &["explain", "--uid", &pod.spec.uid, "-o", "json"]);
+    let by_name = output_of(&node, &["explain", "shop/a", "-o", "json"]);
     let parse = |text: &str| {
         let mut known: Value = serde_json::from_str(text).unwrap();
-        // The broker says when that was by its clock of now.
+        // The broker computes that time from its current clock.
         let said = known.pointer_mut("/ztunnels/0").unwrap().as_object_mut();
         said.unwrap().remove("acknowledgedAt").unwrap();
         known
@@ -150,7 +150,7 @@ fn a_pod_of_a_namespace_that_nobody_knows_is_unknown_and_one_that_nobody_knows_i
     )
     .unwrap();
     eventually("the gap is seen", PATIENCE, || {
-        let text = told(&node, &["explain", "bank/stray"]);
+        let text = output_of(&node, &["explain", "bank/stray"]);
         ensure!(text.contains("unknown (NAMESPACE_UNKNOWN)"), "{text}");
         anyhow::Ok(())
     })
@@ -196,7 +196,7 @@ fn a_pod_that_ztunnel_refuses_is_unhealthy_with_ztunnels_error_and_what_comes_ne
         anyhow::Ok(())
     })
     .unwrap();
-    let unhealthy = columns(&told(&node, &["pods", "--unhealthy"]));
+    let unhealthy = columns(&output_of(&node, &["pods", "--unhealthy"]));
     let names: Vec<_> = unhealthy
         .iter()
         .filter_map(|line| line.split(' ').nth(1))

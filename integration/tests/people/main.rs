@@ -1,5 +1,5 @@
-//! `inpod`, the client for people, on a node: what it prints for whom, and what it says when it cannot.
-// cfg(test), so that clippy sees that all of this is a test.
+//! `inpod`, the client for operators, on a node: its output, and its errors.
+// With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 #[path = "../common/mod.rs"]
@@ -29,15 +29,15 @@ fn asked(node: &Node, arguments: &[&str]) -> Output {
     inpod(node).args(arguments).output().unwrap()
 }
 
-/// What it prints; it must have succeeded.
-fn told(node: &Node, arguments: &[&str]) -> String {
+/// Returns its output; it must have succeeded.
+fn output_of(node: &Node, arguments: &[&str]) -> String {
     let output = asked(node, arguments);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.is_empty(), "{said}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The exit code and what stands on standard error; nothing may stand on standard output.
+/// Returns the exit code and standard error; standard output must be empty.
 fn refused(node: &Node, arguments: &[&str]) -> (i32, String) {
     let output = asked(node, arguments);
     assert!(output.stdout.is_empty(), "{output:?}");
@@ -45,7 +45,7 @@ fn refused(node: &Node, arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), said)
 }
 
-/// A table with one space between columns; ages as `AGE`.
+/// Returns a table with one space between columns, and ages as `AGE`.
 fn columns(table: &str) -> Vec<String> {
     let is_age = |word: &str| {
         word.starts_with(|c: char| c.is_ascii_digit())
@@ -89,9 +89,13 @@ fn each_pod_has_a_line_and_only_those_asked_for_are_there() {
         (&["pods", "--unhealthy"], &[HEADER]),
         (&["pods", "--admitted-unenrolled"], &[HEADER]),
     ] {
-        assert_eq!(columns(&told(&node, arguments)), lines, "{arguments:?}");
+        assert_eq!(
+            columns(&output_of(&node, arguments)),
+            lines,
+            "{arguments:?}"
+        );
     }
-    let all: Value = serde_json::from_str(&told(&node, &["pods", "-o", "json"])).unwrap();
+    let all: Value = serde_json::from_str(&output_of(&node, &["pods", "-o", "json"])).unwrap();
     let first = all.pointer("/pods/0").unwrap();
     let keys: Vec<_> = first
         .as_object()
@@ -130,9 +134,9 @@ fn a_reader_who_has_seen_enough_is_no_error() {
 }
 
 #[test]
-fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
+fn a_resync_repairs_drift_without_a_notification_and_is_logged() {
     let node = Node::new().unwrap();
-    // The kernel tells nobody of what becomes of these rules.
+    // The kernel sends no notifications of changes to these rules.
     let deaf = [
         "--peer",
         "uid",
@@ -157,12 +161,12 @@ fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }
-    let lines = columns(&told(&node, &["resync", "shop/a"]));
+    let lines = columns(&output_of(&node, &["resync", "shop/a"]));
     assert_eq!(
         lines,
         [HEADER, "shop a enrolled ambient LABEL_ON_POD AGE - -"]
     );
-    // It has answered: everything is in place.
+    // The answer means that everything is in sync.
     let text = explained(&node, "a");
     assert!(
         text.contains("\n  in sync (") && text.contains("repaired rules"),
@@ -171,7 +175,7 @@ fn a_resync_mends_what_nobody_heard_of_and_is_written_down() {
     let log = node.tail("pod-events", 2000);
     let audited = |line: &&str| line.contains("An operator calls") && line.contains("/Resync");
     assert_eq!(log.lines().filter(audited).count(), 1, "{log}");
-    let all = columns(&told(&node, &["resync", "--all"]));
+    let all = columns(&output_of(&node, &["resync", "--all"]));
     assert_eq!(all.len(), 3, "{all:?}");
     let (code, said) = refused(&node, &["resync", "shop/nobody"]);
     assert!(code == 1 && said.contains("POD_UNKNOWN"), "{said}");
@@ -195,12 +199,12 @@ fn a_resync_cuts_a_wait_short() {
     })
     .unwrap();
     let before = node.explain(&pod.spec).unwrap().timeline.len();
-    told(&node, &["resync", "shop/a"]);
+    output_of(&node, &["resync", "shop/a"]);
     assert!(node.explain(&pod.spec).unwrap().timeline.len() > before);
 }
 
 #[test]
-fn a_process_of_a_pod_may_neither_resync_nor_look() {
+fn a_process_of_a_pod_may_neither_resync_nor_read() {
     const UID: &str = "11111111-2222-3333-4444-555555555555";
     let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
     let Ok((cgroup, _cgroups)) = made else {
@@ -228,7 +232,7 @@ fn a_process_of_a_pod_may_neither_resync_nor_look() {
         );
     }
     // A host process may do both.
-    told(&node, &["resync", "--all"]);
+    output_of(&node, &["resync", "--all"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `inpod pods --watch`.
+//! The stream of changes of `inpod pods --watch`.
 
 use std::{
     fs::{self, File},
@@ -38,7 +38,7 @@ impl Watch {
         Self { child, output }
     }
 
-    /// Where a pod stood, one after the other.
+    /// Returns the successive states of a pod.
     fn states(&self, name: &str) -> anyhow::Result<Vec<String>> {
         let mut states: Vec<String> = Vec::new();
         for line in fs::read_to_string(&self.output)?.lines() {
@@ -84,14 +84,14 @@ fn a_watch_tells_an_enrollment_and_a_withdrawal_in_their_order_and_that_the_pod_
     let first = fs::read_to_string(&watch.output).unwrap();
     assert!(first.starts_with("{\"instanceId\":"), "{first}");
     assert!(first.contains("\n{\"stateComplete\":{}}"), "{first}");
-    // It cannot come further than that: nobody is there to take it.
+    // It cannot get further: no ztunnel accepts the pod.
     node.stop("ztunnel", Signal::SIGKILL).unwrap();
     node.write_manifest(&mesh.outsider.spec.clone().ambient())
         .unwrap();
     watch.until("outsider", &["out", "enrolling"]);
     node.start_ztunnel(&[]).unwrap();
     watch.until("outsider", &["out", "enrolling", "enrolled"]);
-    // It cannot come further than that, either: a connection is captured.
+    // It cannot get further here, either: a connection is captured.
     let to = (mesh.outsider.v4, PORT).into();
     let (_, captured) = source_seen(connect(&mesh.a.netns, to).unwrap()).unwrap();
     node.write_manifest(&mesh.outsider.spec).unwrap();

@@ -1,4 +1,4 @@
-//! What stays when inpod leaves the node.
+//! Sidecar pods on a node from which inpod is uninstalled.
 
 use std::{fs, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! What changes while the pod runs.
+//! Changes of settings while a sidecar pod runs.
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::{
@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use crate::{changed, input, noted, rules, until_redirected, without_ztunnel};
 
 #[test]
-fn rules_to_a_sidecar_that_are_flushed_are_mended() {
+fn rules_to_a_sidecar_that_are_flushed_are_repaired() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("web").injected()).unwrap();
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
@@ -71,7 +71,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_a_malformed_one_does_not
 }
 
 #[test]
-fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_and_is_mended() {
+fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_and_is_repaired() {
     let node = without_ztunnel();
     let mut pod = node.pod(Spec::new("web").injected()).unwrap();
     let before = rules(&pod);

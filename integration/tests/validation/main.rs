@@ -1,5 +1,5 @@
-//! The program `validate` in network namespaces with and without the rules of sidecar mode, run as the proxy's user
-//! without a right, as an init container is. The rules are written by nft from the reference (istio-sidecar-install, 4.8).
+//! The program `validate` in network namespaces with and without the rules of sidecar mode, run unprivileged as the
+//! proxy's user, as an init container is. nft writes the rules as in services/docs/facts/istio-sidecar.md, 4.8.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sandbox;
@@ -11,7 +11,7 @@ use integration::{App, PATIENCE, eventually, is_alone, run};
 
 use sandbox::{Sandbox, V4, V6, proxy};
 
-const SOON: &[&str] = &["--timeout", "700ms"];
+const DEADLINE: &[&str] = &["--timeout", "700ms"];
 
 #[test]
 fn each_family_that_is_redirected_is_proven_at_once() {
@@ -69,9 +69,9 @@ fn where_the_usual_address_is_not_on_lo_an_own_one_is_called() {
 }
 
 #[test]
-fn a_family_without_rules_is_told_although_the_other_has_them() {
+fn a_family_without_rules_is_reported_although_the_other_has_them() {
     let sandbox = Sandbox::new(&[V4, V6]).redirect("ip");
-    let missing = sandbox.validate(SOON);
+    let missing = sandbox.validate(DEADLINE);
     missing.is(
         126,
         &[
@@ -82,7 +82,7 @@ fn a_family_without_rules_is_told_although_the_other_has_them() {
     );
     sandbox.validate(&["--ip-family", "ipv4"]).is(0, &["IPv4"]);
     let sandbox = Sandbox::new(&[V4, V6]).redirect("ip6");
-    let missing = sandbox.validate(SOON);
+    let missing = sandbox.validate(DEADLINE);
     missing.is(
         126,
         &[
@@ -96,7 +96,7 @@ fn a_family_without_rules_is_told_although_the_other_has_them() {
 #[test]
 fn without_rules_it_ends_when_its_time_is_over_and_not_before() {
     let sandbox = Sandbox::new(&[V4, V6]);
-    for (words, least) in [(SOON, 700), (&["--probe-timeout=1500ms"], 1500)] {
+    for (words, least) in [(DEADLINE, 700), (&["--probe-timeout=1500ms"], 1500)] {
         let ended = sandbox.validate(words);
         ended.is(126, &["not redirected"]);
         let least = Duration::from_millis(least);
@@ -113,7 +113,7 @@ fn rules_that_come_while_it_tries_are_seen() {
     let net = sandbox.netns.path().to_owned();
     let late = std::thread::scope(|scope| {
         let trying = scope.spawn(|| sandbox.validate(&["--timeout", "20s"]));
-        // It is under way when it listens.
+        // It has started its probes once it listens.
         eventually("it listens", PATIENCE, || {
             let text = run(
                 "nsenter",
@@ -142,7 +142,7 @@ fn rules_that_come_while_it_tries_are_seen() {
 fn an_application_at_the_port_that_is_called_is_no_proof() {
     let sandbox = Sandbox::new(&[V4, V6]);
     let _app = App::start(&sandbox.netns, 15002).unwrap();
-    let fooled = sandbox.validate(SOON);
+    let fooled = sandbox.validate(DEADLINE);
     fooled.is(
         126,
         &[
@@ -173,7 +173,7 @@ fn a_proxy_that_has_the_ports_already_is_looked_behind() {
         );
         let bare = Sandbox::new(&[V4, V6]);
         let _proxy = listening(&bare);
-        bare.validate(SOON).is(
+        bare.validate(DEADLINE).is(
             126,
             &["127.0.0.6:15002 was refused", "[fd77::7]:15002 was refused"],
         );
@@ -186,7 +186,7 @@ fn an_application_beside_a_proxy_that_has_the_ports_is_no_proof() {
     let _proxy = [15001, 15006].map(|port| sandbox.listen_as(0, port, false));
     let _app = App::start(&sandbox.netns, 15002).unwrap();
     sandbox
-        .validate(SOON)
+        .validate(DEADLINE)
         .is(126, &["was accepted by another listener"]);
 }
 
@@ -197,7 +197,7 @@ fn another_user_than_the_proxys_is_named() {
     }
     let sandbox = Sandbox::new(&[V4]).redirect("ip");
     sandbox
-        .validate_as(1338, SOON)
+        .validate_as(1338, DEADLINE)
         .is(126, &["uid 1338", "proxy's user"]);
 }
 
@@ -205,7 +205,7 @@ fn another_user_than_the_proxys_is_named() {
 fn what_cannot_be_tried_is_no_proof_of_anything() {
     let sandbox = Sandbox::new(&[]);
     sandbox
-        .validate(SOON)
+        .validate(DEADLINE)
         .is(1, &["no address except loopback"]);
     sandbox.validate(&["--tiemout"]).is(1, &["--tiemout"]);
     sandbox

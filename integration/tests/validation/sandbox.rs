@@ -19,12 +19,12 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 pub(crate) const V4: &str = "10.77.0.7/24";
 pub(crate) const V6: &str = "fd77::7/64";
 
-/// The proxy's user: where there is only one, that one.
+/// Returns the proxy's user, or the only user if there is just one.
 pub(crate) fn proxy() -> u32 {
     if is_alone() { 0 } else { 1337 }
 }
 
-/// A pod's netns. Goes with the value.
+/// A pod's netns, removed on drop.
 pub(crate) struct Sandbox {
     name: String,
     pub(crate) netns: Netns,
@@ -51,7 +51,7 @@ impl Sandbox {
         sandbox
     }
 
-    /// The kernel makes an IPv6 address its own a while after it was given.
+    /// Waits until an IPv6 address is local, which takes the kernel a while after it was added.
     fn until_local(&self, address: &str) {
         let (address, _) = address.split_once('/').unwrap();
         eventually("the address is local", PATIENCE, || {
@@ -68,7 +68,7 @@ impl Sandbox {
         run("ip", &words).unwrap();
     }
 
-    /// The rules of one family, as istio-iptables has them by default.
+    /// Applies the rules of one family, as istio-iptables writes them by default.
     pub(crate) fn redirect(self, family: &str) -> Self {
         let (loopback, inbound) = match family {
             "ip" => ("ip daddr 127.0.0.1", "ip saddr 127.0.0.6"),
@@ -91,7 +91,7 @@ impl Sandbox {
         self
     }
 
-    /// Runs the program as a user without a right.
+    /// Runs the program unprivileged as a user.
     pub(crate) fn validate_as(&self, uid: u32, words: &[&str]) -> Ended {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.netns.path().display()));
@@ -117,7 +117,7 @@ impl Sandbox {
         self.validate_as(proxy(), words)
     }
 
-    /// Takes a port of every address as one does that asks for no more, and lets it go.
+    /// Binds a port on every address without sharing it, and closes it again.
     pub(crate) fn bind_alone(&self, port: u16) {
         let bind = || {
             let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
@@ -128,7 +128,7 @@ impl Sandbox {
         self.netns.within(bind).unwrap().unwrap();
     }
 
-    /// What a proxy has that runs already, of a user.
+    /// Listens as a running proxy of a user does.
     pub(crate) fn listen_as(&self, uid: u32, port: u16, shares: bool) -> Socket {
         let listen = || {
             let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).unwrap();
@@ -142,7 +142,7 @@ impl Sandbox {
         };
         self.netns
             .within(|| {
-                // A socket is of the user that its thread makes files as, and so is its share of a port.
+                // A socket's owner is its thread's filesystem user, and only sockets of one owner share a port.
                 let before = setfsuid(Uid::from_raw(uid));
                 let socket = listen();
                 setfsuid(before);
@@ -160,7 +160,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// How the program ended.
+/// The result of the program.
 #[derive(Debug)]
 pub(crate) struct Ended {
     code: Option<i32>,
