@@ -294,12 +294,12 @@ fn decisions_are_numbered_without_a_gap() {
     assert_eq!(rows.next(), None, "README.md of decisions");
 }
 
-/// What stands between backticks in a row of a table.
+/// Returns the texts between backticks in a row of a table.
 fn quoted(row: &str) -> impl Iterator<Item = &str> {
     row.split('`').skip(1).step_by(2)
 }
 
-/// The tests of a file: functions under an attribute that makes them one.
+/// Returns the tests of a file: functions under a test attribute.
 fn tests_of(text: &str) -> impl Iterator<Item = &str> {
     let is_test = |line: &&str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
     let lines: Vec<_> = text.lines().map(str::trim).collect();
@@ -350,7 +350,7 @@ fn every_scenario_is_a_test_of_the_file_that_is_named() {
 fn every_row_of_the_scenarios_names_a_test() {
     let page = fs::read_to_string(root().join("integration/SCENARIOS.md")).unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| "));
-    let heads = ["| Area |", "| Demand |", "| What |"];
+    let heads = ["| Area |", "| Report |", "| Scenario |"];
     let rows: Vec<_> = rows
         .filter(|row| !heads.iter().any(|head| row.starts_with(head)))
         .collect();
@@ -361,9 +361,9 @@ fn every_row_of_the_scenarios_names_a_test() {
     let firsts: Vec<_> = rows.iter().map(firsts).collect();
     // The reports of services/docs/facts/demands.md, 3; the areas of Istio's tests of which each line is a scenario
     // (services/docs/facts/istio-ambient.md, 10).
-    let demands = [1, 2, 3, 4, 5, 6, 7, 24, 35, 46, 50, 57, 68].map(|number| number.to_string());
+    let reports = [1, 2, 3, 4, 5, 6, 7, 24, 35, 46, 50, 57, 68].map(|number| number.to_string());
     let areas = ["selectors", "informers", "dataplane", "event server"].map(str::to_owned);
-    for wanted in demands.iter().chain(&areas) {
+    for wanted in reports.iter().chain(&areas) {
         assert!(firsts.contains(wanted), "{wanted} has no row");
     }
 }
