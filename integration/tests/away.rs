@@ -90,7 +90,6 @@ fn end(node: &Node, pod: &Pod) {
     }
 }
 
-/// Waits until no service knows the pod's sandbox.
 fn until_forgotten(node: &Node, pod: &Pod) {
     eventually("the sandbox is forgotten", PATIENCE, || {
         let claims = node.api().claims()?;

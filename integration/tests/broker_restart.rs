@@ -220,7 +220,6 @@ impl Bench {
         self.scripted.until_held()
     }
 
-    /// Adds another pod of the mesh.
     fn add_enrolled_pod(&self, name: &str) -> anyhow::Result<Pod> {
         let pod = self.node.sandbox(Spec::new(name).ambient())?;
         self.node.until_known(&pod.spec)?;

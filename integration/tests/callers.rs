@@ -239,7 +239,6 @@ fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
     run("setpriv", &arguments).unwrap_err().to_string()
 }
 
-/// Opens a service's socket to every user.
 fn open(node: &Node, service: &str) {
     use std::os::unix::fs::PermissionsExt as _;
     let socket = inpod_service::socket(&node.run_dir(), service);

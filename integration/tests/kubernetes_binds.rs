@@ -130,7 +130,6 @@ impl Shop {
         self.make(RBAC, "rolebindings", &binding);
     }
 
-    /// Runs `inpod binds` on the node, as the person.
     fn binds(&self, person: &Person, more: &[&str]) -> Output {
         let mut command = Command::new("nsenter");
         command.arg(format!(

@@ -10,7 +10,6 @@ use std::{fs, path::Path};
 
 use integration::ApiServer;
 
-/// Returns the path of an object's kind.
 fn path(manifest: &str) -> String {
     let field = |name: &str| {
         let mut lines = manifest.lines();

@@ -75,7 +75,6 @@ impl Agent {
         format!("/api/v1/namespaces/{}/pods/{name}", self.namespace)
     }
 
-    /// Patches `pods/status` with the node's token.
     fn status(&self, name: &str, change: &Value) -> anyhow::Result<Value> {
         let path = format!("{}/status", self.path(name));
         self.server.ask_as(&self.token, PATCH, &path, change)

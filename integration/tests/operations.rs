@@ -350,7 +350,6 @@ impl Watcher {
         })
     }
 
-    /// Waits until it received this status.
     fn until(&self, status: &str) -> anyhow::Result<()> {
         eventually(&format!("health is {status}"), PATIENCE, || {
             let told = std::fs::read_to_string(&self.told)?;

@@ -31,7 +31,6 @@ const DEFECTS: [(&str, &str, usize); 4] = [
     ),
 ];
 
-/// Returns the code of a file, without its tests.
 fn code(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or_default()
 }
@@ -130,7 +129,6 @@ fn named(pod: &Pod) -> types::PodSelector {
     }
 }
 
-/// Returns a well-formed ADD.
 fn add(pod: &Pod) -> wire::AddPodRequest {
     wire::AddPodRequest {
         sandbox: Some(sandbox(pod)),

@@ -18,7 +18,6 @@ use integration::{Call, Node, Outcome, PATIENCE, Pod, SERVICES, Spec, State, eve
 use nix::sys::signal::Signal;
 use serde_json::{Value, value::RawValue};
 
-/// A call recorded from a runtime.
 #[derive(Clone, Debug)]
 struct Recorded {
     name: String,
@@ -45,7 +44,6 @@ impl Recorded {
         self.environment.get(name).map_or("", String::as_str)
     }
 
-    /// Returns the value of a key of `CNI_ARGS`.
     fn arg(&self, key: &str) -> &str {
         let pairs = self.var("CNI_ARGS").split(';');
         let mut values = pairs.filter_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
@@ -56,7 +54,6 @@ impl Recorded {
         !self.arg("K8S_POD_NAMESPACE").is_empty()
     }
 
-    /// Returns the pod that the call names.
     fn spec(&self) -> Spec {
         let plain = Spec::new(self.arg("K8S_POD_NAME")).ambient();
         Spec {
@@ -165,7 +162,6 @@ fn all() -> Vec<Recorded> {
         .collect()
 }
 
-/// Returns the calls of each sandbox, in order.
 fn sandboxes() -> Vec<Vec<Recorded>> {
     let mut groups: Vec<Vec<Recorded>> = Vec::new();
     for call in all()
@@ -194,7 +190,6 @@ fn nothing_is_held(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// Checks an answer, and the state afterwards.
 fn judge(
     node: &Node,
     pod: &Pod,

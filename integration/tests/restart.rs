@@ -19,7 +19,6 @@ const PORT: u16 = 8080;
 /// The silence after which the kernel has sent all notifications.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// A node with that many enrolled pods.
 struct Full {
     pods: Vec<Pod>,
     outsider: Pod,
@@ -118,7 +117,6 @@ impl Full {
     }
 }
 
-/// Returns a rule set without its counters.
 fn without_counts(ruleset: &str) -> String {
     let mut words = ruleset.split_whitespace();
     let mut kept = Vec::new();

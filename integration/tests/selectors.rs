@@ -48,7 +48,6 @@ fn in_bank(name: &str) -> Spec {
     }
 }
 
-/// Waits until a decision has this reason.
 fn until_decided(node: &Node, spec: &Spec, reason: Reason) {
     eventually(reason.as_str_name(), PATIENCE, || {
         let known = node.explain(spec)?;

@@ -104,7 +104,6 @@ impl Scene {
         self.node.ready()
     }
 
-    /// Returns the desired set, by pod.
     fn workloads(&self) -> anyhow::Result<BTreeMap<String, WorkloadStatus>> {
         let all = self.node.api().workloads()?.workloads.into_iter();
         let uid = |status: &WorkloadStatus| Some(status.workload.as_ref()?.uid.clone());

@@ -27,7 +27,6 @@ use nix::sys::signal::Signal;
 const AMBIENT_NAMESPACE: &str =
     "kind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n";
 
-/// Returns a node whose services run, without a ztunnel.
 fn without_ztunnel() -> Node {
     let node = Node::new().unwrap();
     SERVICES
@@ -192,7 +191,6 @@ fn rewrite_checkpoint<T>(
     unreachable!("no checkpoint of {pod}")
 }
 
-/// Waits until the source no longer shows a pod.
 fn wait_until_gone(node: &Node, pod: &Pod) {
     eventually("the source shows it no more", PATIENCE, || {
         let reason = node.explain(&pod.spec)?.reason();

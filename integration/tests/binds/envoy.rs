@@ -72,7 +72,6 @@ fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> 
 /// The number of connections that each filter chain accepted.
 type Accepted = BTreeMap<String, u64>;
 
-/// An Envoy in the pod, killed on drop.
 struct Envoy<'a> {
     fixture: &'a Fixture,
     process: Child,

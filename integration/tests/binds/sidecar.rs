@@ -81,7 +81,6 @@ pub(crate) fn redirect(fixture: &Fixture, capture: InboundCapture) {
     });
 }
 
-/// A proxy in the pod, killed on drop.
 pub(crate) struct Proxy {
     process: Child,
     told: PathBuf,
@@ -167,7 +166,6 @@ pub(crate) fn through(
     Ok(table)
 }
 
-/// Returns an address by family.
 pub(crate) fn either(v4: &str, v6: &str) -> impl Fn(bool, bool) -> IpAddr {
     let both = [v4, v6].map(|text| text.parse().unwrap());
     move |_, v6| both[usize::from(v6)]

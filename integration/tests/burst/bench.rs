@@ -15,7 +15,6 @@ pub(crate) const PLUGIN: Duration = Duration::from_secs(30);
 /// State that an ADD leaves: UIDs that the broker knows, paths of claims, and the number of checkpoint records.
 pub(crate) type Known = (BTreeSet<String>, BTreeSet<String>, usize);
 
-/// A node and a runtime.
 pub(crate) struct Bench {
     pub(crate) node: Node,
     pub(crate) verbs: Verbs,
@@ -28,7 +27,6 @@ impl Bench {
         Self { node, verbs }
     }
 
-    /// Returns a node without a ztunnel.
     pub(crate) fn without_ztunnel() -> Self {
         let node = Node::new().unwrap();
         SERVICES
@@ -59,7 +57,6 @@ impl Bench {
         (Self::over(node), proxy)
     }
 
-    /// Makes one ADD hold the only permit.
     pub(crate) fn hold_permit(&self, proxy: &Proxy, pod: &Pod) -> (Held, Called<AddPodResponse>) {
         let held = proxy.hold(Step {
             method: "ClaimNetns",
@@ -98,7 +95,6 @@ impl Bench {
         number(&metrics, &format!("inpod_pod_events_{name}"))
     }
 
-    /// Waits until a metric has a value.
     pub(crate) fn until(&self, name: &str, wanted: f64) {
         eventually(name, PATIENCE, || {
             let found = self.metric(name);
@@ -117,7 +113,6 @@ impl Bench {
         .unwrap();
     }
 
-    /// Waits until this many netns are claimed.
     pub(crate) fn until_claimed(&self, count: usize) {
         eventually("all are claimed", PATIENCE, || {
             let claims = self.node.api().claims()?.len();
@@ -127,7 +122,6 @@ impl Bench {
         .unwrap();
     }
 
-    /// Returns the number of descriptors of each service.
     pub(crate) fn descriptors(&self) -> Vec<usize> {
         let count = |service: &&str| {
             let pid = self.node.pid(service).unwrap();

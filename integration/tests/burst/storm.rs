@@ -32,7 +32,6 @@ const DESCRIPTOR_TOLERANCE: usize = 4;
 /// The limit of pod-events' memory, in KiB.
 const MAX_RESIDENT: u64 = 128 * 1024;
 
-/// The sandboxes of the burst.
 struct Sandboxes {
     lost: Vec<Named>,
     outside: Vec<Named>,
@@ -63,7 +62,6 @@ impl Sandboxes {
     }
 }
 
-/// The answers of a burst.
 struct Answers {
     standing: Vec<Answer<DeletePodResponse>>,
     brief: Vec<Answer<DeletePodResponse>>,

@@ -16,7 +16,6 @@ pub(crate) fn percentile<'a, T: 'a>(
     took.get(index).copied().unwrap_or_default()
 }
 
-/// Counts calls by their outcome.
 pub(crate) fn outcomes<'a, T: 'a>(
     answers: impl IntoIterator<Item = &'a Answer<T>>,
 ) -> BTreeMap<String, usize> {

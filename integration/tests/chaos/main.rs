@@ -28,14 +28,11 @@ const MAX_PODS: usize = 16;
 /// The deadline for everything to settle: the longest wait between two attempts is 30 s and a half.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A pod as the test created it.
 struct Subject {
     pod: Pod,
     /// The value of its label.
     mode: Option<&'static str>,
-    /// True once its ADD has succeeded.
     added: bool,
-    /// An ADD in flight.
     adding: Option<JoinHandle<Outcome>>,
 }
 
@@ -182,7 +179,6 @@ impl Chaos {
         Some("namespace's label changed")
     }
 
-    /// Deletes rules in a pod.
     fn delete_rules(&mut self) -> Option<&'static str> {
         let name = self.any()?;
         let pod = &self.subjects.get(&name)?.pod;

@@ -120,7 +120,6 @@ impl Cluster {
         })
     }
 
-    /// Creates a pod and returns its UID.
     pub(crate) fn create(&self, object: &Value) -> String {
         let namespace = object.pointer("/metadata/namespace").unwrap();
         let path = format!("/api/v1/namespaces/{}/pods", namespace.as_str().unwrap());
@@ -148,7 +147,6 @@ impl Cluster {
         self.node.sandbox(spec).unwrap()
     }
 
-    /// Creates and adds a pod.
     pub(crate) fn pod(&self, name: &str, mode: Option<&str>) -> Pod {
         let uid = self.create(&self.object(name, mode));
         let pod = self.sandbox(name, &uid);

@@ -31,7 +31,6 @@ pub(crate) const SHIPPED: [&str; 5] = [
 
 static SHARED: Mutex<Weak<Mutex<Shared>>> = Mutex::new(Weak::new());
 
-/// The cluster that tests share.
 pub(crate) struct Shared {
     cluster: Cluster,
     /// The state of the node before inpod was first installed.
@@ -96,7 +95,6 @@ impl ExclusiveCluster<'_> {
         .unwrap();
     }
 
-    /// Returns the agent's pod.
     pub(crate) fn agent(&self) -> Value {
         let pods = self.until_ready(SYSTEM, AGENT, 1).unwrap();
         pods.first().unwrap().clone()
@@ -109,7 +107,6 @@ impl ExclusiveCluster<'_> {
             .exec(&[&[program.as_str()], arguments].concat())
     }
 
-    /// Returns the output of `inpod explain` for a pod.
     pub(crate) fn explain(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
         let printed = self.inpod(&["explain", &format!("{namespace}/{name}"), "-o", "json"])?;
         Ok(serde_json::from_str(&printed)?)
@@ -226,7 +223,6 @@ impl Drop for ExclusiveCluster<'_> {
     }
 }
 
-/// Returns a pod's namespace and name.
 pub(crate) fn named(pod: &Value) -> (&str, &str) {
     (
         text(pod, "/metadata/namespace"),

@@ -38,7 +38,6 @@ pub(crate) fn container(more: &Value) -> Value {
     container
 }
 
-/// Returns a pod's template.
 pub(crate) fn template(app: &str, container: &Value) -> Value {
     json!({
         "metadata": {"labels": {"app": app}},
@@ -122,7 +121,6 @@ pub(crate) fn make_pod(
     cluster.server.create(&path, &object)
 }
 
-/// Returns the address of a pod's application.
 pub(crate) fn address(pod: &Value) -> SocketAddr {
     let ip = text(pod, "/status/podIP").parse().context("an address");
     SocketAddr::new(ip.unwrap(), PORT)

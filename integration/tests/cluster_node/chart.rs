@@ -34,7 +34,6 @@ const SERVER: [&str; 4] = [
 /// The Job waits four minutes for its nodes (`leave.timeoutSeconds`).
 const UNINSTALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(270);
 
-/// Renders the chart with values `NAME=VALUE`.
 fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
     let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
     let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
@@ -69,7 +68,6 @@ impl ExclusiveCluster<'_> {
         self.make_namespace(SYSTEM, &labels).unwrap();
     }
 
-    /// Runs `helm upgrade` to these values.
     pub(crate) fn upgrade(&self, values: &[&str]) {
         let release = rendered(&RELEASE, values).unwrap();
         self.server.apply(&release).unwrap();

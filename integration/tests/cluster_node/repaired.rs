@@ -146,7 +146,6 @@ impl Drop for Owner {
     }
 }
 
-/// Pods that started without the plugin and failed.
 struct Broken {
     plain: Value,
     native: Value,

@@ -35,7 +35,6 @@ pub(crate) const IMAGES: [Image; 2] = [
     },
 ];
 
-/// The kind of the proxy's container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A regular container of the pod.
@@ -108,7 +107,6 @@ pub(crate) fn template(app: &str, init: &[Value], containers: &[Value]) -> Value
     })
 }
 
-/// Returns a pod's template with a sidecar.
 pub(crate) fn injected(app: &str, kind: Kind) -> Value {
     let mut proxy = proxy();
     let status = match kind {
@@ -136,13 +134,11 @@ pub(crate) fn injected(app: &str, kind: Kind) -> Value {
     template
 }
 
-/// Adds an annotation to a pod's template.
 pub(crate) fn annotate(template: &mut Value, name: &str, value: &str) {
     let annotations = template.pointer_mut("/metadata/annotations").unwrap();
     with(annotations, name, json!(value));
 }
 
-/// Loads images on the node.
 pub(crate) fn load(cluster: &ExclusiveCluster<'_>, images: &[Image]) {
     for image in images {
         cluster.machine.load(image).unwrap();

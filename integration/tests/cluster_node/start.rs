@@ -25,13 +25,11 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// has room for 110.
 const MAX_PODS: usize = 60;
 
-/// Parses an RFC 3339 time into seconds.
 fn parse_time(text: &str) -> anyhow::Result<f64> {
     let seconds = run("date", &["-u", "-d", text, "+%s.%N"])?;
     Ok(seconds.trim().parse()?)
 }
 
-/// Returns when containerd had started a container.
 fn started(cluster: &ExclusiveCluster<'_>, pod: &Value, name: &str) -> anyhow::Result<f64> {
     let statuses = pod.pointer("/status/containerStatuses");
     let statuses = statuses.and_then(Value::as_array);

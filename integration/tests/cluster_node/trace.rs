@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use crate::agent::{ExclusiveCluster, named};
 
-/// The output of each command.
 pub(crate) type Answers = BTreeMap<&'static str, String>;
 
 /// Commands about a node's disk and network. Empty directories may stay: they are mount points of containers.
@@ -33,7 +32,6 @@ const OF_A_POD: [&str; 6] = [
     "sysctl -a -r '^net[.]ipv[46]' 2>/dev/null | grep -v stable_secret",
 ];
 
-/// Returns the state of the node.
 pub(crate) fn of_the_node(cluster: &ExclusiveCluster<'_>) -> Answers {
     let ask = |question| {
         let answer = cluster.machine.exec(&["sh", "-c", question]);
@@ -42,7 +40,6 @@ pub(crate) fn of_the_node(cluster: &ExclusiveCluster<'_>) -> Answers {
     OF_A_NODE.into_iter().map(ask).collect()
 }
 
-/// Returns the state of a pod.
 pub(crate) fn of(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Answers {
     let ask = |question| (question, cluster.in_netns(pod, &["sh", "-c", question]));
     OF_A_POD.into_iter().map(ask).collect()

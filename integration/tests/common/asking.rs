@@ -21,7 +21,6 @@ pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
     Ok(status.context("a status")?.to_owned())
 }
 
-/// Returns the metrics of a service, from its socket.
 pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
     let socket = inpod_service::socket(&node.run_dir(), service);
     let socket = socket.to_str().context("a path of text")?;

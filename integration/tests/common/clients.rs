@@ -25,7 +25,6 @@ use socket2::{Domain, Socket, Type};
 /// The timeout of a connection and of its answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One new connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
     /// The UID of the client's pod.
@@ -140,7 +139,6 @@ impl Client {
     }
 }
 
-/// Outcomes of all attempts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) made: usize,

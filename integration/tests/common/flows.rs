@@ -13,7 +13,7 @@ use std::{
 use anyhow::ensure;
 use integration::{PATIENCE, Pod, connect, eventually, exchange, source_seen};
 
-/// A connection on which words are sent and echoed continuously.
+/// A connection on which data is sent and echoed continuously.
 pub(crate) struct Flow {
     stop: Arc<AtomicBool>,
     words: Arc<AtomicU64>,
@@ -21,7 +21,6 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Connects from a pod.
     pub(crate) fn open(pod: &Pod, to: SocketAddr) -> anyhow::Result<Self> {
         let (_, stream) = source_seen(connect(&pod.netns, to)?)?;
         let flow = Self {
@@ -39,7 +38,6 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Expects that words are still echoed.
     pub(crate) fn goes_on(&self) -> anyhow::Result<()> {
         let before = self.words.load(Ordering::Relaxed);
         eventually("words come back", PATIENCE, || {

@@ -155,7 +155,6 @@ impl Impostor {
         })
     }
 
-    /// Waits for its end.
     pub(crate) fn ended(&mut self) -> anyhow::Result<()> {
         let status = self.child.wait()?;
         ensure!(status.success(), "{status}");

@@ -88,7 +88,6 @@ impl ApiServer {
         state.put("MODIFIED", pod);
     }
 
-    /// Deletes a pod without a request.
     pub(crate) fn forget(&self, name: &str) {
         let mut state = lock(&self.state);
         if let Some(pod) = state.pods.get(name).cloned() {
@@ -97,7 +96,6 @@ impl ApiServer {
         }
     }
 
-    /// Returns a pod as the server holds it.
     pub(crate) fn pod(&self, name: &str) -> anyhow::Result<Value> {
         let state = lock(&self.state);
         state.pods.get(name).cloned().context("no such pod")
@@ -127,7 +125,6 @@ fn text(value: &Value, pointer: &str) -> String {
     text.unwrap_or_default().to_owned()
 }
 
-/// Sets a field of a pod's metadata.
 fn set(pod: &mut Value, name: &str, value: Value) {
     if let Some(metadata) = pod.pointer_mut("/metadata").and_then(Value::as_object_mut) {
         metadata.insert(name.to_owned(), value);

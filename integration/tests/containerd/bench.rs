@@ -38,7 +38,6 @@ fn time_run(runtime: &Runtime, spec: &Spec, look: impl FnOnce(&str)) -> Duration
     took
 }
 
-/// Returns a quantile in milliseconds.
 fn quantile(times: &[Duration], share: usize) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort();

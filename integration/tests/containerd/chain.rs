@@ -17,7 +17,6 @@ pub(crate) const NETWORK: &str = "podnet";
 /// The file of that conflist.
 pub(crate) const PRIMARY: &str = "10-podnet.conflist";
 
-/// The plugins beside ours.
 const OTHERS: [&str; 4] = ["bridge", "host-local", "portmap", "loopback"];
 
 /// The directory of Debian's package containernetworking-plugins.
@@ -55,12 +54,10 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Returns `CNI_PATH`.
     pub(crate) fn plugins(&self) -> PathBuf {
         self.dir.join("bin")
     }
 
-    /// Returns the directory of conflists.
     pub(crate) fn lists(&self) -> PathBuf {
         self.dir.join("net.d")
     }
@@ -88,7 +85,6 @@ impl Chain {
         entry
     }
 
-    /// Writes the conflist, with additional keys in our entry.
     pub(crate) fn configure(&self, keys: &[(&str, Value)]) -> anyhow::Result<()> {
         self.write(PRIMARY, &self.list("1.0.0", Some(keys)))
     }

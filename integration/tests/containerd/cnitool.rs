@@ -37,7 +37,6 @@ impl Tool {
         Self { chain, dir, node }
     }
 
-    /// Creates an empty netns for the chain.
     pub(crate) fn netns(&self, name: &str) -> PathBuf {
         let name = format!("{}-{name}", self.node.name());
         run("ip", &["netns", "add", &name]).unwrap();

@@ -21,7 +21,6 @@ use serde_json::{Value, json};
 
 use crate::runtime::{Runtime, end};
 
-/// The root of the tree.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 fn binaries() -> PathBuf {

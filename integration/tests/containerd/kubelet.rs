@@ -35,10 +35,8 @@ pub(crate) enum Stage {
     /// An init container has failed: nothing after it was started.
     Init {
         code: i32,
-        /// Its termination message.
         message: String,
     },
-    /// All containers run.
     Running,
 }
 
@@ -60,7 +58,6 @@ pub(crate) struct Run {
     attempt: u32,
 }
 
-/// A pod with its containers.
 #[derive(Debug)]
 pub(crate) struct Resident<'a> {
     pub(crate) runtime: &'a Runtime,
@@ -200,7 +197,6 @@ impl<'a> Resident<'a> {
         })
     }
 
-    /// Waits for the end of a container.
     pub(crate) fn ended(&self, role: Role) -> anyhow::Result<Container> {
         let run = self.run(role)?;
         eventually("it ends", PATIENCE, || {

@@ -20,7 +20,6 @@ printf '%s' "$answer"
 exit $code
 "#;
 
-/// A call that the plugin has answered.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) verb: String,

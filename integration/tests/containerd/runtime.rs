@@ -79,7 +79,6 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Waits until containerd and its network are ready.
     pub(crate) fn until_ready(&self) -> anyhow::Result<()> {
         eventually("containerd is ready", PATIENCE, || {
             for condition in ["RuntimeReady", "NetworkReady"] {
@@ -129,7 +128,6 @@ impl Runtime {
         self.ctr(&[&run[..], command].concat())
     }
 
-    /// Imports another image into containerd.
     pub(crate) fn import(&self, archive: &Path, name: &str) -> anyhow::Result<()> {
         let archive = archive.display().to_string();
         self.ctr(&["images", "import", "--snapshotter", "native", &archive])?;
@@ -269,7 +267,6 @@ impl Runtime {
         Ok(Pid::from_raw(getsockopt(&stream, PeerCredentials)?.pid()))
     }
 
-    /// Returns containerd's log.
     pub(crate) fn log(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.dir.join("containerd.log"))?)
     }

@@ -20,8 +20,7 @@ use crate::{
     unprivileged::assert_unprivileged,
 };
 
-/// The addresses from which a proxy connects to its own pod's application (services/docs/facts/istio-sidecar.md,
-/// 7.2).
+/// The source addresses of a proxy towards its own pod's application (services/docs/facts/istio-sidecar.md, 7.2).
 const PROXY_SOURCES: [&str; 2] = ["127.0.0.6", "::6"];
 
 /// A connection of a proxy: source, destination, outcome.
@@ -89,7 +88,6 @@ pub(crate) fn passes_its_proxy(inside: &Resident<'_>, outside: &Resident<'_>) {
     assert_eq!(inside.connections().unwrap().len(), 2 * PROXY_SOURCES.len());
 }
 
-/// Starts a pod outside of the mesh.
 pub(crate) fn outsider(runtime: &Runtime) -> Resident<'_> {
     let spec = Shape::Alone.spec("outsider", 0xff);
     Resident::running(runtime, Shape::Alone, spec).unwrap()

@@ -25,7 +25,6 @@ pub(crate) fn without_us() -> Runtime {
     runtime
 }
 
-/// Installs the plugin in the chain again.
 pub(crate) fn install(runtime: &Runtime) {
     runtime.chain.install_ours().unwrap();
     runtime.chain.configure(&[]).unwrap();

@@ -9,7 +9,6 @@ use tokio::runtime::Runtime;
 use tonic::{Code, Request, Status, client::Grpc};
 use tonic_prost::ProstCodec;
 
-/// A well-formed call.
 #[derive(Clone)]
 pub(crate) struct Good {
     pub(crate) component: &'static str,

@@ -118,7 +118,6 @@ impl Host {
         );
     }
 
-    /// Starts it and waits until it is ready.
     pub(crate) fn start_ready(&mut self, settings: &[&str]) {
         self.start(settings);
         self.until_ready();
@@ -151,7 +150,6 @@ impl Host {
         .unwrap();
     }
 
-    /// Waits until a condition holds.
     pub(crate) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let patience = PATIENCE + Duration::from_secs(20);
         let held = eventually(what, patience, || {
@@ -181,7 +179,6 @@ impl Host {
         installer.wait().unwrap().code()
     }
 
-    /// Waits until it ends by itself.
     pub(crate) fn ended(&mut self) -> Option<i32> {
         let mut installer = self.installer.take().unwrap();
         let status = eventually("the installer ends", PATIENCE, || {
@@ -192,7 +189,6 @@ impl Host {
             .code()
     }
 
-    /// Returns everything below a path.
     pub(crate) fn tree(&self, path: &str) -> Tree {
         let mut tree = Tree::new();
         gather(&self.path(path), &mut tree);
@@ -206,7 +202,6 @@ impl Host {
             .collect()
     }
 
-    /// Returns the value of a metric.
     pub(crate) fn metric(&self, series: &str) -> Option<f64> {
         let socket = inpod_service::socket(&self.path("run"), "installer");
         let socket = socket.display().to_string();

@@ -12,13 +12,11 @@ use std::{
 
 use serde_json::Value;
 
-/// Reads until it is stopped.
 pub(crate) struct Reader {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Seen>>,
 }
 
-/// The findings of a reader.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) reads: usize,

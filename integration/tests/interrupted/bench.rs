@@ -27,7 +27,6 @@ const DEL_SIDECAR: [&str; 2] = ["DeletePod", "ReleaseNetns"];
 /// The time limit of a plugin whose deadline is to pass, in seconds.
 const SHORT: u64 = 2;
 
-/// An event while a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     PluginKilled,
@@ -53,7 +52,6 @@ pub(crate) enum FinalState {
     Ended,
 }
 
-/// A node whose processes connect through the proxy.
 pub(crate) struct Bench {
     pub(crate) proxy: Proxy,
     behind: PathBuf,

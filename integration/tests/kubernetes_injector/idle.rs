@@ -40,7 +40,6 @@ fn trust(webhook: &Webhook) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Returns a connection after its handshake.
 fn connected(webhook: &Webhook, trust: &Arc<ClientConfig>) -> Connection {
     let url = webhook.url("");
     let address: SocketAddr = url.strip_prefix("https://").unwrap().parse().unwrap();

@@ -63,7 +63,6 @@ impl Other {
         Self { port, asked }
     }
 
-    /// Returns how often it has answered.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
@@ -77,7 +76,6 @@ impl Other {
     }
 }
 
-/// Answers one review, and closes the connection.
 fn answer(
     mut stream: StreamOwned<ServerConnection, std::net::TcpStream>,
     change: Change,

@@ -97,7 +97,6 @@ impl Webhook {
         fs::rename(self.path("new.yaml"), self.path("inject.yaml")).unwrap();
     }
 
-    /// Starts the injector and waits until it answers.
     pub(crate) fn run(&mut self) {
         let mut command = self.server.beside(&bin("injector").unwrap());
         let address = self.server.address();
@@ -138,7 +137,6 @@ impl Webhook {
             .unwrap();
     }
 
-    /// Kills the injector's process.
     pub(crate) fn stop(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -169,7 +167,6 @@ impl Webhook {
         self.curl(&["--fail", &url])
     }
 
-    /// Returns the number of reviews with an outcome.
     pub(crate) fn counted(&self, outcome: &str) -> u64 {
         let text = self.metrics().unwrap();
         let start = format!("inpod_injector_reviews_total{{outcome=\"{outcome}\"}} ");
@@ -177,7 +174,6 @@ impl Webhook {
         line.map_or(0, |number| number.parse().unwrap())
     }
 
-    /// Returns a metric without labels.
     fn metric(&self, name: &str) -> u64 {
         let text = self.metrics().unwrap();
         let start = format!("inpod_injector_{name} ");

@@ -112,7 +112,6 @@ impl<'a> IstioCni<'a> {
         ended.is_ok()
     }
 
-    /// Returns its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }

@@ -46,7 +46,6 @@ struct Scene<'a> {
 /// The forms in which both agents join the chain.
 #[derive(Clone, Copy)]
 struct ChainForm {
-    /// Values of istio-cni's chart.
     istio: &'static [&'static str],
     mode: &'static str,
     /// True if istio-cni ends on SIGTERM. If another file sorts before the one that it owns, it rewrites its own in a

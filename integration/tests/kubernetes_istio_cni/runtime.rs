@@ -29,7 +29,6 @@ pub(crate) struct Runtime<'a> {
 }
 
 impl Runtime<'_> {
-    /// Returns every configuration file by name.
     pub(crate) fn files(&self) -> Vec<(String, String)> {
         let entries = fs::read_dir(self.host.join("etc/cni/net.d")).unwrap();
         let read = |entry: fs::DirEntry| {
@@ -56,7 +55,6 @@ impl Runtime<'_> {
         plugins.iter().filter_map(kind).collect()
     }
 
-    /// Runs ADD of the chain.
     pub(crate) fn add(&self, pod: &Pod) -> anyhow::Result<()> {
         let list = self.list()?;
         let plugins = list.pointer("/plugins").and_then(Value::as_array);

@@ -18,7 +18,6 @@ const NOTHING: Vec<String> = Vec::new();
 
 const ANNOTATION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
 
-/// Returns the annotation of a pod.
 fn annotation(cluster: &Cluster, name: &str) -> Option<String> {
     let pod = cluster.server.get(&cluster.path(name)).unwrap();
     let value = pod.pointer(ANNOTATION).and_then(Value::as_str);
@@ -71,7 +70,6 @@ fn all_patches(cluster: &Cluster) -> usize {
     of_pods.count()
 }
 
-/// Returns the Events about a pod with a reason.
 fn events(cluster: &Cluster, name: &str, reason: &str) -> Vec<Value> {
     let path = format!(
         "/apis/events.k8s.io/v1/namespaces/{}/events",
@@ -99,7 +97,6 @@ fn until_event(cluster: &Cluster, name: &str, reason: &str) -> Value {
     .unwrap()
 }
 
-/// Returns the value of a metric of pod-events.
 fn counted(cluster: &Cluster, series: &str) -> u64 {
     let socket = inpod_service::socket(&cluster.node.run_dir(), "pod-events");
     let socket = socket.to_str().unwrap();

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Waits until a pod's annotation has this value.
 fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
     eventually("the pod is annotated so", PATIENCE, || {
         let object = cluster.server.get(&cluster.path(name))?;

@@ -70,7 +70,6 @@ fn label_namespace(cluster: &Cluster, namespace: &str, labels: &Value) {
     cluster.server.patch(&path, &change).unwrap();
 }
 
-/// Returns the label that enrolls a namespace.
 fn ambient() -> Value {
     json!({"istio.io/dataplane-mode": "ambient"})
 }

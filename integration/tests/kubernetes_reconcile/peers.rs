@@ -36,7 +36,6 @@ enum Tunnel {
     Otherwise(String),
 }
 
-/// A peer that opens tunnels.
 struct Peer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<(Instant, Tunnel)>>,

@@ -27,7 +27,6 @@ const PROBE_SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:fff
 /// The sources that it sees otherwise.
 const NODE_SOURCES: [&str; 2] = ["10.77.0.1", "fd77::1"];
 
-/// A period of time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span(pub(super) Instant, pub(super) Instant);
 

@@ -63,7 +63,6 @@ pub(crate) struct Fixture {
     pub(crate) server: Arc<ApiServer>,
     pub(crate) node: Node,
     pub(crate) namespace: String,
-    /// Authenticates with repair's identity.
     kubeconfig: PathBuf,
     pub(crate) said: Fake,
     action: Action,
@@ -160,7 +159,6 @@ impl Fixture {
         self.create(&pod)
     }
 
-    /// Creates a pod as given and returns its UID.
     pub(crate) fn create(&self, pod: &Value) -> String {
         let path = format!("/api/v1/namespaces/{}/pods", self.namespace);
         let made = self.server.create(&path, pod).unwrap();

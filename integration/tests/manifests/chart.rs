@@ -81,7 +81,6 @@ const FIXED: [&str; 14] = [
     "agent_socket",
 ];
 
-/// Returns the settings that a source file declares.
 fn settings(path: &str) -> BTreeSet<String> {
     let text = read(path);
     let code = text.split("#[cfg(test)]").next().unwrap();

@@ -183,7 +183,6 @@ const COMPONENTS: [&str; 6] = [
     "injector",
 ];
 
-/// Returns the names of a metric's samples.
 fn samples(name: &str, is: Is) -> Vec<String> {
     match is {
         Is::Gauge => vec![name.to_owned()],

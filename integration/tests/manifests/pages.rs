@@ -26,7 +26,6 @@ fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     lines.skip(1).map(cells).collect()
 }
 
-/// Returns the texts between backticks.
 fn quoted(text: &str) -> BTreeSet<String> {
     text.split('`')
         .skip(1)

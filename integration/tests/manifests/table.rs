@@ -6,7 +6,6 @@ pub(crate) struct Rights {
     pub(crate) capabilities: &'static [&'static str],
     /// True if the runtime's AppArmor profile is disabled.
     pub(crate) is_unconfined: bool,
-    /// True if it has a token for the API server.
     pub(crate) has_token: bool,
     /// Host paths, and how each is mounted. `CONF`, `BIN` and `NETNS` depend on the platform.
     pub(crate) mounts: &'static [(&'static str, How)],
@@ -14,7 +13,6 @@ pub(crate) struct Rights {
     pub(crate) others: &'static [&'static str],
 }
 
-/// The mode in which a host path is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     Read,
@@ -128,7 +126,6 @@ const fn platform(name: &'static str, conf: &'static str, bin: &'static str) -> 
 }
 
 impl Platform {
-    /// Returns whether repair is deployed.
     pub(crate) fn has_repair(&self) -> bool {
         self.name == REPAIR
     }

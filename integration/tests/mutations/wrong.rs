@@ -12,7 +12,6 @@ use proptest::{
 };
 use serde_json::{Value, json};
 
-/// A call, as bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Raw {
     variables: Vec<(String, Vec<u8>)>,
@@ -20,24 +19,17 @@ pub(crate) struct Raw {
     arguments: Vec<OsString>,
 }
 
-/// An error in a call.
 #[derive(Clone, Debug)]
 enum Wrong {
     /// A variable loses, gets or changes some bytes.
     Variable(Index, Splice),
-    /// A variable is missing.
     Missing(Index),
-    /// A variable has another value.
     Path(String),
     /// Standard input loses, gets or changes some bytes.
     Stdin(Splice),
-    /// Standard input ends early.
     Cut(Index),
-    /// A key of standard input has another value.
     Key(Index, Value),
-    /// A key of standard input is missing.
     NoKey(Index),
-    /// The process gets an argument.
     Argument(Vec<u8>),
 }
 

@@ -16,7 +16,6 @@ use tonic::{Request, Response, Status, body::Body, server::NamedService};
 use tonic_prost::ProstCodec;
 use tower::Service;
 
-/// A span as received.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
     /// `service.name` of its process.
@@ -29,7 +28,6 @@ impl Received {
         hex(&self.span.trace_id)
     }
 
-    /// Returns an attribute of the span.
     pub(crate) fn said(&self, key: &str) -> Option<&Value> {
         said(&self.span.attributes, key)
     }
@@ -92,7 +90,6 @@ impl Collector {
         }
     }
 
-    /// Returns the spans so far.
     pub(crate) fn spans(&self) -> Vec<Received> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.clone()

@@ -111,7 +111,6 @@ impl Bench {
         .unwrap();
     }
 
-    /// Returns how often a service logged a text.
     fn logged(&self, service: &str, words: &str) -> usize {
         let log = self.node.tail(service, usize::MAX);
         log.lines().filter(|line| line.contains(words)).count()
@@ -132,7 +131,6 @@ fn add(node: &Node, name: &str) -> String {
     rest.get(..32).unwrap().to_owned()
 }
 
-/// Returns the only span with a name.
 fn one<'a>(spans: &'a [Received], name: &str) -> anyhow::Result<&'a Received> {
     let mut named = spans.iter().filter(|it| it.span.name == name);
     let span = named.next().with_context(|| format!("no {name}"))?;

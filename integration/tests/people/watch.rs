@@ -38,7 +38,6 @@ impl Watch {
         Self { child, output }
     }
 
-    /// Returns the successive states of a pod.
     fn states(&self, name: &str) -> anyhow::Result<Vec<String>> {
         let mut states: Vec<String> = Vec::new();
         for line in fs::read_to_string(&self.output)?.lines() {

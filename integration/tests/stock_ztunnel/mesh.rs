@@ -124,7 +124,6 @@ impl Mesh {
         Ok((source, told))
     }
 
-    /// Runs nft on the node.
     pub(crate) fn nft(&self, command: &[&str]) -> anyhow::Result<String> {
         let netns = format!("--net={}", self.scene.node.netns().path().display());
         run("nsenter", &[&[netns.as_str(), "nft"], command].concat())

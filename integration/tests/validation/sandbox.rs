@@ -160,7 +160,6 @@ impl Drop for Sandbox {
     }
 }
 
-/// The result of the program.
 #[derive(Debug)]
 pub(crate) struct Ended {
     code: Option<i32>,

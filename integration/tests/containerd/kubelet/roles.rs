@@ -29,7 +29,6 @@ pub(super) const VALIDATE: Image = Image::Shipped {
     tag: VERSION,
 };
 
-/// A container of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// `istio-validation`: our shipped image.
