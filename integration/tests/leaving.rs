@@ -262,7 +262,10 @@ fn an_unknown_mode_changes_nothing() {
     leaving.say("uninstal");
     eventually("it is told", PATIENCE, || {
         let log = leaving.node().tail("pod-events", 200);
-        ensure!(log.contains("may say uninstall or handover"), "{log}");
+        ensure!(
+            log.contains("expected uninstall, handover or nothing"),
+            "{log}"
+        );
         anyhow::Ok(())
     })
     .unwrap();

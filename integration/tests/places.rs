@@ -135,7 +135,10 @@ fn refused_and_ended(node: &Node, pod: &Pod, other: &Pod) -> String {
     let outcome = node.call(Call::del, pod).run().unwrap();
     assert_eq!((outcome.code, outcome.stdout.as_str()), (0, ""));
     assert!(
-        outcome.stderr.contains("\"ERROR\"") && outcome.stderr.contains("told to nobody"),
+        outcome.stderr.contains("\"ERROR\"")
+            && outcome
+                .stderr
+                .contains("Could not report or spool the deletion"),
         "{}",
         outcome.stderr
     );

@@ -355,7 +355,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     mesh.node.write_manifest(&spec).unwrap();
     eventually("it is told", PATIENCE, || {
         let told = mesh.told();
-        ensure!(told.contains("\"http\" is no port"), "{told}");
+        ensure!(told.contains("\"http\" is not a port"), "{told}");
         anyhow::Ok(())
     })
     .unwrap();

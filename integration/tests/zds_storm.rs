@@ -74,7 +74,10 @@ fn named() -> Scene {
     scene.write_ztunnel_manifest().unwrap();
     eventually("the broker is told", PATIENCE, || {
         let log = scene.node.tail("pod-events", 1000);
-        ensure!(log.contains("which pods are ztunnels pods=1"), "{log}");
+        ensure!(
+            log.contains("Updated the list of ztunnel pods at the broker pods=1"),
+            "{log}"
+        );
         Ok(())
     })
     .unwrap();

@@ -185,7 +185,7 @@ fn any_other_mode_means_stay_and_is_reported() {
     let mut host = Host::new(&[("10-a.conflist", PRIMARY)]);
     fs::write(host.path("leave"), "unistall").unwrap();
     host.start_ready(&[]);
-    host.until_logged("may say uninstall or handover");
+    host.until_logged("expected uninstall, handover or nothing");
     assert!(host.read("02-inpod.conflist").is_some());
 }
 

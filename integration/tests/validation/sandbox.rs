@@ -169,8 +169,8 @@ pub(crate) struct Ended {
 
 impl Ended {
     fn of(output: &Output, took: Duration) -> Self {
-        assert!(output.stderr.is_empty(), "{output:?}");
-        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        // Invalid arguments are reported on standard error.
+        let text = String::from_utf8([&*output.stdout, &*output.stderr].concat()).unwrap();
         assert_eq!(text.matches('\n').count(), 1, "{text:?}");
         Self {
             code: output.status.code(),
