@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::{PATIENCE, Pod, eventually};
+use crate::{Pod, TIMEOUT, eventually};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
@@ -112,7 +112,7 @@ impl Drop for Cgroups {
     fn drop(&mut self) {
         for path in self.made.borrow().iter().rev() {
             // A process that has just ended may still be counted.
-            eventually("the cgroup goes", PATIENCE, || fs::remove_dir(path)).unwrap_or_default();
+            eventually("the cgroup goes", TIMEOUT, || fs::remove_dir(path)).unwrap_or_default();
         }
         umount2(&self.mount, MntFlags::MNT_DETACH).unwrap_or_default();
         fs::remove_dir(&self.mount).unwrap_or_default();

@@ -6,7 +6,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use crate::{PATIENCE, Pod, eventually};
+use crate::{Pod, TIMEOUT, eventually};
 
 /// A process in a pod, like a container's. Killed when dropped.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Inhabitant {
         let path = format!("/proc/{}/ns/net", child.id());
         let own = pod.netns.id().inode;
         let inhabitant = Self(child);
-        eventually("it has entered", PATIENCE, || {
+        eventually("it has entered", TIMEOUT, || {
             ensure!(fs::metadata(&path)?.ino() == own, "not yet");
             anyhow::Ok(())
         })?;

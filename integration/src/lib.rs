@@ -49,7 +49,7 @@ use std::{
 };
 
 /// Time limit for something that should hold at once. Machines are noisy.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until something holds; after `patience`, fails with the last error.
 pub fn eventually<T, E: Display>(

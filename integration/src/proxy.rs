@@ -25,7 +25,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Status, body::Body, server::NamedService, service::Routes, transport::Channel};
 use tower::{Service, ServiceExt as _};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// The side of a call on which it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Held {
     /// Waits until the call arrives.
     pub fn reached(&self) -> anyhow::Result<()> {
         self.reached
-            .recv_timeout(PATIENCE)
+            .recv_timeout(TIMEOUT)
             .context("the call did not come to the step")
     }
 

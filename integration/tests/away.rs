@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{Call, Node, Outcome, PATIENCE, Pod, Spec, eventually};
+use integration::{Call, Node, Outcome, Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ fn stop_pod_events(node: &Node) {
 /// Starts pod-events. It has read the spool when it serves.
 fn start_pod_events(node: &Node) {
     node.start("pod-events").unwrap();
-    eventually("pod-events serves", PATIENCE, || node.api().status()).unwrap();
+    eventually("pod-events serves", TIMEOUT, || node.api().status()).unwrap();
 }
 
 fn call(node: &Node, verb: fn(&Pod, &Path, &Path) -> Call, pod: &Pod) -> Outcome {
@@ -71,7 +71,7 @@ fn spooled(node: &Node) -> Vec<String> {
 
 fn until_enrolled_namespaces(node: &Node, expected: &str) {
     let path = node.state_dir().join("enrolled-namespaces");
-    eventually("the list is right", PATIENCE, || {
+    eventually("the list is right", TIMEOUT, || {
         let found = fs::read_to_string(&path)?;
         ensure!(found == expected, "it is {found:?}, not {expected:?}");
         anyhow::Ok(())
@@ -91,7 +91,7 @@ fn end(node: &Node, pod: &Pod) {
 }
 
 fn until_forgotten(node: &Node, pod: &Pod) {
-    eventually("the sandbox is forgotten", PATIENCE, || {
+    eventually("the sandbox is forgotten", TIMEOUT, || {
         let claims = node.api().claims()?;
         let workloads = node.api().workloads()?.workloads;
         let known = (claims, workloads, node.explain(&pod.spec)?.sandbox);
@@ -188,7 +188,7 @@ fn the_list_names_exactly_the_namespaces_that_have_pods_in_the_mesh_as_labels_co
     until_enrolled_namespaces(&node, "bank\n");
     node.write_manifest(&pod.spec).unwrap();
     until_enrolled_namespaces(&node, "");
-    node.until(&pod.spec, PodState::Out, PATIENCE).unwrap();
+    node.until(&pod.spec, PodState::Out, TIMEOUT).unwrap();
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use flows::Flow;
 use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase, WorkloadStatus};
-use integration::{App, Call, Held, Moment, Node, PATIENCE, Pod, Proxy, Spec, Step, eventually};
+use integration::{App, Call, Held, Moment, Node, Pod, Proxy, Spec, Step, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use scripted::{Hold, Scripted, Served};
 use serde_json::Value;
@@ -87,7 +87,7 @@ impl Bench {
             apart,
             node,
         };
-        eventually("all are served", 2 * PATIENCE, || bench.agrees())?;
+        eventually("all are served", 2 * TIMEOUT, || bench.agrees())?;
         bench.descriptors = bench.open_descriptors()?;
         Ok(bench)
     }
@@ -108,7 +108,7 @@ impl Bench {
     }
 
     fn is_whole(&self) -> anyhow::Result<()> {
-        eventually("all are served again", 2 * PATIENCE, || {
+        eventually("all are served again", 2 * TIMEOUT, || {
             self.agrees()?;
             let now = self.open_descriptors()?;
             ensure!(
@@ -224,7 +224,7 @@ impl Bench {
         let pod = self.node.sandbox(Spec::new(name).ambient())?;
         self.node.until_known(&pod.spec)?;
         self.node.add(&pod)?;
-        eventually("the scripted ztunnel has it", PATIENCE, || {
+        eventually("the scripted ztunnel has it", TIMEOUT, || {
             let account = self.scripted.served()?;
             ensure!(account.contains_key(&pod.spec.uid), "not yet");
             anyhow::Ok(())
@@ -285,7 +285,7 @@ fn before_it_is_seeded(bench: &Bench) -> anyhow::Result<()> {
 
 fn seeded_without_descriptors(bench: &Bench) -> anyhow::Result<()> {
     bench.start_with_descriptors_at("nowhere")?;
-    eventually("it is seeded", PATIENCE, || {
+    eventually("it is seeded", TIMEOUT, || {
         let holding = bench.holding()?;
         ensure!(holding == (true, WORKLOADS, 0), "{holding:?}");
         anyhow::Ok(())
@@ -300,9 +300,9 @@ fn while_it_fetches_descriptors(bench: &Bench) -> anyhow::Result<()> {
     let listener = UnixListener::bind(deaf.join("netns.sock"))?;
     bench.start_with_descriptors_at("deaf")?;
     listener.set_nonblocking(true)?;
-    let (mut asked, _) = eventually("the broker asks", PATIENCE, || listener.accept())?;
+    let (mut asked, _) = eventually("the broker asks", TIMEOUT, || listener.accept())?;
     asked.set_nonblocking(false)?;
-    asked.set_read_timeout(Some(PATIENCE))?;
+    asked.set_read_timeout(Some(TIMEOUT))?;
     asked.read_exact(&mut [0; 4])?;
     bench.link_descriptors(&bench.behind.join("netns"))?;
     bench.recovers()
@@ -311,7 +311,7 @@ fn while_it_fetches_descriptors(bench: &Bench) -> anyhow::Result<()> {
 fn hello_received_and_nothing_sent(bench: &Bench) -> anyhow::Result<()> {
     let held = bench.start_unseeded()?;
     let own = i32::try_from(std::process::id())?;
-    eventually("the hello is there", PATIENCE, || {
+    eventually("the hello is there", TIMEOUT, || {
         let sessions = bench.node.api().workloads()?.sessions;
         let mine = sessions.iter().find(|it| it.peer_pid == own);
         let mine = mine.context("no session")?;

@@ -5,7 +5,7 @@
 use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
 
 use integration::{
-    Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, State, eventually,
+    Call, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, State, TIMEOUT, eventually,
     grpcurl_program, is_alone, run,
 };
 
@@ -102,7 +102,7 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     }
     let victim = node.pod(Spec::new("victim").ambient()).unwrap();
     let before = State::of(&node, &[&victim]).unwrap();
-    eventually("they serve", PATIENCE, || strict.api().status()).unwrap();
+    eventually("they serve", TIMEOUT, || strict.api().status()).unwrap();
     // The client has the descriptors in a file, since reflection would be refused, too.
     let protoset = strict.run_dir().with_file_name("protoset");
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
@@ -147,7 +147,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
     strict
         .start_for("cgroup:/nobody/is/here", "netconfig")
         .unwrap();
-    eventually("it serves", PATIENCE, || strict.api().claims()).unwrap();
+    eventually("it serves", TIMEOUT, || strict.api().claims()).unwrap();
     for (asked, verdict, is_refused) in [(&node, "ok", false), (&strict, "unknown", true)] {
         let (program, run_dir) = (integration::bin("inpod").unwrap(), asked.run_dir());
         let (program, run_dir) = (program.display(), run_dir.display());
@@ -183,7 +183,7 @@ fn a_caller_whose_process_cannot_be_seen_is_refused() {
         .spawn()
         .unwrap();
     let socket = inpod_service::socket(&run_dir, "netconfig");
-    eventually("it listens", PATIENCE, || {
+    eventually("it listens", TIMEOUT, || {
         UnixStream::connect(&socket).map(drop)
     })
     .unwrap();

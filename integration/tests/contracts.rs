@@ -149,7 +149,7 @@ fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> 
     let node = Node::new()?;
     node.start_for("cgroup:/a/place/where/nobody/is", service)?;
     let socket = inpod_service::socket(&node.run_dir(), service);
-    integration::eventually("it serves", integration::PATIENCE, || {
+    integration::eventually("it serves", integration::TIMEOUT, || {
         grpcurl(&socket, &["list"])
     })?;
     grpcurl(&socket, &["-d", "{}", call])
@@ -202,7 +202,7 @@ fn a_path_may_be_inspected_by_a_service_alone() {
     node.start_for("cgroup:/a/place/where/nobody/is", "netconfig")
         .unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "netconfig");
-    integration::eventually("it serves", integration::PATIENCE, || {
+    integration::eventually("it serves", integration::TIMEOUT, || {
         grpcurl(&socket, &["list"])
     })
     .unwrap();

@@ -9,7 +9,7 @@ use anyhow::ensure;
 use cluster::Cluster;
 use cluster::refused;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
-use integration::{Call, PATIENCE, eventually};
+use integration::{Call, TIMEOUT, eventually};
 use serde_json::json;
 
 const NOTHING: Vec<String> = Vec::new();
@@ -84,7 +84,7 @@ fn a_label_on_the_namespace_enrolls_its_running_pod_and_its_removal_withdraws_it
     cluster.label_namespace("none");
     cluster
         .node
-        .until(&pod.spec, PodState::Out, PATIENCE)
+        .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
     assert!(cluster.node.api().claims().unwrap().is_empty());
@@ -101,7 +101,7 @@ fn a_label_on_a_running_pod_enrolls_it_and_one_that_opts_out_withdraws_it() {
     cluster.server.patch(&path, &label("none")).unwrap();
     cluster
         .node
-        .until(&pod.spec, PodState::Out, PATIENCE)
+        .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }
@@ -181,7 +181,7 @@ fn a_static_pod_is_called_by_its_hash_and_keeps_its_sandbox_when_its_mirror_is_m
         .unwrap();
     let known = cluster
         .node
-        .until(&pod.spec, PodState::Out, PATIENCE)
+        .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
     // A pod that is gone would have been forgotten with its sandbox.
     assert_eq!(known.sandbox.unwrap().container_id, pod.container_id);
@@ -206,7 +206,7 @@ fn a_pod_with_the_nodes_network_and_one_that_has_ended_stay_out() {
     cluster.server.patch(&status, &ended).unwrap();
     let known = cluster
         .node
-        .until(&job.spec, PodState::Out, PATIENCE)
+        .until(&job.spec, PodState::Out, TIMEOUT)
         .unwrap();
     assert_eq!(known.reason(), Reason::PodTerminal);
     assert_eq!(job.traces().unwrap(), NOTHING);
@@ -236,7 +236,7 @@ fn a_deleted_pod_is_forgotten_without_its_del() {
     let pod = cluster.pod("web", Some("ambient"));
     cluster.node.until_whole(&pod.spec).unwrap();
     cluster.server.delete(&cluster.path("web")).unwrap();
-    eventually("the sandbox is forgotten", PATIENCE, || {
+    eventually("the sandbox is forgotten", TIMEOUT, || {
         let claims = cluster.node.api().claims()?;
         ensure!(claims.is_empty(), "{claims:?}");
         let unknown = cluster.node.explain(&pod.spec);

@@ -17,7 +17,7 @@ use inpod_proto::{
     podevents::v1::PodState,
     types::v1::{Enrollment, Reason},
 };
-use integration::{Call, PATIENCE, Pod, Spec, bin, eventually};
+use integration::{Call, Pod, Spec, TIMEOUT, bin, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -171,7 +171,7 @@ fn a_namespace_says_itself_what_becomes_of_its_pods_while_nobody_answers() {
     cluster.until_namespace_is_listed("shut");
     let open = json!({"metadata": {"annotations": {"inpod.io/on-unknown": "open"}}});
     cluster.server.patch(&path, &open).unwrap();
-    eventually("the list follows", PATIENCE, || {
+    eventually("the list follows", TIMEOUT, || {
         let list = fs::read_to_string(cluster.node.state_dir().join("enrolled-namespaces"))?;
         ensure!(list == "shut\n", "{list}");
         anyhow::Ok(())
@@ -227,14 +227,14 @@ fn a_restart_while_the_api_server_is_away_withdraws_nothing() {
     let undecided = cluster.node.explain(&known.spec).unwrap();
     assert_eq!(undecided.reason(), Reason::SourceUnavailable);
     // The end that was spooled meanwhile has its effect, and nothing else has.
-    eventually("the sandbox that ended is forgotten", PATIENCE, || {
+    eventually("the sandbox that ended is forgotten", TIMEOUT, || {
         let claims = cluster.node.api().claims()?;
         ensure!(claims.len() == 1, "{claims:?}");
         anyhow::Ok(())
     })
     .unwrap();
     let began = Instant::now();
-    eventually("the time of a pod that is gone is over", PATIENCE, || {
+    eventually("the time of a pod that is gone is over", TIMEOUT, || {
         cluster.node.until_whole(&known.spec)?;
         ensure!(began.elapsed() > Duration::from_secs(3), "too early");
         anyhow::Ok(())
@@ -295,7 +295,7 @@ fn a_pod_admitted_unenrolled_that_names_no_uid_is_enrolled_as_the_pod_that_shows
     cluster.node.del(&pod).unwrap();
     cluster
         .node
-        .until(&pod.spec, PodState::Out, PATIENCE)
+        .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
 }
 

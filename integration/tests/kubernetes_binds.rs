@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::ensure;
 use cluster::Cluster;
-use integration::{PATIENCE, Pod, bin, eventually};
+use integration::{Pod, TIMEOUT, bin, eventually};
 use serde_json::{Value, json};
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
@@ -147,7 +147,7 @@ impl Shop {
     /// Runs it for the shop's namespace until this is its result: a server applies new permissions with a delay.
     fn until_binds(&self, person: &Person, code: i32, said: &str) -> Output {
         let namespace = ["-n", self.cluster.namespace.as_str(), "-o", "json"];
-        eventually("it is answered so", PATIENCE, || {
+        eventually("it is answered so", TIMEOUT, || {
             let output = self.binds(person, &namespace);
             let told = String::from_utf8_lossy(&output.stderr);
             ensure!(

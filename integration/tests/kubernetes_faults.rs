@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use cluster::{Cluster, refused};
 use inpod_proto::{podevents::v1::PodState, types::v1::Enrollment};
-use integration::{Act, ApiProxy, Cut, PATIENCE, Pod, Spec, Verb, eventually};
+use integration::{Act, ApiProxy, Cut, Pod, Spec, TIMEOUT, Verb, eventually};
 use serde_json::json;
 
 const ALL: usize = usize::MAX;
@@ -19,7 +19,7 @@ fn started() -> (Cluster, ApiProxy) {
     cluster.start();
     cluster.node.ready().unwrap();
     cluster.until_pods(true);
-    eventually("both watches are open", PATIENCE, || {
+    eventually("both watches are open", TIMEOUT, || {
         let open = proxy.open_watches();
         ensure!(open == 2, "{open} watches");
         anyhow::Ok(())
@@ -149,7 +149,7 @@ fn a_forgotten_place_loses_nothing(gone: Act) {
     cluster.until_shown("created");
     cluster.node.add(&created).unwrap();
     cluster.node.until_whole(&created.spec).unwrap();
-    eventually("the pod that is gone is forgotten", PATIENCE, || {
+    eventually("the pod that is gone is forgotten", TIMEOUT, || {
         let known = cluster.node.explain(&deleted.spec);
         ensure!(known.is_err(), "{known:?}");
         anyhow::Ok(())
@@ -182,7 +182,7 @@ fn a_list_in_another_order_changes_nothing() {
     proxy.fault(Verb::List, "*", ALL, Act::Reverse);
     proxy.fault(Verb::Watch, "*", 2, Act::ErrorEvent(410));
     proxy.cut(Cut::Broken);
-    eventually("both kinds are listed again", PATIENCE, || {
+    eventually("both kinds are listed again", TIMEOUT, || {
         let again = lists(&proxy) - listed;
         ensure!(again >= 2, "{again} lists");
         anyhow::Ok(())
@@ -206,7 +206,7 @@ fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolle
     let watched = watches(&proxy);
     proxy.fault(Verb::Watch, "pods", 1, Act::Silence);
     proxy.cut(Cut::Clean);
-    until_watches(&proxy, watched + 1, PATIENCE);
+    until_watches(&proxy, watched + 1, TIMEOUT);
     let began = Instant::now();
     label(&cluster, "web", "ambient");
     let seen = cluster
@@ -254,7 +254,7 @@ fn a_server_that_asks_for_rest_gets_it() {
     let listed = lists(&proxy);
     proxy.fault(Verb::Watch, "pods", 1, Act::Refuse(429, Some(4)));
     proxy.cut(Cut::Broken);
-    until_watches(&proxy, watched + 2, PATIENCE);
+    until_watches(&proxy, watched + 2, TIMEOUT);
     let asked = proxy.asked(Verb::Watch, "pods");
     let wait = asked[watched + 1].at - asked[watched].at;
     assert!(wait >= Duration::from_secs(4), "{wait:?}");
@@ -269,7 +269,7 @@ fn an_add_is_admitted_after_the_rest_that_the_server_asked_for() {
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     let watched = watches(&proxy);
     proxy.cut(Cut::Clean);
-    until_watches(&proxy, watched + 1, PATIENCE);
+    until_watches(&proxy, watched + 1, TIMEOUT);
     proxy.fault(Verb::Get, "pods", 1, Act::Refuse(429, Some(2)));
     let pod = in_namespace(&cluster, &cluster.namespace, "web");
     let outcome = cluster.node.add(&pod).unwrap();
@@ -287,11 +287,11 @@ fn a_watch_that_breaks_in_the_middle_of_an_event_loses_nothing() {
     proxy.cut(Cut::MidEvent);
     label(&cluster, "web", "ambient");
     cluster.node.until_whole(&pod.spec).unwrap();
-    until_watches(&proxy, watched + 1, PATIENCE);
+    until_watches(&proxy, watched + 1, TIMEOUT);
     label(&cluster, "web", "none");
     cluster
         .node
-        .until(&pod.spec, PodState::Out, PATIENCE)
+        .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
     assert_eq!(lists(&proxy), listed);
 }
@@ -305,13 +305,13 @@ fn a_watch_whose_connection_breaks_is_taken_up_where_it_stood_without_a_list() {
         proxy.fault(Verb::Watch, "pods", 1, Act::Refuse(503, None));
         let watched = watches(&proxy);
         proxy.cut(cut);
-        until_watches(&proxy, watched + 1, PATIENCE);
+        until_watches(&proxy, watched + 1, TIMEOUT);
         label(&cluster, "web", mode);
         let wanted = match mode {
             "none" => PodState::Out,
             _ => PodState::Enrolled,
         };
-        cluster.node.until(&pod.spec, wanted, PATIENCE).unwrap();
+        cluster.node.until(&pod.spec, wanted, TIMEOUT).unwrap();
     }
     cluster.until_pods(true);
     assert_eq!(lists(&proxy), listed);
@@ -320,7 +320,7 @@ fn a_watch_whose_connection_breaks_is_taken_up_where_it_stood_without_a_list() {
 #[test]
 fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
     let (cluster, proxy) = started();
-    let first = version(&until_watches(&proxy, 1, PATIENCE));
+    let first = version(&until_watches(&proxy, 1, TIMEOUT));
     let listed = lists(&proxy);
     // The resource version of pods advances, and this node's watch does not see it.
     let mut elsewhere = cluster.object("elsewhere", None);
@@ -339,7 +339,7 @@ fn a_server_that_takes_two_seconds_for_an_answer_still_admits_an_add() {
     proxy.fault(Verb::Any, "*", ALL, Act::Wait(Duration::from_secs(2)));
     let watched = watches(&proxy);
     proxy.cut(Cut::Clean);
-    until_watches(&proxy, watched + 1, PATIENCE);
+    until_watches(&proxy, watched + 1, TIMEOUT);
     let pod = in_namespace(&cluster, &cluster.namespace, "web");
     let outcome = cluster.node.add(&pod).unwrap();
     let limit = Duration::from_secs(2)..Duration::from_secs(15);
@@ -353,7 +353,7 @@ fn a_pod_of_which_the_watch_says_nothing_is_found_by_its_add() {
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     let watched = watches(&proxy);
     proxy.cut(Cut::Clean);
-    until_watches(&proxy, watched + 1, PATIENCE);
+    until_watches(&proxy, watched + 1, TIMEOUT);
     let pod = in_namespace(&cluster, &cluster.namespace, "web");
     cluster.node.add(&pod).unwrap();
     cluster.node.until_whole(&pod.spec).unwrap();

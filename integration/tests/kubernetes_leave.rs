@@ -16,7 +16,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{ApiServer, Node, PATIENCE, bin, eventually};
+use integration::{ApiServer, Node, TIMEOUT, bin, eventually};
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "mesh";
@@ -114,7 +114,7 @@ impl Cluster {
     }
 
     fn until_mode(&self, wanted: &str) {
-        eventually("the mode is said", PATIENCE, || {
+        eventually("the mode is said", TIMEOUT, || {
             let (mode, _) = self.mode()?;
             ensure!(mode == wanted, "{mode}");
             anyhow::Ok(())
@@ -252,7 +252,7 @@ fn a_user_without_permission_is_refused_at_once() {
     let roles =
         format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/leave");
     cluster.server.delete(&roles).unwrap();
-    eventually("it is refused", PATIENCE, || {
+    eventually("it is refused", TIMEOUT, || {
         let (code, told, said) = ended(cluster.leave("uninstall", "60s"));
         ensure!(
             code == 3 && said.contains("forbidden"),

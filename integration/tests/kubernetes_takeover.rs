@@ -15,7 +15,7 @@ use anyhow::ensure;
 use cluster::Cluster;
 use flows::Flow;
 use incumbent::{Incumbent, redirect};
-use integration::{App, PATIENCE, Pod, SERVICES, Spec, eventually};
+use integration::{App, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use serde_json::json;
 
 const PORT: u16 = 8080;
@@ -53,7 +53,7 @@ fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterw
         .iter()
         .for_each(|service| cluster.node.start(service).unwrap());
     assert!(cluster.until_pods(false).contains("does not answer"));
-    eventually("ztunnel is connected", PATIENCE, || {
+    eventually("ztunnel is connected", TIMEOUT, || {
         let told = cluster.node.api().workloads()?;
         ensure!(!told.seeded && told.sessions.len() == 1, "{told:?}");
         anyhow::Ok(())

@@ -13,7 +13,7 @@ use std::{
 use anyhow::ensure;
 use common::Mesh;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
-use integration::{Node, PATIENCE, Pod, Spec, eventually};
+use integration::{Node, Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 struct Leaving {
@@ -69,7 +69,7 @@ impl Leaving {
 
     /// Waits for the condition that reports the uninstall.
     fn until_condition(&self, ok: bool, ready: bool, words: &str) {
-        eventually(&format!("it is told: {words}"), PATIENCE, || {
+        eventually(&format!("it is told: {words}"), TIMEOUT, || {
             let status = self.node().api().status()?;
             let mut conditions = status.conditions.iter();
             let staying = conditions.find(|condition| condition.name == "staying");
@@ -260,7 +260,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_repairs_nothing() {
 fn an_unknown_mode_changes_nothing() {
     let leaving = Leaving::new();
     leaving.say("uninstal");
-    eventually("it is told", PATIENCE, || {
+    eventually("it is told", TIMEOUT, || {
         let log = leaving.node().tail("pod-events", 200);
         ensure!(
             log.contains("expected uninstall, handover or nothing"),

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use asking::{grpcurl, health, number, scrape, scrape_all};
 use integration::{
-    App, Call, Node, PATIENCE, SERVICES, Spec, bin, eventually, grpcurl_program, run,
+    App, Call, Node, SERVICES, Spec, TIMEOUT, bin, eventually, grpcurl_program, run,
 };
 use nix::sys::signal::Signal;
 
@@ -43,7 +43,7 @@ fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
 
 fn until_serving(node: &Node) -> anyhow::Result<()> {
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    eventually("pod-events is ready", PATIENCE, || {
+    eventually("pod-events is ready", TIMEOUT, || {
         let told = health(&socket, "")?;
         ensure!(told == "SERVING", "{told}");
         Ok(())
@@ -55,7 +55,7 @@ fn waiting_add(node: &Node) -> anyhow::Result<thread::JoinHandle<i32>> {
     let pod = node.sandbox(Spec::new("waiting").ambient())?;
     let call = node.call(Call::add, &pod);
     let add = thread::spawn(move || call.run().map_or(-1, |outcome| outcome.code));
-    eventually("the ADD is under way", PATIENCE, || {
+    eventually("the ADD is under way", TIMEOUT, || {
         let text = scrape(node, "pod-events")?;
         let under_way = number(&text, "inpod_pod_events_grpc_in_flight");
         ensure!(under_way == Some(1.0), "{under_way:?}");
@@ -146,7 +146,7 @@ fn a_port_that_is_taken_keeps_no_pod_from_starting_and_is_served_when_it_is_free
     node.until_whole(&pod.spec).unwrap();
 
     drop(squatter);
-    eventually("metrics are served", PATIENCE, || scrape_all(&node)).unwrap();
+    eventually("metrics are served", TIMEOUT, || scrape_all(&node)).unwrap();
     node.ready().unwrap();
 }
 
@@ -218,7 +218,7 @@ fn a_caller_who_may_not_change_is_audited_and_counted() {
     node.start_with("netconfig", &policy).unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "netconfig");
     let call = "inpod.netconfig.v1.NetconfigService/ApplyRules";
-    let refused = eventually("it refuses", PATIENCE, || {
+    let refused = eventually("it refuses", TIMEOUT, || {
         match grpcurl(&socket, &["-d", "{}"], call) {
             Err(error) if error.to_string().contains("PermissionDenied") => Ok(error.to_string()),
             other => Err(format!("{other:?}")),
@@ -289,7 +289,7 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     let node = Node::new().unwrap();
     node.start("pod-events").unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    eventually("it answers", PATIENCE, || health(&socket, "")).unwrap();
+    eventually("it answers", TIMEOUT, || health(&socket, "")).unwrap();
     assert_eq!(health(&socket, "").unwrap(), "NOT_SERVING");
     assert_eq!(health(&socket, "live").unwrap(), "SERVING");
     let error = probe(&node, "pod-events", "--check")
@@ -315,7 +315,7 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     );
 
     node.stop("netconfig", Signal::SIGKILL).unwrap();
-    eventually("it is not ready any more", PATIENCE, || {
+    eventually("it is not ready any more", TIMEOUT, || {
         let told = health(&socket, "")?;
         ensure!(told == "NOT_SERVING", "{told}");
         anyhow::Ok(())
@@ -351,7 +351,7 @@ impl Watcher {
     }
 
     fn until(&self, status: &str) -> anyhow::Result<()> {
-        eventually(&format!("health is {status}"), PATIENCE, || {
+        eventually(&format!("health is {status}"), TIMEOUT, || {
             let told = std::fs::read_to_string(&self.told)?;
             ensure!(told.contains(&format!("\"{status}\"")), "{told}");
             Ok(())
@@ -394,7 +394,7 @@ fn a_drain_waits_for_a_call_that_ends_in_time() {
     let node = without_ztunnel(&[]).unwrap();
     let add = waiting_add(&node).unwrap();
     node.signal("pod-events", Signal::SIGTERM).unwrap();
-    eventually("the drain has begun", PATIENCE, || {
+    eventually("the drain has begun", TIMEOUT, || {
         let log = node.tail("pod-events", 20);
         ensure!(log.contains("Draining"), "{log}");
         Ok(())

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use integration::{Call, Node, PATIENCE, Pod, Spec, State};
+use integration::{Call, Node, Pod, Spec, State, TIMEOUT};
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sys::stat::Mode,
@@ -212,7 +212,7 @@ fn a_path_that_is_swapped_while_calls_run_never_changes_another_netns() {
     let (joined, refused) = thread::scope(|scope| {
         let swapping = scope.spawn(|| {
             let mut swaps = 0;
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             while !done.load(Ordering::Relaxed) && Instant::now() < end {
                 bind(pod.path(), &path);
                 thread::sleep(Duration::from_micros(700));

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
 
 use anyhow::ensure;
 use integration::{
-    Call, Moment, Named, Node, PATIENCE, Proxy, Spec, Step, Verbs, eventually, number,
+    Call, Moment, Named, Node, Proxy, Spec, Step, TIMEOUT, Verbs, eventually, number,
 };
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
 
@@ -86,10 +86,10 @@ impl Bench {
             method,
             moment: Moment::Before,
         });
-        let mut adds = vec![self.verbs.add(&Named::of(&pod), PATIENCE)];
+        let mut adds = vec![self.verbs.add(&Named::of(&pod), TIMEOUT)];
         held.reached().unwrap();
         if meanwhile {
-            adds.push(self.verbs.add(&Named::of(&other), PATIENCE));
+            adds.push(self.verbs.add(&Named::of(&other), TIMEOUT));
         }
         thread::sleep(HELD);
         held.release();
@@ -146,7 +146,7 @@ fn an_add_that_waits_for_its_turn_is_counted_as_queueing() {
 fn every_metric_that_is_documented_is_declared_and_the_incumbents_count_adds_and_views() {
     let bench = Bench::new();
     let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
-    let add = bench.verbs.add(&Named::of(&pod), PATIENCE);
+    let add = bench.verbs.add(&Named::of(&pod), TIMEOUT);
     bench
         .verbs
         .answers(vec![add])
@@ -192,23 +192,19 @@ fn one_id_names_an_add_in_the_logs_of_all_processes() {
         ("ztunnel-broker", &["AddWorkload"]),
     ] {
         for word in words {
-            eventually(
-                &format!("{process} logs {word} with {id}"),
-                PATIENCE,
-                || {
-                    let log = bench.node.tail(process, 1_000);
-                    let lines = log
-                        .lines()
-                        .filter(|line| line.contains(word) && line.contains(id));
-                    let count = lines.count();
-                    ensure!(count > 0, "not in\n{log}");
-                    ensure!(
-                        process != "pod-events" || count == 1,
-                        "{count} lines for one transition"
-                    );
-                    anyhow::Ok(())
-                },
-            )
+            eventually(&format!("{process} logs {word} with {id}"), TIMEOUT, || {
+                let log = bench.node.tail(process, 1_000);
+                let lines = log
+                    .lines()
+                    .filter(|line| line.contains(word) && line.contains(id));
+                let count = lines.count();
+                ensure!(count > 0, "not in\n{log}");
+                ensure!(
+                    process != "pod-events" || count == 1,
+                    "{count} lines for one transition"
+                );
+                anyhow::Ok(())
+            })
             .unwrap();
         }
     }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use common::{Mesh, PORT};
 use flows::Flow;
 use inpod_proto::podevents::v1::PodState;
-use integration::{Call, Node, PATIENCE, Pod, Spec, eventually};
+use integration::{Call, Node, Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 fn plugin() -> PathBuf {
@@ -43,7 +43,7 @@ fn the_previous_plugin_drives_every_verb_of_the_agent_of_today() {
     }
     node.until_whole(&pod.spec).unwrap();
     run(&node, Call::del, &pod);
-    eventually("its claim is let go", PATIENCE, || {
+    eventually("its claim is let go", TIMEOUT, || {
         ensure!(node.api().claims()?.is_empty());
         anyhow::Ok(())
     })
@@ -59,7 +59,7 @@ fn what_the_previous_plugin_wrote_down_while_the_agent_was_away_is_acted_on() {
     pod.unmount().unwrap();
     node.start("pod-events").unwrap();
     node.ready().unwrap();
-    eventually("the DEL is acted on", PATIENCE, || {
+    eventually("the DEL is acted on", TIMEOUT, || {
         ensure!(node.api().claims()?.is_empty());
         ensure!(
             fs::read_dir(node.state_dir().join("spool"))?
@@ -98,7 +98,7 @@ fn rules_of_the_previous_schema_are_replaced_at_the_start_of_the_agent_and_no_co
     mesh.node.start("pod-events").unwrap();
     mesh.node.ready().unwrap();
     mesh.node
-        .until(&mesh.b.spec, PodState::Enrolled, PATIENCE)
+        .until(&mesh.b.spec, PodState::Enrolled, TIMEOUT)
         .unwrap();
     mesh.node.until_whole(&mesh.b.spec).unwrap();
     let rules = mesh.b.ruleset().unwrap();

@@ -10,7 +10,7 @@ use inpod_proto::{
     types::v1 as types,
 };
 use inpod_types::Reason;
-use integration::{Call, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
+use integration::{Call, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tonic::{Request, Status, transport::Channel};
@@ -219,7 +219,7 @@ fn an_add_that_lacks_a_service_or_a_ztunnel_says_which() {
     let node = Node::new().unwrap();
     let start = |service: &&str| node.start(service);
     SERVICES.iter().try_for_each(start).unwrap();
-    eventually("the agent is ready", PATIENCE, || {
+    eventually("the agent is ready", TIMEOUT, || {
         anyhow::ensure!(node.api().status()?.ready, "it is not");
         anyhow::Ok(())
     })
@@ -237,7 +237,7 @@ fn an_add_that_lacks_a_service_or_a_ztunnel_says_which() {
         assert_reason(&status, &refused);
         anyhow::Ok(())
     };
-    eventually("ztunnel refuses", PATIENCE, refused).unwrap();
+    eventually("ztunnel refuses", TIMEOUT, refused).unwrap();
     let known = node.explain(&pod.spec).unwrap();
     let failure = known.last_failure.unwrap();
     assert!(

@@ -18,7 +18,7 @@ use inpod_proto::{
     types::v1::Reason,
 };
 use integration::{
-    App, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, ask, eventually, exchange,
+    App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually, exchange,
     source_seen,
 };
 
@@ -26,7 +26,7 @@ use integration::{
 const HELD: Duration = Duration::from_secs(25);
 
 fn told(node: &Node, pod: &Pod, event: &str) -> ExplainPodResponse {
-    eventually(event, PATIENCE, || {
+    eventually(event, TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         let mut entries = known.timeline.iter();
         ensure!(
@@ -71,7 +71,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_cuts_no_connection() {
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("ambient.istio.io/dns-capture", "false")
     });
-    eventually("name resolution is left alone again", PATIENCE, || {
+    eventually("name resolution is left alone again", TIMEOUT, || {
         ensure!(!mesh.b.ruleset()?.contains("15053"));
         anyhow::Ok(())
     })
@@ -87,7 +87,7 @@ fn an_annotation_that_cannot_be_had_changes_nothing_of_a_running_pod_and_is_repo
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("istio.io/reroute-virtual-interfaces", "no interface")
     });
-    let refused = eventually("the failure is told", PATIENCE, || {
+    let refused = eventually("the failure is told", TIMEOUT, || {
         let known = mesh.node.explain(&mesh.b.spec)?;
         known.last_failure.context("no failure")
     })
@@ -101,7 +101,7 @@ fn an_annotation_that_cannot_be_had_changes_nothing_of_a_running_pod_and_is_repo
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("istio.io/reroute-virtual-interfaces", "")
     });
-    eventually("nothing is wrong any more", PATIENCE, || {
+    eventually("nothing is wrong any more", TIMEOUT, || {
         let known = mesh.node.explain(&mesh.b.spec)?;
         ensure!(known.last_failure.is_none(), "{:?}", known.last_failure);
         anyhow::Ok(())
@@ -134,7 +134,7 @@ fn an_address_that_comes_later_is_probed_and_one_that_is_not_the_pods_is_not() {
     changed(&node, &mut pod, |spec| {
         spec.annotated("ambient.istio.io/dns-capture", "true")
     });
-    eventually("the later change is applied", PATIENCE, || {
+    eventually("the later change is applied", TIMEOUT, || {
         ensure!(pod.ruleset()?.contains("15053"));
         anyhow::Ok(())
     })
@@ -169,7 +169,7 @@ fn a_pod_that_ran_before_inpod_is_found_when_it_is_labelled_and_followed_like_an
     assert_eq!(last(&node), Some(15006));
     // Once discovered it is withdrawn and enrolled without another search.
     changed(&node, &mut pod, |spec| Spec { mode: None, ..spec });
-    node.until(&pod.spec, PodState::Out, PATIENCE).unwrap();
+    node.until(&pod.spec, PodState::Out, TIMEOUT).unwrap();
     changed(&node, &mut pod, Spec::ambient);
     node.until_whole(&pod.spec).unwrap();
 }
@@ -185,7 +185,7 @@ fn a_wanted_pod_that_has_no_process_yet_is_searched_for_until_it_has() {
     let mut pod = node.sandbox(spec).unwrap();
     pod.spec.addresses = pod.addresses().to_vec();
     changed(&node, &mut pod, Spec::ambient);
-    let missed = eventually("it is looked for", PATIENCE, || {
+    let missed = eventually("it is looked for", TIMEOUT, || {
         node.explain(&pod.spec)?.last_failure.context("no failure")
     })
     .unwrap();
@@ -233,7 +233,7 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
     }
     ask(&outsider.netns, to).unwrap_err();
     told(&node, &pod, "ztunnel does not listen on [15006]");
-    eventually("it is captured and served again", PATIENCE, || {
+    eventually("it is captured and served again", TIMEOUT, || {
         ask(&outsider.netns, to)
     })
     .unwrap();
@@ -264,7 +264,7 @@ fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repai
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let contested = eventually("it is told", PATIENCE, || {
+        let contested = eventually("it is told", TIMEOUT, || {
             let known = node.explain(&pod.spec)?;
             let failure = known.last_failure.clone().context("no failure")?;
             ensure!(failure.reason() == Reason::RulesContested, "{failure:?}");
@@ -307,14 +307,14 @@ fn what_was_repaired_is_counted_by_kind() {
     };
     assert_eq!((count("flushed"), count("changed")), (0, 0));
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
-    eventually("the flush is counted", PATIENCE, || {
+    eventually("the flush is counted", TIMEOUT, || {
         ensure!(count("flushed") == 1);
         anyhow::Ok(())
     })
     .unwrap();
     node.until_whole(&pod.spec).unwrap();
     pod.exec(&["ip", "rule", "del", "pref", "32764"]).unwrap();
-    eventually("the change is counted", PATIENCE, || {
+    eventually("the change is counted", TIMEOUT, || {
         ensure!(count("changed") == 1);
         anyhow::Ok(())
     })

@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{Call, Node, Outcome, PATIENCE, Pod, SERVICES, Spec, State, eventually};
+use integration::{Call, Node, Outcome, Pod, SERVICES, Spec, State, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, value::RawValue};
 
@@ -180,7 +180,7 @@ fn sandboxes() -> Vec<Vec<Recorded>> {
 }
 
 fn nothing_is_held(node: &Node) -> anyhow::Result<()> {
-    eventually("nothing is held", PATIENCE, || {
+    eventually("nothing is held", TIMEOUT, || {
         let held = (
             node.api().claims()?.len(),
             node.api().workloads()?.workloads.len(),

@@ -5,7 +5,7 @@
 use std::{fs, path::Path};
 
 use inpod_proto::{Class, class_of};
-use integration::{Cgroups, Node, PATIENCE, Pod, Spec, eventually, grpcurl_program, is_alone, run};
+use integration::{Cgroups, Node, Pod, Spec, TIMEOUT, eventually, grpcurl_program, is_alone, run};
 use nix::sys::signal::Signal;
 use prost_reflect::DescriptorPool;
 
@@ -67,7 +67,7 @@ fn start(cgroups: &Cgroups, policy: &str) -> Node {
         "pod-events",
         &["--peer", policy],
     );
-    eventually("pod-events serves", PATIENCE, || node.api().status()).unwrap();
+    eventually("pod-events serves", TIMEOUT, || node.api().status()).unwrap();
     let own_pids = [
         "unshare",
         "--pid",
@@ -133,7 +133,7 @@ fn repair_in_another_pod_is_answered_what_changes_nothing_and_only_where_the_pol
     // The chart's value for repair, and one that admits no process.
     for (policy, lets) in [("cgroup:/..", true), ("cgroup:/nobody", false)] {
         let node = start(&cgroups, policy);
-        eventually("repair hears it or not", PATIENCE, || {
+        eventually("repair hears it or not", TIMEOUT, || {
             let hears = is_connected(&node)?;
             anyhow::ensure!(hears == lets, "{policy}: {hears}");
             anyhow::Ok(())

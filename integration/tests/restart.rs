@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
-use integration::{App, Call, Node, PATIENCE, Pod, SERVICES, Spec, ask, eventually};
+use integration::{App, Call, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually};
 use nix::sys::signal::Signal;
 
 /// The number of pods on a node of usual size.
@@ -80,7 +80,7 @@ impl Full {
     /// moment after it was added, on a busy machine seconds after.
     fn touched_at_rest(&self) -> BTreeMap<String, u64> {
         let mut since = (Instant::now(), self.touched());
-        eventually("the kernel tells nothing more", PATIENCE, || {
+        eventually("the kernel tells nothing more", TIMEOUT, || {
             let now = self.touched();
             if now != since.1 {
                 since = (Instant::now(), now);
@@ -101,7 +101,7 @@ impl Full {
     }
 
     fn until_enrolled(&self) {
-        eventually("every pod is in the mesh", PATIENCE, || {
+        eventually("every pod is in the mesh", TIMEOUT, || {
             let listed = self.node.api().list(ListPodsRequest::default())?;
             let enrolled = listed.iter().filter(|it| it.state() == PodState::Enrolled);
             let enrolled = enrolled.count();
@@ -141,7 +141,7 @@ fn a_restart_of_pod_events_verifies_every_pod_and_writes_nothing_and_searches_no
         full.node.ready().unwrap();
         println!("{signal}: ready after {:?}", began.elapsed());
         full.until_enrolled();
-        eventually("every pod is verified", PATIENCE, || {
+        eventually("every pod is verified", TIMEOUT, || {
             let more = full.verified() - verified;
             ensure!(more >= u64::try_from(PODS)?, "{more} are");
             anyhow::Ok(())
@@ -169,7 +169,7 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
         let add = full.node.call(Call::add, &late);
         // An ADD meanwhile succeeds, or is answered "try again later".
         let added = std::thread::spawn(move || {
-            eventually("the ADD succeeds", PATIENCE * 2, || {
+            eventually("the ADD succeeds", TIMEOUT * 2, || {
                 let outcome = add.run()?;
                 let again = outcome.stdout.contains("\"code\":11");
                 assert!(outcome.code == 0 || again, "{outcome:?}");

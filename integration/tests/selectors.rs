@@ -7,7 +7,7 @@ use anyhow::ensure;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
 use inpod_types::keys;
 use integration::{
-    App, Node, PATIENCE, Pod, Spec, State, ask, connect, eventually, exchange, source_seen,
+    App, Node, Pod, Spec, State, TIMEOUT, ask, connect, eventually, exchange, source_seen,
 };
 use nix::sys::signal::Signal;
 
@@ -49,7 +49,7 @@ fn in_bank(name: &str) -> Spec {
 }
 
 fn until_decided(node: &Node, spec: &Spec, reason: Reason) {
-    eventually(reason.as_str_name(), PATIENCE, || {
+    eventually(reason.as_str_name(), TIMEOUT, || {
         let known = node.explain(spec)?;
         ensure!(known.reason() == reason, "{:?}", known.reason());
         anyhow::Ok(())
@@ -60,7 +60,7 @@ fn until_decided(node: &Node, spec: &Spec, reason: Reason) {
 /// Waits until a pod is out of the mesh for a reason, without a trace.
 fn until_out(node: &Node, pod: &Pod, reason: Reason) {
     until_decided(node, &pod.spec, reason);
-    node.until(&pod.spec, PodState::Out, PATIENCE).unwrap();
+    node.until(&pod.spec, PodState::Out, TIMEOUT).unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }
 
@@ -181,7 +181,7 @@ fn pods_of_a_namespace_that_a_restart_finds_excluded_leave_the_mesh_and_others_s
     until_out(&node, &pod, Reason::NamespaceExcluded);
     node.until_whole(&other.spec).unwrap();
     assert_eq!(rules(&other), untouched);
-    eventually("the plugin knows", PATIENCE, || {
+    eventually("the plugin knows", TIMEOUT, || {
         let list = fs::read_to_string(node.state_dir().join("enrolled-namespaces"))?;
         ensure!(list.contains("bank") && !list.contains("shop"), "{list}");
         anyhow::Ok(())
@@ -273,7 +273,7 @@ fn exclusions_that_the_namespace_permits_are_granted_until_it_does_so_no_more() 
     assert!(!mesh.is_captured());
     assert_eq!((mesh.told().as_str(), mesh.events()), ("8080", 0));
     shop(&mesh.node, "", "");
-    eventually("it is known", PATIENCE, || {
+    eventually("it is known", TIMEOUT, || {
         let told = mesh.told();
         ensure!(told == "8080 (not permitted)", "{told}");
         anyhow::Ok(())
@@ -332,7 +332,7 @@ fn a_permitted_list_that_cannot_be_understood_refuses_the_add_by_name_and_change
         // The source is asked for the pod, whatever it shows of an earlier one.
         until_decided(&node, &pod.spec, Reason::LabelOnPod);
         let name = format!("pod annotation {annotation}");
-        eventually("it is shown", PATIENCE, || {
+        eventually("it is shown", TIMEOUT, || {
             input(&node, &pod.spec, &name).ok_or("not yet")
         })
         .unwrap();
@@ -353,7 +353,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     let mut spec = mesh.pod.spec.clone();
     spec.annotations = vec![(keys::EXCLUDE_OUTBOUND_PORTS, "http".to_owned())];
     mesh.node.write_manifest(&spec).unwrap();
-    eventually("it is told", PATIENCE, || {
+    eventually("it is told", TIMEOUT, || {
         let told = mesh.told();
         ensure!(told.contains("\"http\" is not a port"), "{told}");
         anyhow::Ok(())
@@ -401,6 +401,6 @@ fn a_pod_that_is_refused_is_explained_with_the_annotation_to_correct() {
     assert_eq!(failure.field, keys::EXCLUDE_INBOUND_PORTS);
     // Correcting the manifest suffices.
     node.write_manifest(&Spec::new("a").ambient()).unwrap();
-    eventually("it starts", PATIENCE, || node.add(&pod)).unwrap();
+    eventually("it starts", TIMEOUT, || node.add(&pod)).unwrap();
     node.until_whole(&pod.spec).unwrap();
 }

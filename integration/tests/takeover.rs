@@ -26,7 +26,7 @@ use inpod_proto::{
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
 };
 use integration::{
-    App, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually, is_alone,
+    App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, is_alone,
 };
 
 const PORT: u16 = 8080;
@@ -227,7 +227,7 @@ fn a_pod_that_was_only_kept_is_forgotten_when_it_is_gone_and_gives_way_to_its_ne
     assert_eq!(scene.workloads().unwrap().len(), 2);
     let manifest = format!("{}-{}.yaml", gone.spec.namespace, gone.spec.name);
     fs::remove_file(scene.node.manifests().join(manifest)).unwrap();
-    eventually("it is forgotten", PATIENCE, || {
+    eventually("it is forgotten", TIMEOUT, || {
         let (desired, served) = (scene.workloads()?, scene.served()?);
         ensure!(
             desired.len() == 1 && served.len() == 1,
@@ -242,7 +242,7 @@ fn a_pod_that_was_only_kept_is_forgotten_when_it_is_gone_and_gives_way_to_its_ne
     scene.node.add(&next).unwrap();
     let known = scene.node.until_whole(&next.spec).unwrap();
     assert_eq!(known.sandbox.unwrap().container_id, next.container_id);
-    eventually("only the next sandbox is left", PATIENCE, || {
+    eventually("only the next sandbox is left", TIMEOUT, || {
         let desired = scene.node.api().workloads()?.workloads;
         let records = fs::read_dir(scene.node.run_dir().join("pod-events/pods"))?.count();
         ensure!(desired.len() == 1 && records == 1, "{records} {desired:?}");
@@ -262,12 +262,9 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
     };
     scene.node.write_manifest(&unwanted).unwrap();
     scene.start_inpod().unwrap();
-    scene
-        .node
-        .until(&unwanted, PodState::Out, PATIENCE)
-        .unwrap();
+    scene.node.until(&unwanted, PodState::Out, TIMEOUT).unwrap();
     // A pod that has not been found yet is withdrawn, too.
-    eventually("nothing of ours or Istio's is left", PATIENCE, || {
+    eventually("nothing of ours or Istio's is left", TIMEOUT, || {
         let (traces, desired) = (scene.pods[0].traces()?, scene.workloads()?);
         ensure!(traces.is_empty() && desired.len() == 3, "{traces:?}");
         anyhow::Ok(())

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context as _, ensure};
 use common::{Mesh, PORT};
-use integration::{PATIENCE, ask, connect_marked, counters, eventually, source_seen};
+use integration::{TIMEOUT, ask, connect_marked, counters, eventually, source_seen};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -185,7 +185,7 @@ fn broken_rules_are_explained_and_fail_a_check_until_they_are_repaired() {
         let command = ["nft", "flush", "chain", "inet", "inpod-nat", "prerouting"];
         mesh.b.exec(&command)
     };
-    eventually("it is explained", PATIENCE, || {
+    eventually("it is explained", TIMEOUT, || {
         tamper()?;
         let rules = mesh.node.explain(&mesh.b.spec)?.rules;
         let differences = rules.context("no rules")?.differences;
@@ -193,7 +193,7 @@ fn broken_rules_are_explained_and_fail_a_check_until_they_are_repaired() {
         anyhow::Ok(())
     })
     .unwrap();
-    eventually("a check fails", PATIENCE, || {
+    eventually("a check fails", TIMEOUT, || {
         let sandbox = mesh.node.explain(&mesh.b.spec)?.sandbox;
         let sandbox = sandbox.context("no sandbox")?;
         tamper()?;
@@ -221,7 +221,7 @@ fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_an
         ),
     ] {
         mesh.b.exec(command).unwrap();
-        eventually("it is mended", PATIENCE, || {
+        eventually("it is mended", TIMEOUT, || {
             let known = mesh.node.explain(&mesh.b.spec)?;
             let differences = known.rules.context("no rules")?.differences;
             ensure!(differences.is_empty(), "{differences:?}");

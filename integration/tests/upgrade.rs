@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clients::{Attempt, Clients, Tally, sources, tally};
 use inpod_proto::ztunnelbroker::v1::WorkloadPhase;
-use integration::{App, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
+use integration::{App, Node, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -70,7 +70,7 @@ impl Fleet {
     }
 
     fn until_ready(&self, ztunnel: &str, pods: usize) -> anyhow::Result<()> {
-        eventually(&format!("{ztunnel} is ready"), PATIENCE, || {
+        eventually(&format!("{ztunnel} is ready"), TIMEOUT, || {
             let state = self.state(ztunnel)?;
             ensure!(state == (pods, true), "{state:?}");
             anyhow::Ok(())
@@ -81,7 +81,7 @@ impl Fleet {
     fn hang(&self, ztunnel: &str) -> anyhow::Result<()> {
         self.node.signal(ztunnel, Signal::SIGSTOP)?;
         let stat = format!("/proc/{}/stat", self.node.pid(ztunnel)?);
-        eventually("it is stopped", PATIENCE, || {
+        eventually("it is stopped", TIMEOUT, || {
             let stat = std::fs::read_to_string(&stat)?;
             ensure!(stat.contains(") T "), "{stat}");
             anyhow::Ok(())
@@ -157,7 +157,7 @@ fn a_new_one_that_is_killed_half_way_costs_only_what_it_had_taken() {
     clients.make(SECOND / 2).unwrap();
     let slowly = ["--fault", "ack-delay-ms=50"];
     fleet.node.start_ztunnel_as(NEW, &slowly).unwrap();
-    eventually("it is half-way", PATIENCE, || {
+    eventually("it is half-way", TIMEOUT, || {
         let (pods, _) = fleet.state(NEW)?;
         ensure!(pods >= PODS / 2, "{pods}");
         anyhow::Ok(())
@@ -229,7 +229,7 @@ fn a_pod_whose_port_is_taken_is_refused_and_holds_up_no_rollout() {
     );
 
     drop(squatter);
-    eventually("it is served", 2 * PATIENCE, || {
+    eventually("it is served", 2 * TIMEOUT, || {
         let state = fleet.state(NEXT)?;
         ensure!(state == (PODS, true), "{state:?}");
         anyhow::Ok(())

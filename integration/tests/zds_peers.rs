@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{Node, PATIENCE, SERVICES, Spec, ZTUNNEL_CAPABILITIES, eventually};
+use integration::{Node, SERVICES, Spec, TIMEOUT, ZTUNNEL_CAPABILITIES, eventually};
 use nix::sys::{
     signal::Signal,
     socket::{getsockopt, sockopt::PeerPidfd},
@@ -52,9 +52,9 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     let scene = Scene::without_services().unwrap();
     scene.start("ztunnel-broker").unwrap();
     let broker = || scene.node.api().workloads();
-    eventually("the broker serves", PATIENCE, broker).unwrap();
+    eventually("the broker serves", TIMEOUT, broker).unwrap();
     scene.start_ztunnel("ztunnel").unwrap();
-    eventually("it is held", PATIENCE, || {
+    eventually("it is held", TIMEOUT, || {
         let log = scene.node.tail("ztunnel-broker", 1000);
         ensure!(log.contains("Holding a connection to ZDS"), "{log}");
         Ok(())
@@ -64,7 +64,7 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     for service in SERVICES.iter().filter(|name| **name != "ztunnel-broker") {
         scene.start(service).unwrap();
     }
-    eventually("the broker is told of no ztunnel", PATIENCE, || {
+    eventually("the broker is told of no ztunnel", TIMEOUT, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(
             log.contains("Updated the list of ztunnel pods at the broker"),
@@ -127,7 +127,7 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
     ];
     for (within, why, place) in cases {
         // Lines about one place are logged at most every ten seconds.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let impostor = loop {
             let impostor = scene.impostor(&within, &["wait"]).unwrap();
             impostor.assert_refused().unwrap();
@@ -172,7 +172,7 @@ fn another_user_is_given_nothing_whatever_its_cgroup() {
 /// Starts a process with a given pid, which could also happen by chance.
 fn under_pid(pid: u32, command: &[String]) -> anyhow::Result<Child> {
     let (program, arguments) = command.split_first().unwrap();
-    eventually("a process has the pid", PATIENCE, || {
+    eventually("a process has the pid", TIMEOUT, || {
         fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())?;
         let mut child = Command::new(program).args(arguments).spawn()?;
         if child.id() != pid {
@@ -208,7 +208,7 @@ fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
         .unwrap();
     real.extend(["sleep".to_owned(), "60".to_owned()]);
     let mut real = under_pid(pid, &real).unwrap();
-    eventually("it looks like a ztunnel", PATIENCE, || {
+    eventually("it looks like a ztunnel", TIMEOUT, || {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         ensure!(status.contains("CapPrm:\t0000000000203000"), "{status}");
@@ -235,7 +235,7 @@ fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
 fn a_connection_made_before_the_ztunnels_is_held_for_a_while_and_given_nothing() {
     let scene = Scene::without_services().unwrap();
     scene.start("ztunnel-broker").unwrap();
-    eventually("the broker serves", PATIENCE, || {
+    eventually("the broker serves", TIMEOUT, || {
         scene.node.api().workloads()
     })
     .unwrap();

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{PATIENCE, Spec, ZTUNNEL_CAPABILITIES, eventually};
+use integration::{Spec, TIMEOUT, ZTUNNEL_CAPABILITIES, eventually};
 use ztunnel_pod::{OTHER, Scene};
 
 /// The maximum number of a process's descriptors while this value lives.
@@ -72,7 +72,7 @@ fn served_after(scene: &Scene) -> Duration {
 fn named() -> Scene {
     let scene = Scene::new().unwrap();
     scene.write_ztunnel_manifest().unwrap();
-    eventually("the broker is told", PATIENCE, || {
+    eventually("the broker is told", TIMEOUT, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(
             log.contains("Updated the list of ztunnel pods at the broker pods=1"),

@@ -17,7 +17,7 @@ use nix::{
 
 use super::{Image, LONG, NODE, files, is, logs};
 use crate::{
-    Access, ApiServer, PATIENCE,
+    Access, ApiServer, TIMEOUT,
     apiserver::process::{spawn, tool},
     eventually,
     pod::{exec_in, make_netns},
@@ -98,7 +98,7 @@ impl Machine {
             let told = fs::read_to_string(self.dir.join("log/kubelet.log"))?;
             ensure!(
                 told.contains("Fast updating node status as it just became ready")
-                    || began.elapsed()? > PATIENCE,
+                    || began.elapsed()? > TIMEOUT,
                 "not yet"
             );
             anyhow::Ok(())
@@ -147,7 +147,7 @@ impl Machine {
         running.process.kill()?;
         running.process.wait()?;
         drop(running);
-        let cgroups = eventually("its cgroups are gone", PATIENCE, || self.remove_cgroups());
+        let cgroups = eventually("its cgroups are gone", TIMEOUT, || self.remove_cgroups());
         // A network disappears a while after its name, and its wire with it.
         let wire = format!("api{NUMBER}");
         exec_in(self.server.netns().path(), &["ip", "link", "del", &wire])?;

@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
 
 use super::{NEXT, Node};
-use crate::{Call, Outcome, PATIENCE, Pod, Spec, eventually, process::succeeded};
+use crate::{Call, Outcome, Pod, Spec, TIMEOUT, eventually, process::succeeded};
 
 /// Number of concurrent ADDs.
 const AT_ONCE: usize = 4;
@@ -72,7 +72,7 @@ impl Node {
     /// ADD waits for it.
     pub fn until_known(&self, spec: &Spec) -> anyhow::Result<()> {
         let what = format!("the manifest of {} is read", spec.name);
-        eventually(&what, PATIENCE, || self.explain(spec).map(drop))
+        eventually(&what, TIMEOUT, || self.explain(spec).map(drop))
     }
 
     fn plan(&self, spec: Spec) -> Plan {

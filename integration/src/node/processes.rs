@@ -13,7 +13,7 @@ use nix::{
 };
 
 use super::Node;
-use crate::{Access, PATIENCE, bin, eventually};
+use crate::{Access, TIMEOUT, bin, eventually};
 
 impl Node {
     /// Returns the socket on which ztunnels connect.
@@ -200,7 +200,7 @@ impl Node {
             .borrow_mut()
             .remove(name)
             .with_context(|| format!("{name} does not run"))?;
-        let ended = eventually(&format!("{name} ends"), PATIENCE, || {
+        let ended = eventually(&format!("{name} ends"), TIMEOUT, || {
             child
                 .try_wait()
                 .map_err(anyhow::Error::from)?
@@ -221,7 +221,7 @@ impl Node {
         kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
         if signal == Signal::SIGSTOP {
             let tasks = format!("/proc/{}/task", child.id());
-            eventually("every thread stops", PATIENCE, || all_stopped(&tasks))?;
+            eventually("every thread stops", TIMEOUT, || all_stopped(&tasks))?;
         }
         Ok(())
     }

@@ -6,14 +6,14 @@ use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{ExplainPodResponse, PodState};
 
 use super::Node;
-use crate::{PATIENCE, Spec, eventually};
+use crate::{Spec, TIMEOUT, eventually};
 
 impl Node {
     /// Waits until the agent serves ADD and a ztunnel is up to date.
     pub fn ready(&self) -> anyhow::Result<()> {
         eventually(
             "the agent is ready and a ztunnel is up to date",
-            PATIENCE,
+            TIMEOUT,
             || {
                 let status = self.api.status()?;
                 let bad: Vec<_> = status
@@ -55,7 +55,7 @@ impl Node {
     pub fn until_whole(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
         eventually(
             &format!("{} is wholly in the mesh", spec.name),
-            PATIENCE,
+            TIMEOUT,
             || {
                 let known = self.explain(spec)?;
                 ensure!(known.state() == PodState::Enrolled, "{known:?}");

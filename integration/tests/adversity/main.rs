@@ -19,7 +19,7 @@ use anyhow::{Context as _, ensure};
 use common::{Mesh, PORT};
 use inpod_proto::types::v1::Reason;
 use integration::{
-    Call, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, ask, connect, eventually, exchange,
+    Call, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, ask, connect, eventually, exchange,
     source_seen,
 };
 use nix::sys::signal::Signal;
@@ -33,7 +33,7 @@ fn without_ztunnel() -> Node {
         .iter()
         .try_for_each(|service| node.start(service))
         .unwrap();
-    eventually("the agent is ready", PATIENCE, || {
+    eventually("the agent is ready", TIMEOUT, || {
         ensure!(node.api().status()?.ready, "it is not");
         anyhow::Ok(())
     })
@@ -64,7 +64,7 @@ fn wait_for_event(node: &Node, pod: &Pod, event: &str) {
 }
 
 fn is_out(node: &Node, pod: &Pod) {
-    eventually("nothing of the pod is left", PATIENCE, || {
+    eventually("nothing of the pod is left", TIMEOUT, || {
         let (traces, claims) = (pod.traces()?, node.api().claims()?);
         let workloads = node.api().workloads()?.workloads;
         let own = claims
@@ -93,7 +93,7 @@ fn an_add_that_comes_while_netconfig_is_away_goes_on_when_it_is_back_and_holds_u
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     let call = node.call(Call::add, &first);
     let early = thread::spawn(move || call.run());
-    eventually("the agent knows that netconfig is away", PATIENCE, || {
+    eventually("the agent knows that netconfig is away", TIMEOUT, || {
         ensure!(!node.api().status()?.ready, "it does not");
         anyhow::Ok(())
     })
@@ -162,7 +162,7 @@ fn what_cannot_be_taken_back_while_netconfig_is_away_is_taken_back_when_it_is_th
     })
     .unwrap();
     node.start("pod-events").unwrap();
-    eventually("pod-events serves", PATIENCE, || node.api().status()).unwrap();
+    eventually("pod-events serves", TIMEOUT, || node.api().status()).unwrap();
     node.start("netconfig").unwrap();
     is_out(node, &mesh.b);
     ask(
@@ -192,7 +192,7 @@ fn rewrite_checkpoint<T>(
 }
 
 fn wait_until_gone(node: &Node, pod: &Pod) {
-    eventually("the source shows it no more", PATIENCE, || {
+    eventually("the source shows it no more", TIMEOUT, || {
         let reason = node.explain(&pod.spec)?.reason();
         ensure!(reason == Reason::PodUnknown, "{reason:?}");
         anyhow::Ok(())
@@ -211,7 +211,7 @@ fn a_claim_that_fails_once_after_a_restart_is_made_later_and_the_rules_are_repai
         .exec(&["ip", "addr", "flush", "dev", "eth0"])
         .unwrap();
     node.start("netconfig").unwrap();
-    eventually("the claim was refused", PATIENCE, || {
+    eventually("the claim was refused", TIMEOUT, || {
         let failure = node
             .explain(&mesh.b.spec)?
             .last_failure
@@ -244,7 +244,7 @@ fn a_netconfig_that_does_not_see_the_netns_directory_ends_no_pod() {
     ];
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     node.start_netconfig_blind().unwrap();
-    eventually("it is told apart from the end of the pod", PATIENCE, || {
+    eventually("it is told apart from the end of the pod", TIMEOUT, || {
         let failure = node
             .explain(&mesh.b.spec)?
             .last_failure
@@ -286,7 +286,7 @@ fn a_failed_return_into_the_mesh_cuts_no_connection_that_still_drains() {
     wait_for_event(node, &mesh.b, "draining 1");
     node.stop("ztunnel-broker", Signal::SIGKILL).unwrap();
     node.write_manifest(&mesh.b.spec).unwrap();
-    eventually("the label is seen", PATIENCE, || {
+    eventually("the label is seen", TIMEOUT, || {
         ensure!(
             node.explain(&mesh.b.spec)?.reason() == Reason::LabelOnPod,
             "it is not"

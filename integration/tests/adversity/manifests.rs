@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::common::Mesh;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
-use integration::{Call, Node, PATIENCE, Spec, eventually};
+use integration::{Call, Node, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 use crate::{AMBIENT_NAMESPACE, wait_until_gone};
@@ -61,7 +61,7 @@ fn manifests_that_cannot_be_read_at_start_leave_every_pod_as_it_is() {
     assert!(error.contains("NAMESPACE_UNKNOWN"), "{error}");
     fs::write(&namespaces, AMBIENT_NAMESPACE).unwrap();
     node.write_manifest(&pod.spec).unwrap();
-    eventually("it can be added", PATIENCE, || node.add(&other)).unwrap();
+    eventually("it can be added", TIMEOUT, || node.add(&other)).unwrap();
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_manifest_that_is_cut_to_nothing_keeps_what_it_said() {
     fs::write(node.manifests().join("shop-b.yaml"), "").unwrap();
     // Another file shows when the directory was read.
     node.write_manifest(&Spec::new("other")).unwrap();
-    eventually("the directory was read", PATIENCE, || {
+    eventually("the directory was read", TIMEOUT, || {
         node.explain(&Spec::new("other"))
     })
     .unwrap();

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::netconfig::v1::InboundCapture;
-use integration::{App, PATIENCE, Pod, eventually};
+use integration::{App, Pod, TIMEOUT, eventually};
 use serde_json::{Value, json};
 
 use crate::{
@@ -103,7 +103,7 @@ impl<'a> Envoy<'a> {
             process,
             log,
         };
-        eventually("Envoy is ready", PATIENCE, || envoy.is_ready()).unwrap();
+        eventually("Envoy is ready", TIMEOUT, || envoy.is_ready()).unwrap();
         envoy
     }
 

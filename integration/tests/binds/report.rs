@@ -12,7 +12,7 @@ use inpod_proto::{
     podevents::v1::{BindKind, ListBindsRequest, PodBinds, PortProtocol, ServicePort},
     types::v1::{PodRef, PodSelector, Reason},
 };
-use integration::{Inhabitant, Node, PATIENCE, Pod, Spec, bin, eventually};
+use integration::{Inhabitant, Node, Pod, Spec, TIMEOUT, bin, eventually};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -205,7 +205,7 @@ fn a_netconfig_that_hangs_costs_two_seconds_and_not_the_answer() {
     let failure = pod.unwrap().failure.unwrap();
     assert_eq!(failure.reason(), Reason::DeadlineExceeded, "{failure:?}");
     assert!(took < Duration::from_secs(5), "{took:?}");
-    eventually("it is seen again", PATIENCE, || {
+    eventually("it is seen again", TIMEOUT, || {
         let pod = listed(&node, &server.spec)?;
         anyhow::ensure!(pod.failure.is_none(), "{pod:?}");
         anyhow::Ok(())
@@ -231,7 +231,7 @@ fn a_taken_port_is_reported_before_the_pod_cannot_be_enrolled() {
     );
     let spec = server.spec.clone().ambient();
     node.write_manifest(&spec).unwrap();
-    eventually("ztunnel refuses it", PATIENCE, || {
+    eventually("ztunnel refuses it", TIMEOUT, || {
         let known = node.explain(&spec)?;
         let failure = known.last_failure.context("no failure")?;
         anyhow::ensure!(failure.reason() == Reason::ZtunnelRefused, "{failure:?}");
@@ -312,7 +312,7 @@ fn a_pod_that_no_verb_was_seen_for_is_found_and_stays_unclaimed() {
     let (pod, inhabitant) = undiscovered_pod(&node);
     cgroups.put(&pod, inhabitant.pid()).unwrap();
     let _servers = servers(&pod);
-    eventually("it is seen", PATIENCE, || {
+    eventually("it is seen", TIMEOUT, || {
         let found = listed(&node, &pod.spec)?;
         anyhow::ensure!(found.failure.is_none(), "{:?}", found.failure);
         anyhow::ensure!(kinds(&found).len() == 6, "{found:?}");

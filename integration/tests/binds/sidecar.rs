@@ -17,7 +17,7 @@ use inpod_proto::{
     },
     types::v1::{NetnsRef, SandboxRef},
 };
-use integration::{PATIENCE, bin, eventually};
+use integration::{TIMEOUT, bin, eventually};
 use tokio::runtime::Runtime;
 use tonic::Request;
 
@@ -98,7 +98,7 @@ impl Proxy {
             .spawn()
             .unwrap();
         let proxy = Self { process, told };
-        eventually("it listens", PATIENCE, || {
+        eventually("it listens", TIMEOUT, || {
             ensure!(proxy.text().starts_with("listening\n"), "not yet");
             anyhow::Ok(())
         })

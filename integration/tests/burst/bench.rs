@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{AddPodResponse, DeletePodResponse};
 use integration::{
-    Called, Held, Moment, Named, Node, PATIENCE, Pod, Proxy, SERVICES, Spec, Step, Verbs,
+    Called, Held, Moment, Named, Node, Pod, Proxy, SERVICES, Spec, Step, TIMEOUT, Verbs,
     eventually, number,
 };
 
@@ -34,7 +34,7 @@ impl Bench {
             .try_for_each(|service| node.start(service))
             .unwrap();
         let bench = Self::over(node);
-        eventually("the agent is ready", PATIENCE, || {
+        eventually("the agent is ready", TIMEOUT, || {
             ensure!(bench.node.api().status()?.ready, "not yet");
             anyhow::Ok(())
         })
@@ -96,7 +96,7 @@ impl Bench {
     }
 
     pub(crate) fn until(&self, name: &str, wanted: f64) {
-        eventually(name, PATIENCE, || {
+        eventually(name, TIMEOUT, || {
             let found = self.metric(name);
             ensure!((found - wanted).abs() < 0.5, "{found}");
             anyhow::Ok(())
@@ -106,7 +106,7 @@ impl Bench {
 
     /// Waits until an ADD waits for a permit, which shows that calls are arriving.
     pub(crate) fn until_busy(&self) {
-        eventually("an ADD waits for its turn", PATIENCE, || {
+        eventually("an ADD waits for its turn", TIMEOUT, || {
             ensure!(self.metric("adds_waiting") > 0.5, "none does");
             anyhow::Ok(())
         })
@@ -114,7 +114,7 @@ impl Bench {
     }
 
     pub(crate) fn until_claimed(&self, count: usize) {
-        eventually("all are claimed", PATIENCE, || {
+        eventually("all are claimed", TIMEOUT, || {
             let claims = self.node.api().claims()?.len();
             ensure!(claims == count, "{claims}");
             anyhow::Ok(())

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{AddPodResponse, DeletePodResponse};
 use inpod_types::Reason;
-use integration::{Answer, Named, Node, PATIENCE, Pod, eventually};
+use integration::{Answer, Named, Node, Pod, TIMEOUT, eventually};
 
 use crate::{
     bench::{Bench, PLUGIN, ambient, named, specs, without_netns},
@@ -170,7 +170,7 @@ fn a_burst_of_500_adds_and_500_dels_ends_every_call_with_a_reason_and_leaves_not
     only_what_stays_is_left(&bench, &sandboxes);
     answers.refused_left_nothing(&sandboxes);
     // The number of pods is the same as before.
-    eventually("no descriptor is left over", PATIENCE, || {
+    eventually("no descriptor is left over", TIMEOUT, || {
         let now = bench.descriptors();
         let mut pairs = now.iter().zip(&descriptors);
         let is_back = pairs.all(|(now, before)| *now <= before + DESCRIPTOR_TOLERANCE);
@@ -188,7 +188,7 @@ fn only_what_stays_is_left(bench: &Bench, sandboxes: &Sandboxes) {
         .collect();
     let paths = named(&sandboxes.coming).into_iter().map(|it| it.netns.path);
     let wanted = (uids, paths.collect::<BTreeSet<_>>(), STAY);
-    eventually("only what stays is known", PATIENCE, || {
+    eventually("only what stays is known", TIMEOUT, || {
         let known = bench.known();
         ensure!(known == wanted, "{known:?}");
         anyhow::Ok(())

@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{ApiProxy, ApiServer, Call, Node, Outcome, PATIENCE, Pod, Spec, eventually};
+use integration::{ApiProxy, ApiServer, Call, Node, Outcome, Pod, Spec, TIMEOUT, eventually};
 use serde_json::{Value, json};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -77,7 +77,7 @@ impl Cluster {
     }
 
     pub(crate) fn until_served(&self) {
-        eventually("the agent serves", PATIENCE, || {
+        eventually("the agent serves", TIMEOUT, || {
             let status = self.node.api().status()?;
             let ztunnel = status
                 .conditions
@@ -174,14 +174,14 @@ impl Cluster {
     }
 
     pub(crate) fn until_shown(&self, name: &str) {
-        eventually("the watch shows the pod", PATIENCE, || {
+        eventually("the watch shows the pod", TIMEOUT, || {
             self.node.api().explain(&self.namespace, name)
         })
         .unwrap();
     }
 
     pub(crate) fn until_shown_as(&self, name: &str, uid: &str) {
-        eventually("the watch shows the pod", PATIENCE, || {
+        eventually("the watch shows the pod", TIMEOUT, || {
             let known = self.node.api().explain(&self.namespace, name)?;
             let found = known.pod.context("a pod")?.uid;
             ensure!(found == uid, "it shows {found}");
@@ -192,7 +192,7 @@ impl Cluster {
 
     /// Waits until the source's condition has this status, and returns its message.
     pub(crate) fn until_pods(&self, ok: bool) -> String {
-        eventually("the condition pods", PATIENCE, || {
+        eventually("the condition pods", TIMEOUT, || {
             let status = self.node.api().status()?;
             let mut all = status.conditions.into_iter();
             let found = all.find(|found| found.name == "pods").context("none")?;
@@ -206,7 +206,7 @@ impl Cluster {
 
     /// Waits until the message of the source's condition contains all of these words.
     pub(crate) fn until_message(&self, words: &[&str]) {
-        eventually("the condition pods says so", PATIENCE, || {
+        eventually("the condition pods says so", TIMEOUT, || {
             let told = self.until_pods(false);
             let missing = words.iter().find(|word| !told.contains(**word));
             ensure!(missing.is_none(), "{missing:?} is not in {told}");
@@ -226,7 +226,7 @@ impl Cluster {
             },
         });
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-        eventually("lists are refused", PATIENCE, || {
+        eventually("lists are refused", TIMEOUT, || {
             let answer = self.server.create(path, &review)?;
             let allowed = answer.pointer("/status/allowed");
             ensure!(allowed == Some(&false.into()), "{answer}");
@@ -237,7 +237,7 @@ impl Cluster {
 
     pub(crate) fn until_namespace_is_listed(&self, namespace: &str) {
         let path = self.node.state_dir().join("enrolled-namespaces");
-        eventually("the namespace is listed", PATIENCE, || {
+        eventually("the namespace is listed", TIMEOUT, || {
             let found = std::fs::read_to_string(&path)?;
             ensure!(found.lines().any(|line| line == namespace), "{found:?}");
             anyhow::Ok(())

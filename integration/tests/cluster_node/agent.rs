@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use integration::{
-    PATIENCE, bin, eventually,
+    TIMEOUT, bin, eventually,
     kubernetes::{Cluster, Image, LONG, VERSION, text},
 };
 use serde_json::Value;
@@ -131,7 +131,7 @@ impl ExclusiveCluster<'_> {
     /// Waits for the agent, the annotation, the rules and the listeners.
     fn until_in(&self, pod: &Value, expected: &str) {
         let (namespace, name) = named(pod);
-        eventually("the pod is in the mesh", PATIENCE, || {
+        eventually("the pod is in the mesh", TIMEOUT, || {
             let known = self.explain(namespace, name)?;
             let state = text(&known, "/state");
             ensure!(state == "POD_STATE_ENROLLED", "{known}");

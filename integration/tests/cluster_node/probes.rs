@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, ensure};
 use integration::{
-    PATIENCE, eventually,
+    TIMEOUT, eventually,
     kubernetes::{LONG, is, text},
 };
 use nix::sys::signal::Signal;
@@ -70,7 +70,7 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
             .unwrap();
         let pod = deploy(cluster, "probes", "web", &probed());
         cluster.until_enrolled(&pod);
-        eventually("five more probes", PATIENCE, || {
+        eventually("five more probes", TIMEOUT, || {
             let all = seen(cluster, &pod)?;
             ensure!(all.len() > 5, "{all:?}");
             assert!(all.iter().all(|source| source.contains(PROBE)), "{all:?}");
@@ -99,7 +99,7 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
         let ztunnel = |signal| cluster.machine.kill(uid(ztunnel), program, signal).unwrap();
         netconfig(Signal::SIGSTOP);
         take_out_of_the_set(cluster, &pod);
-        eventually("ztunnel takes probes", PATIENCE, || {
+        eventually("ztunnel takes probes", TIMEOUT, || {
             ensure!(taken(cluster, &pod, 15006) > 0, "none");
             anyhow::Ok(())
         })

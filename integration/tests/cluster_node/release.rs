@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::ensure;
 use integration::{
-    PATIENCE, eventually,
+    TIMEOUT, eventually,
     kubernetes::{Image, LONG, Machine, NODE, VERSION, get, is, text},
 };
 use serde_json::json;
@@ -75,7 +75,7 @@ fn an_upgrade_and_the_way_back_change_images_plugin_and_chain_without_a_failed_n
             let images = cluster.images();
             let is_of = |image: &String| image.ends_with(&format!(":{tag}"));
             assert!(images.iter().all(is_of), "{images:?}");
-            eventually("plugin and chain are the release's", PATIENCE, || {
+            eventually("plugin and chain are the release's", TIMEOUT, || {
                 plugin_is_of(cluster, tag)?;
                 let chain = fs::read_to_string(cluster.machine.etc(OWNED)?)?;
                 ensure!(

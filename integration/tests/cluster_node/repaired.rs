@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use integration::{
-    PATIENCE, eventually,
+    TIMEOUT, eventually,
     kubernetes::{Image, LONG, VERSION, get, text},
 };
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ impl Owner {
         writeln!(stdin, "add table inet inpod-nat {{ flags owner; }}").unwrap();
         child.stdin = Some(stdin);
         let owner = Self(child);
-        eventually("the table is there", PATIENCE, || {
+        eventually("the table is there", TIMEOUT, || {
             let tables = cluster.in_netns(pod, &["nft", "list", "ruleset"]);
             ensure!(tables.contains("flags owner"), "{tables}");
             anyhow::Ok(())

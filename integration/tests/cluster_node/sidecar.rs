@@ -6,7 +6,7 @@ use std::{fs, net::SocketAddr};
 
 use anyhow::ensure;
 use integration::{
-    PATIENCE, eventually,
+    TIMEOUT, eventually,
     kubernetes::{Image, VERSION, ask, text},
 };
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ pub(crate) fn load(cluster: &ExclusiveCluster<'_>, images: &[Image]) {
 pub(crate) fn until_redirected(cluster: &ExclusiveCluster<'_>, pod: &Value, network: &str) {
     let (namespace, name) = named(pod);
     let none = json!([]);
-    eventually("the pod is led to its sidecar", PATIENCE, || {
+    eventually("the pod is led to its sidecar", TIMEOUT, || {
         let known = cluster.explain(namespace, name)?;
         for (pointer, expected) in [
             ("/state", "POD_STATE_ENROLLED"),
@@ -186,7 +186,7 @@ pub(crate) fn has_logged(
 }
 
 fn until_told(cluster: &ExclusiveCluster<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) {
-    eventually("the proxy tells of it", PATIENCE, || {
+    eventually("the proxy tells of it", TIMEOUT, || {
         ensure!(
             has_logged(cluster, pod, from, to),
             "{from} to {to} is not told"

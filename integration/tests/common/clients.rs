@@ -19,11 +19,11 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
-use integration::{Access, PATIENCE, Pod, eventually, source_seen};
+use integration::{Access, Pod, TIMEOUT, eventually, source_seen};
 use socket2::{Domain, Socket, Type};
 
 /// The timeout of a connection and of its answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
@@ -78,7 +78,7 @@ impl Clients {
     /// Waits until this many more connections were made.
     pub(crate) fn make(&self, more: u64) -> anyhow::Result<()> {
         let wanted = self.made.load(Ordering::Relaxed) + more;
-        eventually("connections are made", PATIENCE, || {
+        eventually("connections are made", TIMEOUT, || {
             let made = self.made.load(Ordering::Relaxed);
             ensure!(made >= wanted, "{made} of {wanted}");
             anyhow::Ok(())
@@ -131,10 +131,10 @@ impl Client {
 
     fn attempt(&self, from: &mut Option<SocketAddr>) -> anyhow::Result<IpAddr> {
         let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
-        let connected = socket.connect_timeout(&self.to.into(), TIMEOUT);
+        let connected = socket.connect_timeout(&self.to.into(), ANSWER_TIMEOUT);
         *from = socket.local_addr().ok().and_then(|it| it.as_socket());
         connected.context("cannot connect")?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         Ok(source_seen(socket.into())?.0)
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{PATIENCE, Pod, connect, eventually, exchange, source_seen};
+use integration::{Pod, TIMEOUT, connect, eventually, exchange, source_seen};
 
 /// A connection on which data is sent and echoed continuously.
 pub(crate) struct Flow {
@@ -40,7 +40,7 @@ impl Flow {
 
     pub(crate) fn goes_on(&self) -> anyhow::Result<()> {
         let before = self.words.load(Ordering::Relaxed);
-        eventually("words come back", PATIENCE, || {
+        eventually("words come back", TIMEOUT, || {
             let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
             // A broken connection stays broken, so there is no point in waiting.
             let now = self.words.load(Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{PATIENCE, Pod};
+use integration::{Pod, TIMEOUT};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use prost::Message as _;
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -36,10 +36,10 @@ impl Incumbent {
         listener.bind(&SockAddr::unix(path)?)?;
         listener.listen(8)?;
         // The timeout applies to accept as well.
-        listener.set_read_timeout(Some(PATIENCE))?;
+        listener.set_read_timeout(Some(TIMEOUT))?;
         start_ztunnel()?;
         let (ztunnel, _) = listener.accept().context("no ztunnel came")?;
-        ztunnel.set_read_timeout(Some(PATIENCE))?;
+        ztunnel.set_read_timeout(Some(TIMEOUT))?;
         let mut incumbent = Self {
             _listener: listener,
             ztunnel,

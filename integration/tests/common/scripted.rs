@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{PATIENCE, eventually};
+use integration::{TIMEOUT, eventually};
 use tokio::{sync::Notify, time::sleep};
 use zds_client::{Client, Received};
 
@@ -85,7 +85,7 @@ impl Scripted {
 
     /// Waits until the agent waits for the withheld acknowledgement.
     pub(crate) fn until_held(&self) -> anyhow::Result<()> {
-        eventually("the agent has come to the point", PATIENCE, || {
+        eventually("the agent has come to the point", TIMEOUT, || {
             ensure!(self.0.lock().held, "it has not");
             anyhow::Ok(())
         })

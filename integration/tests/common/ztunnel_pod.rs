@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{Cgroups, Node, PATIENCE, SERVICES, Spec, ZTUNNEL_CAPABILITIES, bin, eventually};
+use integration::{Cgroups, Node, SERVICES, Spec, TIMEOUT, ZTUNNEL_CAPABILITIES, bin, eventually};
 
 pub(crate) const ZTUNNEL: &str = "11111111-2222-3333-4444-555555555555";
 pub(crate) const OTHER: &str = "66666666-7777-8888-9999-aaaaaaaaaaaa";
@@ -102,7 +102,7 @@ impl Scene {
             .stdout(File::create(&output)?)
             .spawn()?;
         let impostor = Impostor { child, output };
-        eventually("it connects", PATIENCE, || {
+        eventually("it connects", TIMEOUT, || {
             // An impostor that hands over is announced by its heir.
             let has_begun = impostor.said().starts_with("connected") || *verb == "hand-over";
             ensure!(has_begun, "{}", impostor.said());
@@ -139,7 +139,7 @@ impl Impostor {
 
     /// Waits until its connection has ended, and expects that it received nothing.
     pub(crate) fn assert_refused(&self) -> anyhow::Result<()> {
-        eventually("it is sent away", PATIENCE, || {
+        eventually("it is sent away", TIMEOUT, || {
             let said = self.said();
             ensure!(said == "connected\nend\n", "{said}");
             anyhow::Ok(())
@@ -148,7 +148,7 @@ impl Impostor {
 
     /// Waits until it received something, as a ztunnel does.
     pub(crate) fn until_given_something(&self) -> anyhow::Result<()> {
-        eventually("it is given something", PATIENCE, || {
+        eventually("it is given something", TIMEOUT, || {
             let said = self.said();
             ensure!(said.starts_with("connected\ngiven "), "{said}");
             anyhow::Ok(())

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{Bind, BindKind, ListBindsRequest, PodBinds, PortBinds};
-use integration::{PATIENCE, Pod, Spec, eventually, run};
+use integration::{Pod, Spec, TIMEOUT, eventually, run};
 
 use crate::{image, runtime::Runtime};
 
@@ -27,7 +27,7 @@ fn report(runtime: &Runtime) -> anyhow::Result<PodBinds> {
 
 /// Waits until exactly these ports are bound in these ways.
 fn until_bound(runtime: &Runtime, wanted: &[(u32, BindKind)]) {
-    eventually("it is told", PATIENCE, || {
+    eventually("it is told", TIMEOUT, || {
         let pod = report(runtime)?;
         let found: Vec<_> = pod.ports.iter().map(|it| (it.port, it.kind())).collect();
         ensure!(found == wanted, "{found:?}");
@@ -74,7 +74,7 @@ impl Events {
     /// Executes a command in a container, and waits for its event.
     fn wait_for_exec(&self, runtime: &Runtime, id: &str) {
         let before = self.executed();
-        eventually("an execution is told", PATIENCE, || {
+        eventually("an execution is told", TIMEOUT, || {
             let number = format!("x{}", self.executed() + before);
             let command = [
                 "tasks",
@@ -131,7 +131,7 @@ fn servers_in_containers_are_reported_by_how_they_bind_and_nothing_is_executed_i
         runtime
             .ctr(&["tasks", "kill", "-s", "SIGKILL", id])
             .unwrap();
-        eventually("its container goes", PATIENCE, || {
+        eventually("its container goes", TIMEOUT, || {
             runtime
                 .ctr(&["tasks", "rm", id])
                 .map(drop)
@@ -298,7 +298,7 @@ fn a_web_server_of_several_processes_is_reported_by_each_of_its_sockets() {
         "8085 Wildcard ::/46".to_owned(),
         "8086 Wildcard 127.0.0.1/4 ::/6".to_owned(),
     ];
-    eventually("it is told", PATIENCE, || {
+    eventually("it is told", TIMEOUT, || {
         let found = sockets(&report(&runtime)?);
         ensure!(found == wanted, "{found:?}");
         anyhow::Ok(())

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
-use integration::{PATIENCE, Pod, Spec, eventually};
+use integration::{Pod, Spec, TIMEOUT, eventually};
 use tonic::Status;
 
 use crate::{
@@ -75,7 +75,7 @@ fn nothing_left(runtime: &Runtime, pods: &[Pod]) {
     let left: Vec<_> = left.filter(|name| netns.contains(*name)).collect();
     assert!(left.is_empty(), "{left:?}");
     let records = runtime.node.run_dir().join("pod-events/pods");
-    eventually("no sandbox is written down", PATIENCE, || {
+    eventually("no sandbox is written down", TIMEOUT, || {
         let count = fs::read_dir(&records)?.count();
         ensure!(count == 0, "{count} are");
         anyhow::Ok(())

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{App, Node, PATIENCE, Spec, ask, eventually, run};
+use integration::{App, Node, Spec, TIMEOUT, ask, eventually, run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -109,7 +109,7 @@ impl Tool {
     }
 
     fn until_nothing_is_claimed(&self) {
-        eventually("nothing is claimed", PATIENCE, || {
+        eventually("nothing is claimed", TIMEOUT, || {
             let claims = self.node.api().claims()?;
             ensure!(claims.is_empty(), "{claims:?}");
             anyhow::Ok(())
@@ -169,7 +169,7 @@ fn a_check_names_what_is_broken() {
     // Drift is repaired at once: a check that comes late finds nothing.
     let message = eventually(
         "a check comes before the repair",
-        PATIENCE,
+        TIMEOUT,
         || -> anyhow::Result<_> {
             within(&netns, &broken)?;
             let output = tool.call("check", NETWORK, &netns, &pod);

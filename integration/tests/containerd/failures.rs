@@ -4,7 +4,7 @@ use std::{fs, thread, time::Duration};
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{PATIENCE, Spec, eventually};
+use integration::{Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tonic::Status;
@@ -33,7 +33,7 @@ pub(crate) fn enrol_shop(runtime: &Runtime) {
     fs::write(path.with_extension("tmp"), text).unwrap();
     fs::rename(path.with_extension("tmp"), path).unwrap();
     let list = runtime.node.state_dir().join("enrolled-namespaces");
-    eventually("the list names shop", PATIENCE, || {
+    eventually("the list names shop", TIMEOUT, || {
         let found = fs::read_to_string(&list)?;
         ensure!(found == "shop\n", "it is {found:?}");
         anyhow::Ok(())
@@ -88,7 +88,7 @@ fn an_agent_that_hangs_costs_the_plugins_own_time_and_not_the_callers() {
         ],
     );
     runtime.until_empty().unwrap();
-    runtime.node.until(&spec, PodState::Out, PATIENCE).unwrap();
+    runtime.node.until(&spec, PodState::Out, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_sandbox_stops_while_the_agent_is_away_and_is_forgotten_when_it_is_back() {
     assert!(!runtime.node.has_veth(&pod));
     assert!(runtime.chain.addresses().unwrap().is_empty());
     // netconfig ends the claim of a netns that is gone, whichever service is away.
-    eventually("the claim ends", PATIENCE, || {
+    eventually("the claim ends", TIMEOUT, || {
         ensure!(runtime.node.api().claims()?.is_empty(), "it is held");
         anyhow::Ok(())
     })
@@ -190,7 +190,7 @@ fn plugin_runs(runtime: &Runtime) -> anyhow::Result<bool> {
 
 pub(crate) fn until_plugin_runs(runtime: &Runtime, expected: bool) {
     let what = format!("the plugin runs: {expected}");
-    eventually(&what, PATIENCE, || {
+    eventually(&what, TIMEOUT, || {
         ensure!(plugin_runs(runtime)? == expected, "it is not so");
         anyhow::Ok(())
     })
@@ -211,7 +211,7 @@ fn a_plugin_that_its_caller_kills_leaves_nothing() {
     assert!(!refused.message().contains("inpod"), "{refused:?}");
     runtime.until_empty().unwrap();
     // A kubelet would repeat it as well while containerd still reserves the name.
-    let pod = eventually("the next attempt succeeds", PATIENCE, || {
+    let pod = eventually("the next attempt succeeds", TIMEOUT, || {
         runtime.pod(spec.clone())
     });
     let pod = pod.unwrap();

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
-use integration::{Node, PATIENCE, eventually, run};
+use integration::{Node, TIMEOUT, eventually, run};
 use serde_json::{Value, json};
 
 use crate::runtime::{Runtime, end};
@@ -359,7 +359,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
     };
     // With another authority only a handshake is attempted.
     let (mut stranger, log) = pod_events(&node, &root(directory, "other"));
-    let refused = eventually("the server is not trusted", PATIENCE, || {
+    let refused = eventually("the server is not trusted", TIMEOUT, || {
         told(&log, "alert unknown ca")
     });
     end(&mut stranger);
@@ -370,7 +370,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
         "host: api.inpod.test:6443",
         "authorization: bearer a-token",
     ];
-    let served = eventually("it asks with its token", PATIENCE, || {
+    let served = eventually("it asks with its token", TIMEOUT, || {
         asks.iter().try_for_each(|it| told(&log, it))
     });
     end(&mut friend);

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{PATIENCE, Pod, Spec, eventually, kubernetes::Image};
+use integration::{Pod, Spec, TIMEOUT, eventually, kubernetes::Image};
 
 pub(crate) use self::roles::{Role, Shape};
 use crate::{
@@ -177,7 +177,7 @@ impl<'a> Resident<'a> {
     pub(crate) fn settled(&self, role: Role) -> anyhow::Result<Stage> {
         if let Some(port) = role.listens() {
             let run = self.run(role)?;
-            eventually("it listens", PATIENCE, || {
+            eventually("it listens", TIMEOUT, || {
                 let (container, _) = self.runtime.cri.container(&run.id)?;
                 ensure!(container.state == 1, "{container:?} {:?}", self.log(role)?);
                 let sockets = self.pod.exec(&["ss", "-Hltn"])?;
@@ -199,7 +199,7 @@ impl<'a> Resident<'a> {
 
     pub(crate) fn ended(&self, role: Role) -> anyhow::Result<Container> {
         let run = self.run(role)?;
-        eventually("it ends", PATIENCE, || {
+        eventually("it ends", TIMEOUT, || {
             let (container, _) = self.runtime.cri.container(&run.id)?;
             ensure!(container.state == 2, "{container:?}");
             anyhow::Ok(container)

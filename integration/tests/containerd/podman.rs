@@ -10,7 +10,7 @@ use std::{
 use anyhow::ensure;
 use inpod_linux::Netns;
 use inpod_proto::podevents::v1::PodState;
-use integration::{App, Node, PATIENCE, Spec, ask, eventually};
+use integration::{App, Node, Spec, TIMEOUT, ask, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ impl Podman {
             chain,
             node,
         };
-        eventually("podman's namespaces are there", PATIENCE, || {
+        eventually("podman's namespaces are there", TIMEOUT, || {
             ensure!(there.exists(), "they are not");
             anyhow::Ok(())
         })
@@ -203,7 +203,7 @@ fn a_container_that_bears_the_name_of_a_pod_of_the_default_namespace_is_in_the_m
     drop(outsider);
     podman.removed("web");
     assert!(podman.node.api().claims().unwrap().is_empty());
-    podman.node.until(&spec, PodState::Out, PATIENCE).unwrap();
+    podman.node.until(&spec, PodState::Out, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_container_is_removed_while_the_agent_is_away_and_forgotten_when_it_is_back(
     podman.node.start("pod-events").unwrap();
     podman.node.ready().unwrap();
     assert_eq!(spooled(&podman.node), 0);
-    eventually("nothing is claimed", PATIENCE, || {
+    eventually("nothing is claimed", TIMEOUT, || {
         let claims = podman.node.api().claims()?;
         ensure!(claims.is_empty(), "{claims:?}");
         anyhow::Ok(())

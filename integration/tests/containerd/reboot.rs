@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::ensure;
-use integration::{Node, PATIENCE, Pod, SERVICES, Spec, eventually};
+use integration::{Node, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -141,7 +141,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
 
 /// Expects claims, records, workloads, probed addresses and the spool of the new sandboxes alone.
 fn nothing_of(runtime: &Runtime, old: &[Pod], new: &[Pod]) {
-    eventually("the spool is read", PATIENCE, || {
+    eventually("the spool is read", TIMEOUT, || {
         ensure!(spooled(&runtime.node) == 0, "{}", spooled(&runtime.node));
         anyhow::Ok(())
     })

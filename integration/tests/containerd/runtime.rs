@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
-use integration::{Node, PATIENCE, Pod, Spec, eventually, run};
+use integration::{Node, Pod, Spec, TIMEOUT, eventually, run};
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -80,7 +80,7 @@ impl Runtime {
     }
 
     pub(crate) fn until_ready(&self) -> anyhow::Result<()> {
-        eventually("containerd is ready", PATIENCE, || {
+        eventually("containerd is ready", TIMEOUT, || {
             for condition in ["RuntimeReady", "NetworkReady"] {
                 ensure!(self.cri.condition(condition)?, "not {condition}");
             }
@@ -90,7 +90,7 @@ impl Runtime {
 
     /// Waits until containerd has read a conflist with our plugin, or one without.
     pub(crate) fn until_chained(&self, expected: bool) -> anyhow::Result<()> {
-        eventually("the list is read", PATIENCE, || {
+        eventually("the list is read", TIMEOUT, || {
             let lists = self.cri.lists()?;
             let found = lists.contains("inpod-cni");
             ensure!(found == expected, "we are in it: {found}: {lists:?}");
@@ -131,7 +131,7 @@ impl Runtime {
     pub(crate) fn import(&self, archive: &Path, name: &str) -> anyhow::Result<()> {
         let archive = archive.display().to_string();
         self.ctr(&["images", "import", "--snapshotter", "native", &archive])?;
-        eventually("the image is known to the CRI", PATIENCE, || {
+        eventually("the image is known to the CRI", TIMEOUT, || {
             ensure!(self.cri.has_image(name)?, "it is not");
             anyhow::Ok(())
         })
@@ -238,7 +238,7 @@ impl Runtime {
     pub(crate) fn kill_containerd(&self) -> anyhow::Result<()> {
         let before = self.containerd()?;
         kill(before, Signal::SIGKILL)?;
-        eventually("another containerd listens", PATIENCE, || {
+        eventually("another containerd listens", TIMEOUT, || {
             let now = self.containerd()?;
             ensure!(now != before, "{now} is the old one");
             anyhow::Ok(())
@@ -274,7 +274,7 @@ impl Runtime {
     /// Waits until nothing is left of any sandbox on the node: no claim, no workload, no veth pair,
     /// no address, no sandbox.
     pub(crate) fn until_empty(&self) -> anyhow::Result<()> {
-        eventually("nothing is left on the node", PATIENCE, || {
+        eventually("nothing is left on the node", TIMEOUT, || {
             let api = self.node.api();
             let (claims, workloads) = (api.claims()?, api.workloads()?.workloads);
             ensure!(

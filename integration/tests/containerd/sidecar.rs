@@ -9,7 +9,7 @@ use inpod_proto::{
     types::v1::{Enrollment, Reason},
 };
 use inpod_types::keys;
-use integration::{PATIENCE, Pod, Spec, eventually, kubernetes};
+use integration::{Pod, Spec, TIMEOUT, eventually, kubernetes};
 
 use crate::{
     PORT, image,
@@ -28,7 +28,7 @@ type Connection<'a> = (IpAddr, SocketAddr, &'a str);
 
 /// Waits until a pod is redirected to its sidecar by exactly its rules.
 pub(crate) fn until_redirected(runtime: &Runtime, pod: &Pod) -> ExplainPodResponse {
-    let known = eventually("it is redirected to its sidecar", PATIENCE, || {
+    let known = eventually("it is redirected to its sidecar", TIMEOUT, || {
         let known = runtime.node.explain(&pod.spec)?;
         ensure!(known.state() == PodState::Enrolled, "{known:?}");
         let rules = known.rules.as_ref().context("no rules reported")?;
@@ -54,7 +54,7 @@ fn with_logged<T>(
         .map(|(from, to, outcome)| (*from, *to, (*outcome).to_owned()))
         .collect();
     // The runtime delivers a container's output to its log with a delay.
-    eventually("its proxy tells of it", PATIENCE, || {
+    eventually("its proxy tells of it", TIMEOUT, || {
         let told = resident.connections()?.split_off(before);
         ensure!(told == wanted, "{told:?}, not {wanted:?}");
         anyhow::Ok(())

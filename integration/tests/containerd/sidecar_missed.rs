@@ -1,7 +1,7 @@
 //! A pod with a sidecar that started while the plugin was missing: it waits in its init container, and serves as soon
 //! as the agent has discovered it.
 
-use integration::{Node, PATIENCE, eventually};
+use integration::{Node, TIMEOUT, eventually};
 
 use crate::{
     api_server::ApiServer,
@@ -71,7 +71,7 @@ fn a_pod_that_started_without_the_plugin_fails_validation_is_redirected_in_place
     passes_its_proxy(&early, &outsider);
     // `repair` only had to wait.
     until_counted(&runtime, "repair", "success", 1);
-    let told = eventually("it is told", PATIENCE, || server.event("RepairBrokenPod"));
+    let told = eventually("it is told", TIMEOUT, || server.event("RepairBrokenPod"));
     let told = told.unwrap();
     assert!(told.contains("redirected now"), "{told}");
     assert_eq!(server.asked(), NOTHING);

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::ensure;
-use integration::{PATIENCE, eventually, run};
+use integration::{TIMEOUT, eventually, run};
 use serde_json::{Value, json};
 
 use crate::{
@@ -100,7 +100,7 @@ fn counted(runtime: &Runtime, way: &str, result: &str) -> u64 {
 }
 
 pub(crate) fn until_counted(runtime: &Runtime, way: &str, result: &str, wanted: u64) {
-    eventually("it is counted", PATIENCE, || {
+    eventually("it is counted", TIMEOUT, || {
         let found = counted(runtime, way, result);
         ensure!(found == wanted, "{way} {result}: {found}");
         anyhow::Ok(())
@@ -118,7 +118,7 @@ fn broken<'a>(runtime: &'a Runtime, server: &ApiServer) -> Resident<'a> {
 }
 
 fn until_labelled(server: &ApiServer, wanted: Option<&str>) {
-    eventually("the pod bears the label", PATIENCE, || {
+    eventually("the pod bears the label", TIMEOUT, || {
         let pod = server.pod("web")?;
         let found = pod.pointer(LABEL).and_then(Value::as_str);
         ensure!(found == wanted, "{found:?}");
@@ -135,7 +135,7 @@ fn a_pod_whose_redirection_does_not_come_is_labelled_and_loses_the_label_when_it
     start_repair(&runtime, &server, &action_after_a_second("--label-pods"));
     until_labelled(&server, Some("true"));
     until_counted(&runtime, "label", "success", 1);
-    let told = eventually("it is told", PATIENCE, || server.event("LabelBrokenPod"));
+    let told = eventually("it is told", TIMEOUT, || server.event("LabelBrokenPod"));
     let told = told.unwrap();
     assert!(
         told.contains("pod-events has not redirected it yet"),
@@ -160,7 +160,7 @@ fn a_pod_whose_redirection_does_not_come_is_deleted_and_the_next_one_starts_and_
     let outsider = outsider(&runtime);
     let old = broken(&runtime, &server);
     start_repair(&runtime, &server, &action_after_a_second("--delete-pods"));
-    eventually("the pod is deleted", PATIENCE, || {
+    eventually("the pod is deleted", TIMEOUT, || {
         let pod = server.pod("web")?;
         let deleted = pod.pointer("/metadata/deletionTimestamp");
         ensure!(deleted.is_some(), "{pod}");

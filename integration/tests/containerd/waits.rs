@@ -5,7 +5,7 @@ use std::{path::PathBuf, thread, time::Duration};
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{ExplainPodResponse, PodState};
 use inpod_types::Reason;
-use integration::{PATIENCE, Pod, Spec, eventually};
+use integration::{Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -46,7 +46,7 @@ fn a_sandbox_waits_until_ztunnel_has_acknowledged_it_and_then_its_listeners_are_
     runtime.node.signal("ztunnel", Signal::SIGSTOP).unwrap();
     let (client, config) = (runtime.client().unwrap(), runtime.config(&spec));
     let caller = thread::spawn(move || client.run(config));
-    let claim = eventually("the pod is claimed", PATIENCE, || {
+    let claim = eventually("the pod is claimed", TIMEOUT, || {
         let claims = runtime.node.api().claims()?;
         claims.into_iter().next().context("nothing is claimed")
     });
@@ -144,7 +144,7 @@ fn a_hanging_add_is_killed_at_the_runtimes_deadline_and_its_del_leaves_nothing_w
     let refused = caller.join().unwrap().unwrap_err();
     assert!(!refused.message().contains("inpod"), "{refused:?}");
     // The chain is undone from its end: host-local is called after our DEL has succeeded.
-    eventually("the chain is taken down", 2 * PATIENCE, || {
+    eventually("the chain is taken down", 2 * TIMEOUT, || {
         let addresses = runtime.chain.addresses()?;
         ensure!(addresses.is_empty(), "{addresses:?}");
         anyhow::Ok(())
@@ -153,10 +153,10 @@ fn a_hanging_add_is_killed_at_the_runtimes_deadline_and_its_del_leaves_nothing_w
     assert_eq!(spooled(&runtime.node), 1);
     runtime.node.signal("pod-events", Signal::SIGCONT).unwrap();
     runtime.until_empty().unwrap();
-    eventually("the spool is read", PATIENCE, || {
+    eventually("the spool is read", TIMEOUT, || {
         ensure!(spooled(&runtime.node) == 0, "it is not");
         anyhow::Ok(())
     })
     .unwrap();
-    runtime.node.until(&spec, PodState::Out, PATIENCE).unwrap();
+    runtime.node.until(&spec, PodState::Out, TIMEOUT).unwrap();
 }

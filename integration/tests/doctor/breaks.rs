@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{PATIENCE, eventually, run};
+use integration::{TIMEOUT, eventually, run};
 use nix::sys::signal::Signal;
 
 use crate::{CHAIN, Host, MOUNTS, Verdicts, verdicts};
@@ -66,7 +66,7 @@ fn repair_is_checked_where_it_is_deployed() {
     assert_eq!(told("SOCKET_MISSING").as_deref(), Some("unknown"));
     start();
     let socket = inpod_service::socket(&host.node.run_dir(), "repair");
-    eventually("it has a socket", PATIENCE, || {
+    eventually("it has a socket", TIMEOUT, || {
         ensure!(socket.exists(), "not yet");
         anyhow::Ok(())
     })
@@ -296,7 +296,7 @@ fn netns_that_are_not_passed_on() {
     // A node whose netconfig sees another directory than the one in which the runtime mounts.
     host.node.stop("netconfig", Signal::SIGTERM).unwrap();
     host.node.start_netconfig_blind().unwrap();
-    let report = eventually("netconfig is blind", PATIENCE, || {
+    let report = eventually("netconfig is blind", TIMEOUT, || {
         let report = host.report(&[]);
         let found = verdicts(&report);
         let key = ("NETNS_NOT_SEEN".to_owned(), String::new());
@@ -319,7 +319,7 @@ fn a_directory_of_netns_that_is_private() {
     run("mount", &["--make-private", "/run/netns"]).unwrap();
     let key = ("NETNS_NOT_SHARED".to_owned(), String::new());
     // Nodes of other tests come and go beside this one.
-    let told = eventually("that alone is told", PATIENCE, || {
+    let told = eventually("that alone is told", TIMEOUT, || {
         let now = verdicts(&host.run_json(&[]));
         let is_new = |(key, verdict): &(&_, &_)| before.get(*key) != Some(*verdict);
         let changed: Vec<_> = now.iter().filter(is_new).collect();
@@ -328,7 +328,7 @@ fn a_directory_of_netns_that_is_private() {
     });
     run("mount", &["--make-shared", "/run/netns"]).unwrap();
     told.unwrap();
-    eventually("all is as before", PATIENCE, || {
+    eventually("all is as before", TIMEOUT, || {
         let now = verdicts(&host.run_json(&[]));
         anyhow::ensure!(now == before, "{now:?}");
         anyhow::Ok(())

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{Node, PATIENCE, Spec, bin, eventually};
+use integration::{Node, Spec, TIMEOUT, bin, eventually};
 use serde_json::Value;
 
 /// The verdict by code and subject.
@@ -99,7 +99,7 @@ impl Host {
     /// Waits until doctor reports exactly these findings, and for everything else the verdicts of before or that
     /// it cannot be checked.
     fn until_verdicts(&self, before: &Verdicts, wanted: &[(&str, &str, &str)]) {
-        eventually(&format!("doctor says {wanted:?}"), PATIENCE, || {
+        eventually(&format!("doctor says {wanted:?}"), TIMEOUT, || {
             let report = self.report(&[]);
             let now = verdicts(&report);
             let new: Vec<_> = now

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use integration::{PATIENCE, bin, eventually};
+use integration::{TIMEOUT, bin, eventually};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -128,7 +128,7 @@ impl Host {
     }
 
     pub(crate) fn until_ready(&self) {
-        let ready = eventually("the installer is ready", PATIENCE, || {
+        let ready = eventually("the installer is ready", TIMEOUT, || {
             if self.is_ready() {
                 Ok(())
             } else {
@@ -143,7 +143,7 @@ impl Host {
     }
 
     pub(crate) fn until_logged(&self, part: &str) {
-        eventually(part, PATIENCE, || {
+        eventually(part, TIMEOUT, || {
             let log = self.log();
             if log.contains(part) { Ok(()) } else { Err(log) }
         })
@@ -151,7 +151,7 @@ impl Host {
     }
 
     pub(crate) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        let patience = PATIENCE + Duration::from_secs(20);
+        let patience = TIMEOUT + Duration::from_secs(20);
         let held = eventually(what, patience, || {
             if holds(self) {
                 Ok(())
@@ -181,7 +181,7 @@ impl Host {
 
     pub(crate) fn ended(&mut self) -> Option<i32> {
         let mut installer = self.installer.take().unwrap();
-        let status = eventually("the installer ends", PATIENCE, || {
+        let status = eventually("the installer ends", TIMEOUT, || {
             installer.try_wait().unwrap().ok_or("it runs")
         });
         status

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use inpod_proto::podevents::v1::PodState;
 use integration::{
-    Call, Held, Moment, Node, Outcome, PATIENCE, Pod, Proxy, Running, SERVICES, Spec, Step,
+    Call, Held, Moment, Node, Outcome, Pod, Proxy, Running, SERVICES, Spec, Step, TIMEOUT,
     eventually,
 };
 use nix::sys::signal::Signal;
@@ -138,7 +138,7 @@ impl Bench {
     ) -> anyhow::Result<FinalState> {
         let mut since: Option<(FinalState, Instant)> = None;
         let firm = Duration::from_millis(200);
-        eventually("the pod is wholly in or wholly out", 2 * PATIENCE, || {
+        eventually("the pod is wholly in or wholly out", 2 * TIMEOUT, || {
             let found = self.look(pod).inspect_err(|_| since = None)?;
             if !states.contains(&found) {
                 since = None;
@@ -282,7 +282,7 @@ impl Bench {
         }
         // What was spooled meanwhile is eventually replayed.
         let spool = self.node.state_dir().join("spool");
-        eventually("the spool is read", PATIENCE, || {
+        eventually("the spool is read", TIMEOUT, || {
             let left = fs::read_dir(&spool).map_or(0, Iterator::count);
             ensure!(left == 0, "{left} entries are left");
             anyhow::Ok(())

@@ -20,7 +20,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use integration::eventually;
 use serde_json::{Value, json};
-use webhook::{PATIENCE, Webhook, pod};
+use webhook::{TIMEOUT, Webhook, pod};
 
 const ENABLED: (&str, &str) = ("istio-injection", "enabled");
 
@@ -115,7 +115,7 @@ fn without_the_injector_pods_fail_or_pass_as_the_failure_policy_says() {
         ["app"]
     );
     webhook.run();
-    eventually("pods are injected again", PATIENCE, || {
+    eventually("pods are injected again", TIMEOUT, || {
         let made = webhook.dry_run(&closed, &pod("later"))?;
         ensure!(containers(&made).len() == 2, "not yet");
         anyhow::Ok(())
@@ -137,7 +137,7 @@ fn a_configuration_is_followed_and_one_that_cannot_be_used_changes_nothing() {
         found.map(str::to_owned).context("no revision")
     };
     webhook.configure("revision: canary");
-    eventually("the configuration is followed", PATIENCE, || {
+    eventually("the configuration is followed", TIMEOUT, || {
         ensure!(revision()? == "canary", "not yet");
         anyhow::Ok(())
     })
@@ -147,7 +147,7 @@ fn a_configuration_is_followed_and_one_that_cannot_be_used_changes_nothing() {
     assert_eq!(revision().unwrap(), "canary");
     eventually(
         "it is told, and the Service keeps what still works",
-        PATIENCE,
+        TIMEOUT,
         || {
             let text = webhook.metrics()?;
             for line in [

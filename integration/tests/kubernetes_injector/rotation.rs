@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     ENABLED,
-    webhook::{PATIENCE, Webhook, pod},
+    webhook::{TIMEOUT, Webhook, pod},
 };
 
 /// Returns the serial number of the certificate in a new handshake.
@@ -47,7 +47,7 @@ fn no_review_is_lost_while_the_certificate_changes() {
         for number in 2..=5 {
             webhook.rotate(number, 2 * number);
             let wanted = format!("{number:02x}");
-            let seen = eventually("the new certificate is shown", PATIENCE, || {
+            let seen = eventually("the new certificate is shown", TIMEOUT, || {
                 let serial = serial(&webhook)?;
                 ensure!(serial.ends_with(&wanted), "{serial}");
                 anyhow::Ok(())

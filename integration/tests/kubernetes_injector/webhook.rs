@@ -16,7 +16,7 @@ use anyhow::{Context as _, ensure};
 use integration::{ApiServer, bin, eventually, run};
 use serde_json::{Value, json};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
@@ -125,7 +125,7 @@ impl Webhook {
             .stderr(log)
             .stdin(Stdio::null());
         self.child = Some(command.spawn().unwrap());
-        let ready = eventually("the injector is ready", PATIENCE, || {
+        let ready = eventually("the injector is ready", TIMEOUT, || {
             ensure!(
                 self.metrics()?.contains("inpod_injector_ready 1"),
                 "not ready"
@@ -214,7 +214,7 @@ impl Webhook {
     }
 
     pub(crate) fn until_reloaded(&self, what: &str, result: &str) {
-        eventually("the change is seen", PATIENCE, || {
+        eventually("the change is seen", TIMEOUT, || {
             let text = self.metrics()?;
             let is_meant = |line: &&str| {
                 line.contains(&format!("what=\"{what}\""))
@@ -295,7 +295,7 @@ impl Webhook {
 
     /// Waits until a pod created in dry run meets a condition.
     pub(crate) fn until(&self, namespace: &str, is_so: impl Fn(&Value) -> bool) {
-        let found = eventually("pods are injected", PATIENCE, || {
+        let found = eventually("pods are injected", TIMEOUT, || {
             let made = self.dry_run(namespace, &pod("probe"))?;
             ensure!(is_so(&made), "not yet");
             anyhow::Ok(())

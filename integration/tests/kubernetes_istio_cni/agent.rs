@@ -15,7 +15,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{TIMEOUT, cluster::Cluster};
+use crate::{AGENT_TIMEOUT, cluster::Cluster};
 
 /// The chart's `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);
@@ -84,7 +84,7 @@ impl<'a> IstioCni<'a> {
         self.cluster.server.apply(&chart(values).unwrap()).unwrap();
         self.account().unwrap();
         self.start().unwrap();
-        eventually("istio-cni is ready", TIMEOUT, || self.is_ready()).unwrap();
+        eventually("istio-cni is ready", AGENT_TIMEOUT, || self.is_ready()).unwrap();
     }
 
     /// Does what `kubectl delete daemonset --cascade=orphan` and then the garbage collector do.

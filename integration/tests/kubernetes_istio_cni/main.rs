@@ -18,7 +18,7 @@ use anyhow::ensure;
 use clients::{Clients, Tally, tally};
 use cluster::Cluster;
 use integration::{
-    App, Cgroups, Inhabitant, PATIENCE, Pod, Spec, bin, connect, eventually, source_seen,
+    App, Cgroups, Inhabitant, Pod, Spec, TIMEOUT, bin, connect, eventually, source_seen,
 };
 use nix::sys::signal::Signal;
 use runtime::{PRIMARY, Runtime};
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 const PORT: u16 = 8080;
 
 /// ztunnel reconnects to its agent within 15 s, and istio-cni's pods end within 30 s.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Removes our rules from a pod, as in `deploy/docs/migrate-from-istio-cni.md`.
 const REMOVE: &str = "nft list tables | grep -o 'inet inpod-.*' | while read -r table; do nft delete table $table; done";
@@ -107,7 +107,7 @@ impl<'a> Scene<'a> {
     /// Creates a pod and repeats ADD until the chain succeeds, as a kubelet does.
     fn pod(&self, name: &str, mode: Option<&str>) -> Running {
         let running = self.sandbox(name, mode);
-        eventually("the chain takes the pod", TIMEOUT, || {
+        eventually("the chain takes the pod", AGENT_TIMEOUT, || {
             self.runtime.add(&running.pod)
         })
         .unwrap();
@@ -127,7 +127,7 @@ impl<'a> Scene<'a> {
 
     /// Waits until istio-cni has enrolled the pod: its rules are there, and the annotation.
     fn until_enrolled_by_istio(&self, pod: &Pod) {
-        eventually("istio-cni has the pod", TIMEOUT, || {
+        eventually("istio-cni has the pod", AGENT_TIMEOUT, || {
             let (rules, shown) = (rules(pod)?, self.redirection(pod));
             ensure!(rules.contains("ISTIO_OUTPUT"), "{rules}");
             ensure!(shown == "enabled", "the annotation is {shown:?}");
@@ -188,7 +188,7 @@ impl<'a> Scene<'a> {
     }
 
     fn until_chain_ends_with(&self, plugin: &str) {
-        eventually("the chain", PATIENCE, || {
+        eventually("the chain", TIMEOUT, || {
             let chain = self.runtime.chain();
             ensure!(chain.last().is_some_and(|last| last == plugin), "{chain:?}");
             anyhow::Ok(())
@@ -213,7 +213,7 @@ impl<'a> Scene<'a> {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": null}}});
         let path = self.cluster().path(&pod.spec.name);
         self.cluster().server.patch(&path, &change).unwrap();
-        eventually("istio-cni has let it go", TIMEOUT, || {
+        eventually("istio-cni has let it go", AGENT_TIMEOUT, || {
             let shown = self.redirection(pod);
             ensure!(shown.is_empty(), "{shown}");
             anyhow::Ok(())
@@ -267,7 +267,7 @@ fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
 
 /// Expects nothing of istio-cni in the chain, nor in the node's own network if it ended by itself.
 fn nothing_of_istio_is_left(scene: &Scene<'_>) {
-    eventually("only we are in the chain", TIMEOUT, || {
+    eventually("only we are in the chain", AGENT_TIMEOUT, || {
         let files = scene.runtime.files();
         let is_ours = |(_, text): &(String, String)| !text.contains("istio-cni");
         ensure!(files.iter().all(is_ours), "{files:?}");
@@ -302,7 +302,7 @@ fn back(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
         node.stop(service, Signal::SIGTERM).unwrap();
     }
     if added.is_err() {
-        eventually("the chain takes the pod", TIMEOUT, || {
+        eventually("the chain takes the pod", AGENT_TIMEOUT, || {
             scene.runtime.add(&early.pod)
         })
         .unwrap();

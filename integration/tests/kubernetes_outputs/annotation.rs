@@ -3,7 +3,7 @@
 use crate::cluster::Cluster;
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{PATIENCE, eventually};
+use integration::{TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn a_running_pod_is_annotated_when_it_is_enrolled_and_loses_that_when_it_opts_ou
     until_annotated_as(&cluster, "web", None);
     cluster
         .node
-        .until(&pod.spec, PodState::Out, PATIENCE)
+        .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
     until_asked(&cluster, "web", &[json!("enabled"), Value::Null]);
@@ -67,7 +67,7 @@ fn a_running_pod_that_ztunnel_refuses_is_pending_through_all_attempts_and_enable
     // Some more attempts.
     let attempts = || cluster.node.explain(&pod.spec).unwrap().timeline.len();
     let before = attempts();
-    eventually("it was tried again", PATIENCE, || {
+    eventually("it was tried again", TIMEOUT, || {
         ensure!(attempts() > before + 2, "not yet");
         anyhow::Ok(())
     })
@@ -142,7 +142,7 @@ fn an_annotation_that_somebody_removes_from_an_enrolled_pod_is_put_back() {
     until_annotated_as(&cluster, "web", Some("enabled"));
     let change = json!({"metadata": {"annotations": {"ambient.istio.io/redirection": null}}});
     cluster.server.patch(&cluster.path("web"), &change).unwrap();
-    eventually("it is put back", PATIENCE, || {
+    eventually("it is put back", TIMEOUT, || {
         let told = patches(&cluster, "web");
         ensure!(told.len() == 2, "{told:?}");
         anyhow::Ok(())
@@ -210,7 +210,7 @@ fn a_successor_outside_the_mesh_is_not_marked_with_what_was_told_of_its_predeces
 fn restarts_of_a_ztunnel_and_of_every_service_with_a_hundred_pods_make_no_patch() {
     let cluster = Cluster::shared();
     let pods = many(&cluster, 100);
-    eventually("all are annotated", PATIENCE, || {
+    eventually("all are annotated", TIMEOUT, || {
         let made = all_patches(&cluster);
         ensure!(made == pods.len(), "{made}");
         anyhow::Ok(())

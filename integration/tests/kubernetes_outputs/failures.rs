@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use anyhow::ensure;
-use integration::{Act, Call, PATIENCE, Spec, Verb, eventually};
+use integration::{Act, Call, Spec, TIMEOUT, Verb, eventually};
 use serde_json::json;
 
 use crate::{
@@ -25,7 +25,7 @@ fn an_add_while_the_api_server_is_away_succeeds_and_its_late_annotation_is_told_
     let words = until_condition(&cluster, "annotations", false);
     assert!(words.contains("does not answer"), "{words}");
     assert_eq!(counted(&cluster, "inpod_pod_events_annotations_unmet"), 1);
-    eventually("it is late", PATIENCE, || {
+    eventually("it is late", TIMEOUT, || {
         let log = cluster.node.tail("pod-events", usize::MAX);
         ensure!(log.contains("ANNOTATION_FAILED"), "nothing has failed");
         ensure!(log.contains("ANNOTATION_LATE"), "nothing is late");
@@ -53,7 +53,7 @@ fn refused_adds_are_reported_with_their_reason_and_not_too_often() {
         let outcome = cluster.node.call(Call::add, &pod).run().unwrap();
         assert_ne!(outcome.code, 0, "{outcome:?}");
     }
-    let told = eventually("three are told and the rest dropped", PATIENCE, || {
+    let told = eventually("three are told and the rest dropped", TIMEOUT, || {
         let told = events(&cluster, "web", "ZtunnelRefused");
         let count = told
             .first()
@@ -89,7 +89,7 @@ fn an_event_that_a_server_refuses_until_it_knows_who_may_what_is_made_and_others
     proxy.fault(Verb::Create, "events", usize::MAX, Act::Refuse(403, None));
     refused("other");
     let failed = "inpod_pod_events_events_total{result=\"failed\"}";
-    eventually("it is given up", PATIENCE, || {
+    eventually("it is given up", TIMEOUT, || {
         ensure!(counted(&cluster, failed) == 1, "not yet");
         anyhow::Ok(())
     })
@@ -187,7 +187,7 @@ fn a_pod_and_its_namespace_that_go_while_their_patch_fails_are_not_asked_for_any
     };
     let pod = cluster.node.sandbox(spec).unwrap();
     cluster.node.add(&pod).unwrap();
-    eventually("another is annotated", PATIENCE, || {
+    eventually("another is annotated", TIMEOUT, || {
         let pod = cluster.server.get("/api/v1/namespaces/later/pods/later")?;
         ensure!(pod.pointer(ANNOTATION) == Some(&json!("enabled")), "{pod}");
         anyhow::Ok(())

@@ -10,7 +10,7 @@ mod failures;
 
 use anyhow::{Context as _, ensure};
 use cluster::Cluster;
-use integration::{PATIENCE, Pod, Spec, eventually, run};
+use integration::{Pod, Spec, TIMEOUT, eventually, run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -24,9 +24,9 @@ fn annotation(cluster: &Cluster, name: &str) -> Option<String> {
     value.map(str::to_owned)
 }
 
-/// Waits for the annotation. An attempt to enroll in the background takes nearly as long as `PATIENCE`.
+/// Waits for the annotation. An attempt to enroll in the background takes nearly as long as `TIMEOUT`.
 fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
-    eventually("the pod is annotated so", 3 * PATIENCE, || {
+    eventually("the pod is annotated so", 3 * TIMEOUT, || {
         let found = annotation(cluster, name);
         ensure!(found.as_deref() == wanted, "it bears {found:?}");
         anyhow::Ok(())
@@ -51,7 +51,7 @@ fn patches(cluster: &Cluster, name: &str) -> Vec<Value> {
 
 /// Waits until the server has recorded exactly these requests for a pod.
 fn until_asked(cluster: &Cluster, name: &str, wanted: &[Value]) {
-    eventually("this was asked for", PATIENCE, || {
+    eventually("this was asked for", TIMEOUT, || {
         let found = patches(cluster, name);
         ensure!(found == wanted, "{found:?}, not {wanted:?}");
         anyhow::Ok(())
@@ -90,7 +90,7 @@ fn events(cluster: &Cluster, name: &str, reason: &str) -> Vec<Value> {
 }
 
 fn until_event(cluster: &Cluster, name: &str, reason: &str) -> Value {
-    eventually("the Event is there", PATIENCE, || {
+    eventually("the Event is there", TIMEOUT, || {
         let found = events(cluster, name, reason).into_iter().next();
         found.with_context(|| format!("no {reason} of {name}"))
     })
@@ -123,7 +123,7 @@ fn set_status(cluster: &Cluster, name: &str, status: &Value) {
 }
 
 fn until_condition(cluster: &Cluster, name: &str, ok: bool) -> String {
-    eventually("the condition is so", PATIENCE, || {
+    eventually("the condition is so", TIMEOUT, || {
         let status = cluster.node.api().status()?;
         let mut all = status.conditions.into_iter();
         let found = all.find(|found| found.name == name).context("none")?;
@@ -156,7 +156,7 @@ fn may_patch(cluster: &Cluster, may: bool) {
         },
     });
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    eventually("the server knows", PATIENCE, || {
+    eventually("the server knows", TIMEOUT, || {
         let answer = cluster.server.create(path, &review)?;
         ensure!(
             answer.pointer("/status/allowed") == Some(&may.into()),

@@ -28,7 +28,7 @@ fn counted(cluster: &Cluster) -> f64 {
 }
 
 fn until_none(cluster: &Cluster) {
-    eventually("nobody is let through any more", PATIENCE, || {
+    eventually("nobody is let through any more", TIMEOUT, || {
         let all = listed(cluster);
         ensure!(all.is_empty(), "{all:?}");
         let count = counted(cluster);
@@ -44,7 +44,7 @@ fn admitted_unenrolled(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec
     cluster.start();
     cluster.node.ready().unwrap();
     cluster.until_pods(true);
-    eventually("both watches are open", PATIENCE, || {
+    eventually("both watches are open", TIMEOUT, || {
         let open = proxy.open_watches();
         ensure!(open == 2, "{open} watches");
         anyhow::Ok(())
@@ -98,7 +98,7 @@ fn pods_that_were_admitted_unenrolled_are_known_after_a_restart_and_forgotten_wi
         admitted_unenrolled(&[("a", Some("ambient")), ("b", Some("ambient"))]);
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     cluster.node.start("pod-events").unwrap();
-    eventually("it serves", PATIENCE, || cluster.node.api().status()).unwrap();
+    eventually("it serves", TIMEOUT, || cluster.node.api().status()).unwrap();
     let all = listed(&cluster);
     assert_eq!(all.len(), 2, "{all:?}");
     let [first, second] = &*pods else {
@@ -128,7 +128,7 @@ fn a_pod_that_is_admitted_unenrolled_is_listed_as_unhealthy_and_a_healthy_one_is
     assert_eq!(names, ["a"]);
     proxy.heal();
     until_none(&cluster);
-    eventually("nothing is amiss", PATIENCE, || {
+    eventually("nothing is amiss", TIMEOUT, || {
         let all = amiss();
         ensure!(all.is_empty(), "{all:?}");
         anyhow::Ok(())

@@ -28,7 +28,7 @@ fn a_job_that_ends_while_netconfig_is_away_leaves_when_it_is_back() {
     until_in(&cluster, &pod, Reason::LabelOnPod);
     cluster.node.stop("netconfig", Signal::SIGKILL).unwrap();
     set_status(&cluster, "job", &json!({"phase": "Succeeded"}));
-    eventually("its end is heard of", PATIENCE, || {
+    eventually("its end is heard of", TIMEOUT, || {
         let known = cluster.node.explain(&pod.spec)?;
         ensure!(known.reason() == Reason::PodTerminal, "{known:?}");
         anyhow::Ok(())
@@ -144,7 +144,7 @@ fn delete_namespace(cluster: &Cluster) {
     let how = ("PUT", "application/json");
     let done = cluster.server.ask_as("admin", how, &finalize, &object);
     done.unwrap();
-    eventually("the namespace is gone", PATIENCE, || {
+    eventually("the namespace is gone", TIMEOUT, || {
         ensure!(cluster.server.get(&path).is_err(), "it is there");
         anyhow::Ok(())
     })
@@ -160,7 +160,7 @@ fn a_pod_whose_namespace_is_gone_before_it_is_served_until_it_goes_too() {
     let _app = App::start(&pod.netns, PORT).unwrap();
     until_in(&cluster, &pod, Reason::LabelOnNamespace);
     delete_namespace(&cluster);
-    eventually("its namespace is heard to be gone", PATIENCE, || {
+    eventually("its namespace is heard to be gone", TIMEOUT, || {
         let known = cluster.node.explain(&pod.spec)?;
         ensure!(known.reason() == Reason::NamespaceUnknown, "{known:?}");
         anyhow::Ok(())
@@ -194,7 +194,7 @@ fn a_deletion_that_was_asked_for_withdraws_nothing_and_changes_of_the_pod_are_fo
         &json!({"ambient.istio.io/dns-capture": "true"}),
     );
     // The deletion was received with this change or before it.
-    eventually("the change is applied", PATIENCE, || {
+    eventually("the change is applied", TIMEOUT, || {
         ensure!(pod.ruleset()?.contains("15053"), "not yet");
         anyhow::Ok(())
     })

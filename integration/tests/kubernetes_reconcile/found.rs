@@ -23,7 +23,7 @@ fn is_annotated(cluster: &Cluster, name: &str) -> bool {
 }
 
 fn until_annotated(cluster: &Cluster, name: &str) {
-    eventually("it is annotated", PATIENCE, || {
+    eventually("it is annotated", TIMEOUT, || {
         ensure!(is_annotated(cluster, name), "it is not");
         anyhow::Ok(())
     })
@@ -162,7 +162,7 @@ fn a_sandbox_that_took_anothers_place_without_a_word_is_found_and_enrolled() {
     set_status(&cluster, "web", &runs_in(&second));
     let outsider = outsider(&cluster);
     let _app = App::start(&second.netns, PORT).unwrap();
-    eventually("it is enrolled", 3 * PATIENCE, || {
+    eventually("it is enrolled", 3 * TIMEOUT, || {
         let traces = second.traces()?;
         ensure!(
             traces != NOTHING,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
-    eventually("the pod is annotated so", PATIENCE, || {
+    eventually("the pod is annotated so", TIMEOUT, || {
         let object = cluster.server.get(&cluster.path(name))?;
         let found = object.pointer("/metadata/annotations/ambient.istio.io~1redirection");
         ensure!(
@@ -187,7 +187,7 @@ fn the_capture_of_name_resolution_is_switched_on_and_off_for_a_pod_that_runs() {
     let pod = cluster.pod("web", Some("ambient"));
     until_in(&cluster, &pod, Reason::LabelOnPod);
     let captures = |wanted: bool| {
-        eventually("the rules follow", PATIENCE, || {
+        eventually("the rules follow", TIMEOUT, || {
             let rules = pod.ruleset()?;
             ensure!(rules.contains("15053") == wanted, "{rules}");
             anyhow::Ok(())

@@ -30,7 +30,7 @@ use inpod_proto::{
     podevents::v1::{ExplainPodResponse, PodState},
     types::v1::Reason,
 };
-use integration::{PATIENCE, Pod, Spec, ask, eventually};
+use integration::{Pod, Spec, TIMEOUT, ask, eventually};
 use serde_json::{Value, json};
 
 /// The port on which applications listen.
@@ -89,7 +89,7 @@ fn beside(cluster: &Cluster, namespace: &str, name: &str, mode: Option<&str>) ->
 /// Waits until a pod is in a state for a reason.
 fn until(cluster: &Cluster, pod: &Pod, reason: Reason, state: PodState) -> ExplainPodResponse {
     let what = format!("{} is {}", pod.spec.name, reason.as_str_name());
-    eventually(&what, PATIENCE, || {
+    eventually(&what, TIMEOUT, || {
         let known = cluster.node.explain(&pod.spec)?;
         ensure!(
             known.reason() == reason && known.state() == state,
@@ -140,7 +140,7 @@ fn served(cluster: &Cluster) -> Vec<String> {
 
 /// Waits until a pod that is gone from the source is unknown everywhere, and nothing is held for it.
 fn until_forgotten(cluster: &Cluster, pod: &Pod) {
-    eventually("everything is let go", PATIENCE, || {
+    eventually("everything is let go", TIMEOUT, || {
         let claims = cluster.node.api().claims()?;
         let is_of = |id: &str| id == pod.container_id;
         let held = claims.iter().filter_map(|claim| claim.sandbox.as_ref());

@@ -78,7 +78,7 @@ impl Ending {
 /// Waits until the checkpoint contains no pod.
 fn until_nothing_is_recorded(cluster: &Cluster) {
     let records = cluster.node.run_dir().join("pod-events/pods");
-    eventually("nothing is recorded", PATIENCE, || {
+    eventually("nothing is recorded", TIMEOUT, || {
         let found = std::fs::read_dir(&records)?.count();
         ensure!(found == 0, "{found} records");
         anyhow::Ok(())
@@ -127,7 +127,7 @@ fn a_job_whose_status_says_that_it_has_ended_is_forgotten_with_its_last_connecti
     let stream = integration::connect(&outsider.netns, to).unwrap();
     let (_, mut captured) = integration::source_seen(stream).unwrap();
     set_status(&cluster, "job", &json!({"phase": "Succeeded"}));
-    eventually("it drains", PATIENCE, || {
+    eventually("it drains", TIMEOUT, || {
         let known = cluster.node.explain(&pod.spec)?;
         let mut events = known.timeline.iter().map(|entry| &entry.event);
         ensure!(

@@ -47,7 +47,7 @@ fn the_pods_of_a_namespace_that_is_excluded_after_a_restart_leave_and_new_ones_s
     until_out(&cluster, &late, Reason::NamespaceExcluded);
     // Deletions there are followed as in any namespace.
     cluster.server.delete(&cluster.path("by-label")).unwrap();
-    eventually("it is forgotten", PATIENCE, || {
+    eventually("it is forgotten", TIMEOUT, || {
         let known = cluster.node.explain(&by_label.spec);
         ensure!(known.is_err(), "{known:?}");
         anyhow::Ok(())

@@ -89,7 +89,7 @@ fn an_address_that_a_running_pod_gets_is_probed_and_one_that_it_loses_is_not() {
     let follow = |address: &str| {
         let status = json!({"podIP": address, "podIPs": [{"ip": address}, {"ip": pod.v6}]});
         set_status(&cluster, "web", &status);
-        eventually("the probe set follows", PATIENCE, || {
+        eventually("the probe set follows", TIMEOUT, || {
             let mut found = probed(&cluster)?;
             found.sort();
             ensure!(

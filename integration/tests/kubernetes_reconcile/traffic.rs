@@ -81,7 +81,7 @@ impl Times {
 
 /// Waits until the annotation informs peers that the pod is in the mesh.
 fn until_announced(cluster: &Cluster, pod: &Pod) {
-    eventually("peers are told", PATIENCE, || {
+    eventually("peers are told", TIMEOUT, || {
         let object = cluster.server.get(&cluster.path(&pod.spec.name))?;
         let found = object.pointer("/metadata/annotations/ambient.istio.io~1redirection");
         ensure!(found == Some(&json!("enabled")), "it bears {found:?}");

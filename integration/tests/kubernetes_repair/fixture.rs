@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::{podevents::v1::PodState, types::v1::Enrollment};
-use integration::{ApiServer, Node, PATIENCE, eventually, run};
+use integration::{ApiServer, Node, TIMEOUT, eventually, run};
 use serde_json::{Value, json};
 
 use crate::fake::Fake;
@@ -126,7 +126,7 @@ impl Fixture {
         let usual = usual.iter().filter(is_usual).flatten();
         let settings: Vec<_> = usual.chain(more).copied().collect();
         self.node.start_with("repair", &settings).unwrap();
-        eventually("repair is ready", PATIENCE, || {
+        eventually("repair is ready", TIMEOUT, || {
             ensure!(self.counted("inpod_repair_ready") == 1, "not yet");
             let heard = self.counted("inpod_repair_condition{name=\"pod-events\"}");
             ensure!(heard == 1, "it does not hear pod-events");
@@ -226,7 +226,7 @@ impl Fixture {
     }
 
     pub(crate) fn until_counted(&self, action: &str, result: &str, wanted: u64) {
-        eventually("it is counted", PATIENCE, || {
+        eventually("it is counted", TIMEOUT, || {
             let found = self.pods(action, result);
             ensure!(found == wanted, "{action} {result}: {found}");
             anyhow::Ok(())
@@ -235,7 +235,7 @@ impl Fixture {
     }
 
     pub(crate) fn event(&self, name: &str, reason: &str, kind: &str) -> String {
-        eventually("the Event is there", PATIENCE, || {
+        eventually("the Event is there", TIMEOUT, || {
             let path = format!(
                 "/apis/events.k8s.io/v1/namespaces/{}/events",
                 self.namespace
@@ -263,7 +263,7 @@ impl Fixture {
     }
 
     pub(crate) fn until_labelled(&self, name: &str, wanted: Option<&str>) {
-        eventually("the pod bears the label", PATIENCE, || {
+        eventually("the pod bears the label", TIMEOUT, || {
             let pod = self.pod(name)?;
             let found = pod.pointer(LABEL).and_then(Value::as_str);
             ensure!(found == wanted, "{found:?}");
@@ -273,7 +273,7 @@ impl Fixture {
     }
 
     pub(crate) fn until_gone(&self, name: &str) {
-        eventually("the pod is deleted", PATIENCE, || match self.pod(name) {
+        eventually("the pod is deleted", TIMEOUT, || match self.pod(name) {
             Err(_) => anyhow::Ok(()),
             Ok(pod) => {
                 ensure!(

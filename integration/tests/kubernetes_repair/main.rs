@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use fixture::{Action, Fixture};
 use inpod_proto::{podevents::v1::PodState, types::v1::Enrollment};
-use integration::{Act, ApiProxy, Cut, PATIENCE, Verb, eventually};
+use integration::{Act, ApiProxy, Cut, TIMEOUT, Verb, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -194,7 +194,7 @@ fn a_pod_that_has_changed_since_it_was_seen_survives() {
     fixture.broken("web");
     fixture.start(5, &[]);
     fixture.pass("web");
-    eventually("its deletion was asked for", PATIENCE, || {
+    eventually("its deletion was asked for", TIMEOUT, || {
         ensure!(fixture.pods("delete", "skip") > 0, "not yet");
         anyhow::Ok(())
     })
@@ -209,7 +209,7 @@ fn a_watch_that_broke_is_heard_of_again_where_no_pod_changes() {
     let proxy = ApiProxy::start(fixture.node.netns(), &fixture.node.kubeconfig()).unwrap();
     fixture.start(5, &[]);
     let listed = proxy.asked(Verb::List, "pods").len();
-    eventually("a watch is open", PATIENCE, || {
+    eventually("a watch is open", TIMEOUT, || {
         ensure!(proxy.open_watches() > 0, "not yet");
         anyhow::Ok(())
     })
@@ -218,7 +218,7 @@ fn a_watch_that_broke_is_heard_of_again_where_no_pod_changes() {
     proxy.cut(Cut::Broken);
     eventually(
         "the pods are listed again, and repair is ready",
-        PATIENCE,
+        TIMEOUT,
         || {
             let again = proxy.asked(Verb::List, "pods").len() - listed;
             ensure!(again > 0, "they are not listed");
@@ -239,7 +239,7 @@ fn no_more_pods_are_deleted_in_a_minute_than_the_node_may() {
     names.iter().for_each(|name| drop(fixture.broken(name)));
     fixture.start(0, &["--changes-per-minute", "2"]);
     let left = || names.iter().filter(|name| fixture.is_there(name)).count();
-    eventually("two are deleted", PATIENCE, || {
+    eventually("two are deleted", TIMEOUT, || {
         ensure!(left() == 4, "{} are left", left());
         anyhow::Ok(())
     })

@@ -1,7 +1,7 @@
 //! repair beside the real pod-events, on a node with everything.
 
 use anyhow::ensure;
-use integration::{PATIENCE, Pod, eventually};
+use integration::{Pod, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_reported_as_repaire
     cluster.server.patch(&cluster.path("web"), &label).unwrap();
     cluster.node.start("netconfig").unwrap();
     cluster.node.until_whole(&pod.spec).unwrap();
-    eventually("it is told", PATIENCE, || {
+    eventually("it is told", TIMEOUT, || {
         let path = format!(
             "/apis/events.k8s.io/v1/namespaces/{}/events",
             cluster.namespace

@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::PodState;
-use integration::{Cgroups, Inhabitant, PATIENCE, Pod, Spec, bin_for_all, eventually};
+use integration::{Cgroups, Inhabitant, Pod, Spec, TIMEOUT, bin_for_all, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -211,7 +211,7 @@ fn what_is_malformed_of_a_pod_that_runs_is_one_event_with_the_annotations_name()
     let fixture = Fixture::real(Action::Repair);
     let missed = Missed::new(&fixture, Some("nft"));
     missed.until_refused();
-    let event = eventually("it is told", PATIENCE, || {
+    let event = eventually("it is told", TIMEOUT, || {
         events(&fixture).into_iter().next().context("no Event")
     })
     .unwrap();

@@ -18,7 +18,7 @@ use anyhow::ensure;
 use common::{Mesh, PORT};
 use inpod_proto::podevents::v1::PodState;
 use integration::{
-    App, Call, Node, PATIENCE, Pod, SERVICES, Spec, ask, connect, eventually, exchange, source_seen,
+    App, Call, Node, Pod, SERVICES, Spec, TIMEOUT, ask, connect, eventually, exchange, source_seen,
 };
 use nix::sys::signal::Signal;
 
@@ -74,7 +74,7 @@ fn a_label_on_a_running_pod_enrols_it_and_its_removal_withdraws_it() {
     );
 
     node.write_manifest(&pod.spec).unwrap();
-    node.until(&pod.spec, PodState::Out, PATIENCE).unwrap();
+    node.until(&pod.spec, PodState::Out, TIMEOUT).unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
     assert!(node.api().claims().unwrap().is_empty());
     assert!(node.api().workloads().unwrap().workloads.is_empty());
@@ -96,7 +96,7 @@ fn a_captured_connection_lives_on_while_its_pod_withdraws_and_new_ones_go_direct
             ..mesh.b.spec.clone()
         })
         .unwrap();
-    eventually("the pod drains", PATIENCE, || {
+    eventually("the pod drains", TIMEOUT, || {
         let known = mesh.node.explain(&mesh.b.spec)?;
         ensure!(
             known
@@ -123,7 +123,7 @@ fn a_captured_connection_lives_on_while_its_pod_withdraws_and_new_ones_go_direct
     exchange(&mut captured, "still here").unwrap();
     drop(captured);
     mesh.node
-        .until(&mesh.b.spec, PodState::Out, PATIENCE)
+        .until(&mesh.b.spec, PodState::Out, TIMEOUT)
         .unwrap();
     assert_eq!(mesh.b.traces().unwrap(), NOTHING);
 }
@@ -139,7 +139,7 @@ fn a_pod_that_is_labelled_again_while_it_drains_is_enrolled_again() {
         })
         .unwrap();
     mesh.node
-        .until(&mesh.b.spec, PodState::Withdrawing, PATIENCE)
+        .until(&mesh.b.spec, PodState::Withdrawing, TIMEOUT)
         .unwrap();
     mesh.node.write_manifest(&mesh.b.spec).unwrap();
     mesh.node.until_whole(&mesh.b.spec).unwrap();
@@ -158,7 +158,7 @@ fn the_end_of_a_captured_connection_or_of_the_grace_is_awaited_by_nobody_else() 
         })
         .unwrap();
     mesh.node
-        .until(&mesh.b.spec, PodState::Withdrawing, PATIENCE)
+        .until(&mesh.b.spec, PodState::Withdrawing, TIMEOUT)
         .unwrap();
     let began = Instant::now();
     mesh.node.pod(Spec::new("c").ambient()).unwrap();
@@ -192,7 +192,7 @@ fn after_del_nothing_of_the_pod_is_held_and_the_host_side_of_its_veth_is_gone_wi
     assert!(node.api().claims().unwrap().is_empty());
     assert!(node.api().workloads().unwrap().workloads.is_empty());
     assert!(node.explain(&held.spec).unwrap().sandbox.is_none());
-    eventually("ztunnel has let go", PATIENCE, || {
+    eventually("ztunnel has let go", TIMEOUT, || {
         let state = node.ztunnel_state()?.to_string();
         ensure!(!state.contains(&held.spec.uid), "{state}");
         anyhow::Ok(())
@@ -263,7 +263,7 @@ fn a_sandbox_whose_del_was_never_told_is_forgotten_when_its_netns_is_gone() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     pod.unmount().unwrap();
-    eventually("the claim is released", PATIENCE, || {
+    eventually("the claim is released", TIMEOUT, || {
         ensure!(node.api().claims()?.is_empty(), "it is held");
         ensure!(
             node.api().workloads()?.workloads.is_empty(),
@@ -287,7 +287,7 @@ fn a_ztunnel_that_never_answers_ends_add_within_its_deadline_with_code_11_and_le
         .try_for_each(|service| node.start(service))
         .unwrap();
     node.start_ztunnel(&["--fault", "never-ack"]).unwrap();
-    eventually("ztunnel is connected", PATIENCE, || {
+    eventually("ztunnel is connected", TIMEOUT, || {
         ensure!(!node.api().workloads()?.sessions.is_empty(), "it is not");
         anyhow::Ok(())
     })
@@ -336,7 +336,7 @@ fn a_ztunnel_that_refuses_is_quoted_in_the_error_and_nothing_is_left() {
     left_nothing(&node, &pod);
     // One bad pod must not block the others, or ztunnel's readiness.
     node.pod(Spec::new("b").ambient()).unwrap();
-    eventually("ztunnel is ready", PATIENCE, || {
+    eventually("ztunnel is ready", TIMEOUT, || {
         let state = node.ztunnel_state()?;
         ensure!(state["ready"] == true, "{state}");
         anyhow::Ok(())

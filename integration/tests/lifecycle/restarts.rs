@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use crate::common::{Mesh, PORT};
 use anyhow::ensure;
-use integration::{App, Node, PATIENCE, SERVICES, Spec, eventually, exchange};
+use integration::{App, Node, SERVICES, Spec, TIMEOUT, eventually, exchange};
 use nix::sys::signal::Signal;
 
 use crate::open;
@@ -96,7 +96,7 @@ fn a_restarted_ztunnel_is_given_every_pod_again() {
 fn restart_ztunnel(node: &Node) {
     node.stop("ztunnel", Signal::SIGKILL).unwrap();
     node.start_ztunnel(&[]).unwrap();
-    eventually("ztunnel is ready again", PATIENCE, || {
+    eventually("ztunnel is ready again", TIMEOUT, || {
         let state = node.ztunnel_state()?;
         ensure!(
             state["ready"] == true && state["pods"].as_array().is_some_and(|pods| pods.len() == 2),
@@ -126,7 +126,7 @@ fn a_sandbox_that_ended_while_pod_events_was_away_is_forgotten_when_it_is_back()
     pod.unmount().unwrap();
     node.start("netconfig").unwrap();
     node.start("pod-events").unwrap();
-    eventually("it is forgotten", PATIENCE, || {
+    eventually("it is forgotten", TIMEOUT, || {
         ensure!(node.explain(&pod.spec)?.sandbox.is_none(), "it is recorded");
         ensure!(
             node.api().workloads()?.workloads.is_empty(),

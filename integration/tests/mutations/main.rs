@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{Call, Node, Outcome, PATIENCE, Pod, Spec, State, eventually};
+use integration::{Call, Node, Outcome, Pod, Spec, State, TIMEOUT, eventually};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -252,7 +252,7 @@ fn ten_thousand_wrong_calls_are_answered_as_the_spec_says_and_touch_no_other_san
 
 /// Sends DELs for every sandbox that a wrong call created, all of them in the one netns; then nothing may be left.
 fn end_what_is_left(node: &Node, pod: &Pod) -> anyhow::Result<()> {
-    eventually("what is left belongs to the netns", PATIENCE, || {
+    eventually("what is left belongs to the netns", TIMEOUT, || {
         left(node, pod)
     })?;
     let records = fs::read_dir(node.run_dir().join("pod-events/pods"))?;

@@ -17,7 +17,7 @@ use inpod_proto::netconfig::v1::{
     ListClaimsRequest, netconfig_service_client::NetconfigServiceClient,
 };
 use inpod_service::otlp::wire::{ERROR, INTERNAL, SERVER, Value};
-use integration::{Call, Node, PATIENCE, SERVICES, Spec, eventually, number};
+use integration::{Call, Node, SERVICES, Spec, TIMEOUT, eventually, number};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tonic::Request;
@@ -72,7 +72,7 @@ impl Bench {
         let call = |client: NetconfigServiceClient<_>, number: usize| {
             let header = format!("00-{:032x}-00f067aa0ba902b7-{flags}", number + 1);
             let mut request = Request::new(ListClaimsRequest {});
-            request.set_timeout(PATIENCE);
+            request.set_timeout(TIMEOUT);
             let metadata = request.metadata_mut();
             metadata.insert("traceparent", header.parse().unwrap());
             let mut client = client;
@@ -103,7 +103,7 @@ impl Bench {
     }
 
     fn until_counted(&self, service: &str, result: &str) {
-        eventually(&format!("{service} counts {result}"), PATIENCE, || {
+        eventually(&format!("{service} counts {result}"), TIMEOUT, || {
             let count = self.counted(service, result);
             ensure!(count > 0.5, "it counts {count}");
             Ok(())
@@ -172,7 +172,7 @@ fn one_add_is_one_tree_of_spans_over_all_processes() {
     let collector = Collector::start(&bench.socket());
     bench.start();
     let trace = add(&bench.node, "a");
-    let spans = eventually("every span of the ADD is exported", PATIENCE, || {
+    let spans = eventually("every span of the ADD is exported", TIMEOUT, || {
         let spans = collector.spans();
         for (name, ..) in TREE {
             ensure!(spans.iter().any(|it| it.span.name == name), "no {name}");
@@ -229,7 +229,7 @@ fn an_add_that_fails_is_an_error_with_its_code_and_its_reason() {
     let add = add.with_var("CNI_NETNS", "/proc/1/ns/net");
     let outcome = add.timeout_seconds(ADD).run().unwrap();
     assert_ne!(outcome.code, 0, "{outcome:?}");
-    eventually("the failure is exported", PATIENCE, || {
+    eventually("the failure is exported", TIMEOUT, || {
         let spans = collector.spans();
         let add = one(&spans, ADD_POD)?;
         let status = add.span.status.clone().context("no status")?;
@@ -258,10 +258,10 @@ fn what_is_not_sampled_is_not_exported() {
     let bench = Bench::new();
     let collector = Collector::start(&bench.socket());
     bench.start_one("netconfig");
-    eventually("netconfig answers", PATIENCE, || bench.node.api().claims()).unwrap();
+    eventually("netconfig answers", TIMEOUT, || bench.node.api().claims()).unwrap();
     bench.calls(3, "00");
     bench.calls(1, "01");
-    let spans = eventually("a span is exported", PATIENCE, || {
+    let spans = eventually("a span is exported", TIMEOUT, || {
         Some(collector.spans())
             .filter(|spans| !spans.is_empty())
             .context("none")
@@ -278,7 +278,7 @@ fn a_collector_that_hangs_holds_up_no_call_and_what_is_too_much_is_counted() {
     let collector = Collector::hanging(&bench.socket());
     bench.start();
     add(&bench.node, "a");
-    eventually("an export hangs", PATIENCE, || {
+    eventually("an export hangs", TIMEOUT, || {
         ensure!(!collector.spans().is_empty(), "none has come");
         Ok(())
     })
@@ -309,7 +309,7 @@ fn a_collector_that_is_away_is_reported_once_and_found_again_when_it_is_back() {
     }
     let failed = bench.counted("netconfig", "failed");
     bench.calls(1, "01");
-    eventually("another batch fails", PATIENCE, || {
+    eventually("another batch fails", TIMEOUT, || {
         ensure!(
             bench.counted("netconfig", "failed") > failed + 0.5,
             "none has"
@@ -320,7 +320,7 @@ fn a_collector_that_is_away_is_reported_once_and_found_again_when_it_is_back() {
     assert_eq!(bench.logged("netconfig", "Cannot export spans"), 1);
     let collector = Collector::start(&bench.socket());
     let trace = add(&bench.node, "b");
-    eventually("spans are exported again", PATIENCE, || {
+    eventually("spans are exported again", TIMEOUT, || {
         let spans = collector.spans();
         let here = spans.iter().filter(|it| it.trace() == trace);
         let processes: BTreeSet<_> = here.map(|it| &*it.process).collect();
@@ -330,7 +330,7 @@ fn a_collector_that_is_away_is_reported_once_and_found_again_when_it_is_back() {
     .unwrap();
     for service in SERVICES {
         let told = format!("{service} says so");
-        eventually(&told, PATIENCE, || {
+        eventually(&told, TIMEOUT, || {
             let count = bench.logged(service, "Spans are exported again");
             ensure!(count == 1, "{count} times");
             Ok(())
@@ -344,7 +344,7 @@ fn the_last_spans_are_exported_before_a_process_ends() {
     let bench = Bench::new();
     let collector = Collector::start(&bench.socket());
     bench.start_one("netconfig");
-    eventually("netconfig answers", PATIENCE, || bench.node.api().claims()).unwrap();
+    eventually("netconfig answers", TIMEOUT, || bench.node.api().claims()).unwrap();
     bench.calls(600, "01");
     bench.node.stop("netconfig", Signal::SIGTERM).unwrap();
     assert_eq!(collector.spans().len(), 600);

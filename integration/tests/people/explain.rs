@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::ensure;
 use integration::{
-    Call, Inhabitant, Node, PATIENCE, SERVICES, Spec, connect, eventually, source_seen,
+    Call, Inhabitant, Node, SERVICES, Spec, TIMEOUT, connect, eventually, source_seen,
 };
 use serde_json::Value;
 
@@ -149,7 +149,7 @@ fn a_pod_of_a_namespace_that_nobody_knows_is_unknown_and_one_that_nobody_knows_i
         "kind: Pod\nmetadata: [",
     )
     .unwrap();
-    eventually("the gap is seen", PATIENCE, || {
+    eventually("the gap is seen", TIMEOUT, || {
         let text = output_of(&node, &["explain", "bank/stray"]);
         ensure!(text.contains("unknown (NAMESPACE_UNKNOWN)"), "{text}");
         anyhow::Ok(())
@@ -185,7 +185,7 @@ fn a_pod_that_ztunnel_refuses_is_unhealthy_with_ztunnels_error_and_what_comes_ne
     assert!(text.contains("has no known sandbox"), "{text}");
     let waits = node.pod(Spec::new("waits")).unwrap();
     node.write_manifest(&waits.spec.clone().ambient()).unwrap();
-    eventually("it waits", PATIENCE, || {
+    eventually("it waits", TIMEOUT, || {
         let text = explained(&node, "waits");
         ensure!(text.contains("\nFailure     ZTUNNEL_"), "{text}");
         ensure!(text.contains(": enroll it\n"), "{text}");
@@ -215,7 +215,7 @@ fn a_pod_that_leaves_and_one_that_ends_say_what_is_waited_for() {
         ..mesh.b.spec.clone()
     };
     node.write_manifest(&leaves).unwrap();
-    eventually("it drains", PATIENCE, || {
+    eventually("it drains", TIMEOUT, || {
         let text = explained(node, "b");
         ensure!(text.contains("State       withdrawing"), "{text}");
         ensure!(
@@ -229,7 +229,7 @@ fn a_pod_that_leaves_and_one_that_ends_say_what_is_waited_for() {
     .unwrap();
     let _app = Inhabitant::of(&mesh.a).unwrap();
     node.call(Call::del, &mesh.a).run().unwrap();
-    eventually("it ends", PATIENCE, || {
+    eventually("it ends", TIMEOUT, || {
         let text = explained(node, "a");
         ensure!(text.contains("State       deleting"), "{text}");
         ensure!(text.contains("forget its sandbox once only"), "{text}");
@@ -244,7 +244,7 @@ fn a_pod_that_is_gone_from_the_source_is_explained_by_what_is_recorded() {
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     let _app = Inhabitant::of(&pod).unwrap();
     fs::remove_file(node.manifests().join("shop-a.yaml")).unwrap();
-    eventually("it is gone", PATIENCE, || {
+    eventually("it is gone", TIMEOUT, || {
         let text = explained(&node, "a");
         ensure!(text.contains("none, because POD_UNKNOWN"), "{text}");
         ensure!(text.contains("once no process runs in it"), "{text}");

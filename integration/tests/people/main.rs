@@ -10,7 +10,7 @@ mod watch;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::ensure;
-use integration::{Cgroups, Node, PATIENCE, SERVICES, Spec, bin, eventually, is_alone, run};
+use integration::{Cgroups, Node, SERVICES, Spec, TIMEOUT, bin, eventually, is_alone, run};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -192,7 +192,7 @@ fn a_resync_cuts_a_wait_short() {
     node.ready().unwrap();
     let pod = node.pod(Spec::new("a")).unwrap();
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();
-    eventually("the wait is long", PATIENCE, || {
+    eventually("the wait is long", TIMEOUT, || {
         let text = explained(&node, "a");
         ensure!(text.contains("\nNext        in "), "{text}");
         anyhow::Ok(())
@@ -216,7 +216,7 @@ fn a_process_of_a_pod_may_neither_resync_nor_read() {
         node.start_for("cgroup:/a/place/where/nobody/is", service)
             .unwrap();
     }
-    eventually("they serve", PATIENCE, || node.api().status()).unwrap();
+    eventually("they serve", TIMEOUT, || node.api().status()).unwrap();
     let (program, run_dir) = (bin("inpod").unwrap(), node.run_dir());
     for command in ["resync --all", "pods", "pods --watch", "explain shop/a"] {
         let script = format!(
@@ -260,7 +260,7 @@ fn who_cannot_be_reached_is_named_with_the_socket_and_what_to_do() {
 #[test]
 fn the_status_tells_of_each_service_and_fails_where_one_is_away() {
     let node = Node::running().unwrap();
-    eventually("all are ready", PATIENCE, || {
+    eventually("all are ready", TIMEOUT, || {
         let output = asked(&node, &["status"]);
         let text = String::from_utf8(output.stdout)?;
         ensure!(output.status.success(), "{text}");

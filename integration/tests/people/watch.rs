@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{Node, PATIENCE, Spec, connect, eventually, source_seen};
+use integration::{Node, Spec, TIMEOUT, connect, eventually, source_seen};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ impl Watch {
     }
 
     fn until(&self, name: &str, expected: &[&str]) {
-        eventually("the watch tells it", PATIENCE, || {
+        eventually("the watch tells it", TIMEOUT, || {
             let states = self.states(name)?;
             ensure!(states == expected, "{states:?} instead of {expected:?}");
             anyhow::Ok(())
@@ -124,7 +124,7 @@ fn a_watch_for_people_goes_on_with_a_line_for_each_change_and_ends_when_nobody_r
     while !next().contains("a enrolled ambient LABEL_ON_POD") {}
     drop(lines);
     node.write_manifest(&pod.spec).unwrap();
-    let output = eventually("it ends", PATIENCE, || {
+    let output = eventually("it ends", TIMEOUT, || {
         child.try_wait()?.context("it goes on")
     });
     assert_eq!(output.unwrap().code(), Some(0));
@@ -134,7 +134,7 @@ fn a_watch_for_people_goes_on_with_a_line_for_each_change_and_ends_when_nobody_r
 fn a_stream_ends_with_its_service() {
     let node = Node::running().unwrap();
     let mut watch = Watch::start(&node, &[]);
-    eventually("it has begun", PATIENCE, || {
+    eventually("it has begun", TIMEOUT, || {
         ensure!(
             fs::read_to_string(&watch.output)?.contains("stateComplete"),
             "not yet"

@@ -12,7 +12,7 @@ use inpod_proto::{
     types::v1::{Enrollment, Reason},
 };
 use inpod_types::keys;
-use integration::{Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, Spec, eventually};
+use integration::{Call, Cgroups, Inhabitant, Node, Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 /// Returns a node that has never had a broker or a ztunnel.
@@ -26,7 +26,7 @@ fn without_ztunnel() -> Node {
 /// Waits until a pod is redirected to its sidecar with exactly its rules, and is unknown to ztunnel.
 fn until_redirected(node: &Node, pod: &Pod) -> ExplainPodResponse {
     let what = format!("{} is redirected to its sidecar", pod.spec.name);
-    let known = eventually(&what, PATIENCE, || {
+    let known = eventually(&what, TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         ensure!(known.state() == PodState::Enrolled, "{known:?}");
         let rules = known.rules.as_ref().context("no rules reported")?;
@@ -85,7 +85,7 @@ fn a_pod_with_a_sidecar_is_redirected_where_no_broker_and_no_ztunnel_ever_was() 
         let check = check.with_key("cniVersion", "1.1.0").run().unwrap();
         assert_eq!(check.code, 0, "{check:?}");
         node.del(&pod).unwrap();
-        eventually("its claim is let go", PATIENCE, || {
+        eventually("its claim is let go", TIMEOUT, || {
             ensure!(node.api().claims()?.is_empty());
             anyhow::Ok(())
         })
@@ -97,7 +97,7 @@ fn a_pod_with_a_sidecar_is_redirected_where_no_broker_and_no_ztunnel_ever_was() 
 fn the_namespace_of_a_pod_with_a_sidecar_is_enrolled_for_the_plugin() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("web").injected()).unwrap();
-    eventually("the namespace is listed", PATIENCE, || {
+    eventually("the namespace is listed", TIMEOUT, || {
         let list = fs::read_to_string(node.state_dir().join("enrolled-namespaces"))?;
         ensure!(list.lines().any(|line| line.contains("shop")), "{list}");
         anyhow::Ok(())
@@ -223,7 +223,7 @@ fn ambient_pods_and_pods_with_a_sidecar_live_side_by_side_through_every_restart(
         node.stop(service, Signal::SIGKILL).unwrap();
         node.start(service).unwrap();
         node.ready().unwrap();
-        eventually("every claim is back", PATIENCE, || {
+        eventually("every claim is back", TIMEOUT, || {
             ensure!(node.api().claims()?.len() == 2);
             anyhow::Ok(())
         })
@@ -253,7 +253,7 @@ fn a_pod_with_a_sidecar_that_started_while_the_plugin_was_missing_is_found_and_r
         addresses: vec![v4, v6],
         ..spec.annotated(keys::INTERCEPTION_MODE, "nft")
     });
-    let refused = eventually("the failure is told", PATIENCE, || {
+    let refused = eventually("the failure is told", TIMEOUT, || {
         node.explain(&pod.spec)?.last_failure.context("no failure")
     })
     .unwrap();

@@ -6,7 +6,7 @@ use inpod_proto::{
     types::v1::{Enrollment, Reason},
 };
 use inpod_types::keys;
-use integration::{PATIENCE, Pod, Spec, eventually};
+use integration::{Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 use crate::{changed, input, noted, rules, until_redirected, without_ztunnel};
@@ -16,7 +16,7 @@ fn rules_to_a_sidecar_that_are_flushed_are_repaired() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("web").injected()).unwrap();
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
-    eventually("it is mended", PATIENCE, || {
+    eventually("it is mended", TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         ensure!(noted(&known, "repaired rules"), "{:?}", known.timeline);
         ensure!(known.drift.iter().any(|drift| drift.count > 0));
@@ -36,7 +36,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_a_malformed_one_does_not
     changed(&node, &mut pod, |spec| {
         spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "")
     });
-    eventually("its rules are others", PATIENCE, || {
+    eventually("its rules are others", TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         ensure!(noted(&known, "changed rules"), "{:?}", known.timeline);
         ensure!(
@@ -51,7 +51,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_a_malformed_one_does_not
     changed(&node, &mut pod, |spec| {
         spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "http")
     });
-    let refused = eventually("the failure is told", PATIENCE, || {
+    let refused = eventually("the failure is told", TIMEOUT, || {
         node.explain(&pod.spec)?.last_failure.context("no failure")
     })
     .unwrap();
@@ -61,7 +61,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_a_malformed_one_does_not
     changed(&node, &mut pod, |spec| {
         spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*")
     });
-    eventually("it is as it was", PATIENCE, || {
+    eventually("it is as it was", TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         ensure!(known.last_failure.is_none(), "{:?}", known.last_failure);
         ensure!(known.rules.is_some_and(|rules| rules.fingerprint == before));
@@ -76,7 +76,7 @@ fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_an
     let mut pod = node.pod(Spec::new("web").injected()).unwrap();
     let before = rules(&pod);
     let stays = |pod: &Pod, reason| {
-        let known = eventually("the decision is another", PATIENCE, || {
+        let known = eventually("the decision is another", TIMEOUT, || {
             let known = node.explain(&pod.spec)?;
             ensure!(known.reason() == reason, "{known:?}");
             anyhow::Ok(known)
@@ -101,7 +101,7 @@ fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_an
     stays(&pod, Reason::HasSidecar);
     assert_eq!(rules(&pod), before);
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
-    eventually("it is mended", PATIENCE, || {
+    eventually("it is mended", TIMEOUT, || {
         ensure!(noted(&node.explain(&pod.spec)?, "repaired rules"));
         anyhow::Ok(())
     })

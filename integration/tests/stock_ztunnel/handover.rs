@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{PATIENCE, Pod, Spec, ask, connect, eventually, exchange, source_seen};
+use integration::{Pod, Spec, TIMEOUT, ask, connect, eventually, exchange, source_seen};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -47,7 +47,7 @@ fn assert_all_went_through(mesh: &Mesh, attempts: &[Attempt], ztunnels: &[&str])
     let (made, first) = (attempts.len(), failed.first());
     assert!(failed.is_empty(), "{} of {made}: {first:?}", failed.len());
     // ztunnel logs a connection a little after its end.
-    eventually("every connection is told of", PATIENCE, || {
+    eventually("every connection is told of", TIMEOUT, || {
         let through: Vec<_> = ztunnels.iter().map(|it| left_through(mesh, it)).collect();
         let by =
             |sources: &BTreeSet<_>, it: &Attempt| it.from.is_some_and(|it| sources.contains(&it));
@@ -73,7 +73,7 @@ fn listeners(pod: &Pod) -> anyhow::Result<usize> {
 }
 
 fn until_listeners(pod: &Pod, wanted: usize) {
-    eventually("the listeners are as many", PATIENCE, || {
+    eventually("the listeners are as many", TIMEOUT, || {
         let listeners = listeners(pod)?;
         ensure!(listeners == wanted, "{listeners} instead of {wanted}");
         anyhow::Ok(())
@@ -122,7 +122,7 @@ fn a_connection_that_crosses_the_goaway_of_a_ztunnel_that_stops_has_neither_an_a
     let came_back = loss.came_back().unwrap();
     mesh.scene.node.signal(FIRST, Signal::SIGTERM).unwrap();
     until_listeners(&mesh.server, 0);
-    eventually("it says GOAWAY", PATIENCE, || {
+    eventually("it says GOAWAY", TIMEOUT, || {
         ensure!(loss.came_back()? > came_back, "nothing came back");
         anyhow::Ok(())
     })
@@ -165,14 +165,14 @@ fn withdraw_with_live_connections(mesh: &Mesh, from: &[&Pod]) -> Duration {
         ..mesh.server.spec.clone()
     };
     node.write_manifest(&out).unwrap();
-    node.until(&out, PodState::Withdrawing, PATIENCE).unwrap();
+    node.until(&out, PodState::Withdrawing, TIMEOUT).unwrap();
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
     let source = ask(&mesh.outsider.netns, application(&mesh.server)).unwrap();
     assert_eq!(source, mesh.outsider.v4);
     assert_eq!(listeners(&mesh.server).unwrap(), 1);
     drop(flows);
     let ended = Instant::now();
-    node.until(&out, PodState::Out, GRACE + PATIENCE).unwrap();
+    node.until(&out, PodState::Out, GRACE + TIMEOUT).unwrap();
     mesh.until_served(FIRST, 1).unwrap();
     assert_eq!(listeners(&mesh.server).unwrap(), 0);
     assert!(mesh.server.traces().unwrap().is_empty());

@@ -1,7 +1,7 @@
 //! Packets of tunnels that are lost for a while, on the node's side of pods.
 
 use anyhow::{Context as _, ensure};
-use integration::{PATIENCE, Pod, eventually};
+use integration::{Pod, TIMEOUT, eventually};
 
 use crate::mesh::{HBONE, Mesh};
 
@@ -29,7 +29,7 @@ impl<'a> Loss<'a> {
 
     /// Waits until a request to the other pod was lost.
     pub(crate) fn until_request(&self) -> anyhow::Result<()> {
-        eventually("a request is lost", PATIENCE, || {
+        eventually("a request is lost", TIMEOUT, || {
             ensure!(self.counted("forth")? > 0, "none yet");
             anyhow::Ok(())
         })

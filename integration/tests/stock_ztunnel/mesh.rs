@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use integration::{
-    App, Carried, PATIENCE, Pod, SERVICES, Spec, ZTUNNEL_CAPABILITIES, ask, eventually, run,
+    App, Carried, Pod, SERVICES, Spec, TIMEOUT, ZTUNNEL_CAPABILITIES, ask, eventually, run,
 };
 use serde_json::Value;
 
@@ -94,7 +94,7 @@ impl Mesh {
     /// Waits until a ztunnel serves this many pods and is ready, which it is not while one is pending.
     pub(crate) fn until_served(&self, ztunnel: &str, pods: usize) -> anyhow::Result<()> {
         let what = format!("{ztunnel} is ready with {pods} pods");
-        eventually(&what, PATIENCE, || {
+        eventually(&what, TIMEOUT, || {
             let served = self.served(ztunnel)?;
             ensure!(served.len() == pods, "{served:?}");
             let node = &self.scene.node;
@@ -120,7 +120,7 @@ impl Mesh {
             ensure!(new.len() >= carried, "of {carried} are told: {new:?}");
             anyhow::Ok(new)
         };
-        let told = eventually("ztunnel tells of its connections", PATIENCE, told)?;
+        let told = eventually("ztunnel tells of its connections", TIMEOUT, told)?;
         Ok((source, told))
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{PATIENCE, Pod, eventually};
+use integration::{Pod, TIMEOUT, eventually};
 
 use crate::mesh::{Mesh, PORT, SERVICE};
 
@@ -44,7 +44,7 @@ fn a_pod_with_captured_names_is_told_a_services_address_and_reaches_it_by_hbone_
     // Nothing listens there.
     let resolver = SocketAddr::from(([10, 77, 255, 1], 53));
     let name = "server.shop.svc.cluster.local";
-    let told = eventually("ztunnel answers", PATIENCE, || {
+    let told = eventually("ztunnel answers", TIMEOUT, || {
         resolve(&mesh.client, name, resolver)
     });
     let address = told.unwrap();

@@ -1,6 +1,6 @@
 //! Pods that ztunnel cannot serve.
 
-use integration::{App, Call, PATIENCE, eventually};
+use integration::{App, Call, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 use crate::mesh::{FIRST, HBONE, Mesh};
@@ -24,7 +24,7 @@ fn an_add_that_ztunnel_refuses_fails_in_its_words_and_neither_it_nor_others_are_
     mesh.reached_by_hbone(&mesh.client, &mesh.server).unwrap();
 
     drop(squatter);
-    eventually("the runtime's next attempt succeeds", PATIENCE, || {
+    eventually("the runtime's next attempt succeeds", TIMEOUT, || {
         node.add(&mesh.next).map(drop)
     })
     .unwrap();
@@ -44,7 +44,7 @@ fn a_pod_whose_port_is_taken_when_ztunnel_comes_back_holds_up_no_other_and_is_se
     mesh.until_served(FIRST, 2).unwrap();
     mesh.reached_by_hbone(&mesh.client, &mesh.server).unwrap();
     drop(squatter);
-    eventually("it is served again", 2 * PATIENCE, || {
+    eventually("it is served again", 2 * TIMEOUT, || {
         let served = mesh.served(FIRST)?;
         anyhow::ensure!(served.len() == 3, "{served:?}");
         anyhow::Ok(())

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::ensure;
 use inpod_proto::ztunnelbroker::v1::WorkloadPhase;
-use integration::{Call, PATIENCE, Pod, SERVICES, eventually};
+use integration::{Call, Pod, SERVICES, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -96,7 +96,7 @@ fn an_add_whose_ztunnel_is_killed_before_it_answers_succeeds_with_the_next_one()
     node.until_known(&mesh.next.spec).unwrap();
     node.signal(FIRST, Signal::SIGSTOP).unwrap();
     let add = node.call(Call::add, &mesh.next).start().unwrap();
-    eventually("the Add was sent and is not answered", PATIENCE, || {
+    eventually("the Add was sent and is not answered", TIMEOUT, || {
         let workloads = node.api().workloads()?.workloads;
         let mut states = workloads.iter().flat_map(|it| &it.states);
         let uid = &mesh.next.spec.uid;

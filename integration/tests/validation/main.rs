@@ -7,7 +7,7 @@ mod sandbox;
 use std::time::Duration;
 
 use anyhow::ensure;
-use integration::{App, PATIENCE, eventually, is_alone, run};
+use integration::{App, TIMEOUT, eventually, is_alone, run};
 
 use sandbox::{Sandbox, V4, V6, proxy};
 
@@ -114,7 +114,7 @@ fn rules_that_come_while_it_tries_are_seen() {
     let late = std::thread::scope(|scope| {
         let trying = scope.spawn(|| sandbox.validate(&["--timeout", "20s"]));
         // It has started its probes once it listens.
-        eventually("it listens", PATIENCE, || {
+        eventually("it listens", TIMEOUT, || {
             let text = run(
                 "nsenter",
                 &[&format!("--net={}", net.display()), "ss", "-Hltn"],

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_linux::Netns;
-use integration::{PATIENCE, bin_for_all, eventually, guard, is_alone, run};
+use integration::{TIMEOUT, bin_for_all, eventually, guard, is_alone, run};
 use nix::unistd::{Uid, setfsuid};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -54,7 +54,7 @@ impl Sandbox {
     /// Waits until an IPv6 address is local, which takes the kernel a while after it was added.
     fn until_local(&self, address: &str) {
         let (address, _) = address.split_once('/').unwrap();
-        eventually("the address is local", PATIENCE, || {
+        eventually("the address is local", TIMEOUT, || {
             let found = run("ip", &["-n", &self.name, "route", "get", address])?;
             ensure!(found.starts_with("local"), "{found}");
             anyhow::Ok(())

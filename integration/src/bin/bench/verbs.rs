@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use anyhow::ensure;
-use integration::{Call, Node, PATIENCE, Pod, Spec, bin, eventually, run};
+use integration::{Call, Node, Pod, Spec, TIMEOUT, bin, eventually, run};
 
 use crate::table::{Row, record, table, timed};
 
@@ -76,7 +76,7 @@ const READ: Duration = Duration::from_millis(200);
 
 /// Waits until the source shows a pod: the time to read a directory of manifests is not part of an ADD.
 pub(crate) fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
-    eventually("the pod is known", PATIENCE, || {
+    eventually("the pod is known", TIMEOUT, || {
         let known = node.explain(spec)?;
         let uid = known.pod.map(|pod| pod.uid).unwrap_or_default();
         ensure!(uid == spec.uid, "it is not");

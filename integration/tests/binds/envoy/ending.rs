@@ -8,7 +8,7 @@ use std::{
 };
 
 use inpod_proto::netconfig::v1::InboundCapture;
-use integration::{App, PATIENCE, ask, connect, exchange, source_seen};
+use integration::{App, TIMEOUT, ask, connect, exchange, source_seen};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -91,10 +91,7 @@ fn while_the_hook_of_a_deleted_pod_waits_its_envoy_serves_what_is_there_and_what
     }
     assert!(rounds > 1, "{rounds}");
     let took = asked.join().unwrap();
-    assert!(
-        took >= Duration::from_secs(2) && took < PATIENCE,
-        "{took:?}"
-    );
+    assert!(took >= Duration::from_secs(2) && took < TIMEOUT, "{took:?}");
     end(envoy);
     for (to, stream) in to.into_iter().zip(before) {
         assert!(is_cut(stream));

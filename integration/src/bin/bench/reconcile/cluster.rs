@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::{Context as _, ensure};
-use integration::{ApiProxy, ApiServer, Node, PATIENCE, Pod, Spec, eventually};
+use integration::{ApiProxy, ApiServer, Node, Pod, Spec, TIMEOUT, eventually};
 use serde_json::{Value, json};
 
 /// Creates namespaces until the cluster has this many.
@@ -141,7 +141,7 @@ impl Cluster {
     /// Waits until the watch shows a pod.
     pub(super) fn until_shown(&self, name: &str) -> anyhow::Result<()> {
         let shown = || self.node.api().explain(&self.namespace, name);
-        eventually("the watch shows the pod", PATIENCE, shown).map(drop)
+        eventually("the watch shows the pod", TIMEOUT, shown).map(drop)
     }
 
     fn spec(&self, name: &str, uid: &str) -> Spec {

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use integration::{ApiServer, PATIENCE, eventually};
+use integration::{ApiServer, TIMEOUT, eventually};
 use tokio::runtime::Runtime;
 
 use super::Cluster;
@@ -51,7 +51,7 @@ fn resident(cluster: &Cluster) -> anyhow::Result<u64> {
         inpod_service::socket(&node.run_dir(), "repair"),
         Runtime::new()?,
     );
-    eventually("repair is ready and hears pod-events", PATIENCE, || {
+    eventually("repair is ready and hears pod-events", TIMEOUT, || {
         let text = runtime.block_on(inpod_service::metrics::fetch(&socket));
         let text = text.map_err(anyhow::Error::msg)?;
         for wanted in [

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::ensure;
-use integration::{PATIENCE, SERVICES, eventually};
+use integration::{SERVICES, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 
@@ -57,7 +57,7 @@ pub(super) fn one(
     let (netconfig_before, broker_before) = (spent(netconfig)?, spent(broker)?);
     let began = Instant::now();
     node.start(pod_events)?;
-    eventually("every pod is verified", PATIENCE, || {
+    eventually("every pod is verified", TIMEOUT, || {
         let more = metrics.sum(VERIFIED)? - verified;
         ensure!(more >= u64::try_from(pods)?, "{more} are");
         anyhow::Ok(())
@@ -78,7 +78,7 @@ fn settled(cluster: &Cluster, metrics: &Metrics) -> anyhow::Result<(usize, u64)>
         let changes = cluster.server.changes_in(cluster.namespace())?.len();
         anyhow::Ok((changes, metrics.sum(CHANGES)?))
     };
-    eventually("nothing more is written", PATIENCE, || {
+    eventually("nothing more is written", TIMEOUT, || {
         let before = written()?;
         sleep(SETTLE);
         let after = written()?;
