@@ -1,4 +1,4 @@
-//! The errors of each operation. [`failure`] maps them to what a caller receives.
+//! The errors of each operation. `failure` maps them to what a caller receives.
 
 mod failure;
 

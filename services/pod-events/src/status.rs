@@ -69,7 +69,7 @@ impl StatusReporter {
     }
 
     /// Returns a reporter to the API server that the pods come from, or a disabled one if they come from a directory.
-    /// It sends Events from now on, and annotations after [`Self::start`].
+    /// It sends Events from now on, and annotations after `start`.
     pub fn for_source(source: &Source, node: &NodeName) -> Self {
         source
             .client()
