@@ -104,7 +104,7 @@ fn with_the_second_one_ready_first_no_new_connection_out_of_the_mesh_fails() {
 }
 
 #[test]
-#[ignore = "ztunnel loses what its GOAWAY meets (README, limits): on a busy machine one of some 320 in every second run"]
+#[ignore = "ztunnel loses streams that cross its GOAWAY (deploy/docs/limits.md): on a busy machine one of some 320 in every second run"]
 fn with_the_second_one_ready_first_no_new_connection_by_hbone_fails() {
     takes_over(|mesh| application(&mesh.server));
 }

@@ -42,7 +42,7 @@ fn listen(fresh: &Fresh, port: u16) -> TcpListener {
     fresh.run(move || TcpListener::bind(("::", port)).unwrap())
 }
 
-/// Sets the transparent option, as ztunnel does where it may (set_transparent in its socket.rs).
+/// Sets the transparent option, as ztunnel does where it may (services/docs/facts/ztunnel.md, 8).
 fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
     let listener = listen(fresh, port);
     SockRef::from(&listener)
@@ -54,7 +54,7 @@ fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
 /// Both ends of a connection.
 type Connection = [TcpStream; 2];
 
-/// With a given source address, connects as ztunnel does (set_freebind_and_transparent in its socket.rs).
+/// With a given source address, connects as ztunnel does (services/docs/facts/ztunnel.md, 8).
 fn connect(
     fresh: &Fresh,
     from: Option<&str>,
