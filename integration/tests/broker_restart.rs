@@ -123,11 +123,15 @@ impl Bench {
 
     /// Expects that the broker and both ztunnels hold exactly the pods, each with its netns.
     fn agrees(&self) -> anyhow::Result<()> {
-        let told = self.node.api().workloads()?;
+        let reported = self.node.api().workloads()?;
         let live = |phase| phase == SessionPhase::Live;
-        let sessions = told.sessions.iter().filter(|it| live(it.phase())).count();
-        let served = told.workloads.iter().filter(|it| is_served(it)).count();
-        let counts = (told.seeded, told.workloads.len(), served, sessions);
+        let sessions = reported
+            .sessions
+            .iter()
+            .filter(|it| live(it.phase()))
+            .count();
+        let served = reported.workloads.iter().filter(|it| is_served(it)).count();
+        let counts = (reported.seeded, reported.workloads.len(), served, sessions);
         ensure!(counts == (true, WORKLOADS, WORKLOADS, 2), "{counts:?}");
         let account = self.scripted.served()?;
         ensure!(account == self.expected, "scripted: {}", account.len());
@@ -208,9 +212,9 @@ impl Bench {
     }
 
     fn holding(&self) -> anyhow::Result<(bool, usize, usize)> {
-        let told = self.node.api().workloads()?;
-        let held = told.workloads.iter().filter(|it| it.descriptor_held);
-        Ok((told.seeded, told.workloads.len(), held.count()))
+        let reported = self.node.api().workloads()?;
+        let held = reported.workloads.iter().filter(|it| it.descriptor_held);
+        Ok((reported.seeded, reported.workloads.len(), held.count()))
     }
 
     /// Makes the scripted ztunnel receive a new snapshot up to a point.

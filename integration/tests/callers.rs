@@ -152,9 +152,9 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
         let (program, run_dir) = (integration::bin("inpod").unwrap(), asked.run_dir());
         let (program, run_dir) = (program.display(), run_dir.display());
         let doctor = format!("{program} --run-dir {run_dir} doctor -o json || true");
-        let told = in_pod(&cgroup, &pod, &doctor).unwrap();
-        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        let mut checks = told["checks"].as_array().unwrap().iter();
+        let reported = in_pod(&cgroup, &pod, &doctor).unwrap();
+        let reported: serde_json::Value = serde_json::from_str(&reported).unwrap();
+        let mut checks = reported["checks"].as_array().unwrap().iter();
         let is_it = |it: &&serde_json::Value| {
             it["code"] == "SERVICE_SILENT" && it["subject"] == "netconfig"
         };

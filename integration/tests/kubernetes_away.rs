@@ -60,9 +60,9 @@ fn unknown_pods_follow_their_namespaces(cluster: &Cluster, seconds: u64) -> Pod 
     assert_eq!(known.desired(), Enrollment::Unknown);
     assert_eq!(known.reason(), Reason::SourceUnavailable);
     assert_eq!(known.sandbox.unwrap().container_id, passes.container_id);
-    let mut told = known.timeline.iter().map(|entry| &entry.event);
+    let mut reported = known.timeline.iter().map(|entry| &entry.event);
     assert!(
-        told.any(|event| event.contains("admitted unenrolled") && event.contains("API server")),
+        reported.any(|event| event.contains("admitted unenrolled") && event.contains("API server")),
         "{:?}",
         known.timeline
     );

@@ -149,9 +149,9 @@ impl Shop {
         let namespace = ["-n", self.cluster.namespace.as_str(), "-o", "json"];
         eventually("it is answered so", TIMEOUT, || {
             let output = self.binds(person, &namespace);
-            let told = String::from_utf8_lossy(&output.stderr);
+            let reported = String::from_utf8_lossy(&output.stderr);
             ensure!(
-                output.status.code() == Some(code) && told.contains(said),
+                output.status.code() == Some(code) && reported.contains(said),
                 "{output:?}"
             );
             anyhow::Ok(output)
@@ -165,7 +165,7 @@ fn ports(output: &Output) -> Vec<(u64, String, String, String)> {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["pods"].as_array().unwrap().len(), 1, "{answer}");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let told = |port: &Value| {
+    let reported = |port: &Value| {
         let services = port["services"].as_array().into_iter().flatten();
         let services: Vec<_> = services.map(text).collect();
         let number = port["port"].as_u64().unwrap();
@@ -180,7 +180,7 @@ fn ports(output: &Output) -> Vec<(u64, String, String, String)> {
         .as_array()
         .unwrap()
         .iter()
-        .map(told)
+        .map(reported)
         .collect()
 }
 
@@ -212,14 +212,14 @@ fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_reported() {
     let dns = || port(5353, "UDP", "NOT_FOUND", "");
     let nothing = shop.until_binds(&person, 3, &cannot("endpointslices", "discovery.k8s.io"));
     assert_eq!(ports(&nothing), [port(8080, "TCP", "POD_IP", ""), dns()]);
-    let told = String::from_utf8_lossy(&nothing.stderr).into_owned();
+    let reported = String::from_utf8_lossy(&nothing.stderr).into_owned();
     assert!(
-        told.starts_with("inpod: the ports of Services are missing: "),
-        "{told}"
+        reported.starts_with("inpod: the ports of Services are missing: "),
+        "{reported}"
     );
     assert!(
-        told.contains("What to do: ") && told.contains("KUBECONFIG"),
-        "{told}"
+        reported.contains("What to do: ") && reported.contains("KUBECONFIG"),
+        "{reported}"
     );
     shop.allow(&person, "discovery.k8s.io", "endpointslices");
     let slices = shop.until_binds(&person, 3, &cannot("services", ""));
@@ -242,11 +242,12 @@ fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_reported() {
     assert_eq!(ports(&all), wanted);
     // The permissions are limited to the namespace.
     let everywhere = shop.binds(&person, &[]);
-    let told = String::from_utf8_lossy(&everywhere.stderr);
-    assert_eq!(everywhere.status.code(), Some(3), "{told}");
+    let reported = String::from_utf8_lossy(&everywhere.stderr);
+    assert_eq!(everywhere.status.code(), Some(3), "{reported}");
     assert!(
-        told.contains("cannot list endpointslices") && told.contains("at the cluster scope"),
-        "{told}"
+        reported.contains("cannot list endpointslices")
+            && reported.contains("at the cluster scope"),
+        "{reported}"
     );
 }
 
@@ -258,8 +259,11 @@ fn what_changes_outweighs_what_could_not_be_asked_for() {
     let taken = shop.web.netns.within(|| TcpListener::bind(taken));
     let _taken = taken.unwrap().unwrap();
     let output = shop.until_binds(&person, 4, "cannot list endpointslices: ");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("ports that enrollment changes: 1"), "{told}");
+    let reported = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        reported.contains("ports that enrollment changes: 1"),
+        "{reported}"
+    );
 }
 
 #[test]

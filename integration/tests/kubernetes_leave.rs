@@ -219,8 +219,8 @@ fn nodes_get_the_mode_and_are_waited_for_and_those_that_are_not_ready_are_listed
             ("pod-events", "inpod left: uninstall; none"),
         ],
     );
-    let (code, told, said) = ended(leave);
-    assert_eq!((code, said.as_str()), (0, ""), "{told}");
+    let (code, reported, said) = ended(leave);
+    assert_eq!((code, said.as_str()), (0, ""), "{reported}");
     for line in [
         "a: done (installer: chain reverted; pod-events: 2 pods withdrawn)",
         "b: waiting for pod-events",
@@ -229,19 +229,19 @@ fn nodes_get_the_mode_and_are_waited_for_and_those_that_are_not_ready_are_listed
         "2 of 4 nodes done",
         "kubectl debug node/lost -it --profile=sysadmin --image=registry/installer:1 -- /installer uninstall --host-root /host",
     ] {
-        assert!(told.contains(line), "{line}: {told}");
+        assert!(reported.contains(line), "{line}: {reported}");
     }
     // A repeated request changes nothing, and completed work stays completed.
     let before = cluster.mode().unwrap();
-    let (code, told, _) = ended(cluster.leave("uninstall", "20s"));
-    assert_eq!((code, cluster.mode().unwrap()), (0, before), "{told}");
+    let (code, reported, _) = ended(cluster.leave("uninstall", "20s"));
+    assert_eq!((code, cluster.mode().unwrap()), (0, before), "{reported}");
     // Another mode starts over: what was done for the first does not count.
-    let (code, told, said) = ended(cluster.leave("handover", "3s"));
-    assert_eq!(code, 1, "{told}");
+    let (code, reported, said) = ended(cluster.leave("handover", "3s"));
+    assert_eq!(code, 1, "{reported}");
     assert!(said.contains("not done in time: a, b"), "{said}");
     assert!(
-        told.contains("-- /installer handover --host-root /host"),
-        "{told}"
+        reported.contains("-- /installer handover --host-root /host"),
+        "{reported}"
     );
     assert_eq!(cluster.mode().unwrap().0, "handover");
 }
@@ -253,10 +253,10 @@ fn a_user_without_permission_is_refused_at_once() {
         format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/leave");
     cluster.server.delete(&roles).unwrap();
     eventually("it is refused", TIMEOUT, || {
-        let (code, told, said) = ended(cluster.leave("uninstall", "60s"));
+        let (code, reported, said) = ended(cluster.leave("uninstall", "60s"));
         ensure!(
             code == 3 && said.contains("forbidden"),
-            "{code} {told} {said}"
+            "{code} {reported} {said}"
         );
         anyhow::Ok(())
     })

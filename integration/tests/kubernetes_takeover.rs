@@ -54,8 +54,11 @@ fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterw
         .for_each(|service| cluster.node.start(service).unwrap());
     assert!(cluster.until_pods(false).contains("does not answer"));
     eventually("ztunnel is connected", TIMEOUT, || {
-        let told = cluster.node.api().workloads()?;
-        ensure!(!told.seeded && told.sessions.len() == 1, "{told:?}");
+        let reported = cluster.node.api().workloads()?;
+        ensure!(
+            !reported.seeded && reported.sessions.len() == 1,
+            "{reported:?}"
+        );
         anyhow::Ok(())
     })
     .unwrap();
@@ -63,10 +66,10 @@ fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterw
 
     cluster.server.run().unwrap();
     cluster.until_served();
-    let told = cluster.node.api().workloads().unwrap();
+    let reported = cluster.node.api().workloads().unwrap();
     assert!(
-        told.seeded && told.workloads.len() == pods.len(),
-        "{told:?}"
+        reported.seeded && reported.workloads.len() == pods.len(),
+        "{reported:?}"
     );
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
     let started = cluster.node.tail("ztunnel", usize::MAX);

@@ -44,8 +44,8 @@ fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
 fn until_serving(node: &Node) -> anyhow::Result<()> {
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     eventually("pod-events is ready", TIMEOUT, || {
-        let told = health(&socket, "")?;
-        ensure!(told == "SERVING", "{told}");
+        let reported = health(&socket, "")?;
+        ensure!(reported == "SERVING", "{reported}");
         Ok(())
     })
 }
@@ -133,14 +133,14 @@ fn a_port_that_is_taken_keeps_no_pod_from_starting_and_is_served_when_it_is_free
     node.start_ztunnel(&[]).unwrap();
     until_serving(&node).unwrap();
     let status = node.api().status().unwrap();
-    let told = status
+    let reported = status
         .conditions
         .iter()
         .find(|condition| condition.name == "metrics-address");
-    let told = told.unwrap();
+    let reported = reported.unwrap();
     assert!(
-        !told.ok && told.message.contains("127.0.0.1:15014"),
-        "{told:?}"
+        !reported.ok && reported.message.contains("127.0.0.1:15014"),
+        "{reported:?}"
     );
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     node.until_whole(&pod.spec).unwrap();
@@ -316,8 +316,8 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
 
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     eventually("it is not ready any more", TIMEOUT, || {
-        let told = health(&socket, "")?;
-        ensure!(told == "NOT_SERVING", "{told}");
+        let reported = health(&socket, "")?;
+        ensure!(reported == "NOT_SERVING", "{reported}");
         anyhow::Ok(())
     })
     .unwrap();
@@ -327,33 +327,33 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
 /// The statuses that a watcher of health has received so far.
 struct Watcher {
     child: Child,
-    told: std::path::PathBuf,
+    output: std::path::PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl Watcher {
     fn start(node: &Node) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
-        let told = dir.path().join("told");
+        let output = dir.path().join("told");
         let socket = inpod_service::socket(&node.run_dir(), "pod-events");
         let child = Command::new(grpcurl_program().unwrap())
             .args(["-plaintext", "-unix", "-authority", "localhost", "-d", "{}"])
             .arg(socket)
             .arg("grpc.health.v1.Health/Watch")
             .stdin(Stdio::null())
-            .stdout(std::fs::File::create(&told)?)
+            .stdout(std::fs::File::create(&output)?)
             .spawn()?;
         Ok(Self {
             child,
-            told,
+            output,
             _dir: dir,
         })
     }
 
     fn until(&self, status: &str) -> anyhow::Result<()> {
         eventually(&format!("health is {status}"), TIMEOUT, || {
-            let told = std::fs::read_to_string(&self.told)?;
-            ensure!(told.contains(&format!("\"{status}\"")), "{told}");
+            let reported = std::fs::read_to_string(&self.output)?;
+            ensure!(reported.contains(&format!("\"{status}\"")), "{reported}");
             Ok(())
         })
     }

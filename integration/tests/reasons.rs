@@ -283,13 +283,13 @@ fn every_way_in_which_a_check_or_a_question_fails_has_its_reason() {
     // A query is answered with what is available, and names what is not.
     let known = node.explain(&pod.spec).unwrap();
     assert!(known.rules.is_none() && known.ztunnels.is_empty());
-    let told: Vec<_> = known
+    let reported: Vec<_> = known
         .unavailable
         .iter()
         .map(|it| it.split(':').next())
         .collect();
     assert_eq!(
-        told,
+        reported,
         [Some("netconfig"), Some("netconfig"), Some("ztunnel-broker")]
     );
 }

@@ -25,7 +25,7 @@ use integration::{
 /// Longer than two repairs of which the second one is held.
 const HELD: Duration = Duration::from_secs(25);
 
-fn told(node: &Node, pod: &Pod, event: &str) -> ExplainPodResponse {
+fn wait_for_event(node: &Node, pod: &Pod, event: &str) -> ExplainPodResponse {
     eventually(event, TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         let mut entries = known.timeline.iter();
@@ -63,7 +63,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_cuts_no_connection() {
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("ambient.istio.io/dns-capture", "true")
     });
-    told(&mesh.node, &mesh.b, "changed rules");
+    wait_for_event(&mesh.node, &mesh.b, "changed rules");
     mesh.node.until_whole(&mesh.b.spec).unwrap();
     assert!(mesh.b.ruleset().unwrap().contains("15053"));
     exchange(&mut captured, "after").unwrap();
@@ -124,7 +124,7 @@ fn an_address_that_comes_later_is_probed_and_one_that_is_not_the_pods_is_not() {
         ],
         ..spec
     });
-    let known = told(&node, &pod, "changed rules");
+    let known = wait_for_event(&node, &pod, "changed rules");
     assert_eq!(known.addresses, [v4.to_string(), "10.77.200.7".to_owned()]);
     // A status of an earlier sandbox shows nothing that is in this one.
     changed(&node, &mut pod, |spec| Spec {
@@ -232,7 +232,7 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
             .unwrap();
     }
     ask(&outsider.netns, to).unwrap_err();
-    told(&node, &pod, "ztunnel does not listen on [15006]");
+    wait_for_event(&node, &pod, "ztunnel does not listen on [15006]");
     eventually("it is captured and served again", TIMEOUT, || {
         ask(&outsider.netns, to)
     })

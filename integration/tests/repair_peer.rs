@@ -101,8 +101,11 @@ fn is_connected(node: &Node) -> anyhow::Result<bool> {
     ];
     let text = run("curl", &words)?;
     let series = "inpod_repair_condition{name=\"pod-events\"} ";
-    let mut told = text.lines().filter_map(|line| line.strip_prefix(series));
-    Ok(told.next().ok_or_else(|| anyhow::anyhow!("not told yet"))? == "1")
+    let mut reported = text.lines().filter_map(|line| line.strip_prefix(series));
+    Ok(reported
+        .next()
+        .ok_or_else(|| anyhow::anyhow!("not told yet"))?
+        == "1")
 }
 
 /// Returns the answer to a call that a root process of repair's pod makes.

@@ -110,12 +110,12 @@ fn custom_selectors_decide_who_is_captured_and_istios_label_says_nothing_then() 
         assert_eq!(taken(&node, &outsider, pod, PORT), listeners, "{reason:?}");
     }
     assert_eq!(outsider.traces().unwrap(), NOTHING);
-    let told = |spec, name| input(&node, spec, name);
-    let entry = told(&by_namespace.spec, "enablement selector");
+    let reported = |spec, name| input(&node, spec, name);
+    let entry = reported(&by_namespace.spec, "enablement selector");
     assert_eq!(entry.as_deref(), Some("entry 2 of 2"));
-    let team = told(&by_namespace.spec, "namespace label team");
+    let team = reported(&by_namespace.spec, "namespace label team");
     assert_eq!(team.as_deref(), Some("b"));
-    let mesh = told(&unwanted.spec, "pod label mesh");
+    let mesh = reported(&unwanted.spec, "pod label mesh");
     assert_eq!(mesh.as_deref(), Some("unwanted"));
 }
 
@@ -237,7 +237,7 @@ impl Excluding {
         !found.is_empty()
     }
 
-    fn told(&self) -> String {
+    fn reported_exclusions(&self) -> String {
         let name = format!("pod annotation {}", keys::EXCLUDE_OUTBOUND_PORTS);
         input(&self.node, &self.pod.spec, &name).unwrap()
     }
@@ -245,10 +245,10 @@ impl Excluding {
     /// Returns the number of Events about settings that are not permitted.
     fn events(&self) -> usize {
         let log = self.node.tail("pod-events", usize::MAX);
-        let told = |line: &&str| {
+        let reported = |line: &&str| {
             line.contains("NOT_PERMITTED") && line.contains(keys::EXCLUDE_INBOUND_PORTS)
         };
-        log.lines().filter(told).count()
+        log.lines().filter(reported).count()
     }
 }
 
@@ -256,7 +256,7 @@ impl Excluding {
 fn exclusions_that_nobody_permits_are_left_out_and_told_once() {
     let mesh = Excluding::new(&[], "inpod.io/allow: \"keep-existing, excluded\"");
     assert!(mesh.is_captured());
-    assert_eq!(mesh.told(), "8080 (not permitted)");
+    assert_eq!(mesh.reported_exclusions(), "8080 (not permitted)");
     assert_eq!(mesh.events(), 1);
     // A restart enrolls no pod again.
     mesh.node.stop("pod-events", Signal::SIGTERM).unwrap();
@@ -271,11 +271,14 @@ fn exclusions_that_nobody_permits_are_left_out_and_told_once() {
 fn exclusions_that_the_namespace_permits_are_granted_until_it_does_so_no_more() {
     let mesh = Excluding::new(&[], "inpod.io/allow: exclude");
     assert!(!mesh.is_captured());
-    assert_eq!((mesh.told().as_str(), mesh.events()), ("8080", 0));
+    assert_eq!(
+        (mesh.reported_exclusions().as_str(), mesh.events()),
+        ("8080", 0)
+    );
     shop(&mesh.node, "", "");
     eventually("it is known", TIMEOUT, || {
-        let told = mesh.told();
-        ensure!(told == "8080 (not permitted)", "{told}");
+        let reported = mesh.reported_exclusions();
+        ensure!(reported == "8080 (not permitted)", "{reported}");
         anyhow::Ok(())
     })
     .unwrap();
@@ -354,8 +357,8 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     spec.annotations = vec![(keys::EXCLUDE_OUTBOUND_PORTS, "http".to_owned())];
     mesh.node.write_manifest(&spec).unwrap();
     eventually("it is told", TIMEOUT, || {
-        let told = mesh.told();
-        ensure!(told.contains("\"http\" is not a port"), "{told}");
+        let reported = mesh.reported_exclusions();
+        ensure!(reported.contains("\"http\" is not a port"), "{reported}");
         anyhow::Ok(())
     })
     .unwrap();

@@ -209,7 +209,7 @@ fn broken_rules_are_explained_and_fail_a_check_until_they_are_repaired() {
 #[test]
 fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_and_it_is_reported() {
     let mesh = Mesh::new().unwrap();
-    for (command, told) in [
+    for (command, reported) in [
         (
             &["nft", "flush", "ruleset"][..],
             "table inpod-nat is missing",
@@ -228,7 +228,7 @@ fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_an
             let mended = known
                 .timeline
                 .iter()
-                .any(|entry| entry.event.contains(told));
+                .any(|entry| entry.event.contains(reported));
             ensure!(mended, "{:?}", known.timeline);
             anyhow::Ok(())
         })

@@ -36,13 +36,13 @@ fn a_ztunnel_of_its_pod_with_its_capabilities_is_served_and_what_it_is_given_is_
     assert!(session.cgroup.contains(&format!("/pod{ZTUNNEL}/cccc")));
     let log = scene.node.tail("ztunnel-broker", 1000);
     for what in ["ztunnel connected", "audit: Gave a netns to ztunnel"] {
-        let told = |line: &&str| {
+        let reported = |line: &&str| {
             line.contains(what)
                 && line.contains(&format!("peer.pid={pid} "))
                 && line.contains(&format!("/pod{ZTUNNEL}/cccc"))
                 && line.contains(&format!("peer.pod.uid=\"{ZTUNNEL}\""))
         };
-        assert_eq!(log.lines().filter(told).count(), 1, "{what}: {log}");
+        assert_eq!(log.lines().filter(reported).count(), 1, "{what}: {log}");
     }
     assert!(scene.refusals().is_empty(), "{:?}", scene.refusals());
 }

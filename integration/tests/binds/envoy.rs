@@ -56,7 +56,7 @@ fn as_contained(container: &Value) -> Vec<String> {
 /// Returns status and body of a URL, requested from inside a pod.
 fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
     let url = format!("http://{to}{path}");
-    let told = from.exec(&[
+    let reported = from.exec(&[
         "curl",
         "-sgm",
         "5",
@@ -65,7 +65,7 @@ fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> 
         "\n%{http_code}",
         &url,
     ])?;
-    let (body, status) = told.rsplit_once('\n').context("no status")?;
+    let (body, status) = reported.rsplit_once('\n').context("no status")?;
     Ok((status.parse()?, body.to_owned()))
 }
 
@@ -87,15 +87,15 @@ impl<'a> Envoy<'a> {
 
     fn with(fixture: &'a Fixture, container: &Value, arguments: &[String]) -> Self {
         let log = fixture.node.manifests().with_file_name("envoy.log");
-        let told = fs::File::create(&log).unwrap();
+        let reported = fs::File::create(&log).unwrap();
         let process = Command::new("nsenter")
             .arg(format!("--net={}", fixture.server.path().display()))
             .args(as_contained(container))
             .arg(program())
             .args(arguments)
             .stdin(Stdio::null())
-            .stdout(told.try_clone().unwrap())
-            .stderr(told)
+            .stdout(reported.try_clone().unwrap())
+            .stderr(reported)
             .spawn()
             .unwrap();
         let envoy = Self {
@@ -110,9 +110,10 @@ impl<'a> Envoy<'a> {
     /// Asks as the kubelet's probe does.
     fn is_ready(&self) -> anyhow::Result<()> {
         let to = SocketAddr::new(self.fixture.to(false, false), 15021);
-        let told = get(&self.fixture.client, to, "/healthz/ready");
-        let told = told.with_context(|| fs::read_to_string(&self.log).unwrap_or_default())?;
-        ensure!(told.0 == 200, "{told:?}");
+        let reported = get(&self.fixture.client, to, "/healthz/ready");
+        let reported =
+            reported.with_context(|| fs::read_to_string(&self.log).unwrap_or_default())?;
+        ensure!(reported.0 == 200, "{reported:?}");
         Ok(())
     }
 

@@ -188,7 +188,7 @@ fn what_enrollment_changes_for_a_socket_at_an_interface_is_reported_before_and_s
         let reached = ports.map(|to| answer(&client.netns, to).is_ok());
         reached.collect::<Vec<_>>()
     };
-    let told = || {
+    let reported = || {
         let pod = binds(&node, &server.spec);
         let ports = pod.ports.iter();
         ports
@@ -200,14 +200,14 @@ fn what_enrollment_changes_for_a_socket_at_an_interface_is_reported_before_and_s
         (8082, vec![BindChange::Lost]),
         (8083, vec![]),
     ];
-    assert_eq!(told(), foretold);
+    assert_eq!(reported(), foretold);
     assert_eq!(reached(), [true, true, true, true, false, false]);
     let spec = server.spec.clone().ambient();
     node.write_manifest(&spec).unwrap();
     node.until_whole(&spec).unwrap();
     assert_eq!(reached(), [true, true, false, false, false, false]);
     // ztunnel's own ports belong to no application.
-    assert_eq!(told(), foretold);
+    assert_eq!(reported(), foretold);
     let state = listed(&node, &spec).unwrap().state();
     assert_eq!(state, PodState::Enrolled);
 }

@@ -167,7 +167,7 @@ fn a_pod_that_cannot_be_inspected_hinders_no_other() {
     node.until_known(&Spec::new("stranger")).unwrap();
     let pods = node.api().binds(ListBindsRequest::default()).unwrap();
     let name = |pod: &PodBinds| pod.pod.clone().unwrap().name;
-    let told: Vec<_> = pods
+    let reported: Vec<_> = pods
         .iter()
         .map(|pod| {
             (
@@ -182,7 +182,7 @@ fn a_pod_that_cannot_be_inspected_hinders_no_other() {
         ("good".to_owned(), None, 6),
         ("stranger".to_owned(), Some(Reason::SandboxAwaited), 0),
     ];
-    assert_eq!(told, wanted);
+    assert_eq!(reported, wanted);
     let output = inpod(&node, &[]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = words(&output.stdout);

@@ -83,21 +83,21 @@ pub(crate) fn redirect(fixture: &Fixture, capture: InboundCapture) {
 
 pub(crate) struct Proxy {
     process: Child,
-    told: PathBuf,
+    output: PathBuf,
 }
 
 impl Proxy {
     pub(crate) fn start(fixture: &Fixture, mode: &[&str]) -> Self {
-        let told = fixture.node.manifests().with_file_name("sidecar.log");
+        let output = fixture.node.manifests().with_file_name("sidecar.log");
         let process = Command::new("nsenter")
             .arg(format!("--net={}", fixture.server.path().display()))
             .arg(bin("sidecar").unwrap())
             .args(mode)
             .stdin(Stdio::null())
-            .stdout(fs::File::create(&told).unwrap())
+            .stdout(fs::File::create(&output).unwrap())
             .spawn()
             .unwrap();
-        let proxy = Self { process, told };
+        let proxy = Self { process, output };
         eventually("it listens", TIMEOUT, || {
             ensure!(proxy.text().starts_with("listening\n"), "not yet");
             anyhow::Ok(())
@@ -107,7 +107,7 @@ impl Proxy {
     }
 
     fn text(&self) -> String {
-        fs::read_to_string(&self.told).unwrap()
+        fs::read_to_string(&self.output).unwrap()
     }
 
     /// Returns source, destination and outcome of each connection.

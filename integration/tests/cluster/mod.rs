@@ -207,9 +207,9 @@ impl Cluster {
     /// Waits until the message of the source's condition contains all of these words.
     pub(crate) fn until_message(&self, words: &[&str]) {
         eventually("the condition pods says so", TIMEOUT, || {
-            let told = self.until_pods(false);
-            let missing = words.iter().find(|word| !told.contains(**word));
-            ensure!(missing.is_none(), "{missing:?} is not in {told}");
+            let reported = self.until_pods(false);
+            let missing = words.iter().find(|word| !reported.contains(**word));
+            ensure!(missing.is_none(), "{missing:?} is not in {reported}");
             anyhow::Ok(())
         })
         .unwrap();

@@ -181,11 +181,11 @@ pub(crate) fn has_logged(
     from: SocketAddr,
     to: SocketAddr,
 ) -> bool {
-    let told = cluster.machine.log_of(uid(pod)).unwrap();
-    told.contains(&format!(" {from} {to} forwarded"))
+    let reported = cluster.machine.log_of(uid(pod)).unwrap();
+    reported.contains(&format!(" {from} {to} forwarded"))
 }
 
-fn until_told(cluster: &ExclusiveCluster<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) {
+fn until_logged(cluster: &ExclusiveCluster<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) {
     eventually("the proxy tells of it", TIMEOUT, || {
         ensure!(
             has_logged(cluster, pod, from, to),
@@ -200,7 +200,7 @@ fn until_told(cluster: &ExclusiveCluster<'_>, pod: &Value, from: SocketAddr, to:
 pub(crate) fn serves_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let (from, seen) = ask(&cluster.outside, address(pod), WHO).unwrap();
     assert!(seen.contains(PROXY), "{seen}");
-    until_told(cluster, pod, from, address(pod));
+    until_logged(cluster, pod, from, address(pod));
 }
 
 /// Expects that an outside client is answered without a proxy, and returns the client's address as
@@ -215,7 +215,7 @@ pub(crate) fn serves_by_itself(cluster: &ExclusiveCluster<'_>, pod: &Value) -> S
 fn calls_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value, other: &Value) -> String {
     let netns = cluster.machine.netns_of(uid(pod)).unwrap();
     let (from, seen) = ask(&netns, address(other), WHO).unwrap();
-    until_told(cluster, pod, from, address(other));
+    until_logged(cluster, pod, from, address(other));
     seen
 }
 

@@ -48,26 +48,26 @@ fn contained(runtime: &Runtime, pod: &Pod, id: &str, command: &[&str]) {
 /// All of containerd's task events until this is dropped.
 struct Events {
     process: Child,
-    told: PathBuf,
+    output: PathBuf,
 }
 
 impl Events {
     fn of(runtime: &Runtime) -> Self {
-        let told = runtime.dir.join("events");
+        let output = runtime.dir.join("events");
         let socket = runtime.dir.join("grpc.sock");
         let process = Command::new("ctr")
             .arg("-a")
             .arg(socket)
             .args(["-n", "k8s.io", "events"])
             .stdin(Stdio::null())
-            .stdout(fs::File::create(&told).unwrap())
+            .stdout(fs::File::create(&output).unwrap())
             .spawn()
             .unwrap();
-        Self { process, told }
+        Self { process, output }
     }
 
     fn executed(&self) -> usize {
-        let text = fs::read_to_string(&self.told).unwrap();
+        let text = fs::read_to_string(&self.output).unwrap();
         text.matches("/tasks/exec-added").count()
     }
 

@@ -191,14 +191,14 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
         .filter(|it| binaries().join(it).is_file())
     {
         let path = binaries().join(binary);
-        let told = Command::new("ldd").arg(&path).output().unwrap();
-        let told = [told.stdout, told.stderr].concat();
-        let told = String::from_utf8_lossy(&told).into_owned();
+        let reported = Command::new("ldd").arg(&path).output().unwrap();
+        let reported = [reported.stdout, reported.stderr].concat();
+        let reported = String::from_utf8_lossy(&reported).into_owned();
         assert!(
             ["not a dynamic executable", "statically linked"]
                 .iter()
-                .any(|it| told.contains(it)),
-            "{binary}: {told}"
+                .any(|it| reported.contains(it)),
+            "{binary}: {reported}"
         );
         let root = scratch();
         let root = root.path().to_str().unwrap();
@@ -347,7 +347,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
         .stdout(fs::File::create(&heard).unwrap())
         .stderr(fs::File::create(&alerts).unwrap());
     let mut server = server.spawn().unwrap();
-    let told = |log: &Path, what: &str| {
+    let reported = |log: &Path, what: &str| {
         let texts = [&heard, &alerts].map(|path| fs::read(path).unwrap());
         let said = String::from_utf8_lossy(&texts.concat()).to_lowercase();
         ensure!(
@@ -360,7 +360,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
     // With another authority only a handshake is attempted.
     let (mut stranger, log) = pod_events(&node, &root(directory, "other"));
     let refused = eventually("the server is not trusted", TIMEOUT, || {
-        told(&log, "alert unknown ca")
+        reported(&log, "alert unknown ca")
     });
     end(&mut stranger);
     let said = fs::read(&heard).unwrap();
@@ -371,7 +371,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
         "authorization: bearer a-token",
     ];
     let served = eventually("it asks with its token", TIMEOUT, || {
-        asks.iter().try_for_each(|it| told(&log, it))
+        asks.iter().try_for_each(|it| reported(&log, it))
     });
     end(&mut friend);
     end(&mut server);

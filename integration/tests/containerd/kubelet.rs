@@ -242,8 +242,8 @@ impl<'a> Resident<'a> {
     /// those of the validation.
     pub(crate) fn connections(&self) -> anyhow::Result<Vec<(IpAddr, SocketAddr, String)>> {
         let lines = self.log(Role::Proxy)?;
-        let told = lines.iter().filter(|line| *line != "listening");
-        let all = told.map(|line| connection(line));
+        let reported = lines.iter().filter(|line| *line != "listening");
+        let all = reported.map(|line| connection(line));
         let all = all.collect::<anyhow::Result<Vec<_>>>()?;
         Ok(all.into_iter().filter(|it| it.1.port() != PROBE).collect())
     }

@@ -55,8 +55,8 @@ fn with_logged<T>(
         .collect();
     // The runtime delivers a container's output to its log with a delay.
     eventually("its proxy tells of it", TIMEOUT, || {
-        let told = resident.connections()?.split_off(before);
-        ensure!(told == wanted, "{told:?}, not {wanted:?}");
+        let reported = resident.connections()?.split_off(before);
+        ensure!(reported == wanted, "{reported:?}, not {wanted:?}");
         anyhow::Ok(())
     })
     .unwrap();
@@ -161,11 +161,11 @@ fn the_same_pod_without_redirection_stays_in_init_and_nothing_would_pass_its_pro
     let rule = "add table ip lead; add chain ip lead prerouting { type nat hook prerouting priority -100; }; \
                 add rule ip lead prerouting tcp dport 9999 redirect to :15006";
     web.pod.exec(&["nft", rule]).unwrap();
-    let told = [(outsider.pod.v4.into(), own, "refused")];
-    with_logged(&web, &told, || {
+    let reported = [(outsider.pod.v4.into(), own, "refused")];
+    with_logged(&web, &reported, || {
         integration::connect(&outsider.pod.netns, own).unwrap()
     });
-    assert_eq!(web.connections().unwrap().len(), told.len());
+    assert_eq!(web.connections().unwrap().len(), reported.len());
     end(&runtime, &[&web, &outsider]);
 }
 
@@ -206,8 +206,8 @@ impl Place<'_> {
         for ((own, other), mark) in families.zip(PROXY_SOURCES) {
             let target = SocketAddr::new(other, PORT);
             let before = node.accesses().unwrap().len();
-            let told = self.proxy(ends, own, target);
-            let source = with_logged(self.sidecar, &told, || from.ask(target).unwrap());
+            let reported = self.proxy(ends, own, target);
+            let source = with_logged(self.sidecar, &reported, || from.ask(target).unwrap());
             let expected = if is(to, self.sidecar) {
                 mark.parse().unwrap()
             } else {

@@ -135,11 +135,11 @@ fn a_pod_whose_redirection_does_not_come_is_labelled_and_loses_the_label_when_it
     start_repair(&runtime, &server, &action_after_a_second("--label-pods"));
     until_labelled(&server, Some("true"));
     until_counted(&runtime, "label", "success", 1);
-    let told = eventually("it is told", TIMEOUT, || server.event("LabelBrokenPod"));
-    let told = told.unwrap();
+    let reported = eventually("it is told", TIMEOUT, || server.event("LabelBrokenPod"));
+    let reported = reported.unwrap();
     assert!(
-        told.contains("pod-events has not redirected it yet"),
-        "{told}"
+        reported.contains("pod-events has not redirected it yet"),
+        "{reported}"
     );
     runtime.node.start("netconfig").unwrap();
     until_redirected(&runtime, &web.pod);

@@ -52,18 +52,18 @@ fn repair_is_checked_where_it_is_deployed() {
         ];
         host.node.start_with("repair", &settings).unwrap();
     };
-    let told = [
+    let reported = [
         ("CONDITION_BAD", "repair/pods", "failed"),
         ("SERVICE_NOT_READY", "repair", "failed"),
     ];
     let stop = || host.node.stop("repair", Signal::SIGTERM).unwrap();
-    breaks(&host, &before, &told, start, stop);
-    let told = |code: &str| {
+    breaks(&host, &before, &reported, start, stop);
+    let reported = |code: &str| {
         let of_it = (code.to_owned(), "repair".to_owned());
         host.verdicts().get(&of_it).cloned()
     };
     // A service that stopped removed its socket, one that was killed did not.
-    assert_eq!(told("SOCKET_MISSING").as_deref(), Some("unknown"));
+    assert_eq!(reported("SOCKET_MISSING").as_deref(), Some("unknown"));
     start();
     let socket = inpod_service::socket(&host.node.run_dir(), "repair");
     eventually("it has a socket", TIMEOUT, || {
@@ -72,7 +72,7 @@ fn repair_is_checked_where_it_is_deployed() {
     })
     .unwrap();
     host.node.stop("repair", Signal::SIGKILL).unwrap();
-    assert_eq!(told("SERVICE_SILENT").as_deref(), Some("unknown"));
+    assert_eq!(reported("SERVICE_SILENT").as_deref(), Some("unknown"));
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_directory_of_netns_that_is_private() {
     run("mount", &["--make-private", "/run/netns"]).unwrap();
     let key = ("NETNS_NOT_SHARED".to_owned(), String::new());
     // Nodes of other tests come and go beside this one.
-    let told = eventually("that alone is told", TIMEOUT, || {
+    let reported = eventually("that alone is told", TIMEOUT, || {
         let now = verdicts(&host.run_json(&[]));
         let is_new = |(key, verdict): &(&_, &_)| before.get(*key) != Some(*verdict);
         let changed: Vec<_> = now.iter().filter(is_new).collect();
@@ -327,7 +327,7 @@ fn a_directory_of_netns_that_is_private() {
         anyhow::Ok(())
     });
     run("mount", &["--make-shared", "/run/netns"]).unwrap();
-    told.unwrap();
+    reported.unwrap();
     eventually("all is as before", TIMEOUT, || {
         let now = verdicts(&host.run_json(&[]));
         anyhow::ensure!(now == before, "{now:?}");

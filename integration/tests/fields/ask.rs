@@ -62,9 +62,10 @@ impl Asker {
         };
         let failure = failure_of(&status);
         // The service names the index of a list item.
-        let told = failure.field.replace("[0]", "");
-        let named = field.is_empty() || field.starts_with(told.as_str()) && !told.is_empty();
-        let named = named || told.starts_with(field);
+        let reported = failure.field.replace("[0]", "");
+        let named =
+            field.is_empty() || field.starts_with(reported.as_str()) && !reported.is_empty();
+        let named = named || reported.starts_with(field);
         if codes.contains(&status.code()) && named {
             return Vec::new();
         }

@@ -29,10 +29,10 @@ pub(crate) struct Seen {
 impl Reader {
     pub(crate) fn of(dir: PathBuf) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let reported = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let mut seen = Seen::default();
-            while !told.load(Ordering::Relaxed) {
+            while !reported.load(Ordering::Relaxed) {
                 seen.look(&dir);
             }
             seen

@@ -64,7 +64,7 @@ fn whatever_is_killed_a_pod_with_a_sidecar_is_wholly_in_or_out_and_a_repetition_
 
 /// netconfig has applied the rules, and pod-events has not recorded that.
 #[test]
-fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_again_and_told() {
+fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_again_and_reported() {
     let bench = Bench::of(To::Sidecar).unwrap();
     let (pod, step) = (
         bench.sandbox().unwrap(),

@@ -73,10 +73,10 @@ fn a_pod_that_cannot_be_injected_is_refused_in_words_and_one_that_asked_for_noth
     webhook.until_injected(&inside);
     let mut wrong = pod("wrong");
     wrong["metadata"]["annotations"] = json!({"traffic.sidecar.istio.io/excludeInboundPorts": "*"});
-    let told = webhook.make(&inside, &wrong).unwrap_err().to_string();
+    let reported = webhook.make(&inside, &wrong).unwrap_err().to_string();
     assert!(
-        told.contains("excludeInboundPorts") && told.contains("is not a valid port"),
-        "{told}"
+        reported.contains("excludeInboundPorts") && reported.contains("is not a valid port"),
+        "{reported}"
     );
     wrong["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});
     assert_eq!(containers(&webhook.make(&inside, &wrong).unwrap()), ["app"]);
@@ -108,8 +108,8 @@ fn without_the_injector_pods_fail_or_pass_as_the_failure_policy_says() {
         namespace
     });
     webhook.stop();
-    let told = webhook.make(&closed, &pod("web")).unwrap_err().to_string();
-    assert!(told.contains("failed calling webhook"), "{told}");
+    let reported = webhook.make(&closed, &pod("web")).unwrap_err().to_string();
+    assert!(reported.contains("failed calling webhook"), "{reported}");
     assert_eq!(
         containers(&webhook.make(&open, &pod("web")).unwrap()),
         ["app"]

@@ -206,11 +206,11 @@ impl Webhook {
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
         let lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
         let reviewed = lines.filter(|line| line["message"] == "Reviewed");
-        let told = |it: Value| {
+        let reported = |it: Value| {
             let outcome = it["outcome"].as_str().unwrap().to_owned();
             (outcome, it["operations"].as_u64().unwrap())
         };
-        reviewed.map(told).collect()
+        reviewed.map(reported).collect()
     }
 
     pub(crate) fn until_reloaded(&self, what: &str, result: &str) {

@@ -143,8 +143,8 @@ fn an_annotation_that_somebody_removes_from_an_enrolled_pod_is_put_back() {
     let change = json!({"metadata": {"annotations": {"ambient.istio.io/redirection": null}}});
     cluster.server.patch(&cluster.path("web"), &change).unwrap();
     eventually("it is put back", TIMEOUT, || {
-        let told = patches(&cluster, "web");
-        ensure!(told.len() == 2, "{told:?}");
+        let reported = patches(&cluster, "web");
+        ensure!(reported.len() == 2, "{reported:?}");
         anyhow::Ok(())
     })
     .unwrap();

@@ -53,18 +53,18 @@ fn refused_adds_are_reported_with_their_reason_and_not_too_often() {
         let outcome = cluster.node.call(Call::add, &pod).run().unwrap();
         assert_ne!(outcome.code, 0, "{outcome:?}");
     }
-    let told = eventually("three are told and the rest dropped", TIMEOUT, || {
-        let told = events(&cluster, "web", "ZtunnelRefused");
-        let count = told
+    let reported = eventually("three are told and the rest dropped", TIMEOUT, || {
+        let reported = events(&cluster, "web", "ZtunnelRefused");
+        let count = reported
             .first()
             .and_then(|event| event.pointer("/series/count")?.as_u64());
-        ensure!(count == Some(3), "{told:?}");
+        ensure!(count == Some(3), "{reported:?}");
         ensure!(counted(&cluster, dropped) >= 1, "none was dropped");
-        anyhow::Ok(told)
+        anyhow::Ok(reported)
     })
     .unwrap();
-    assert_eq!(told.len(), 1, "one Event with its series");
-    let note = told[0]["note"].as_str().unwrap();
+    assert_eq!(reported.len(), 1, "one Event with its series");
+    let note = reported[0]["note"].as_str().unwrap();
     assert!(note.contains("ztunnel"), "{note}");
     assert_eq!(annotation(&cluster, "web"), None);
 }
@@ -127,8 +127,8 @@ fn a_sidecars_annotation_that_refuses_adds_is_one_event_with_its_name_and_is_not
     // A later report about another pod shows that no further one was made about this one.
     cluster.pod("other", Some("ambient"));
     until_annotated_as(&cluster, "other", Some("enabled"));
-    let told = events(&cluster, "web", "InvalidField");
-    assert_eq!(told.len(), 1, "{told:?}");
+    let reported = events(&cluster, "web", "InvalidField");
+    assert_eq!(reported.len(), 1, "{reported:?}");
     let sent = counted(&cluster, "inpod_pod_events_events_total{result=\"sent\"}");
     assert!((1..=3).contains(&sent), "{sent} were told");
 }

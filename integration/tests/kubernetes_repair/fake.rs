@@ -141,10 +141,10 @@ impl PodEventsService for Said {
             .chain(stream::iter(pods))
             .chain(stream::iter([complete]));
         let changes = changes.filter_map(|event| std::future::ready(event.ok()));
-        let told = all
+        let reported = all
             .chain(changes)
             .map(|event| Ok(wire::WatchEnrollmentsResponse { event: Some(event) }));
-        Ok(Response::new(Box::pin(told)))
+        Ok(Response::new(Box::pin(reported)))
     }
 
     async fn list_binds(

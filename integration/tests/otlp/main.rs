@@ -329,8 +329,8 @@ fn a_collector_that_is_away_is_reported_once_and_found_again_when_it_is_back() {
     })
     .unwrap();
     for service in SERVICES {
-        let told = format!("{service} says so");
-        eventually(&told, TIMEOUT, || {
+        let reported = format!("{service} says so");
+        eventually(&reported, TIMEOUT, || {
             let count = bench.logged(service, "Spans are exported again");
             ensure!(count == 1, "{count} times");
             Ok(())

@@ -65,14 +65,14 @@ fn a_node_that_is_uninstalled_leaves_the_rules_to_sidecars_and_looks_after_them_
 fn a_node_that_is_handed_over_leaves_the_rules_to_sidecars() {
     let node = Node::new().unwrap();
     let [word, receipt]: [PathBuf; 2] = ["word", "receipt"].map(|name| node.run_dir().join(name));
-    let [said, told] = [&word, &receipt].map(|path| path.to_str().unwrap());
+    let [said, reported] = [&word, &receipt].map(|path| path.to_str().unwrap());
     let settings = [
         "--peer",
         "uid",
         "--leave-file",
         said,
         "--receipt-file",
-        told,
+        reported,
     ];
     for service in ["netconfig", "ztunnel-broker"] {
         node.start(service).unwrap();

@@ -160,8 +160,8 @@ fn each_skip_condition_leaves_the_pod_alone_and_is_explained() {
         assert_eq!(known.state(), PodState::Out, "{name}");
         assert_eq!(known.desired(), Enrollment::None, "{name}");
         assert_eq!(known.reason(), Reason::HasSidecar, "{name}");
-        let told = input(&known, "reason for no redirection to the sidecar");
-        assert!(told.contains(why), "{name}: {told}");
+        let reported = input(&known, "reason for no redirection to the sidecar");
+        assert!(reported.contains(why), "{name}: {reported}");
         assert_eq!(pod.traces().unwrap(), Vec::<String>::new(), "{name}");
     }
     assert_eq!(claims(&node), 0);
@@ -199,8 +199,11 @@ fn a_malformed_annotation_refuses_the_add_by_its_name_and_changes_nothing() {
             (failure.reason(), failure.field.as_str()),
             (Reason::InvalidField, annotation)
         );
-        let told = input(&known, &format!("pod annotation {annotation}"));
-        assert!(told == value || told.starts_with("malformed"), "{told}");
+        let reported = input(&known, &format!("pod annotation {annotation}"));
+        assert!(
+            reported == value || reported.starts_with("malformed"),
+            "{reported}"
+        );
     }
 }
 

@@ -114,14 +114,14 @@ impl Mesh {
         let node = &self.scene.node;
         let before = node.carried_by(FIRST).len();
         let source = ask(&from.netns, to).with_context(|| format!("asking {to}"))?;
-        let told = || {
+        let reported = || {
             let all = node.carried_by(FIRST);
             let new = all.get(before..).unwrap_or_default().to_vec();
             ensure!(new.len() >= carried, "of {carried} are told: {new:?}");
             anyhow::Ok(new)
         };
-        let told = eventually("ztunnel tells of its connections", TIMEOUT, told)?;
-        Ok((source, told))
+        let reported = eventually("ztunnel tells of its connections", TIMEOUT, reported)?;
+        Ok((source, reported))
     }
 
     pub(crate) fn nft(&self, command: &[&str]) -> anyhow::Result<String> {
@@ -142,13 +142,13 @@ impl Mesh {
             ensure!(outbound.is_outbound && !inbound.is_outbound, "{carried:?}");
             for end in [outbound, inbound] {
                 let expected = (identity(from), identity(to), Some(application), HBONE);
-                let told = (
+                let reported = (
                     end.source_identity.clone(),
                     end.destination_identity.clone(),
                     end.hbone,
                     end.destination.port(),
                 );
-                ensure!(told == expected && end.error.is_none(), "{end:?}");
+                ensure!(reported == expected && end.error.is_none(), "{end:?}");
                 ensure!(end.source.ip() == source, "{end:?}");
             }
         }

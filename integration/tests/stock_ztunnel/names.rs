@@ -44,10 +44,10 @@ fn a_pod_with_captured_names_is_told_a_services_address_and_reaches_it_by_hbone_
     // Nothing listens there.
     let resolver = SocketAddr::from(([10, 77, 255, 1], 53));
     let name = "server.shop.svc.cluster.local";
-    let told = eventually("ztunnel answers", TIMEOUT, || {
+    let reported = eventually("ztunnel answers", TIMEOUT, || {
         resolve(&mesh.client, name, resolver)
     });
-    let address = told.unwrap();
+    let address = reported.unwrap();
     assert_eq!(address, SERVICE);
     assert!(resolve(&mesh.server, name, resolver).is_err());
     let service = SocketAddr::new(address.into(), 80);

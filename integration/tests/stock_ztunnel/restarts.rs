@@ -119,9 +119,9 @@ fn what_a_ztunnel_is_given_is_its_own_pods_and_it_runs_with_the_capabilities_of_
     let pid = mesh.scene.node.pid(FIRST).unwrap();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     assert!(status.contains("CapPrm:\t0000000000203000"), "{status}");
-    let told = mesh.scene.node.api().workloads().unwrap();
-    let [session] = &told.sessions[..] else {
-        panic!("one session: {told:?}")
+    let reported = mesh.scene.node.api().workloads().unwrap();
+    let [session] = &reported.sessions[..] else {
+        panic!("one session: {reported:?}")
     };
     assert_eq!(session.pod_uid, crate::ztunnel_pod::ZTUNNEL);
     assert_eq!(session.peer_pid, i32::try_from(pid).unwrap());

@@ -15,7 +15,7 @@ const DEADLINE: &[&str] = &["--timeout", "700ms"];
 
 #[test]
 fn each_family_that_is_redirected_is_proven_at_once() {
-    for (addresses, families, told) in [
+    for (addresses, families, reported) in [
         (
             &[V4][..],
             &["ip"][..],
@@ -37,7 +37,7 @@ fn each_family_that_is_redirected_is_proven_at_once() {
             .iter()
             .fold(sandbox, |sandbox, family| sandbox.redirect(family));
         let ended = sandbox.validate(&[]);
-        ended.is(0, told).is(0, &[&format!("uid {}", proxy())]);
+        ended.is(0, reported).is(0, &[&format!("uid {}", proxy())]);
         assert!(ended.took < Duration::from_secs(2), "{ended:?}");
         assert!(
             !ended

@@ -39,8 +39,8 @@ fn hook(container: &Value, pod: IpAddr) -> Option<String> {
 fn ask_hook(node: &Path, url: &str) -> Duration {
     let net = format!("--net={}", node.display());
     let began = Instant::now();
-    let told = integration::run("nsenter", &[&net, "curl", "-sSfgm", "20", url]);
-    assert_eq!(told.unwrap(), "");
+    let reported = integration::run("nsenter", &[&net, "curl", "-sSfgm", "20", url]);
+    assert_eq!(reported.unwrap(), "");
     began.elapsed()
 }
 
