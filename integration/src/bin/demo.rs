@@ -91,8 +91,8 @@ fn story(keep: bool) -> anyhow::Result<()> {
     }
     // A runtime stops the containers first.
     drop(apps);
-    deleted(&node, server)?;
-    deleted(&node, client)?;
+    deleted(&node, 8, server)?;
+    deleted(&node, 9, client)?;
     node.del(&outsider)
 }
 
@@ -265,9 +265,9 @@ fn accepted<'a>(
     .collect()
 }
 
-fn deleted(node: &Node, pod: Pod) -> anyhow::Result<()> {
+fn deleted(node: &Node, act: u32, pod: Pod) -> anyhow::Result<()> {
     heading(&format!(
-        "8. The runtime's two DELs for {}, and the clean end",
+        "{act}. The runtime's two DELs for {}, and no trace left",
         pod.spec.name
     ));
     node.del(&pod)?;
@@ -320,6 +320,11 @@ fn play(node: &Node, server: &Pod) -> anyhow::Result<()> {
     heading("8. Everything is left running. In this shell, for example:");
     let pods_socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let manifests = node.manifests();
+    quote(&format!(
+        "{} --run-dir {} explain shop/server",
+        integration::bin("inpod")?.display(),
+        node.run_dir().display()
+    ));
     quote(&format!(
         "grpcurl {}",
         shell(&explain_arguments(node, server))

@@ -87,7 +87,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "propagation_wait_seconds",
         default: Some("5"),
-        help: "How long peers may need to learn that a pod leaves the mesh",
+        help: "How long a pod that leaves the mesh stays redirected, so that its peers learn of it first",
     },
     Key {
         name: "drain_grace_seconds",
