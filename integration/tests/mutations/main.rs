@@ -72,6 +72,8 @@ fn judge(outcome: &Outcome) -> anyhow::Result<u64> {
     );
     match outcome.code {
         0 if outcome.stdout.is_empty() => Ok(0),
+        // Arguments without CNI_COMMAND are a command line.
+        2 if outcome.stdout.is_empty() && outcome.stderr.starts_with("Usage: inpod-cni") => Ok(2),
         0 => {
             let document: Value = serde_json::from_str(&outcome.stdout)?;
             ensure!(document.is_object(), "the result is no object");

@@ -246,7 +246,7 @@ fn a_pod_that_is_gone_from_the_source_is_explained_by_what_is_recorded() {
     fs::remove_file(node.manifests().join("shop-a.yaml")).unwrap();
     eventually("it is gone", TIMEOUT, || {
         let text = explained(&node, "a");
-        ensure!(text.contains("none, because POD_UNKNOWN"), "{text}");
+        ensure!(text.contains("none (POD_UNKNOWN)"), "{text}");
         ensure!(text.contains("once no process runs in it"), "{text}");
         anyhow::Ok(())
     })
