@@ -1,5 +1,5 @@
-//! Measures an apply on a fresh netns, a second one on the same, a verify, and an apply of a sidecar's redirection.
-//! Needs root. iptables backends run through netconfig's binary, whose path has to be given.
+//! Measures apply on a fresh netns, again on the same, a verify, and an apply of a sidecar's redirection. Needs root.
+//! iptables backends run through netconfig's binary, whose path has to be given.
 //!
 //! `cargo run --release -p netconfig --example time_apply -- 200`
 //!
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
         let other = new_netns()?;
         of_sidecars.push(timed(|| writer.apply(&other, &sidecar, &sandbox))?);
         held.push(other);
-        // Keeps the netns: its removal by the kernel is not part of the measurement.
+        // Kept: its removal by the kernel is not part of the measurement.
         held.push(netns);
     }
     report("apply, fresh netns", fresh)?;
@@ -58,7 +58,6 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Uses the backend and the binary of the arguments, if given.
 fn writer() -> anyhow::Result<Writer> {
     let mut arguments = std::env::args().skip(2);
     let (Some(name), Some(runner)) = (arguments.next(), arguments.next()) else {

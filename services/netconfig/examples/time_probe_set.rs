@@ -1,5 +1,5 @@
-//! Measures how long it takes to add a pod to the node's probe set and to remove it, compared with running `ipset`.
-//! Needs root, and the program ipset.
+//! Measures adding a pod to the node's probe set and removing it, compared with running `ipset`. Needs root,
+//! and the program ipset.
 //!
 //! `cargo run --release -p netconfig --example time_probe_set -- 200`
 
@@ -48,7 +48,7 @@ fn measure(others: u16, count: u16) -> anyhow::Result<()> {
         add(n)?;
     }
     let (mut named, mut again, mut released, mut executed) = (vec![], vec![], vec![], vec![]);
-    // Separate loops, since a started program would leave cold caches for the other measurements.
+    // Separate loops: a started program would leave cold caches for the other measurements.
     let numbers = || others..others.saturating_add(count);
     for times in [&mut named, &mut again] {
         for n in numbers() {
@@ -105,7 +105,6 @@ fn timed<T, E>(f: impl FnOnce() -> Result<T, E>) -> Result<Duration, E> {
     Ok(start.elapsed())
 }
 
-/// Prints the statistics and returns the median.
 fn report(what: &str, mut times: Vec<Duration>) -> io::Result<Duration> {
     times.sort();
     let at = |percent: usize| {

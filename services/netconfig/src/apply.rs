@@ -1,5 +1,5 @@
-//! Applies, verifies, previews and removes a netns's redirection: reads the current state, plans (`plan`), executes the
-//! plan step by step and reads everything back.
+//! Applies, verifies, previews and removes redirections: reads the state, plans (`plan`), executes the plan's
+//! steps and reads back.
 
 mod observe;
 mod remove;
@@ -25,22 +25,21 @@ use crate::{
 };
 use undo::Undo;
 
-/// Attempts to change tables that another process changes at the same time.
+/// For tables that another process changes at the same time.
 const ATTEMPTS: usize = 8;
 
-/// Writes redirections into network namespaces.
 #[derive(Clone, Debug)]
 pub struct Writer {
-    /// The backend for every pod, if one is configured. Pods that use another one are rewritten.
+    /// For every pod, if configured. Pods that use another one are rewritten.
     pub configured: Option<Backend>,
-    /// The backend for pods that have no rules yet, unless one is configured.
+    /// For pods without rules, unless one is configured.
     pub detected: Backend,
     pub programs: Programs,
     /// Shared by all pods: its cache makes each further pod cheaper.
     pub sysctls: Sysctls,
 }
 
-/// Uses nf_tables, without any programs.
+/// Uses nf_tables, without programs.
 impl Default for Writer {
     fn default() -> Self {
         Self {
@@ -52,7 +51,6 @@ impl Default for Writer {
     }
 }
 
-/// The result of an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
     pub fingerprint: Fingerprint,
@@ -62,37 +60,34 @@ pub struct Applied {
     pub direct_flows: u32,
 }
 
-/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// The fingerprint of the expected rules.
+    /// Of the expected rules.
     pub fingerprint: Fingerprint,
-    /// The backend in use, or the one that an apply would use.
+    /// The one in use, or that an apply would use.
     pub backend: Backend,
-    /// One sentence for each difference.
     pub differences: Vec<String>,
 }
 
-/// The result of a preview.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     pub verified: Verified,
-    /// The steps as commands of sysctl, ip, nft, conntrack and iptables-restore.
+    /// The steps as commands of sysctl, ip, nft, conntrack, iptables-restore.
     pub transaction: String,
 }
 
 impl Writer {
-    /// Returns the backend for a pod that has no rules yet.
+    /// Returns the backend for a pod without rules.
     pub fn backend(&self) -> Backend {
         self.configured.unwrap_or(self.detected)
     }
 
-    /// Applies exactly this redirection to a netns and verifies it. Writes nothing if it is already in place.
+    /// Applies exactly this redirection and verifies it. Writes nothing if it is already in place.
     ///
     /// # Errors
     ///
     /// When the kernel or a program refuses, or the rules differ afterwards. The previous state is then restored,
-    /// unless the deletion of another backend's or Istio's rules had begun: then the new rules stay.
+    /// unless deletion of another backend's or Istio's rules had begun: then the new rules stay.
     pub fn apply(
         &self,
         netns: &Netns,
@@ -118,11 +113,6 @@ impl Writer {
         })
     }
 
-    /// Compares a netns with a redirection.
-    ///
-    /// # Errors
-    ///
-    /// When the netns cannot be read, or cannot hold the redirection.
     pub fn verify(
         &self,
         netns: &Netns,
@@ -136,10 +126,6 @@ impl Writer {
     }
 
     /// Computes what [`Self::apply`] would do now.
-    ///
-    /// # Errors
-    ///
-    /// The same as of [`Self::verify`].
     pub fn preview(
         &self,
         netns: &Netns,
@@ -193,8 +179,8 @@ impl Writer {
         Ok(plan.with_new_only(new_only.unwrap_or_default()))
     }
 
-    /// Plans with the backend that the pod already uses, unless another one is configured. In netns where iptables
-    /// cannot match socket owners, nf_tables is used instead.
+    /// Keeps the pod's backend, unless another is configured. Where iptables cannot match socket owners,
+    /// nf_tables is used instead.
     fn plan_for(
         &self,
         session: &NetnsSession<'_>,
@@ -213,7 +199,7 @@ impl Writer {
     }
 }
 
-/// IPv6 capture is requested in a netns without IPv6.
+/// The error that IPv6 capture finds no IPv6.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
 pub struct NoIpv6;
@@ -226,14 +212,13 @@ fn to_verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// Builds the tag. Once inpod has enabled the sysctl, every later tag records it, so that removal disables it.
+/// Once inpod has enabled the sysctl, every later tag records it, so that removal disables it.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     let enabled_before = state.tag().is_some_and(|tag| tag.migrates);
     let migrates = enabled_before || state.migrates == Some(false);
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
-/// Returns whether anything had to be changed.
 fn apply_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
@@ -334,7 +319,7 @@ fn execute(
     Ok(())
 }
 
-/// Returns none if the connections cannot be listed.
+/// Returns none if they cannot be listed.
 fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
     let proxied = inspect::proxied(session.netns, &session.proxies(&plan.tables));
     proxied.unwrap_or_else(|error| {
@@ -343,7 +328,7 @@ fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
     })
 }
 
-/// The kernel reports "network is down" and means the interface of the route.
+/// Attributes "network is down" to the interface of the route.
 fn to_apply_error(error: KernelError) -> ApplyError {
     if error.is(nix::Error::ENETDOWN) {
         ApplyError::LoopbackDown(error)
@@ -352,7 +337,7 @@ fn to_apply_error(error: KernelError) -> ApplyError {
     }
 }
 
-/// Writes the tables; after a concurrent change it starts again from the tables as they are then.
+/// Starts again from the current tables after a concurrent change.
 fn write_tables(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
@@ -373,7 +358,7 @@ fn write_tables(
     Ok(result?)
 }
 
-/// Verifies the new tables before rules of another origin are deleted.
+/// Runs before rules of another origin are deleted.
 fn verify_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), ApplyError> {
     match plan.table_differences(&session.read_backend(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),

@@ -1,5 +1,5 @@
-//! The claims: which netns is held for which sandbox, and the state last published for it. Callers refer to a netns
-//! by its sandbox only.
+//! The claims: which netns is held for which sandbox, and its last published state. Callers refer to a
+//! netns by sandbox only.
 
 mod path_watcher;
 pub(crate) mod sweep;
@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use crate::{apply::Observation, error::ClaimError, inspect, notifications::Queue};
 use validate::ValidatedNetns;
 
-/// Number of events that a slow watcher may lag behind before it has to start a new watch.
+/// Events that a slow watcher may lag behind before it needs a new watch.
 const EVENT_BACKLOG: usize = 1024;
 
 /// A claimed network namespace.
@@ -29,11 +29,10 @@ pub(crate) struct Claim {
     pub(crate) netns: Netns,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) since: SystemTime,
-    /// Serializes changes of this netns: held during each change and each read.
+    /// Held during each change and each read of this netns.
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The observed state of a claimed netns.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) sandbox: SandboxRef,
@@ -43,7 +42,6 @@ pub(crate) struct State {
     pub(crate) revision: u64,
 }
 
-/// A claim that ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Released {
     pub(crate) sandbox: SandboxRef,
@@ -51,17 +49,16 @@ pub(crate) struct Released {
     pub(crate) revision: u64,
 }
 
-/// A change of a claim. It contains names only: an event that waits for a slow watcher must not hold a netns open.
+/// A change of claims. Names only: an event that waits for a slow watcher must not hold a netns open.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// The claim is new, or its netns moved to another path.
+    /// New, or its netns moved to another path.
     Claimed(SandboxRef),
-    /// The state differs from the one published before.
+    /// Differs from the state published before.
     State(Arc<State>),
     Released(Released),
 }
 
-/// All claims of this process.
 #[derive(Debug)]
 pub(crate) struct Claims {
     table: Mutex<Table>,
@@ -78,7 +75,7 @@ struct Table {
 #[derive(Debug)]
 struct Held {
     claim: Arc<Claim>,
-    /// The state published last; none before the first read.
+    /// Published last; none before the first read.
     published: Option<Arc<State>>,
 }
 
@@ -88,7 +85,7 @@ impl Table {
         self.revision
     }
 
-    /// Returns the current entry of the claim's netns. A claim that was confirmed at another path has not ended.
+    /// Returns the current entry of the claim's netns. Confirmation at another path does not end a claim.
     fn current(&mut self, claim: &Claim) -> Option<&mut Held> {
         let held = self.held.get_mut(&claim.sandbox);
         held.filter(|held| held.claim.netns.same_as(&claim.netns))
@@ -96,7 +93,7 @@ impl Table {
 }
 
 impl Claims {
-    /// Creates an empty table. `queue` receives every claim, to have its netns read.
+    /// `queue` receives every claim, to have it read.
     pub(crate) fn new(queue: Arc<Queue>) -> Self {
         Self {
             table: Mutex::default(),
@@ -105,8 +102,8 @@ impl Claims {
         }
     }
 
-    /// Claims a validated netns for a sandbox. If the sandbox already holds this netns, the claim is confirmed; if it
-    /// holds another one, that claim is replaced only if its netns is gone.
+    /// Claims a validated netns for a sandbox. A claim of the same netns is confirmed; one of another netns is
+    /// replaced only if that is gone.
     ///
     /// May scan the node's processes, and hence block.
     pub(crate) fn claim(
@@ -129,7 +126,7 @@ impl Claims {
         self.insert(sandbox, validated)
     }
 
-    /// Keeps a claim whose netns was found again. If its old path is gone, the claim moves to the new path.
+    /// If its old path is gone, the claim moves to the new one.
     fn confirm(
         &self,
         held: Arc<Claim>,
@@ -163,7 +160,7 @@ impl Claims {
     ) -> Result<Arc<Claim>, ClaimError> {
         let mut table = self.lock();
         let found = validated.netns.id();
-        // The other claim may be another sandbox's, or this one's from a concurrent call.
+        // Another sandbox's claim, or this one's from a concurrent call.
         let mut others = table.held.values().map(|held| &held.claim);
         if let Some(other) = others.find(|claim| claim.netns.id() == found) {
             return if other.sandbox == *sandbox {
@@ -204,7 +201,7 @@ impl Claims {
         table.held.get(sandbox).map(|held| Arc::clone(&held.claim))
     }
 
-    /// Returns all claims, ordered by sandbox.
+    /// Returns claims ordered by sandbox.
     pub(crate) fn list(&self) -> Vec<Arc<Claim>> {
         let table = self.lock();
         let claims = table.held.values().map(|held| Arc::clone(&held.claim));
@@ -215,13 +212,12 @@ impl Claims {
         self.lock().held.len()
     }
 
-    /// Returns whether a claim has not ended.
+    /// Returns whether it has not ended.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
         self.lock().current(claim).is_some()
     }
 
-    /// Ends a claim, unless another netns has replaced it. Its descriptor is closed when the last call
-    /// that uses it ends.
+    /// Ends a claim, unless another netns replaced it. Its descriptor closes with the last call that uses it.
     pub(crate) fn release(&self, claim: &Claim) -> bool {
         let mut table = self.lock();
         if table.current(claim).is_none() {
@@ -238,8 +234,8 @@ impl Claims {
         true
     }
 
-    /// Schedules a read after a change through this claim, and has its result published even if it equals the last one:
-    /// a netns that was repaired and then broken again differs from one that was never repaired.
+    /// Schedules a read after a change through this claim, and publishes the result even if it equals the last:
+    /// repaired and broken again differs from never repaired.
     pub(crate) fn republish(&self, claim: &Claim) {
         if let Some(held) = self.lock().current(claim) {
             held.published = None;
@@ -247,8 +243,8 @@ impl Claims {
         self.queue.mark_changed(&claim.sandbox);
     }
 
-    /// Publishes the observed state to watchers if it differs from the last one. Returns the current state and whether
-    /// it is new, or `None` if the claim has ended.
+    /// Publishes the state if it differs from the last. Returns the current state and whether it is new, or `None` if
+    /// the claim has ended.
     pub(crate) fn publish(
         &self,
         claim: &Claim,
@@ -275,7 +271,6 @@ impl Claims {
         self.lock().current(claim)?.published.clone()
     }
 
-    /// Returns the sandboxes with claims, and a receiver of all later events.
     pub(crate) fn subscribe(&self) -> (Vec<SandboxRef>, broadcast::Receiver<Event>) {
         let table = self.lock();
         let sandboxes = table.held.keys().cloned().collect();
@@ -283,17 +278,17 @@ impl Claims {
     }
 
     fn send_event(&self, event: Event) {
-        // Sending fails if there are no watchers.
+        // Fails if there are no watchers.
         drop(self.events.send(event));
     }
 
-    /// A poisoned lock is safe to use: no code that runs under it panics half way through a change.
+    /// Poisoning is harmless: no code under this lock panics half way through a change.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns whether no other process uses a netns: its path leads elsewhere, and no process is in it. Scans the node's
+/// Returns whether the path leads elsewhere and no process is in the netns. Scans the node's
 /// processes in the worst case.
 pub(crate) fn is_gone(claim: &Claim) -> bool {
     !claim.netns.path_intact() && !inspect::has_processes(&claim.netns)

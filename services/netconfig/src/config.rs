@@ -63,10 +63,10 @@ pub struct Config {
     pub netns_roots: Vec<PathBuf>,
     #[serde(rename = "sweep_seconds", deserialize_with = "seconds")]
     pub sweep: Duration,
-    /// Interval of reads of a claimed netns without a notification.
+    /// Interval of reads without a notification.
     #[serde(rename = "verify_seconds", deserialize_with = "seconds")]
     pub verify: Duration,
-    /// The receive buffer of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
+    /// Of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
     #[serde(deserialize_with = "inpod_service::config::parsed")]

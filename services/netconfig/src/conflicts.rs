@@ -1,8 +1,8 @@
-//! Finds rules and settings of others in a netns that can defeat inpod's rules.
+//! Finds foreign rules and settings that can defeat inpod's rules.
 //!
-//! Analyses nf_tables, which includes rules of iptables-nft. The tables of iptables-legacy cannot be read through any
-//! kernel interface that is available here. Rules are followed as a packet would (`packet`, `walk`): rules that cannot
-//! match any packet that inpod's rules act on are no conflict.
+//! Analyses nf_tables, including iptables-nft. No kernel interface available here reads iptables-legacy's
+//! tables. Rules are followed as a packet would (`packet`, `walk`): those that match no packet that inpod's
+//! rules act on are no conflict.
 
 mod decode;
 mod environment;
@@ -24,42 +24,34 @@ use crate::{
     netlink::{KernelError, Socket},
 };
 
-/// Any process with NET_ADMIN in the netns can add rules, so the response has to be limited.
+/// Limits the response: any process with NET_ADMIN in the netns can add rules.
 const MAX_FINDINGS: usize = 100;
 
-/// A rule or setting of others that can defeat inpod's rules.
+/// A foreign rule or setting that can defeat inpod's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub kind: Kind,
-    /// The table and chain, the interface or the sysctl.
+    /// Table and chain, interface or sysctl.
     pub subject: String,
     pub sentence: String,
 }
 
-/// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A foreign NAT chain can translate connections before inpod's.
+    /// Can translate connections before inpod's chain.
     NatChain,
-    /// A foreign rule overwrites inpod's bits of a mark.
+    /// Overwrites inpod's bits of a mark.
     UnmaskedMark,
-    /// A foreign rule accepts, drops or untracks packets before inpod's rules see them.
+    /// Accepts, drops or untracks packets before inpod's rules see them.
     EarlyVerdict,
     /// Strict reverse path filtering drops packets from outside.
     RpFilter,
-    /// The loopback interface is down.
     LoopbackDown,
-    /// IPv6 is disabled but expected.
     Ipv6Disabled,
-    /// Rules of Istio's node agent exist.
     Incumbent,
 }
 
-/// Finds conflicts in a netns whose pod has these addresses.
-///
-/// # Errors
-///
-/// When the netns cannot be entered or its state cannot be read.
+/// Finds conflicts in the netns of a pod with these addresses.
 pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
     let (socket, reader) = netns.within(|| {
         let socket = Socket::open(SockProtocol::NetlinkNetFilter);
@@ -75,7 +67,7 @@ pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding
     Ok(found)
 }
 
-/// Kernels without nfnetlink have no such socket, and no tables.
+/// Kernels without nfnetlink have no such socket and no tables.
 fn tables(socket: io::Result<Socket>) -> Result<Vec<ruleset::Table>, KernelError> {
     match socket {
         Ok(mut socket) => read::read(&mut socket),

@@ -1,4 +1,4 @@
-//! Deletes connection tracking entries that would keep a connection on its old path after rules change.
+//! Deletes conntrack entries that would keep a connection on its old path after rules change.
 
 mod connections;
 
@@ -24,11 +24,11 @@ const ID: u16 = 12;
 const ZONE: u16 = 18; // CTA_ZONE
 const NESTED: u16 = 0x8000; // NLA_F_NESTED
 const UDP: u8 = 17; // IPPROTO_UDP
-/// Attempts to get a dump during which no entry changed.
+/// To get a dump during which no entry changed.
 const ATTEMPTS: usize = 8;
 
-/// Returns the source port of answers in entries of DNS queries that are stale, given the families whose queries go to
-/// ztunnel. Entries on the right path stay: without its entry, an outstanding answer would be lost.
+/// Returns the source port of answers in stale entries of DNS queries, given the families whose queries go to
+/// ztunnel. Entries on the right path stay: an outstanding answer needs its own.
 pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
     if captured.contains(&family) {
         DNS_PORT
@@ -37,7 +37,7 @@ pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
     }
 }
 
-/// Deletes entries of UDP DNS queries on a stale path, in every zone and both families.
+/// Deletes entries of UDP DNS queries on a stale path, in every zone.
 pub(crate) fn flush_dns(socket: &mut Socket, captured: &[Family]) -> Result<(), KernelError> {
     delete_matching(socket, |header, attributes| {
         is_stale_query(header, attributes, captured).unwrap_or(false)
@@ -50,7 +50,7 @@ fn delete_matching(
 ) -> Result<(), KernelError> {
     for entry in entries(socket, is_selected)? {
         match socket.act("delete a connection tracking entry", &entry) {
-            // The entry expired by itself.
+            // Expired by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
             result => result?,
         }
@@ -58,7 +58,6 @@ fn delete_matching(
     Ok(())
 }
 
-/// A request to delete an entry.
 struct Entry(Vec<u8>);
 
 impl NetlinkRequest for Entry {
@@ -84,7 +83,7 @@ impl NetlinkRequest for Entry {
 
 const PROTOCOL: u16 = 12; // NETLINK_NETFILTER of linux/netlink.h
 
-/// Repeats dumps during which entries came or went, since they may be incomplete.
+/// Repeats dumps during which entries changed: they may be incomplete.
 fn entries(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
@@ -113,7 +112,7 @@ fn family_of(header: &Nfgenmsg) -> Option<Family> {
     families.find(|family| family.number() == header.nfgen_family)
 }
 
-/// Returns `None` for entries that are not DNS queries.
+/// Returns `None` unless it is a DNS query.
 fn is_stale_query(
     header: &Nfgenmsg,
     attributes: &IterableConntrackAttrs<'_>,
@@ -128,7 +127,7 @@ fn is_stale_query(
     Some(is_question && is_wrong)
 }
 
-/// Identifies an entry by its first packet, its zone and its id, since the first two may have been reused.
+/// Identifies the entry by first packet, zone and id: the first two may have been reused.
 fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     let mut payload = vec![header.nfgen_family, 0, 0, 0];
     push(
@@ -144,7 +143,7 @@ fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     Some(Entry(payload))
 }
 
-/// Appends an attribute: its length including the header of four bytes, its type, its value and padding to four bytes.
+/// Appends an attribute: length with its header of four bytes, type, value, padding to four bytes.
 fn push(payload: &mut Vec<u8>, kind: u16, bytes: &[u8]) -> Option<()> {
     let length = u16::try_from(bytes.len().checked_add(4)?).ok()?;
     payload.extend(length.to_ne_bytes());

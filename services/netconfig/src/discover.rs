@@ -1,4 +1,4 @@
-//! Finds the netns of a pod without a CNI call, by the cgroups of its processes.
+//! Finds a pod's netns without a CNI call, by its processes' cgroups.
 
 use std::{
     collections::BTreeMap,
@@ -24,15 +24,13 @@ use crate::{
     inspect::{self, PROC, Process},
 };
 
-/// The interface of a discovered sandbox: every runtime gives a pod's first interface this name.
+/// Every runtime gives a pod's first interface this name.
 const IFNAME: &str = "eth0";
 
-/// A pod's netns that was found and validated.
 #[derive(Debug)]
 pub struct DiscoveredNetns {
-    /// The pod's oldest process in the netns.
+    /// The pod's oldest in the netns.
     pub process: Process,
-    /// The container of that process.
     pub container_id: ContainerId,
     validated: ValidatedNetns,
 }
@@ -43,14 +41,10 @@ impl DiscoveredNetns {
     }
 }
 
-/// Finds a pod's netns. Of the netns that the pod's processes are in, other than the node's and netconfig's, this is
-/// the one of the oldest process that has one of the addresses. `proc` is the path of procfs.
+/// Finds a pod's netns: of those that its processes are in, other than the node's and netconfig's, that of the oldest
+/// process with one of the addresses. `proc` is the path of procfs.
 ///
 /// Scans all of the node's processes, and may block.
-///
-/// # Errors
-///
-/// When there is no such netns, processes cannot be listed, or one of the pod's netns cannot be inspected.
 pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
@@ -59,7 +53,7 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
-            // Another netns may still be the pod's.
+            // Another may still be the pod's.
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -73,8 +67,8 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
     ))
 }
 
-/// Finds a pod's netns and claims it for a sandbox that is named after the container of the oldest process. A netns
-/// that was discovered before keeps its sandbox, even if that container has ended since.
+/// Finds and claims a pod's netns for a sandbox named after the oldest process's container. A netns discovered before
+/// keeps its sandbox, even if that container has ended.
 pub(crate) fn find_and_claim(
     claims: &Claims,
     pod: &PodUid,
@@ -95,10 +89,9 @@ pub(crate) fn find_and_claim(
     Ok((claim, process))
 }
 
-/// A process of the pod.
 #[derive(Debug)]
 struct Member {
-    /// The first field, so that the derived order is by start time, then by pid.
+    /// First field: the derived order is by start time, then pid.
     process: Process,
     path: PathBuf,
     /// Device and inode number.
@@ -106,15 +99,14 @@ struct Member {
     container_id: ContainerId,
 }
 
-/// The result of scanning `/proc`.
 #[derive(Debug, Default)]
 struct Scan {
     members: Vec<Member>,
-    /// Number of the pod's processes that could not be inspected.
+    /// The pod's processes that could not be inspected.
     hidden: usize,
 }
 
-/// Lists the pod's processes that are in a netns of their own. Processes that end meanwhile are left out.
+/// Lists the pod's processes in a netns of their own. Omits processes that end meanwhile.
 fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let Some(pod) = PodKey::from_uid(pod.as_str()) else {
@@ -150,14 +142,14 @@ fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Mem
     })
 }
 
-/// Returns the container of the pod that a process is in. The name of a cgroup may contain any bytes.
+/// A cgroup's name may contain any bytes.
 fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
     let cgroup = fs::read(process.join("cgroup")).ok()?;
     let place = find_container(&String::from_utf8_lossy(&cgroup))?;
     (place.pod == pod).then_some(place.container)
 }
 
-/// Groups processes by netns. Each group, and the list of groups, starts with the oldest process.
+/// Starts each group, and the list of groups, with the oldest process.
 fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     members.sort_by(|a, b| a.process.cmp(&b.process));
     let mut netns: BTreeMap<_, usize> = BTreeMap::new();
@@ -172,7 +164,7 @@ fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     groups
 }
 
-/// Validates a netns through the first of its processes that still runs. Returns `None` if none does.
+/// Validates a netns through its first process that still runs; `None` if none does.
 fn validate_group(
     members: Vec<Member>,
     addresses: &[IpAddr],
@@ -192,7 +184,7 @@ fn validate_group(
                     validated,
                 }));
             }
-            // The process ended or moved, or another process reuses its pid.
+            // Ended or moved, or another process reuses its pid.
             Ok(_) | Err(ClaimError::Open(OpenError::Missing(_)) | ClaimError::Mismatch { .. }) => {}
             Err(refusal) => return Err(refusal),
         }
@@ -206,7 +198,7 @@ fn is_same_process(member: &Member) -> bool {
         .is_some_and(|now| now.start_time == member.process.start_time)
 }
 
-/// Returns the sandbox for which an earlier search claimed the netns.
+/// Returns the sandbox for which an earlier search claimed it.
 fn existing_discovery(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
     let held = claims.list();
     let held = held.iter().find(|claim| claim.netns.same_as(netns))?;

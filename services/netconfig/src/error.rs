@@ -1,4 +1,4 @@
-//! The errors of each operation. `failure` maps them to what a caller receives.
+//! Errors of each operation. `failure` maps them for callers.
 
 mod failure;
 
@@ -14,39 +14,33 @@ pub use crate::{
 };
 use crate::{netns_session::ReachError, probes::SetAddressesError};
 
-/// An error of applying a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     #[error("cannot apply the rules")]
     Reach(#[from] ReachError),
-    /// Redirection needs a loopback interface that is up.
     #[error("cannot apply the rules while `lo` is down in the netns: `ip link set lo up` there")]
     LoopbackDown(#[source] KernelError),
-    /// IPv6 capture is required, but the netns has no IPv6.
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
-    /// The rules are applied, but the connections that bypass ztunnel could not be counted.
+    /// Rules are applied, but connections that bypass ztunnel could not be counted.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
-    /// The pod's addresses could not be added to the node's probe set; no rules were written.
+    /// The addresses could not be added to the node's probe set; no rules were written.
     #[error("cannot apply the rules")]
     ProbeSet {
         source: ProbeSetError,
-        /// The steps that could not be undone.
         undo_failures: Vec<String>,
     },
     #[error("cannot apply the rules")]
     Backend {
         source: BackendError,
-        /// The steps that could not be undone.
         undo_failures: Vec<String>,
     },
-    /// The kernel accepted the rules, but holds different ones.
+    /// Accepted by the kernel, which holds something else.
     #[error("the kernel holds other rules than were written: {}", .differences.join("; "))]
     Differs {
         /// One sentence per difference.
         differences: Vec<String>,
-        /// The steps that could not be undone.
         undo_failures: Vec<String>,
     },
 }
@@ -102,36 +96,30 @@ impl ApplyError {
     }
 }
 
-/// An error of comparing a netns with a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     #[error("cannot read the rules")]
     Reach(#[from] ReachError),
-    /// IPv6 capture is required, but the netns has no IPv6.
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
     #[error("cannot read the rules")]
     Backend(#[from] BackendError),
 }
 
-/// An error of removing a redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
     #[error("cannot remove the rules")]
     Reach(#[from] ReachError),
-    /// The netns's connections could not be counted.
     #[error("cannot remove the rules")]
     Inspect(#[from] InspectError),
-    /// The rules could not be read.
     #[error("cannot remove the rules")]
     Backend(#[from] BackendError),
-    /// The rules could not be replaced by those of the drain phase.
     #[error("cannot remove the rules")]
     Drain(#[source] Box<ApplyError>),
-    /// The rules are removed, but the pod's addresses are still in the node's probe set.
+    /// The rules are removed, but the addresses are still in the node's probe set.
     #[error("the rules are removed")]
     ProbeSet(#[from] ProbeSetError),
-    /// One sentence for each step that failed, and for each rule that is left when the netns is read back.
+    /// A sentence per failed step, and per rule that is left.
     #[error("some rules were not removed: {}", .0.join("; "))]
     Left(Vec<String>),
 }
@@ -152,7 +140,6 @@ impl RemoveError {
     }
 }
 
-/// An error of inspecting a netns.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     #[error("cannot inspect the netns")]
@@ -166,76 +153,55 @@ pub enum InspectError {
     },
 }
 
-/// An error of claiming a netns, or of using a claim.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     #[error("cannot open the netns")]
     Open(#[from] OpenError),
-    /// Nothing can be opened at the path, but processes use the netns.
+    /// Cannot be opened at the path, but processes use the netns.
     #[error("the netns is in use, but cannot be opened at its path")]
     Unreachable(#[source] OpenError),
     #[error("cannot validate the netns")]
     Inspect(#[from] InspectError),
-    /// The netns is the node's own, or netconfig's.
+    /// The node's own, or netconfig's.
     #[error("{0} is the node's own netns")]
     HostNetns(NetnsId),
-    /// The netns is not the one that the caller identified.
+    /// Not the one that the caller identified.
     #[error("found {found}, which is not the requested netns")]
-    Mismatch {
-        /// The netns at the path.
-        found: NetnsId,
-    },
-    /// The sandbox already holds another netns, which is still in use.
+    Mismatch { found: NetnsId },
+    /// The sandbox holds another netns, still in use.
     #[error("the sandbox holds {held}, which is still in use, and the request names {found}")]
-    Held {
-        /// The netns that the sandbox holds.
-        held: NetnsId,
-        /// The netns at the path.
-        found: NetnsId,
-    },
-    /// Another sandbox holds the netns.
+    Held { held: NetnsId, found: NetnsId },
     #[error("{found} is claimed for sandbox {other}")]
-    InUse {
-        /// The netns at the path.
-        found: NetnsId,
-        /// The sandbox that holds it.
-        other: SandboxRef,
-    },
-    /// The netns has none of the expected addresses.
+    InUse { found: NetnsId, other: SandboxRef },
+    /// Has none of the expected addresses.
     #[error("the netns holds {found}, none of the expected addresses")]
-    Address {
-        /// Its addresses, as text for messages.
-        found: String,
-    },
+    Address { found: String },
     #[error("no netns is claimed for sandbox {0}")]
     Unknown(SandboxRef),
 }
 
-/// An error of finding a pod's netns by its processes, or of claiming it.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     #[error("cannot list the node's processes")]
     List(#[source] io::Error),
-    /// None of the pod's processes is in a netns of the pod.
     #[error(
         "no process of pod {pod} is in a netns of its own that holds one of the pod's addresses{}",
         describe_rejected(*.hidden, .others)
     )]
     Nowhere {
         pod: PodUid,
-        /// Number of the pod's processes that could not be inspected.
+        /// The pod's processes that could not be inspected.
         hidden: usize,
-        /// One sentence for each netns that was rejected.
+        /// A sentence per rejected netns.
         others: Vec<String>,
     },
-    /// The netns was found, but not validated or claimed.
+    /// Found, but not validated or claimed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
     #[error("cannot name the sandbox")]
     Name(#[from] InvalidIdentifier),
 }
 
-/// Describes the processes and netns that were found instead.
 fn describe_rejected(hidden: usize, others: &[String]) -> String {
     let mut text = String::new();
     for other in others {

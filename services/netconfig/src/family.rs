@@ -1,6 +1,5 @@
 use std::fmt;
 
-/// An IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     V4,

@@ -1,5 +1,3 @@
-//! Reads addresses, processes and sockets of a netns.
-
 mod address;
 mod cgroup;
 mod connections;
@@ -27,39 +25,32 @@ use inpod_linux::Netns;
 
 use crate::error::InspectError;
 
-/// A summary of a netns's TCP sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
-    /// Ports with listeners, ascending.
     pub listening_ports: BTreeSet<u16>,
-    /// Established connections of ztunnel: on its ports, and on other ports by TPROXY. Without sock_diag the latter are
-    /// not recognised and count as direct.
+    /// ztunnel's established connections: on its ports, and on others by TPROXY. Without sock_diag the latter are not
+    /// recognised and count as direct.
     pub captured_flows: u32,
     /// Established connections that bypass ztunnel or the sidecar.
     pub direct_flows: u32,
 }
 
-/// The users whose sockets are a sidecar's, as this process numbers them. Their connections bypass nothing.
+/// Users whose sockets are a sidecar's, as this process numbers them. Their connections bypass nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(BTreeSet<u32>);
 
 impl Proxies {
-    /// By default there are none.
     pub fn of(users: impl IntoIterator<Item = u32>) -> Self {
         Self(users.into_iter().collect())
     }
 
-    /// Returns `false` for sockets whose user is unknown.
+    /// Returns `false` if the user is unknown.
     fn own(&self, socket: &tcp::Socket) -> bool {
         socket.user.is_some_and(|user| self.0.contains(&user))
     }
 }
 
-/// Summarises the TCP sockets of a netns, in which `proxies` are a sidecar's users.
-///
-/// # Errors
-///
-/// When the netns cannot be entered or its sockets cannot be read.
+/// Summarises a netns's TCP sockets; `proxies` are a sidecar's users.
 pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError> {
     let sockets = read(netns)?;
     let listening = sockets
@@ -72,21 +63,13 @@ pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError
     })
 }
 
-/// Counts the connections of ztunnel in a netns, as [`Sockets::captured_flows`].
-///
-/// # Errors
-///
-/// The same as of [`sockets`].
+/// Counts only [`Sockets::captured_flows`] of a netns.
 pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
     Ok(flows::captured(&read(netns)?))
 }
 
-/// Counts established TCP connections that bypass ztunnel or a sidecar, except for those within the pod and their own.
-/// Without sock_diag their own connections to the outside cannot be recognised and are counted, too.
-///
-/// # Errors
-///
-/// The same as of [`sockets`].
+/// Counts established TCP connections that bypass ztunnel or a sidecar, except those within the pod and their own.
+/// Without sock_diag their own to the outside count, too.
 pub fn direct_flows(netns: &Netns, proxies: &Proxies) -> Result<u32, InspectError> {
     Ok(flows::direct(&read(netns)?, proxies))
 }
@@ -95,7 +78,7 @@ fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     or_without_sock_diag(diag::read(netns), || read_tables(netns))
 }
 
-/// Falls back to another way of reading on kernels without sock_diag.
+/// Falls back on kernels without sock_diag.
 fn or_without_sock_diag<T>(
     found: Result<T, InspectError>,
     read: impl FnOnce() -> Result<T, InspectError>,
@@ -106,8 +89,8 @@ fn or_without_sock_diag<T>(
     }
 }
 
-/// The files show the netns in which they were opened, so only opening happens inside; reading
-/// takes the kernel milliseconds.
+/// Opens inside and reads outside: the files show the netns in which they were opened,
+/// and reading takes milliseconds.
 fn read_tables(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     let tables = ["tcp", "tcp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
     let [v4, v6] = netns.within(|| tables.map(File::open))?;

@@ -1,6 +1,5 @@
-//! Writes rules with iptables' own programs, for nodes that need them: `iptables-save` reads them, and one
-//! `iptables-restore --noflush` per family writes them. The change of one table is atomic; a change of several tables
-//! or families is not, so that its parts are ordered such that nothing escapes capture in between.
+//! Writes rules with iptables' own programs: `iptables-save` reads, one `iptables-restore --noflush` per family
+//! writes. Atomic per table only; tables and families are ordered such that nothing escapes capture in between.
 
 mod child;
 mod error;
@@ -35,12 +34,11 @@ use crate::{
 use lock::Session;
 use programs::{Action, Program, families};
 
-/// A variant of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// iptables on top of nf_tables.
+    /// On top of nf_tables.
     Nft,
-    /// iptables on the kernel's legacy tables.
+    /// On the kernel's legacy tables.
     Legacy,
 }
 
@@ -54,8 +52,8 @@ impl fmt::Display for Variant {
     }
 }
 
-/// Renders a ruleset for `iptables-restore --noflush` or `ip6tables-restore` in a netns without rules of inpod, for
-/// golden files. Empty if there are no rules for the family.
+/// Renders for `iptables-restore --noflush` or `ip6tables-restore` in a netns without inpod's rules, for golden
+/// files. Empty without rules for the family.
 pub fn script(ruleset: &Ruleset, family: Family, comment: &str) -> String {
     let create = |table| NewTable {
         table,
@@ -72,7 +70,6 @@ pub fn script(ruleset: &Ruleset, family: Family, comment: &str) -> String {
     scripts.into_iter().map(|(_, text)| text).collect()
 }
 
-/// iptables in one netns.
 #[derive(Debug)]
 pub(crate) struct Iptables<'a> {
     programs: &'a Programs,
@@ -121,8 +118,7 @@ impl<'a> Iptables<'a> {
         Ok(())
     }
 
-    /// A concurrent change can cause a refusal. Then there are rules that neither existed in `seen` nor are
-    /// part of this change.
+    /// If a concurrent change caused the refusal, there are rules that are neither in `seen` nor in this change.
     fn classify_refusal(
         &self,
         refusal: ProgramError,
@@ -146,8 +142,7 @@ impl<'a> Iptables<'a> {
     }
 }
 
-/// Returns whether the refused line matches socket owners. For iptables-legacy the kernel refuses the whole table,
-/// which is reported at its COMMIT line.
+/// For iptables-legacy the kernel refuses the whole table, which is reported at its COMMIT line.
 fn is_about_owner_match(line: Option<&str>, change: &Change) -> bool {
     let asks = change
         .create
@@ -157,7 +152,7 @@ fn is_about_owner_match(line: Option<&str>, change: &Change) -> bool {
     asks && line.is_some_and(is_named)
 }
 
-/// Returns whether anything differs from both the state before and the requested state.
+/// Returns whether anything differs from both the state before and the requested one.
 fn has_concurrent_change(now: &Observed, seen: &Observed, change: &Change) -> bool {
     let created: Vec<_> = change.create.iter().map(|new| &new.table).collect();
     let (now_there, seen_there) = (tables_of(now), tables_of(seen));

@@ -1,10 +1,10 @@
-//! The minimum kernel version, and the features of newer kernels that netconfig uses or avoids.
+//! The minimum kernel version, and newer features that netconfig uses or avoids.
 
 use std::fmt;
 
 use nix::sys::utsname::uname;
 
-/// A kernel's version: major, minor.
+/// Major and minor version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u16, pub u16);
 
@@ -14,11 +14,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// The oldest supported kernel: the first with SO_NETNS_COOKIE, without which a netns cannot be distinguished from a
-/// later one with the same inode.
+/// The first with SO_NETNS_COOKIE, which distinguishes a netns from a later one with the same inode.
 pub const MIN_KERNEL: Version = Version(5, 14);
 
-/// An error of the version check at the start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelVersionError {
     #[error(
@@ -26,33 +24,29 @@ pub enum KernelVersionError {
          from a later one with the same inode)"
     )]
     TooOld {
-        /// The release that uname(2) reports.
+        /// The release from uname(2).
         release: String,
     },
     #[error(
         "cannot parse the kernel release {release:?}; netconfig needs Linux {MIN_KERNEL} or later"
     )]
-    Unknown {
-        /// The release that uname(2) reports.
-        release: String,
-    },
+    Unknown { release: String },
 }
 
-/// A kernel feature that is newer than the minimum version.
+/// A feature newer than the minimum version.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     pub name: &'static str,
     pub since: Version,
-    /// True if netconfig uses the feature where it exists.
+    /// netconfig uses it where it exists.
     pub is_used: bool,
-    /// The behavior without it, for the table in README.md.
+    /// For the table in README.md.
     pub fallback: &'static str,
-    /// A text that occurs in the sources if and only if the feature is used.
+    /// Occurs in the sources if and only if the feature is used.
     #[cfg(test)]
     source_marker: &'static str,
 }
 
-/// The newer features that matter to netconfig.
 pub const FEATURES: [Feature; 6] = [
     Feature {
         name: "`net.ipv4.tcp_migrate_req`",
@@ -109,11 +103,7 @@ pub const FEATURES: [Feature; 6] = [
     },
 ];
 
-/// Refuses a kernel below the minimum version. Logs at level debug which newer features the running one has.
-///
-/// # Errors
-///
-/// When it is too old, or its release cannot be parsed.
+/// Refuses a kernel below the minimum. Logs, at level debug, its newer features.
 pub fn check() -> Result<Version, KernelVersionError> {
     let release = uname().map(|uname| uname.release().to_string_lossy().into_owned());
     let running = check_release(&release.unwrap_or_default())?;
@@ -139,7 +129,7 @@ fn check_release(release: &str) -> Result<Version, KernelVersionError> {
     Ok(version)
 }
 
-/// Parses `major.minor`, and ignores what distributions append.
+/// Parses `major.minor`, without what distributions append.
 fn parse(release: &str) -> Option<Version> {
     let (major, rest) = release.split_once('.')?;
     let end = rest.find(|c: char| !c.is_ascii_digit());
@@ -229,7 +219,7 @@ mod tests {
         );
     }
 
-    /// Collects the sources below a directory, except for this file.
+    /// Collects all but this file.
     fn sources(directory: &Path, found: &mut String) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();

@@ -1,9 +1,9 @@
 //! Claims pods' network namespaces (netns), writes their redirection rules and reads them back. netconfig is the only
 //! process of inpod that enters a pod's netns.
 //!
-//! [`rules`] describes a redirection as data; [`apply`] applies it, compares it with the kernel and removes it. Callers
-//! name a netns by the claim that they hold; only this process resolves paths. It holds no credential, keeps no state
-//! but the detected backend, and changes nothing outside of claimed netns except for the probe set of [`probes`].
+//! [`rules`] describes a redirection as data; [`apply`] applies, compares and removes it. Callers name a netns by
+//! their claim; only this process resolves paths. It holds no credential, keeps no state but the detected backend,
+//! and changes nothing outside of claimed netns but the probe set of [`probes`].
 
 pub mod apply;
 mod backend;
@@ -70,14 +70,10 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
     keys: config::KEYS,
 };
 
-/// Readiness condition: a backend for rules is usable.
+/// Readiness condition: rules have a usable backend.
 const BACKEND: &str = "backend";
 
-/// Serves until the process stops. Claims end with the process; rules stay.
-///
-/// # Errors
-///
-/// When the kernel is too old, or a socket cannot be opened.
+/// Serves until the process stops, which ends claims; rules stay.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     kernel_version::check()?;
     let probes = config.probes();
@@ -126,7 +122,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let server = daemon.server();
     let server = server.add_service(NetconfigServiceServer::new(handler));
     server.serve().await?;
-    // netns.sock is served until here, while the gRPC server drains its calls.
+    // netns.sock is served while the gRPC server drains its calls.
     tasks.shutdown().await;
     if daemon.removes_state_on_exit() {
         netns_sock::remove(&daemon)?;
@@ -134,7 +130,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Selects the backend and sets the readiness condition [`BACKEND`].
+/// Sets the readiness condition [`BACKEND`].
 async fn select_writer(setting: BackendSetting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
     let directory = daemon.directory(SERVICE.name);
     let selection = tokio::task::spawn_blocking(move || select_backend(setting, &directory));

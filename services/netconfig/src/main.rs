@@ -1,4 +1,4 @@
-//! The netconfig binary. Started by itself as a helper process, it executes an iptables program instead of serving.
+//! The netconfig binary. As its own helper process, it executes an iptables program instead of serving.
 
 fn main() -> std::process::ExitCode {
     if let Some(failed) = netconfig::run_program(std::env::args_os()) {

@@ -1,9 +1,9 @@
-//! Marks, ports, tables and zones that inpod shares with ztunnel and with a sidecar's proxy. ztunnel's are fixed in its
-//! source; Istio's node agent uses the same (services/docs/facts/istio-ambient.md, 1.8).
+//! Marks, ports, tables and zones shared with ztunnel and with a sidecar's proxy. ztunnel's are fixed in its source;
+//! Istio's node agent uses the same (services/docs/facts/istio-ambient.md, 1.8).
 
 use std::fmt;
 
-/// A packet or connection mark within inpod's bits. Other bits are never read or written.
+/// A mark within inpod's bits. Others are never read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     value: u32,
@@ -11,7 +11,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Returns `None` if the value has bits outside of the mask.
+    /// Returns `None` if the value exceeds the mask.
     pub(crate) const fn new(value: u32, mask: u32) -> Option<Self> {
         if value & !mask == 0 {
             Some(Self { value, mask })
@@ -20,7 +20,7 @@ impl Mark {
         }
     }
 
-    /// Unchecked, to be a constant; a test verifies that all values lie within the mask.
+    /// Unchecked, to be a constant; a test checks all values against the mask.
     const fn ours(value: u32) -> Self {
         Self {
             value,
@@ -28,7 +28,7 @@ impl Mark {
         }
     }
 
-    /// Returns the same value, compared in all bits.
+    /// Returns the value, compared in all bits.
     pub(crate) const fn whole(self) -> Self {
         Self {
             value: self.value,
@@ -53,58 +53,57 @@ impl fmt::Display for Mark {
 
 const OUR_BITS: u32 = 0xfff;
 
-/// Set by ztunnel on its sockets: its packets must not be captured again.
+/// On ztunnel's sockets: its packets must not be captured again.
 pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 
-/// Set on connections that ztunnel opens to the application from the client's address, and on their replies, which must
-/// return to ztunnel through [`ZTUNNEL_TABLE`]. Only our rules set and read it; the value is Istio's.
+/// On connections that ztunnel opens to the application from the client's address, and on their replies, which return
+/// through [`ZTUNNEL_TABLE`]. Only our rules use it; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
-/// Set by a sidecar's proxy on sockets that speak to the application from a
+/// On sockets of a sidecar's proxy that speak to the application from a
 /// client's address (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const FROM_PROXY: Mark = Mark::ours(0x539);
 
-/// Set on packets that [`PROXY_TABLE`] delivers to a sidecar's proxy. Istio uses [`FROM_PROXY`] for this as well, but
-/// its rules take every packet with that mark for the proxy's: where they still exist next to ours, a client's
-/// connection would be taken for one to the application.
+/// On packets that [`PROXY_TABLE`] delivers to a sidecar's proxy. Not [`FROM_PROXY`] as in Istio, whose rules
+/// take every packet with that mark for the proxy's: where they still exist, a client's connection would be taken
+/// for one to the application.
 pub(crate) const TO_PROXY: Mark = Mark::ours(0x53b);
 
-/// Set on packets from a sidecar's proxy to the pod that TPROXY returns to
+/// On packets from a sidecar's proxy to the pod that TPROXY returns to
 /// the proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
 
-/// The route table that delivers everything locally, for a
-/// sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
+/// Delivers everything locally, for a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const PROXY_TABLE: u8 = 133;
 
-/// The conntrack zones of DNS queries from and to a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.5).
+/// Zones of DNS queries from and to a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.5).
 pub(crate) const PROXY_DNS_ZONE: u16 = 1;
 pub(crate) const APPLICATION_DNS_ZONE: u16 = 2;
 
-/// ztunnel's and a sidecar's listener for outbound connections.
+/// ztunnel's and a sidecar's, for outbound connections.
 pub(crate) const OUTBOUND_PORT: u16 = 15001;
 
-/// ztunnel's listener for inbound plaintext, and a sidecar's for all inbound connections.
+/// ztunnel's for inbound plaintext; a sidecar's for everything inbound.
 pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 
-/// ztunnel's listener for connections from other ztunnels (HBONE).
+/// For connections from other ztunnels (HBONE).
 pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
 
-/// ztunnel's and a sidecar's DNS server, UDP and TCP.
+/// ztunnel's and a sidecar's, UDP and TCP.
 pub(crate) const ZTUNNEL_DNS_PORT: u16 = 15053;
 
 pub(crate) const DNS_PORT: u16 = 53;
 
-/// The conntrack zone of ztunnel's own DNS queries, since the application's may use the same source port.
+/// For ztunnel's own queries: the application's may use the same source port.
 pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
 
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
-/// The route table that delivers everything locally, for ztunnel.
+/// Delivers everything locally, for ztunnel.
 pub(crate) const ZTUNNEL_TABLE: u8 = 100;
 
-/// The priority of ip rules for these tables: before the rules for the tables main and default (32766, 32767).
+/// Before the ip rules for tables main and default (32766, 32767).
 pub(crate) const RULE_PRIORITY: u32 = 32764;
 
 #[cfg(test)]

@@ -1,5 +1,3 @@
-//! The metrics of netconfig.
-
 use std::{sync::Arc, time::Duration};
 
 use inpod_service::metrics::{ObservableGauge, duration_histogram};
@@ -14,7 +12,6 @@ use crate::{claims::Claims, inspect, probes::ProbeSet};
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
 
-/// Metrics of the work in claimed netns.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     operations: Family<ByOperationAndResult, Histogram, fn() -> Histogram>,
@@ -50,7 +47,6 @@ impl Metrics {
         metrics
     }
 
-    /// Records an operation on the rules of a netns, by its result.
     pub(crate) fn record<T>(
         &self,
         operation: &'static str,
@@ -71,7 +67,6 @@ impl Metrics {
     }
 }
 
-/// Metrics of drift detection. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DriftMetrics {
     events: Family<ByOrigin, Counter>,
@@ -94,13 +89,12 @@ impl DriftMetrics {
         drift
     }
 
-    /// Counts a notification of the kernel.
     pub(crate) fn event(&self, is_claimed: bool) {
         let netns = if is_claimed { "claimed" } else { "other" };
         self.events.get_or_create(&[("netns", netns)]).inc();
     }
 
-    /// Counts dropped notifications (ENOBUFS).
+    /// Counts losses of notifications (ENOBUFS).
     pub(crate) fn overrun(&self) {
         self.overruns.inc();
     }

@@ -1,8 +1,7 @@
 //! A netlink socket with request, response and timeout.
 //!
-//! `netlink-socket2` is not used: its reads have no timeout, it cannot detect dumps that were changed meanwhile
-//! (`NLM_F_DUMP_INTR`), and it requests an acknowledgement of every message in a transaction. The contents of
-//! messages come from `netlink-bindings`.
+//! Not `netlink-socket2`: its reads have no timeout, it cannot detect dumps changed meanwhile (`NLM_F_DUMP_INTR`),
+//! and it requests an acknowledgement of every message in a transaction. Contents come from `netlink-bindings`.
 
 mod error;
 mod message;
@@ -31,10 +30,10 @@ use nix::{setsockopt_impl, sockopt_impl};
 
 use message::{Answer, DUMP, Message, messages};
 
-/// The kernel answers before `send` returns, so this timeout should never be reached.
+/// Should never pass: the kernel answers before `send` returns.
 const RECEIVE_TIMEOUT_SECONDS: libc::time_t = 5;
 
-/// The kernel writes dumps in chunks of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
+/// Chunks of dumps have at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 const RECEIVE_BYTES: usize = 32 * 1024;
 
 sockopt_impl!(
@@ -47,7 +46,7 @@ sockopt_impl!(
 );
 
 sockopt_impl!(
-    /// Removes the copy of the request from errors (netlink(7)).
+    /// Removes the request's copy from errors (netlink(7)).
     CappedAck,
     SetOnly,
     libc::SOL_NETLINK,
@@ -55,7 +54,7 @@ sockopt_impl!(
     bool
 );
 
-/// A netlink socket. It belongs to the netns in which it was opened, wherever it is used.
+/// A socket of the netns in which it was opened, wherever it is used.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -64,7 +63,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Opens a socket in the calling thread's netns.
+    /// Opens it in the calling thread's netns.
     pub(crate) fn open(protocol: SockProtocol) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -83,21 +82,20 @@ impl Socket {
         })
     }
 
-    /// Binds the socket to a port, which names it in notifications, and sets the size of its send buffer.
+    /// Binds to a port, which names the socket in notifications, and sizes its send buffer.
     pub(crate) fn bind(&self, bytes_at_once: usize) -> io::Result<u32> {
-        // The buffer includes the kernel's overhead. Sizes above the system's limit require NET_ADMIN.
+        // Includes the kernel's overhead. Exceeding the system's limit takes NET_ADMIN.
         let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
         forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
         bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         Ok(getsockname::<NetlinkAddr>(self.fd.as_raw_fd())?.pid())
     }
 
-    /// Begins a batch of messages.
     pub(crate) fn batch(&self) -> Batch {
         Batch::after(self.sequence)
     }
 
-    /// Sends a request that has no response but its acknowledgement.
+    /// Sends a request that is only acknowledged.
     pub(crate) fn act<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -109,13 +107,13 @@ impl Socket {
         self.transact(act, &batch)
     }
 
-    /// Sends a batch and waits until its last message is acknowledged.
+    /// Waits until the last message is acknowledged.
     pub(crate) fn transact(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
         self.send(act, batch)?;
         let mut refusal = None;
         loop {
             let Ok(received) = self.receive(act) else {
-                // A refusal is final even if the end of the batch is not confirmed.
+                // A refusal is final even without confirmation of the batch's end.
                 return Err(refusal.unwrap_or_else(|| KernelError::no_answer(act)));
             };
             for message in messages(received) {
@@ -136,7 +134,7 @@ impl Socket {
         }
     }
 
-    /// Sends a request and returns the payload of its single response.
+    /// Returns the payload of the single response.
     pub(crate) fn get<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -149,9 +147,9 @@ impl Socket {
             .ok_or_else(|| KernelError::no_answer(act))
     }
 
-    /// Requests all objects of a type and returns their payloads.
+    /// Returns the payloads of all objects of a type.
     ///
-    /// If the objects changed during the dump, it fails with an error for which [`KernelError::is_race`] holds.
+    /// If they changed during the dump, [`KernelError::is_race`] holds for the error.
     pub(crate) fn dump<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -206,7 +204,7 @@ impl Socket {
                 Ok(length) => break length,
             }
         };
-        // A length above the buffer's means truncation, which the buffer's size rules out.
+        // More than the buffer's length would mean truncation, which its size rules out.
         self.buffer
             .get(..length)
             .ok_or_else(|| KernelError::new(act, nix::Error::EMSGSIZE))

@@ -1,5 +1,4 @@
-//! A session in one netns: netlink sockets that were opened inside and are used from outside, and
-//! programs that run inside.
+//! A session in one netns: netlink sockets opened inside and used from outside, and programs that run inside.
 
 use std::{fs, io, path::Path};
 
@@ -18,25 +17,24 @@ use crate::{
     sysctl::{NetnsSysctls, Sysctls, TCP_MIGRATE_REQ_NAME},
 };
 
-/// The tables of iptables-legacy that are in use, one name per line; absent before the first use (ip_tables.c and
-/// ip6_tables.c). They show the netns of the reading thread.
+/// iptables-legacy's tables in use, one name per line; absent before first use (ip_tables.c and ip6_tables.c). Of
+/// the reading thread's netns.
 const LEGACY_TABLES: [&str; 2] = [
     "/proc/thread-self/net/ip_tables_names",
     "/proc/thread-self/net/ip6_tables_names",
 ];
 
-/// Protocol counters of the reading thread's netns: per protocol one line of names and one of values (proc_net(5)).
+/// Of the reading thread's netns: a line of names and one of values per protocol (proc_net(5)).
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 
-/// Counters of TCP connections opened from the netns and to it (RFC 4022). Forwarded connections do not count.
+/// TCP connections opened from and to the netns (RFC 4022). Forwarded ones do not count.
 const CONNECTION_COUNTERS: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
 
 const ROOT: u32 = 0;
 
-/// Name prefixes of the iptables chains of inpod and of Istio's node agent.
+/// Prefixes of inpod's and Istio's node agent's chains.
 const CHAIN_PREFIXES: [&str; 2] = ["INPOD_", "ISTIO_"];
 
-/// An error of opening or using a session.
 #[derive(Debug, thiserror::Error)]
 pub enum ReachError {
     #[error("cannot reach into the netns")]
@@ -57,19 +55,18 @@ pub(crate) struct NetnsSession<'a> {
     facts: Facts,
 }
 
-/// Facts read from inside of the netns.
+/// Facts from inside the netns.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     has_ipv6: bool,
     has_legacy_tables: bool,
-    /// The uid of root in the user namespace that owns the netns, as this process sees it.
+    /// Uid, as this process sees it, of root in the owning user namespace.
     root: u32,
     has_connected: bool,
     migrates: Option<bool>,
 }
 
 impl<'a> NetnsSession<'a> {
-    /// Opens a session, runs `work` in it and closes it.
     pub(crate) fn with<T, E: From<ReachError>>(
         netns: &'a Netns,
         programs: &'a Programs,
@@ -82,7 +79,7 @@ impl<'a> NetnsSession<'a> {
         result
     }
 
-    /// Enters the netns just long enough to open two sockets and to read the facts.
+    /// Enters the netns just to open two sockets and read the facts.
     fn open(
         netns: &'a Netns,
         programs: &'a Programs,
@@ -109,7 +106,6 @@ impl<'a> NetnsSession<'a> {
         Ok(session?)
     }
 
-    /// Returns the address families that are enabled.
     pub(crate) fn families(&self) -> &'static [Family] {
         if self.facts.has_ipv6 {
             &Family::ALL
@@ -118,23 +114,22 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Returns whether another user namespace owns the netns (`hostUsers: false`). A user namespace whose root is
-    /// also this process's root goes unnoticed. From outside of that user namespace the kernel refuses iptables'
-    /// owner match (owner_check in net/netfilter/xt_owner.c), but allows nf_tables' one; both count uids in that
-    /// user namespace (services/docs/facts/kernel.md, 15).
+    /// Returns whether another user namespace owns the netns (`hostUsers: false`), unless its
+    /// root is also this process's. From outside of it the kernel refuses iptables' owner
+    /// match (owner_check in net/netfilter/xt_owner.c), but allows nf_tables' one; both count
+    /// uids in it (services/docs/facts/kernel.md, 15).
     pub(crate) fn has_other_users(&self) -> bool {
         self.facts.root != ROOT
     }
 
-    /// Returns the users that `tables` take for a sidecar's proxy, as this process sees them. In another user namespace
+    /// Returns users that `tables` take for a sidecar's proxy, as this process sees them. In another user namespace
     /// uids count from its root, as the kubelet maps them (`hostUsers: false`).
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
         let users = tables.into_iter().flat_map(Table::matched_users);
         Proxies::of(users.filter_map(|user| self.facts.root.checked_add(user)))
     }
 
-    /// Reads the state of the netns: the rules of nf_tables, of the preferred backend, and of every other backend
-    /// that may hold rules.
+    /// Reads nf_tables' rules, the preferred backend's, and every other backend's that may hold rules.
     pub(crate) fn read(&mut self, preferred: Backend) -> Result<State, BackendError> {
         let mut seen = vec![(Backend::Nftables, self.nftables.read()?)];
         for variant in [Variant::Nft, Variant::Legacy] {
@@ -151,9 +146,8 @@ impl<'a> NetnsSession<'a> {
         })
     }
 
-    /// Returns whether an iptables variant may hold rules of inpod or of the incumbent. For iptables-nft the names of
-    /// its chains decide. For iptables-legacy it is only known whether tables are in use; if its programs are missing,
-    /// none of them are inpod's.
+    /// Returns whether a variant may hold rules of inpod or the incumbent. iptables-nft's chain names decide it. Of
+    /// iptables-legacy only the use of tables is known; if its programs are missing, none are inpod's.
     fn may_hold_rules(&mut self, variant: Variant) -> Result<bool, KernelError> {
         match variant {
             Variant::Nft => {
@@ -170,7 +164,6 @@ impl<'a> NetnsSession<'a> {
         Iptables::new(self.programs, variant, self.netns)
     }
 
-    /// Normalizes the tables of a ruleset to the form in which a backend holds them.
     pub(crate) fn normalize(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
         match variant_of(backend) {
             None => self.nftables.normalize(ruleset),
@@ -197,7 +190,6 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Renders a change in the syntax of the backend's program.
     pub(crate) fn script(&self, backend: Backend, seen: &Observed, change: &Change) -> String {
         match variant_of(backend) {
             None => self.nftables.script(seen, change),
@@ -205,7 +197,6 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Sets the sysctl `tcp_migrate_req` of the netns.
     pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
         let written = self.netns.within(|| self.sysctls.set_migrates(on))?;
         written.map_err(ReachError::Sysctl)?;
@@ -214,7 +205,7 @@ impl<'a> NetnsSession<'a> {
     }
 }
 
-/// Returns the iptables variant of a backend, `None` for nf_tables.
+/// Returns `None` for nf_tables.
 pub(crate) fn variant_of(backend: Backend) -> Option<Variant> {
     match backend {
         Backend::Nftables => None,
@@ -232,7 +223,6 @@ impl From<Variant> for Backend {
     }
 }
 
-/// Returns whether TCP connections were ever opened in the netns, according to its counters.
 fn has_tcp_history(counters: &str) -> bool {
     let mut of_tcp = counters.lines().filter_map(|it| it.strip_prefix("Tcp:"));
     let (Some(names), Some(numbers)) = (of_tcp.next(), of_tcp.next()) else {
@@ -261,7 +251,7 @@ mod tests {
         assert!(!has_tcp_history(&counters(0, 0)));
         assert!(has_tcp_history(&counters(1, 0)));
         assert!(has_tcp_history(&counters(0, 30)));
-        // Without TCP counters, connections must be assumed.
+        // Without counters, connections must be assumed.
         assert!(has_tcp_history("Udp: InDatagrams\nUdp: 7\n"));
     }
 }

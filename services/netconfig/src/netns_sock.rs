@@ -1,5 +1,4 @@
-//! Serves netns.sock, on which the broker fetches the descriptor of
-//! a claimed netns (`proto/inpod/netconfig/v1/netns_socket.proto`).
+//! Sends claimed netns's descriptors to the broker (`proto/inpod/netconfig/v1/netns_socket.proto`).
 
 use std::{
     io,
@@ -35,15 +34,15 @@ use crate::{
     error::{ClaimError, IntoFailure as _},
 };
 
-/// Timeout of the whole exchange.
+/// Of the whole exchange.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const MAX_REQUEST_BYTES: u32 = 4096;
 
-/// The byte that carries the descriptor: SCM_RIGHTS needs at least one byte of data.
+/// SCM_RIGHTS needs at least one byte of data.
 const DESCRIPTOR_BYTE: [u8; 1] = [0];
 
-/// Listens in a separate directory, so that only that one needs to be mounted into the broker.
+/// Uses a separate directory: only that one is mounted into the broker.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
     uds::bind(&socket_path(daemon))
 }
@@ -56,13 +55,12 @@ fn socket_path(daemon: &Daemon) -> PathBuf {
     daemon.directory("netns").join("netns.sock")
 }
 
-/// Serves one request per connection.
 pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: Daemon) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Most likely out of descriptors, which is temporary.
+                // Most likely out of descriptors: temporary.
                 tracing::error!(%error, "Cannot accept a connection on netns.sock");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -138,7 +136,7 @@ async fn respond(stream: &mut UnixStream, result: fetch_netns_response::Result) 
     stream.write_all(&bytes).await
 }
 
-/// Sends the claim's descriptor, which is opened O_RDONLY. The receiver's copy stays valid when the claim ends.
+/// Sends a descriptor opened O_RDONLY. The receiver's copy outlives the claim.
 async fn send_descriptor(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
     let descriptor = claim.netns.as_fd().as_raw_fd();
     loop {

@@ -1,4 +1,4 @@
-//! Reads and writes rules of the kernel's nf_tables over netlink: reads them whole, replaces them in one transaction.
+//! Reads nf_tables' rules whole and replaces them in one transaction, over netlink.
 
 mod change;
 mod constants;
@@ -26,20 +26,19 @@ use crate::{
     rules::{Ruleset, Table, ambient::TABLES},
 };
 
-/// The tables of Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
+/// Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
 const INCUMBENT_TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
 
-/// The tables of Istio's sidecar installer (services/docs/facts/istio-sidecar.md, 4.8).
+/// Istio's sidecar installer (services/docs/facts/istio-sidecar.md, 4.8).
 const SIDECAR_TABLES: [&str; 3] = ["istio-proxy-nat", "istio-proxy-mangle", "istio-proxy-raw"];
 
-/// Enough for ten thousand set elements with the longest comments.
+/// Ten thousand set elements with the longest comments.
 const MAX_TRANSACTION_BYTES: usize = 4 << 20;
 
-/// The kernel's nf_tables in one netns.
 #[derive(Debug)]
 pub(crate) struct Nftables {
     socket: Socket,
@@ -47,7 +46,7 @@ pub(crate) struct Nftables {
 }
 
 impl Nftables {
-    /// Opens a socket in the calling thread's netns. Other threads can use it from any netns.
+    /// Opens it in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {
             socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
@@ -55,32 +54,31 @@ impl Nftables {
         })
     }
 
-    /// Opens a socket for long use and large transactions. Returns its port, which names it in notifications.
+    /// Opens it for long use and large transactions. Returns the socket's port, which names it in notifications.
     pub(crate) fn open_persistent() -> io::Result<(Self, u32)> {
         let opened = Self::open()?;
         let port = opened.socket.bind(MAX_TRANSACTION_BYTES)?;
         Ok((opened, port))
     }
 
-    /// Closes the socket. After a deletion, close(2) waits tens of milliseconds until the kernel has freed the objects;
-    /// another thread does that. New threads start and stay in the process's own netns.
+    /// Closes in another thread: after a deletion, close(2) waits tens of milliseconds until the kernel has freed the
+    /// objects. New threads start and stay in the process's own netns.
     pub(crate) fn close(self) {
         if self.has_deleted {
             let closing = std::thread::Builder::new().spawn(move || drop(self));
-            // If no thread can be started, the socket is closed here.
+            // Without a thread, it closes here.
             drop(closing);
         }
     }
 }
 
 impl Nftables {
-    /// Deletes conntrack entries of DNS queries whose path is stale, given the families whose queries go to ztunnel.
-    /// conntrack uses the same kind of socket.
+    /// Deletes conntrack entries of stale DNS queries, given the families whose queries go to ztunnel.
     pub(crate) fn flush_dns(&mut self, captured: &[Family]) -> Result<(), KernelError> {
         conntrack::flush_dns(&mut self.socket, captured)
     }
 
-    /// Deletes untranslated conntrack entries of families without rules, except for connections of proxies.
+    /// Deletes untranslated conntrack entries of families without rules, except proxies'.
     pub(crate) fn flush_untranslated(
         &mut self,
         families: &[Family],
@@ -89,7 +87,7 @@ impl Nftables {
         conntrack::flush_untranslated(&mut self.socket, families, proxied)
     }
 
-    /// Deletes conntrack entries of connections that are older than the rules, except for connections of proxies.
+    /// Deletes conntrack entries older than the rules, except proxies'.
     pub(crate) fn flush_existing(
         &mut self,
         families: &[Family],
@@ -104,7 +102,7 @@ impl Nftables {
         conntrack::flush_captured(&mut self.socket, families)
     }
 
-    /// Returns the names of chains that iptables-nft may have written.
+    /// Chains that iptables-nft may have written.
     pub(crate) fn chains_of_iptables(&mut self) -> Result<Vec<String>, KernelError> {
         read::chains_of_iptables(&mut self.socket)
     }
@@ -119,7 +117,6 @@ impl RuleBackend for Nftables {
         Ok(read::read(&mut self.socket, &TABLES)?)
     }
 
-    /// Applies the change in one transaction.
     fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
         self.has_deleted |=
             !change.delete.is_empty() || change.delete_incumbent || change.delete_sidecar;

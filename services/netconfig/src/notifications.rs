@@ -1,8 +1,8 @@
 //! Detects drift: receives the kernel's change notifications and reads the netns that changed.
 //!
-//! The kernel reports changes of nf_tables, routes and ip rules. [`subscriptions`] receives these notifications,
-//! [`queue`] schedules reads, and [`reader`] reads a netns and publishes its state if it changed. iptables-legacy sends
-//! no notifications, so every netns is also read periodically. Nothing here writes: repair is the caller's decision.
+//! The kernel reports changes of nf_tables, routes and ip rules: [`subscriptions`] receives, [`queue`] schedules
+//! reads, [`reader`] reads and publishes changed states. iptables-legacy sends none, so every netns is also read
+//! periodically. Nothing here writes: repair is the caller's decision.
 
 mod nsid;
 mod queue;
@@ -23,10 +23,9 @@ use inpod_types::SandboxRef;
 use reader::ReadOutcome;
 use schedule::Work;
 
-/// Delay before a failed read, or a failed subscription, is tried again.
+/// After a failed read or subscription.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Runs the scheduled reads, forever.
 pub(crate) async fn run(queue: Arc<Queue>, reader: Reader, mut subscriptions: Subscriptions) {
     loop {
         match queue.next().await {
@@ -36,7 +35,7 @@ pub(crate) async fn run(queue: Arc<Queue>, reader: Reader, mut subscriptions: Su
     }
 }
 
-/// Subscribes before it reads, so that no change in between is missed.
+/// Subscribes before reading: no change in between is missed.
 async fn read_claim(
     queue: &Queue,
     reader: &Reader,
@@ -48,7 +47,7 @@ async fn read_claim(
     };
     let is_subscribed = subscriptions.subscribe(&claim).await;
     match reader.try_read(claim).await {
-        // The operation that holds the lock may have changed the netns by the time it ends.
+        // The lock's holder may have changed the netns by the time it ends.
         ReadOutcome::Busy => queue.mark_changed(sandbox),
         ReadOutcome::Read if is_subscribed => {}
         ReadOutcome::Read | ReadOutcome::Failed => queue.retry(sandbox, RETRY_INTERVAL),

@@ -1,4 +1,4 @@
-//! The desired state of a netns, its difference from the observed state, and the steps in between. Pure functions.
+//! The desired state of a netns, its difference from the observed one, and the steps in between.
 
 mod differences;
 mod steps;
@@ -16,16 +16,15 @@ use crate::{
     },
 };
 
-/// The observed state of a netns.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
-    /// The tables per backend. A backend without tables may be missing.
+    /// Per backend; one without tables may be missing.
     pub(crate) seen: Vec<(Backend, Observed)>,
     pub(crate) routing: Routing,
-    /// True if any TCP connection was ever opened in the netns.
+    /// Any TCP connection was ever opened.
     pub(crate) has_connected: bool,
-    /// The state of `net.ipv4.tcp_migrate_req`, with which the kernel moves pending connections to another listener
-    /// when theirs closes. `None` if the kernel does not support it.
+    /// `net.ipv4.tcp_migrate_req`, by which pending connections move to another listener when theirs
+    /// closes. `None` if unsupported.
     pub(crate) migrates: Option<bool>,
 }
 
@@ -35,7 +34,6 @@ impl State {
         found.map(|(_, observed)| observed)
     }
 
-    /// Returns the backend of inpod's tables.
     pub(crate) fn backend(&self) -> Option<Backend> {
         let found = self.seen.iter().find(|(_, seen)| !seen.tables.is_empty());
         found.map(|(backend, _)| *backend)
@@ -45,23 +43,22 @@ impl State {
         self.seen.iter().find_map(|(_, observed)| observed.tag())
     }
 
-    /// Returns whether remains of Istio's node agent exist.
+    /// Remains of Istio's node agent exist.
     pub(crate) fn has_incumbent(&self) -> bool {
         self.seen.iter().any(|(_, seen)| !seen.incumbent.is_empty())
     }
 
-    /// Returns whether remains of Istio's sidecar installer exist.
+    /// Remains of Istio's sidecar installer exist.
     pub(crate) fn has_sidecar(&self) -> bool {
         let left = self.seen.iter().any(|(_, seen)| !seen.sidecar.is_empty());
         left || !self.routing.incumbents().is_empty()
     }
 
-    /// Returns whether inpod's rules redirect to a sidecar.
     pub(crate) fn is_of_sidecar(&self) -> bool {
         self.our_tables().any(Table::matches_socket_owners)
     }
 
-    /// Returns inpod's routes, ip rules and addresses in the order of deletion.
+    /// Returns inpod's items in the order of deletion.
     pub(crate) fn own_routing(&self) -> Vec<Item> {
         let returning = Expr::Source(Network::host(PASSTHROUGH_V6.into()));
         let uses_address = self
@@ -75,13 +72,13 @@ impl State {
         tables.map(|seen| &seen.table)
     }
 
-    /// Returns whether any rules exist, other than those of Istio's sidecar installer.
+    /// Rules of Istio's sidecar installer do not count.
     pub(crate) fn has_rules(&self) -> bool {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
-    /// Returns whether any rules capture new connections of a family, other than those of Istio's sidecar installer.
-    /// iptables' tables have one family each, and the kernel tracks only the connections of that family.
+    /// Returns whether rules, other than of Istio's sidecar installer, capture new connections of a family. iptables'
+    /// tables have one family each, and the kernel tracks no connections of others.
     fn captures(&self, family: Family) -> bool {
         self.seen.iter().any(|(_, seen)| seen.captures(family))
     }
@@ -92,12 +89,11 @@ impl State {
         seen.any(|seen| seen.captures_for_sidecar(family))
     }
 
-    /// Returns whether inpod's rules capture only new connections.
     fn captures_new_only(&self) -> bool {
         self.our_tables().any(captures_new_only)
     }
 
-    /// Returns whether DNS may be captured. Rules may be missing: a part of them is enough.
+    /// Counts a part of the rules, too.
     pub(crate) fn captures_dns(&self) -> bool {
         let mut tables = self.our_tables();
         self.has_incumbent()
@@ -110,7 +106,7 @@ fn captures_new_only(table: &Table) -> bool {
     table.has(|expr| *expr == Expr::TcpSyn)
 }
 
-/// Returns the families whose UDP DNS queries a table redirects to ztunnel.
+/// Families whose UDP DNS queries it redirects to ztunnel.
 fn dns_families(table: &Table) -> Vec<Family> {
     let leads = |rule: &&Rule| {
         let of = |expr| rule.0.contains(expr);
@@ -127,15 +123,14 @@ fn dns_families(table: &Table) -> Vec<Family> {
         .collect()
 }
 
-/// The desired state of a netns.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) backend: Backend,
     pub(crate) form: Form,
     /// In evaluation order, as the backend stores them.
     pub(crate) tables: Vec<Table>,
-    /// The tables to write before `tables` if uncaptured connections may exist: the same, capturing only new
-    /// connections. Empty if there is no difference.
+    /// Written before `tables` if uncaptured connections may exist: the same, for new connections
+    /// only. Empty if equal.
     pub(crate) new_only: Vec<Table>,
     /// In the order of addition.
     pub(crate) routing: Vec<Item>,
@@ -160,12 +155,12 @@ impl Plan {
         }
     }
 
-    /// Returns whether the redirection needs the source address that a sidecar's proxy uses to call the application.
+    /// Returns whether it needs the source address of a sidecar's proxy's calls to the application.
     pub(crate) fn needs_address(&self) -> bool {
         self.routing.contains(&(Family::V6, Part::Address))
     }
 
-    /// Returns whether the plan replaces the rules of Istio's sidecar installer.
+    /// Returns whether it replaces rules of Istio's sidecar installer.
     fn replaces_sidecar(&self) -> bool {
         self.form != Form::Ambient
     }
@@ -174,13 +169,12 @@ impl Plan {
         Self { new_only, ..self }
     }
 
-    /// Returns the families whose DNS queries go to ztunnel.
+    /// Families whose DNS queries go to ztunnel.
     fn dns_families(&self) -> Vec<Family> {
         self.tables.iter().flat_map(dns_families).collect()
     }
 }
 
-/// Equal tables and routes have equal fingerprints.
 fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
     let tables: String = tables.iter().map(ToString::to_string).collect();
     let routing = routing.iter();
@@ -190,7 +184,7 @@ fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
     Fingerprint::of(&format!("schema {SCHEMA}\n{tables}{routing}"))
 }
 
-/// Returns whether tables and routing are exactly those of a fingerprint, for any form and either or both families.
+/// Returns whether the state is exactly that of a fingerprint, for any form and families.
 pub(crate) fn is_intact(state: &State, backend: Backend, tagged: Fingerprint) -> bool {
     let Some(seen) = state.of(backend) else {
         return false;

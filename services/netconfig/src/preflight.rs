@@ -1,5 +1,5 @@
-//! Checks whether the next ADD would succeed, by doing what an ADD does. Readiness follows from the outcome. An LSM,
-//! seccomp or a missing right is thereby found by meeting it, in the same code paths as in an ADD.
+//! Checks whether the next ADD would succeed by doing what it does, in the same code; readiness follows. So an LSM,
+//! seccomp or a missing right is found by meeting it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,22 +20,21 @@ use crate::{
     selftest::{self, SelfTestError},
 };
 
-/// Readiness condition: the last preflight check could apply an ADD's rules.
+/// Readiness condition: the last check could apply an ADD's rules.
 const CONDITION: &str = "apply";
 
-/// Delay between two checks. It doubles with each failure in a row, up to the maximum.
+/// Doubles with each failure in a row, up to the maximum.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The default timeout of an ADD. A check that takes longer continues, and counts as failed until it is done.
+/// An ADD's default. A longer check continues, and counts as failed until done.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Triggers another check. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recheck(Arc<Notify>);
 
 impl Recheck {
-    /// Triggers another check if a call failed for a reason that may affect all pods.
+    /// Rechecks after failures that may affect all pods.
     pub(crate) fn observe<T>(&self, result: Result<T, Status>) -> Result<T, Status> {
         result.inspect_err(|status| {
             if may_affect_all_pods(inpod_proto::failure_of(status).reason) {
@@ -45,7 +44,6 @@ impl Recheck {
     }
 }
 
-/// Returns whether a failure with this reason may affect every pod.
 fn may_affect_all_pods(reason: Reason) -> bool {
     [
         Reason::KernelRefused,
@@ -55,7 +53,7 @@ fn may_affect_all_pods(reason: Reason) -> bool {
     .contains(&reason)
 }
 
-/// Makes readiness depend on the first check, and starts the task that checks.
+/// Readiness depends on the first check.
 pub(crate) fn start(
     tasks: &mut JoinSet<()>,
     writer: &Arc<Writer>,
@@ -74,7 +72,7 @@ pub(crate) fn start(
     recheck
 }
 
-/// Checks at once, again after each failure, and whenever a recheck is triggered.
+/// Checks at once, after each failure, and on each recheck.
 async fn run(
     writer: Arc<Writer>,
     probes: probes::ProbeSettings,
@@ -88,7 +86,7 @@ async fn run(
         let outcome = outcome(work, &readiness).await;
         failed = if outcome.is_ok() { 0 } else { failed + 1 };
         if failed == 0 {
-            // The check has just used the backend, whatever detection found at the start.
+            // Just used, whatever detection found at the start.
             readiness.set(BACKEND, Ok(()));
         }
         readiness.set(CONDITION, outcome);
@@ -99,7 +97,7 @@ async fn run(
     }
 }
 
-/// Waits for a check. A failure is a sentence that begins with its reason.
+/// Returns failures as sentences that begin with their reason.
 async fn outcome(
     mut work: JoinHandle<Result<(), SelfTestError>>,
     readiness: &Readiness,
@@ -138,7 +136,6 @@ fn describe_failure(failure: Failure) -> String {
     format!("{reason}: {message}")
 }
 
-/// Returns the delay after so many failures in a row.
 fn retry_interval(failed: u32) -> Duration {
     let doublings = failed.saturating_sub(1).min(16);
     MIN_RETRY_INTERVAL

@@ -1,9 +1,8 @@
-//! The exemption of kubelet probes. What the kubelet sends to a pod's address is given, on the node, a source address
-//! that the pod's rules do not capture. Otherwise it would reach ztunnel, which may demand an identity.
+//! Exempts kubelet probes: on the node, what the kubelet sends to a pod gets a source address that the pod's rules do
+//! not capture. Otherwise it would reach ztunnel, which may demand an identity.
 //!
-//! The addresses of all pods are elements of a set in the node's packet filter, each with its sandbox's name as a
-//! comment. The kernel's elements are the state: a restart reads them and removes nothing. This module is the only part
-//! of netconfig that changes the netns that netconfig itself runs in.
+//! A set in the node's packet filter holds all pods' addresses, with sandbox names as comments. The kernel's elements
+//! are the state: a restart reads them and removes nothing. This is netconfig's only change to its own netns.
 
 mod backend;
 mod cgroup;
@@ -54,26 +53,25 @@ use eni::Eni;
 use reconciler::{Orphans, RepairBudget, RepairDecision};
 use state::State;
 
-/// Readiness condition: the probe set and its rule are in sync.
+/// Readiness condition: probe set and rule are in sync.
 const SET_CONDITION: &str = "probe-set";
 
 /// Readiness condition: it is known which packets are probes.
 const MATCH_CONDITION: &str = "probe-match";
 
-/// The backend of the probe set.
 #[derive(Debug)]
 pub enum SetBackendKind {
-    /// A set of nf_tables, changed over netlink.
+    /// nf_tables, changed over netlink.
     Nftables,
-    /// An ipset, changed over netlink, and a rule that iptables programs write.
+    /// An ipset, changed over netlink, with a rule by iptables programs.
     Iptables {
-        /// The variant that the node uses.
+        /// The one that the node uses.
         variant: Variant,
         runner: Box<dyn Runner>,
     },
 }
 
-/// The probe set of the node. All work happens in the netns of the thread that started it, and one call at a time.
+/// The node's probe set. Works in the netns of the thread that started it, one call at a time.
 #[derive(Debug)]
 pub struct ProbeSet {
     /// `None` if probes are not exempted.
@@ -91,25 +89,21 @@ struct Counts {
     kubelet_user: AtomicI64,
 }
 
-/// The reason of a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trigger {
-    /// An earlier process wrote it differently, or the packets that are probes changed.
+    /// Written differently by an earlier process, or other packets are probes now.
     Own,
-    /// Another process changed it.
     External,
 }
 
-/// The result of [`ProbeSet::set_addresses`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressChange {
-    /// True if anything had to be written.
     pub changed: bool,
-    /// The sandbox's addresses before the change.
+    /// The sandbox's, before the change.
     before: BTreeSet<IpAddr>,
 }
 
-/// Opens the backend in the calling thread's netns. Returns `None` if probes are not exempted.
+/// Returns `None` if probes are not exempted.
 fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<State>> {
     if settings.probe_match == ProbeMatch::Off {
         return Ok(None);
@@ -125,12 +119,12 @@ fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<Stat
 }
 
 impl ProbeSet {
-    /// Reads the probe set and repairs it. If there is none, nothing is written until a pod has addresses in it.
+    /// Reads and repairs the probe set. A missing one is not written until a pod has addresses.
     ///
     /// # Errors
     ///
-    /// When a socket cannot be opened. All other problems show as the conditions `probe-set` and `probe-match`,
-    /// and are tried again.
+    /// When a socket cannot be opened. Other problems show as the conditions `probe-set` and
+    /// `probe-match`, and are retried.
     pub fn start(
         settings: ProbeSettings,
         kind: SetBackendKind,
@@ -152,20 +146,15 @@ impl ProbeSet {
         Ok(set)
     }
 
-    /// Starts the reconciler in a thread of its own, in the calling thread's netns.
-    ///
-    /// # Errors
-    ///
-    /// When the thread cannot be started.
     pub fn start_reconciler(self: &Arc<Self>) -> io::Result<ReconcilerGuard> {
         reconciler::start(Arc::clone(self))
     }
 
-    /// Sets the addresses at which a sandbox is probed. If that fails, the previous ones are restored.
+    /// Restores the previous addresses on failure.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or it is not known which packets are probes.
+    /// When the kernel or a program refuses, or it is unknown which packets are probes.
     pub fn set_addresses(
         &self,
         sandbox: &SandboxRef,
@@ -193,24 +182,19 @@ impl ProbeSet {
         })
     }
 
-    /// Undoes a change. Returns a sentence for each step that could not be undone.
+    /// Returns a sentence per step that could not be undone.
     pub fn undo(&self, sandbox: &SandboxRef, change: &AddressChange) -> Vec<String> {
         let result = self.set_addresses(sandbox, &change.before);
         let failure = result.err().map(|error| error.to_string());
         failure.into_iter().collect()
     }
 
-    /// Removes all addresses of a sandbox from the set.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel or a program refuses, or it is not known which packets are probes.
+    /// Removes a sandbox's addresses from the set.
     pub fn release(&self, sandbox: &SandboxRef) -> Result<(), ProbeSetError> {
         self.release_unless(sandbox, || false)
     }
 
-    /// Removes all addresses of a sandbox unless `is_claimed` returns true. It is called under the lock, so that a claim
-    /// made meanwhile sets its addresses after the removal.
+    /// Calls `is_claimed` under the lock: a claim made meanwhile sets its addresses after the removal.
     pub(crate) fn release_unless(
         &self,
         sandbox: &SandboxRef,
@@ -225,12 +209,7 @@ impl ProbeSet {
         self.remove_owner(&mut state, &sandbox_name(sandbox))
     }
 
-    /// Removes the probe set and its rule from the node, if the set is empty. Returns whether there
-    /// was anything to remove.
-    ///
-    /// # Errors
-    ///
-    /// When the set has addresses, or the kernel or a program refuses.
+    /// Removes an empty set and its rule. Returns whether there were any.
     pub fn clear(&self) -> Result<bool, ClearError> {
         let Some(mut state) = self.lock() else {
             return Ok(false);
@@ -249,7 +228,7 @@ impl ProbeSet {
         Ok(cleared)
     }
 
-    /// Removes the addresses of sandboxes that have been unclaimed for the grace period.
+    /// Removes addresses of sandboxes unclaimed for the grace period.
     pub(crate) fn remove_unclaimed(&self, claimed: &BTreeSet<String>) {
         let Some(mut state) = self.lock() else {
             return;
@@ -276,7 +255,7 @@ impl ProbeSet {
         }
     }
 
-    /// If it fails, the addresses stay recorded, so that it is tried again.
+    /// After a failure the addresses stay recorded, to be tried again.
     fn remove_owner(&self, state: &mut State, name: &str) -> Result<(), ProbeSetError> {
         let before = state.owners.addresses_of(name);
         let result = state.set(name, &BTreeSet::new());
@@ -287,7 +266,7 @@ impl ProbeSet {
         result.map(drop)
     }
 
-    /// Reads the probe set and repairs differences. Returns whether it is in sync.
+    /// Returns whether it is in sync afterwards.
     fn reconcile(&self, now: Instant, trigger: Trigger) -> bool {
         let Some(mut state) = self.lock() else {
             return true;
@@ -341,7 +320,7 @@ impl ProbeSet {
         Ok(())
     }
 
-    /// Determines again which packets are probes. Returns whether that changed.
+    /// Determines again which packets are probes; returns whether that changed.
     fn refresh_selection(&self) -> bool {
         let Some(mut state) = self.lock() else {
             return false;
@@ -378,12 +357,12 @@ impl ProbeSet {
             .map_or(WHEN_OFF, |state| state.intervals(read_duration))
     }
 
-    /// Returns the number of addresses in the set.
+    /// Returns the number of addresses.
     pub fn elements(&self) -> u64 {
         self.counts.elements.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of repairs after changes by other processes.
+    /// Counts repairs after changes by other processes.
     pub fn restores(&self) -> u64 {
         self.counts.restores.get()
     }
@@ -392,7 +371,7 @@ impl ProbeSet {
         self.counts.restores.clone()
     }
 
-    /// Returns the kubelet's user if probes are matched by it and it was found.
+    /// Returns `None` unless probes are matched by it and it was found.
     pub fn kubelet_user(&self) -> Option<u32> {
         u32::try_from(self.counts.kubelet_user.load(Ordering::Relaxed)).ok()
     }
@@ -402,7 +381,7 @@ impl ProbeSet {
         self.counts.elements.store(elements, Ordering::Relaxed);
     }
 
-    /// A poisoned lock is safe to use: the next reconciliation repairs what a panic left.
+    /// Poisoning is harmless: the next reconciliation repairs what a panic left.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.as_ref()?;
         Some(state.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,7 +1,6 @@
-//! The routing that a redirection needs next to its tables. For each recipient and family, an ip rule and a route
-//! table deliver marked packets locally, whatever their destination; each recipient has its own table, so that a
-//! missing route never hides another. A sidecar's redirection also needs the IPv6 source address of the proxy's
-//! calls to the application.
+//! Routing that a redirection needs. Per recipient and family, an ip rule and a route table deliver marked packets
+//! locally; each recipient has its own table, so that a missing route never hides another. A sidecar's also needs the
+//! IPv6 source address of the proxy's calls to the application.
 
 mod kernel;
 
@@ -16,19 +15,18 @@ use crate::{
     rules::{Form, sidecar::PASSTHROUGH_V6},
 };
 
-/// The recipient of marked packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recipient {
-    /// ztunnel, which receives replies.
+    /// Receives replies in ambient mode.
     Ztunnel,
-    /// A sidecar's proxy, which receives packets captured by TPROXY and replies.
+    /// A sidecar's, for replies and packets captured by TPROXY.
     Proxy,
 }
 
 impl Recipient {
     const ALL: [Self; 2] = [Self::Ztunnel, Self::Proxy];
 
-    /// Returns the mark that selects the recipient's table.
+    /// Selects the recipient's table.
     const fn mark(self) -> Mark {
         match self {
             Self::Ztunnel => TO_ZTUNNEL,
@@ -44,7 +42,6 @@ impl Recipient {
     }
 }
 
-/// A part of a family's routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// `::6/128 dev lo`, for IPv6 only.
@@ -53,8 +50,8 @@ pub(crate) enum Part {
     Route(Recipient),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
     Rule(Recipient),
-    /// The ip rule of Istio's sidecar installer at that priority. It compares the whole mark, and each run of the
-    /// installer adds another one (services/docs/facts/istio-sidecar.md, 4.4.2).
+    /// Of Istio's sidecar installer, at that priority. It compares the whole mark, and each run of the installer
+    /// adds another (services/docs/facts/istio-sidecar.md, 4.4.2).
     IncumbentRule(u32),
 }
 
@@ -85,10 +82,9 @@ impl fmt::Display for Part {
     }
 }
 
-/// A part of the routing of a family.
 pub(crate) type Item = (Family, Part);
 
-/// The order of addition: an ip rule must not refer to an empty table.
+/// Of addition: an ip rule must not refer to an empty table.
 const ORDER: [Part; 5] = [
     Part::Address,
     Part::Route(Recipient::Ztunnel),
@@ -102,7 +98,7 @@ fn in_order() -> impl DoubleEndedIterator<Item = Item> {
     ORDER.into_iter().flat_map(of_part)
 }
 
-/// Returns what a redirection of these families needs, in the order of addition.
+/// Returns items in the order of addition.
 pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     let is_needed = |(family, part): &Item| match part {
         Part::Address => *family == Family::V6 && form != Form::Ambient,
@@ -116,7 +112,7 @@ pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     items.filter(is_needed).collect()
 }
 
-/// Returns the command of ip that adds, replaces or deletes an item.
+/// Renders a command of ip with the verb (add, replace, delete).
 pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     let ip = match family {
         Family::V4 => "ip",
@@ -124,7 +120,7 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     };
     let rule_verb = if verb == "replace" { "add" } else { verb };
     match part {
-        // Without a protocol, which ip supports for addresses only since iproute2 6.3.
+        // Without a protocol: for addresses ip supports it only since iproute2 6.3.
         Part::Address => format!("{ip} addr {verb} {PASSTHROUGH_V6}/128 dev lo"),
         Part::Route(recipient) => {
             let table = recipient.table();
@@ -143,29 +139,28 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     }
 }
 
-/// The observed routing of a netns.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routing {
     ours: Vec<Item>,
     equivalent: Vec<Item>,
-    /// Ip rules of Istio's sidecar installer.
+    /// Of Istio's sidecar installer.
     incumbents: Vec<Item>,
-    /// The kernel reports the protocol of addresses.
+    /// The kernel reports addresses' protocol.
     reports_protocols: bool,
 }
 
 impl Routing {
-    /// Returns whether the item or an equivalent of other origin exists.
+    /// Equivalents of other origin count.
     pub(crate) fn has(&self, item: Item) -> bool {
         self.has_ours(item) || self.equivalent.contains(&item)
     }
 
-    /// Returns whether the item exists with inpod's protocol.
+    /// Returns whether it exists with inpod's protocol.
     pub(crate) fn has_ours(&self, item: Item) -> bool {
         self.ours.contains(&item)
     }
 
-    /// Returns items of other origin that do what Istio's node agent needs.
+    /// Returns foreign items that do what Istio's node agent needs.
     pub(crate) fn equivalent_for_ztunnel(&self) -> Vec<Item> {
         let is_for_ztunnel = |part: Part| {
             matches!(
@@ -179,13 +174,12 @@ impl Routing {
             .collect()
     }
 
-    /// Returns the ip rules of Istio's sidecar installer.
     pub(crate) fn incumbents(&self) -> &[Item] {
         &self.incumbents
     }
 
-    /// Returns inpod's items in the order of deletion: no ip rule may refer to an empty table. If the kernel does not
-    /// report protocols, the address is inpod's where inpod's tables use it.
+    /// Returns the order of deletion: no ip rule may refer to an empty table. If the kernel does not report
+    /// protocols, the address is inpod's where inpod's tables use it.
     pub(crate) fn ours(&self, uses_address: bool) -> Vec<Item> {
         let is_ours = |item: &Item| {
             let may_be_ours = item.1 == Part::Address && !self.reports_protocols && uses_address;

@@ -1,6 +1,6 @@
 //! The rules of a redirection, as data.
 //!
-//! A pure function turns a [`Redirection`] into a [`Ruleset`], which is independent of the backend and prints as a
+//! A pure function turns a [`Redirection`] into a [`Ruleset`], independent of the backend and printed as a
 //! script for `nft -f`.
 
 pub mod ambient;
@@ -25,25 +25,24 @@ use std::fmt;
 
 use crate::family::Family;
 
-/// The version of the rules and their tag. Pods with another version are rewritten.
+/// Of rules and tag. Pods with another version are rewritten.
 pub const SCHEMA: u32 = 2;
 
-/// The complete settings of a pod's redirection.
+/// Complete settings of a pod's redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
-    /// To the node's ztunnel, which listens in the pod's netns.
+    /// To the node's ztunnel, listening in the pod's netns.
     Ambient(Ambient),
     /// To a proxy in the pod.
     Sidecar(Sidecar),
 }
 
-/// The kinds of redirection that need different routes and addresses.
+/// Forms that need different routes and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Ambient,
-    /// Sidecar mode without TPROXY.
     Sidecar,
-    /// Sidecar mode with inbound TCP captured by TPROXY.
+    /// Sidecar mode, inbound TCP captured by TPROXY.
     SidecarByTproxy,
 }
 
@@ -67,7 +66,6 @@ impl Redirection {
         }
     }
 
-    /// Returns the same redirection, capturing only new connections. `None` if it does so already.
     pub(crate) fn for_new_connections_only(&self) -> Option<Self> {
         if self.keeps_existing() {
             return None;
@@ -85,7 +83,6 @@ impl Redirection {
         })
     }
 
-    /// Returns whether existing connections continue uncaptured.
     pub(crate) fn keeps_existing(&self) -> bool {
         match self {
             Self::Ambient(settings) => settings.keep_existing_connections,
@@ -103,7 +100,7 @@ impl Redirection {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruleset {
-    /// In the order of creation; the last one completes the redirection.
+    /// In the order of creation; the last completes the redirection.
     pub tables: Vec<Table>,
 }
 
@@ -115,14 +112,13 @@ pub struct Table {
 }
 
 impl Ruleset {
-    /// Returns whether any rule matches the owner of a packet's socket.
     pub(crate) fn matches_socket_owners(&self) -> bool {
         self.tables.iter().any(Table::matches_socket_owners)
     }
 }
 
 impl Table {
-    /// Returns whether any rule matches the owner of a packet's socket, as only a sidecar's rules do.
+    /// Only a sidecar's rules do.
     pub(crate) fn matches_socket_owners(&self) -> bool {
         self.has(|expr| {
             matches!(
@@ -132,7 +128,7 @@ impl Table {
         })
     }
 
-    /// Returns the matched users, which are the sidecar proxy's: once for each rule.
+    /// Returns the sidecar proxy's, once per rule.
     pub(crate) fn matched_users(&self) -> impl Iterator<Item = u32> {
         let rules = self.chains.iter().flat_map(|chain| &chain.rules);
         let user = |expr: &Expr| {
@@ -145,13 +141,11 @@ impl Table {
         rules.flat_map(|rule| &rule.0).filter_map(user)
     }
 
-    /// Returns whether any expression satisfies the predicate.
     pub(crate) fn has(&self, holds: impl Fn(&Expr) -> bool) -> bool {
         let mut rules = self.chains.iter().flat_map(|chain| &chain.rules);
         rules.any(|rule| rule.0.iter().any(&holds))
     }
 
-    /// Returns whether the table captures some of the packets that enter it.
     pub(crate) fn captures(&self) -> bool {
         let captures = |rule: &Rule| rule.0.iter().any(Expr::captures);
         let mut entered = self.chains.iter().filter(|chain| chain.base.is_some());
@@ -163,10 +157,9 @@ impl Table {
     }
 }
 
-/// The address families that a table processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TableFamily {
-    /// Both families. Only nf_tables has such tables.
+    /// Both, which only nf_tables has.
     Inet,
     Ip,
     Ip6,
@@ -195,29 +188,27 @@ impl fmt::Display for TableFamily {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub name: String,
-    /// The hook; `None` for a chain that is only jumped to.
+    /// `None` for chains only jumped to.
     pub base: Option<Base>,
     pub rules: Vec<Rule>,
 }
 
-/// A base chain's attachment to a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
     pub kind: Kind,
     pub hook: Hook,
-    /// Order among the chains of the hook.
+    /// Among the chains of the hook.
     pub priority: i32,
-    /// Applies to packets without a verdict.
+    /// For packets without a verdict.
     pub policy: Policy,
 }
 
-/// The type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Filter,
-    /// Sees the first packet of each connection and may translate the connection.
+    /// Sees each connection's first packet, and may translate the connection.
     Nat,
-    /// Sees every packet and reroutes those whose mark it changes.
+    /// Sees every packet; reroutes those whose mark it changes.
     Route,
 }
 
@@ -230,13 +221,12 @@ pub enum Hook {
     Postrouting,
 }
 
-/// A base chain's default verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     Accept,
     Drop,
 }
 
-/// A rule: its expressions are evaluated in order until one does not match.
+/// Expressions are evaluated in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule(pub Vec<Expr>);

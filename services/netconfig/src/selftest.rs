@@ -1,7 +1,7 @@
-//! Sends real packets through real rules, in two temporary netns, and reports what fails.
+//! Sends real packets through real rules, in two temporary netns.
 //!
-//! One netns is a pod, with listeners on ztunnel's ports; the other is its peer. A check observes the socket at which a
-//! packet arrives, never just that something replied.
+//! One is a pod with listeners on ztunnel's ports, the other its peer. A check observes the socket at which a packet
+//! arrives, not just that something replied.
 
 mod listeners;
 mod network;
@@ -25,23 +25,19 @@ use listeners::{Arrival, Listeners};
 pub use network::TestNetworkError;
 use network::{APPLICATION, Packet, TestNetwork};
 
-/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: String,
-    /// The observation; for a failed check also what was expected.
+    /// The observation; after a failure also the expectation.
     pub outcome: Result<String, String>,
 }
 
-/// The results of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The backend that wrote the rules.
     pub backend: Backend,
     pub checks: Vec<Check>,
 }
 
-/// An error that prevented the self-test.
 #[derive(Debug, thiserror::Error)]
 pub enum SelfTestError {
     #[error("cannot run the self-test")]
@@ -52,26 +48,17 @@ pub enum SelfTestError {
     ProbeSet(#[from] ProbeSetError),
     #[error("cannot run the self-test")]
     Inspect(#[from] InspectError),
-    /// A name of the test's own is invalid, which is a bug.
+    /// A bug: the test's own name is invalid.
     #[error("cannot run the self-test: {0}")]
     Name(#[from] inpod_types::InvalidIdentifier),
 }
 
-/// Creates the two netns, applies rules with all features, and checks them.
-///
-/// # Errors
-///
-/// When the checks cannot run. Failed checks are part of the report.
+/// Applies rules with all features between two netns, and checks them. Failed checks are part of the report.
 pub fn run(writer: &Writer, probe_sources: &[IpAddr]) -> Result<Report, SelfTestError> {
     run_after(writer, probe_sources, |_pod| ())
 }
 
-/// Runs the self-test, with a hook between applying the rules and the checks. Tests use it to show
-/// that checks can fail.
-///
-/// # Errors
-///
-/// See [`run`] for the cases.
+/// Adds a hook between rules and checks, by which tests show that checks can fail.
 pub fn run_after(
     writer: &Writer,
     probe_sources: &[IpAddr],
@@ -109,12 +96,7 @@ pub fn run_after(
     })
 }
 
-/// Does everything that an ADD does, in temporary netns and without sending packets: an error here would
-/// be an error there.
-///
-/// # Errors
-///
-/// When an ADD would be refused, or a netns cannot be created.
+/// Does all of an ADD in temporary netns, without packets: errors here would be errors there.
 pub(crate) fn preflight(
     writer: &Writer,
     probes: &probes::ProbeSettings,
@@ -155,7 +137,7 @@ fn try_family(
     packets.into_iter().map(check).collect()
 }
 
-/// Returns the packets to send, and where each has to arrive.
+/// Packets to send, with where each has to arrive.
 fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<(&'static str, Packet, Arrival)> {
     let (pod, peer) = (network::pod_address(family), network::peer_address(family));
     let (inside, outside) = ((pod, APPLICATION), (peer, APPLICATION));

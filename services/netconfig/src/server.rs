@@ -1,5 +1,5 @@
-//! The gRPC service: parses requests, calls, responds. Work in a netns runs in tasks of its own, since a client that
-//! disconnects cancels its handler, and no change may stop half way.
+//! The gRPC service. Work in a netns runs in its own tasks: a client that disconnects cancels its handler, and no
+//! change may stop half way.
 
 mod inspect;
 mod probe_addresses;
@@ -51,7 +51,7 @@ pub(crate) struct Handler {
     roots: Arc<[PathBuf]>,
     writer: Arc<Writer>,
     probe_sources: Vec<IpAddr>,
-    /// Held during a self-test, so that only one runs at a time.
+    /// Only one runs at a time.
     self_test: Arc<tokio::sync::Mutex<()>>,
     probe_set: Arc<ProbeSet>,
     recheck: Recheck,
@@ -93,7 +93,7 @@ impl Handler {
         }
     }
 
-    /// Runs `work` in a claimed netns under its lock. If it changed anything, the state is published to watchers.
+    /// Publishes the state to watchers if `work` changed anything.
     async fn with_change_lock<T, E>(
         &self,
         operation: &'static str,
@@ -324,7 +324,7 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
         let writer = Arc::clone(&self.writer);
-        // Under the lock: otherwise an apply in progress would look like drift.
+        // Without the lock, an apply in progress would look like drift.
         let verified = self.with_change_lock(
             "verify",
             claim,
@@ -382,7 +382,7 @@ fn claim(
     Ok((claim, addresses))
 }
 
-/// Waits for the end of a change in progress.
+/// Waits for a change in progress.
 async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
     let Some(claim) = claims.find(sandbox) else {
         return false;

@@ -1,9 +1,9 @@
-//! Access to the sysctls of a pod's netns, at a cost that does not grow with the number of pods.
+//! Sysctls of a pod's netns, at a cost that does not grow with the number of pods.
 //!
-//! Every netns has its own `/proc/sys/net/ipv4`. The kernel keeps a dentry for each one that was looked up for as long
-//! as the netns lives, and all of them hash to one name (`proc_sys_compare` in fs/proc/proc_sysctl.c): the first lookup
-//! for another netns compares them all. Each procfs mount starts without dentries (since Linux 5.8), so this module
-//! looks up through private mounts, each used for a few netns.
+//! Every netns has its own `/proc/sys/net/ipv4`. The kernel keeps a dentry for each that was looked up while the
+//! netns lives, and all hash to one name (`proc_sys_compare` in fs/proc/proc_sysctl.c): the first lookup for another
+//! netns compares them all. A procfs mount starts without dentries (since Linux 5.8), so lookups use private mounts,
+//! each for a few netns.
 
 use std::{
     fs::File,
@@ -21,37 +21,34 @@ use nix::{
 };
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-/// On close of a listener, hands connections in its accept queue over to another listener of the same port. A
-/// handover between ztunnels needs this: 88 of 200 connections were reset without it (services/docs/facts/kernel.md,
-/// 6). Since Linux 5.14.
+/// A closing listener hands its accept queue to another listener of the port. A handover between ztunnels needs this:
+/// 88 of 200 connections were reset without it (services/docs/facts/kernel.md, 6). Since Linux 5.14.
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 
 pub(crate) const TCP_MIGRATE_REQ_NAME: &str = "net.ipv4.tcp_migrate_req";
 
-/// The switch of IPv6 on `lo`, which is the interface that matters to redirection.
+/// `lo` is the interface that matters to redirection.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 
-/// A file that exists in every netns. Its owner is root of the user namespace that owns the netns.
+/// Exists in every netns. Its owner is root of the owning user namespace.
 const OWNERSHIP_PROBE_PATH: &str = "sys/net/ipv4/ip_forward";
 
-/// Number of netns that one mount is used for. Creating and unmounting one takes 20 to 30 us; each netns
-/// that was looked up through it makes the first lookup for another netns 0.1 to 0.3 us longer per
-/// sysctl (measured, Linux 6.18).
+/// Netns per mount. Creating and unmounting takes 20 to 30 us; each netns looked up makes the first lookup for
+/// another 0.1 to 0.3 us longer per sysctl (measured, Linux 6.18).
 const MAX_USES: u32 = 32;
 
-/// Opens the sysctls of netns.
 #[derive(Clone, Debug, Default)]
 pub struct Sysctls(Arc<Mutex<Recycled<OwnedFd>>>);
 
 impl Sysctls {
-    /// Returns access to the sysctls of one netns. The calling thread need not be in it yet.
+    /// The calling thread need not be in it yet.
     pub(crate) fn open_for_netns(&self) -> io::Result<NetnsSysctls> {
         let mut recycled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recycled.get(procfs).map(NetnsSysctls)
     }
 }
 
-/// A value that is replaced after a number of uses. Users of the previous value keep it alive.
+/// A value replaced after a number of uses. Users of the previous one keep it alive.
 #[derive(Debug)]
 struct Recycled<T> {
     current: Option<Arc<T>>,
@@ -80,7 +77,7 @@ impl<T> Recycled<T> {
     }
 }
 
-/// Opens a private procfs mount, or `/proc` if mounting is not permitted: then only the cost grows.
+/// Opens a private mount, or `/proc` if mounting is not permitted: only the cost grows.
 fn procfs() -> io::Result<OwnedFd> {
     mount().or_else(|error| {
         tracing::debug!(%error, "Cannot mount a procfs; using /proc");
@@ -88,9 +85,9 @@ fn procfs() -> io::Result<OwnedFd> {
     })
 }
 
-/// Mounts a procfs that is attached nowhere and unmounted on close. Its processes are those of the calling process's
-/// pid namespace. Its `sys/net` is that of the netns of the accessing thread (`net_ctl_header_lookup` in
-/// net/sysctl_net.c), and is writable even where a container's `/proc/sys` is read-only.
+/// Mounts it attached nowhere, unmounted on close. Its processes are of the caller's pid namespace. Its `sys/net` is
+/// of the accessing thread's netns (`net_ctl_header_lookup` in net/sysctl_net.c), and writable even where a
+/// container's `/proc/sys` is not.
 fn mount() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
@@ -101,12 +98,12 @@ fn mount() -> io::Result<OwnedFd> {
     Ok(mounted)
 }
 
-/// The sysctls of the netns that the calling thread is in at the time of access.
+/// Sysctls of the calling thread's netns at the time of access.
 #[derive(Debug)]
 pub(crate) struct NetnsSysctls(Arc<OwnedFd>);
 
 impl NetnsSysctls {
-    /// Returns whether `tcp_migrate_req` is on, `None` if the kernel does not have it.
+    /// Returns `None` if the kernel does not have it.
     pub(crate) fn migrates(&self) -> io::Result<Option<bool>> {
         match self.read(TCP_MIGRATE_REQ) {
             Ok(text) => Ok(Some(text.trim() != "0")),
@@ -120,8 +117,7 @@ impl NetnsSysctls {
         file.write_all(if on { b"1" } else { b"0" })
     }
 
-    /// Returns whether IPv6 is enabled. A kernel without IPv6 has no such file. If it cannot be read for another
-    /// reason, IPv6 is assumed, and applying rules will show.
+    /// Returns `false` if the file is missing. If it is unreadable, IPv6 is assumed, and applying rules will show.
     pub(crate) fn has_ipv6(&self) -> bool {
         match self.read(DISABLE_IPV6) {
             Ok(text) => text.trim() != "1",
@@ -129,8 +125,8 @@ impl NetnsSysctls {
         }
     }
 
-    /// Returns the uid of root in the user namespace that owns the netns, as this process sees it: that root owns the
-    /// sysctls of the netns (`net_ctl_set_ownership` in net/sysctl_net.c).
+    /// Returns the uid, as this process sees it, of root in the owning user namespace, which owns the
+    /// sysctls (`net_ctl_set_ownership` in net/sysctl_net.c).
     pub(crate) fn root(&self) -> io::Result<u32> {
         let owned = self.open(OWNERSHIP_PROBE_PATH, OFlag::O_RDONLY)?;
         Ok(owned.metadata()?.uid())
@@ -158,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a test in a netns that ends with the thread. Needs root.
+    /// Runs in a netns that ends with the thread. Needs root.
     fn in_a_new_netns(test: impl FnOnce() + Send) {
         let run = move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("this test makes a netns: run it as root");
@@ -167,7 +163,6 @@ mod tests {
         thread::scope(|scope| scope.spawn(run).join()).unwrap();
     }
 
-    /// Drops the calling thread's right to mount.
     fn give_up_mounting() {
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::SYS_ADMIN);

@@ -1,4 +1,4 @@
-//! Tracks whether inpod has left this node. If so, the files of this boot are removed when the process stops, unless a
+//! Records that inpod has left this node: this boot's files are removed when the process stops, unless a
 //! pod is redirected before.
 
 use inpod_service::{Daemon, UninstallMode, uninstall::Marker};
@@ -12,7 +12,6 @@ pub(crate) struct UninstallState {
 }
 
 impl UninstallState {
-    /// Loads the state that an earlier process recorded.
     pub(crate) fn new(daemon: &Daemon) -> Self {
         let marker = Marker::in_directory(&daemon.directory(SERVICE.name));
         daemon.remove_state_on_exit(marker.is_set(UninstallMode::Uninstall));
@@ -22,7 +21,6 @@ impl UninstallState {
         }
     }
 
-    /// Records that the node and its pods are free of rules of inpod.
     pub(crate) fn mark_complete(&self) {
         if let Err(error) = self.marker.set(UninstallMode::Uninstall) {
             tracing::warn!(%error, "Cannot record that inpod left this node");
@@ -30,7 +28,6 @@ impl UninstallState {
         self.daemon.remove_state_on_exit(true);
     }
 
-    /// Clears the record, since a pod is about to be redirected.
     pub(crate) fn cancel(&self) {
         self.daemon.remove_state_on_exit(false);
         if let Err(error) = self.marker.clear() {

@@ -1,4 +1,4 @@
-//! The stream of WatchDrift: first the state of every claimed netns, then changes.
+//! WatchDrift: the state of every claimed netns, then changes.
 
 use std::{collections::BTreeMap, vec};
 
@@ -41,18 +41,18 @@ pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Ite
 
 struct Watcher {
     reader: Reader,
-    /// The sandboxes whose states are still to be sent. Names only, since a slow watcher must not hold a netns open.
+    /// States still to be sent. Names only: a slow watcher must not hold a netns open.
     pending_sandboxes: vec::IntoIter<SandboxRef>,
     is_complete: bool,
     events: Receiver<Event>,
-    /// The revision of each claim that the watcher received initially. Older events may still be in `events`.
+    /// Revisions received initially. Older events may still be in `events`.
     known: BTreeMap<SandboxRef, u64>,
 }
 
 impl Watcher {
     async fn next(&mut self) -> Option<Item> {
         for sandbox in self.pending_sandboxes.by_ref() {
-            // If the claim has ended, `events` contains its end.
+            // If the claim has ended, `events` has its end.
             if let Some(state) = self.reader.read(&sandbox).await {
                 self.known.insert(sandbox, state.revision);
                 return Some(Ok(describe_state(&state)));

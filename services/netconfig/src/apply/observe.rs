@@ -1,27 +1,21 @@
-//! Reads a netns's redirection without a desired state to compare it with.
+//! Reads a redirection without a desired state to compare.
 
 use inpod_linux::Netns;
 
 use super::Writer;
 use crate::{backend::Backend, error::VerifyError, inspect::Proxies, plan, rules::Tag};
 
-/// The redirection that is found in a netns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     pub tag: Option<Tag>,
-    /// True if tables, routes and sysctl are exactly those of the tag's fingerprint.
+    /// Tables, routes and sysctl are exactly those of the tag's fingerprint.
     pub intact: bool,
     pub backend: Option<Backend>,
-    /// The users whose sockets the rules treat as the sidecar's.
+    /// Users whose sockets the rules treat as the sidecar's.
     pub proxies: Proxies,
 }
 
 impl Writer {
-    /// Reads the redirection of a netns.
-    ///
-    /// # Errors
-    ///
-    /// When the netns cannot be read.
     pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
         self.with_session(netns, |session| {
             let state = self.read(session)?;

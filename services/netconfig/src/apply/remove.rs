@@ -1,5 +1,3 @@
-//! Removes a netns's redirection.
-
 use inpod_linux::Netns;
 use inpod_types::{SandboxRef, with_causes};
 
@@ -14,28 +12,26 @@ use crate::{
     rules::{Form, ambient},
 };
 
-/// The extent of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// New connections go direct and captured ones continue. A sidecar's redirection is removed completely.
+    /// New connections go direct, captured ones continue. A sidecar's redirection is removed completely.
     Drain,
-    /// All that inpod wrote is removed.
+    /// Removes all that inpod wrote.
     Final,
 }
 
-/// The result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// Connections that were captured at the time of the removal.
+    /// Connections captured at the time of removal.
     pub captured_flows: u32,
 }
 
 impl Writer {
-    /// Removes a netns's redirection as far as the phase requires.
+    /// Removes as much as the phase requires.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or the final read finds remains.
+    /// When the kernel or a program refuses, or something is left.
     pub fn remove(
         &self,
         netns: &Netns,
@@ -50,8 +46,8 @@ impl Writer {
         Ok(Removed { captured_flows })
     }
 
-    /// Replaces the rules by ones that capture nothing new; the routes stay for captured connections. A sidecar's rules
-    /// are removed at once: its proxy stays as long as the pod does, so there is nothing to drain.
+    /// Writes rules that capture nothing new; routes stay for captured connections. A sidecar's rules go at once: its
+    /// proxy lives as long as the pod, so there is nothing to drain.
     fn drain(
         &self,
         session: &mut NetnsSession<'_>,
@@ -71,8 +67,7 @@ impl Writer {
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
     }
 
-    /// Removes tables, then ip rules, then routes, so that no ip rule refers to an empty table. Goes
-    /// on after a failure.
+    /// Removes tables, ip rules, then routes: no ip rule may refer to an empty table. Goes on after a failure.
     fn remove_all(&self, session: &mut NetnsSession<'_>) -> Result<(), RemoveError> {
         let seen = self.read(session)?;
         let mut failures = Vec::new();
@@ -83,7 +78,7 @@ impl Writer {
             record(delete_tables(session, *backend));
         }
         if seen.has_incumbent() {
-            // Items equivalent to ours belonged to Istio's node agent; adopting them makes them ours to delete.
+            // Equivalents of ours were Istio's node agent's; adopting them makes them ours to delete.
             for item in seen.routing.equivalent_for_ztunnel() {
                 record(session.routes.adopt(item).map_err(Into::into));
             }
@@ -115,7 +110,7 @@ impl Writer {
     }
 }
 
-/// Starts again after a concurrent change.
+/// Retries after a concurrent change.
 fn delete_tables(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
@@ -136,7 +131,6 @@ fn delete_tables(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(),
     }
 }
 
-/// Lists what is left, one sentence each.
 fn remaining(state: &State) -> Vec<String> {
     let mut remaining = Vec::new();
     for (backend, seen) in &state.seen {

@@ -8,14 +8,13 @@ use crate::{
     routes::Item,
 };
 
-/// Records what to restore when an apply fails.
 pub(super) struct Undo {
     pub(super) before: State,
     pub(super) migration_enabled: bool,
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
     pub(super) new_only_written: bool,
-    /// Set when rules that inpod cannot write again may be gone.
+    /// Rules that inpod cannot write again may be gone.
     pub(super) leftovers_deleted: bool,
 }
 
@@ -33,8 +32,8 @@ impl Undo {
         }
     }
 
-    /// Restores in reverse order, collects failures and goes on. Rules whose predecessors may be gone were verified
-    /// before and stay: without them traffic would escape.
+    /// Restores in reverse order and goes on after failures. Verified rules whose predecessors may be gone stay:
+    /// without them traffic would escape.
     pub(super) fn run(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Vec<String> {
         if self.leftovers_deleted {
             return vec![CANNOT_UNDO.to_owned()];
@@ -67,8 +66,8 @@ impl Undo {
     }
 }
 
-/// Returns the change from the current tables to the previous ones. Unchanged tables are left out: some of several
-/// steps may have been refused, and would be refused again.
+/// Returns the change back to the previous tables. Omits unchanged ones: a step that was refused
+/// would be refused again.
 fn restoring_change(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
     let changed = now.iter().filter(|table| !before.contains(table));
     let gone = before.iter().filter(|table| !now.contains(table));
@@ -86,7 +85,6 @@ fn as_new(observed: &ObservedTable) -> NewTable {
     }
 }
 
-/// Changes the tables, starting again from the current state after a concurrent change.
 fn change_with_retry(
     session: &mut NetnsSession<'_>,
     plan: &Plan,

@@ -1,5 +1,5 @@
-//! Selects the backend that pods' rules are written with: the configured one, or the best one that works on this node.
-//! Detection runs once per boot; its result is cached, so that a restart selects the same backend.
+//! Selects the backend for pods' rules: the configured one, or the best one that works here. Detection runs once per
+//! boot and is cached, so that a restart selects the same.
 
 mod cache;
 mod evidence;
@@ -16,12 +16,9 @@ use crate::{
 use cache::Detection;
 use evidence::{Evidence, TrialOutcome};
 
-/// The setting `backend` of netconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendSetting {
-    /// Use the backend that detection prefers.
     Auto,
-    /// Use this backend for every pod.
     Fixed(Backend),
 }
 
@@ -49,16 +46,15 @@ impl fmt::Display for BackendSetting {
     }
 }
 
-/// A writer with the selected backend.
 #[derive(Debug)]
 pub(crate) struct SelectedBackend {
     pub(crate) writer: Writer,
-    /// If it is not usable: the reason, and what to do about it.
+    /// If not usable: why, and what to do about it.
     pub(crate) usable: Result<(), String>,
 }
 
-/// Selects a backend. Reads and writes the detection cache in `directory`. Blocks while iptables programs run, which is
-/// only needed where the kernel refuses nf_tables.
+/// Uses the detection cache in `directory`. Blocks while iptables programs run, which is only needed where
+/// the kernel refuses nf_tables.
 pub(crate) fn select_backend(setting: BackendSetting, directory: &Path) -> SelectedBackend {
     let programs = Programs::search(&directory.join("locks"));
     let (configured, detected, usable) = match setting {
@@ -82,8 +78,8 @@ pub(crate) fn select_backend(setting: BackendSetting, directory: &Path) -> Selec
     }
 }
 
-/// Prefers nf_tables: it needs no program and no lock, and changes are atomic. Where the kernel refuses it,
-/// iptables-nft fails too, since its rules are nf_tables rules as well.
+/// Prefers nf_tables: no program, no lock, atomic. Where the kernel refuses it, iptables-nft fails too, as its
+/// rules are nf_tables rules.
 fn preferred_backend(evidence: &Evidence) -> Backend {
     if evidence.nftables == TrialOutcome::Usable {
         Backend::Nftables
@@ -94,8 +90,8 @@ fn preferred_backend(evidence: &Evidence) -> Backend {
     }
 }
 
-/// Returns the cached result of this boot, or detects. A result without a usable backend is not cached: by the next
-/// start a module may be loaded, or a right granted.
+/// Returns this boot's cached result, or detects. Does not cache that no backend is usable: a module may get loaded,
+/// or a right granted.
 fn detect(directory: &Path, programs: &Programs) -> Detection {
     let file = cache::DetectionCache::in_directory(directory);
     if let Some(detection) = file.read() {
@@ -112,7 +108,6 @@ fn detect(directory: &Path, programs: &Programs) -> Detection {
     detection
 }
 
-/// Checks that the programs of the configured backend are installed.
 fn check_programs(backend: Backend, programs: &Programs) -> Result<(), String> {
     let missing = variant_of(backend).map(|variant| programs.missing(variant));
     match missing {
@@ -124,7 +119,6 @@ fn check_programs(backend: Backend, programs: &Programs) -> Result<(), String> {
     }
 }
 
-/// Checks that the detected backend passed its trial.
 fn check_usable(backend: Backend, evidence: &Evidence) -> Result<(), String> {
     let trial = match variant_of(backend) {
         None => &evidence.nftables,

@@ -1,6 +1,6 @@
-//! Detects by inotify(7) that the path of a claimed netns is gone, by a watch on its directory.
+//! Detects by inotify(7) that a claimed netns's path is gone, by a watch on its directory.
 //!
-//! procfs has no such events (inotify(7), "pseudo-filesystems"): there, the periodic sweep finds processes that ended.
+//! procfs has no such events (inotify(7), "pseudo-filesystems"): there, the periodic sweep finds ended processes.
 
 use std::{
     collections::BTreeMap,
@@ -15,15 +15,14 @@ use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 #[derive(Debug)]
 pub(super) struct PathWatcher {
     events: EventStream<[u8; 4096]>,
-    /// The watched directories by watch descriptor. Several paths may lead to one directory, for example `/run/netns`
-    /// and `/var/run/netns`. There are few, as runtimes keep all netns in one or two directories.
+    /// By watch descriptor. Several paths may lead to one directory, such as `/run/netns` and `/var/run/netns`. Few,
+    /// as runtimes keep all netns in one or two directories.
     watched: BTreeMap<i32, Vec<PathBuf>>,
 }
 
-/// An event of the watched directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PathEvent {
-    /// A path is gone or leads to another file. If several paths lead to its directory, all of them are listed.
+    /// Gone or leads to another file. Lists all paths that lead to the directory.
     Removed(Vec<PathBuf>),
     /// A directory is gone, or events were dropped.
     Lost,
@@ -38,7 +37,7 @@ impl PathWatcher {
         })
     }
 
-    /// Watches the directory of a path, unless it is already watched.
+    /// Watches the path's directory, unless already watched.
     pub(super) fn watch(&mut self, name: &Path) -> io::Result<()> {
         let Some(directory) = name.parent() else {
             return Ok(());
@@ -49,7 +48,7 @@ impl PathWatcher {
         {
             return Ok(());
         }
-        // A mount onto the path has no event, but its unmount is followed by one of these.
+        // Mounting onto the path has no event, but its unmount is followed by one of these.
         let mask =
             WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO | WatchMask::ONLYDIR;
         let watch = self.events.watches().add(directory, mask)?;

@@ -1,6 +1,6 @@
-//! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, and with it the host side of
-//! its veth (services/docs/facts/kernel.md, 7). A path that is removed is noticed at once; all else, such as a process
-//! that ends later, is found by a periodic sweep of all claims.
+//! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, with the host side of its
+//! veth (services/docs/facts/kernel.md, 7). A removed path is noticed at once; the rest, such as a process that ends
+//! later, by a periodic sweep.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,7 +15,6 @@ use super::{
     path_watcher::{PathEvent, PathWatcher},
 };
 
-/// Watches the paths of claimed netns and sweeps all claims every `every`, forever.
 pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -50,14 +49,14 @@ async fn sweep_all(claims: &Arc<Claims>) {
 
 fn sweep(claims: &Claims) {
     for claim in claims.list() {
-        // If the lock is held, the operation that holds it finds out by itself.
+        // If the lock is held, its holder finds out by itself.
         if let Ok(_turn) = claim.change_lock.try_lock() {
             release_if_gone(claims, &claim);
         }
     }
 }
 
-/// Looks the claim up again: it may have been confirmed at another path in the meantime.
+/// Looks the claim up again: it may have been confirmed at another path meanwhile.
 fn release_if_gone(claims: &Claims, claim: &Claim) {
     let found = claims.find(&claim.sandbox);
     let Some(claim) = found.filter(|found| found.netns.same_as(&claim.netns)) else {
@@ -71,7 +70,7 @@ fn release_if_gone(claims: &Claims, claim: &Claim) {
 
 struct Sweeper {
     claims: Arc<Claims>,
-    /// `None` if the kernel refuses another instance (fs.inotify.max_user_instances).
+    /// `None` if the kernel refuses another (fs.inotify.max_user_instances).
     path_watcher: Option<PathWatcher>,
 }
 
@@ -87,13 +86,12 @@ impl Sweeper {
         })
     }
 
-    /// Watches the path of a new or moved claim.
     fn handle_claim_event(&mut self, event: Result<Event, RecvError>) -> PathEvent {
         match event {
             Ok(Event::Claimed(sandbox)) => {
                 if let Some(claim) = self.claims.find(&sandbox) {
                     self.watch_path(&claim);
-                    // The path may have been removed before the watch was added.
+                    // It may have been removed before the watch was added.
                     if !claim.netns.path_intact() {
                         self.release_when_idle(claim);
                     }
@@ -139,7 +137,7 @@ impl Sweeper {
             .for_each(|claim| self.release_when_idle(claim));
     }
 
-    /// Waits for operations in the netns to end, then releases the claim if its netns is gone.
+    /// Waits for operations in the netns to end.
     fn release_when_idle(&self, claim: Arc<Claim>) {
         let claims = Arc::clone(&self.claims);
         tokio::spawn(async move {

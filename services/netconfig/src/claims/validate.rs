@@ -1,5 +1,3 @@
-//! Validates a netns before anything is done in it.
-
 use std::{
     net::IpAddr,
     path::{Path, PathBuf},
@@ -13,17 +11,16 @@ use crate::{
     inspect::{self, addresses, all_addresses},
 };
 
-/// The node's own netns, if visible (needs SYS_PTRACE and the host's pid namespace), and this process's own.
+/// The node's netns, if visible (needs SYS_PTRACE and the host's pid namespace), and this process's own.
 const HOST_NETNS_PATHS: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
 
-/// A netns that may be claimed.
 #[derive(Debug)]
 pub(crate) struct ValidatedNetns {
     pub(crate) netns: Netns,
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// Opens a netns and checks that it is the requested one and not the node's.
+/// Opens a netns; refuses others than the requested one, and the node's.
 pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
     let netns = Netns::open(&wanted.path, roots).map_err(|error| open_error(error, wanted))?;
     let found = netns.id();
@@ -39,8 +36,8 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
     Ok(netns)
 }
 
-/// A missing path means that the sandbox is gone, unless the netns is still in use: then the path resolves differently
-/// here than for the caller. Without mount propagation, a bind-mounted netns is an empty file here.
+/// A missing path means that the sandbox is gone, unless the netns is in use: then the caller's path resolves
+/// differently here. Without mount propagation, a bind-mounted netns is an empty file here.
 fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
     if is_absent && inspect::has_processes_in(wanted) {
@@ -50,8 +47,8 @@ fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     }
 }
 
-/// Opens a netns and also checks that it is the pod's: it must have one of the expected addresses. If none are given,
-/// it must have at least one address that a pod can have, and those are returned.
+/// Opens a netns that must have one of the expected addresses. If none are given, it must have at least one that a
+/// pod can have; those are returned.
 pub(crate) fn validate(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,

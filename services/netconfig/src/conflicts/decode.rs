@@ -1,4 +1,4 @@
-//! Decodes expressions from their attributes (linux/netfilter/nf_tables.h). Unknown expressions may match or not.
+//! Decodes expressions (linux/netfilter/nf_tables.h). Unknown ones may match or not.
 
 mod xt;
 
@@ -11,7 +11,6 @@ use super::op::{MarkOf, Op, Slot, Source, Verdict, Writes};
 
 const VERDICT: u32 = 0; // NFT_REG_VERDICT
 
-/// Decodes the expressions of a rule.
 pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
     let elements = list.filter_map(Result::ok);
     elements
@@ -46,13 +45,13 @@ impl<'a> Attributes<'a> {
         slot(self.number(kind)?)
     }
 
-    /// Reads NFTA_DATA_VALUE of an attribute like NFTA_CMP_DATA.
+    /// Returns NFTA_DATA_VALUE of attributes like NFTA_CMP_DATA.
     fn value(self, kind: u16) -> Option<Vec<u8>> {
         Some(self.nested(kind)?.bytes(1)?.to_vec())
     }
 }
 
-/// Maps NFT_REG_1 to 4, with 16 bytes each, and NFT_REG32_00 to 15, which divide the same memory.
+/// Maps NFT_REG_1 to 4, with 16 bytes each, and NFT_REG32_00 to 15, the same memory.
 fn slot(register: u32) -> Option<Slot> {
     let slot = match register {
         1..=4 => register.checked_sub(1)?.checked_mul(4)?,
@@ -62,7 +61,7 @@ fn slot(register: u32) -> Option<Slot> {
     Slot::try_from(slot).ok()
 }
 
-/// Attributes: NFTA_EXPR_NAME and NFTA_EXPR_DATA.
+/// Reads NFTA_EXPR_NAME and NFTA_EXPR_DATA.
 fn op(expr: Attributes<'_>) -> Op {
     let name = expr.text(1).unwrap_or_default();
     let data = expr.nested(2).unwrap_or(Attributes(&[]));
@@ -84,13 +83,13 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Op> {
         "counter" | "log" | "last" => Some(Op::Pass),
         "match" => Some(xt::matching(data)),
         "target" => Some(xt::target(data)),
-        // These may end the rule, and write no register.
+        // May end the rule, and write no register.
         "limit" | "quota" | "connlimit" | "objref" | "range" => Some(Op::Maybe(Writes::Nothing)),
         _ => None,
     }
 }
 
-/// Attributes: NFTA_IMMEDIATE_DREG and NFTA_IMMEDIATE_DATA.
+/// Reads NFTA_IMMEDIATE_DREG and NFTA_IMMEDIATE_DATA.
 fn immediate(data: Attributes<'_>) -> Option<Op> {
     match data.number(1)? {
         // The attribute NFTA_DATA_VERDICT.
@@ -102,7 +101,7 @@ fn immediate(data: Attributes<'_>) -> Option<Op> {
     }
 }
 
-/// Attributes: NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN. Codes are NF_* and, if negative, of enum nft_verdicts.
+/// Reads NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN. Codes are NF_* and, if negative, of enum nft_verdicts.
 fn verdict(data: Attributes<'_>) -> Option<Op> {
     let chain = || data.text(2);
     let verdict = match data.number(1)?.cast_signed() {
@@ -117,7 +116,7 @@ fn verdict(data: Attributes<'_>) -> Option<Op> {
     Some(Op::Verdict(verdict))
 }
 
-/// Attributes: NFTA_META_DREG, NFTA_META_KEY (enum nft_meta_keys), NFTA_META_SREG.
+/// Reads NFTA_META_DREG, NFTA_META_KEY (enum nft_meta_keys), NFTA_META_SREG.
 fn meta(data: Attributes<'_>) -> Option<Op> {
     const MARK: u32 = 3;
     let key = data.number(2)?;
@@ -139,7 +138,7 @@ fn meta(data: Attributes<'_>) -> Option<Op> {
     load(data.slot(1)?, source)
 }
 
-/// Attributes: NFTA_CT_DREG, NFTA_CT_KEY (enum nft_ct_keys), NFTA_CT_SREG.
+/// Reads NFTA_CT_DREG, NFTA_CT_KEY (enum nft_ct_keys), NFTA_CT_SREG.
 fn ct(data: Attributes<'_>) -> Option<Op> {
     const MARK: u32 = 3;
     let key = data.number(2)?;
@@ -159,13 +158,13 @@ fn ct(data: Attributes<'_>) -> Option<Op> {
     load(data.slot(1)?, source)
 }
 
-/// Values that are not analysed may have the size of a name or an IPv6 address.
+/// Values not analysed may be as long as a name or an IPv6 address.
 fn load(to: Slot, source: Source) -> Option<Op> {
     let words = if source == Source::Other { 4 } else { 1 };
     Some(Op::Load { to, words, source })
 }
 
-/// Attributes: NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN. Without a register it writes into the packet.
+/// Reads NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN. Without a register it writes into the packet.
 fn payload(data: Attributes<'_>) -> Option<Op> {
     let Some(to) = data.slot(1) else {
         return Some(Op::Pass);
@@ -186,7 +185,7 @@ fn payload(data: Attributes<'_>) -> Option<Op> {
     Some(Op::Load { to, words, source })
 }
 
-/// Attributes: NFTA_CMP_SREG, _OP (enum nft_cmp_ops), _DATA.
+/// Reads NFTA_CMP_SREG, _OP (enum nft_cmp_ops), _DATA.
 fn cmp(data: Attributes<'_>) -> Option<Op> {
     let equal = match data.number(2)? {
         0 => true,
@@ -200,8 +199,8 @@ fn cmp(data: Attributes<'_>) -> Option<Op> {
     })
 }
 
-/// Attributes: NFTA_BITWISE_SREG, _DREG, _MASK, _XOR, _OP. NFT_BITWISE_MASK_XOR is 0, and absent on kernels that
-/// have no other operation.
+/// Reads NFTA_BITWISE_SREG, _DREG, _MASK, _XOR, _OP. NFT_BITWISE_MASK_XOR is 0, and absent on
+/// kernels without other operations.
 fn bitwise(data: Attributes<'_>) -> Option<Op> {
     let to = data.slot(2)?;
     if data.number(6).is_some_and(|op| op != 0) {

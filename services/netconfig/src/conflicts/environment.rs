@@ -1,5 +1,4 @@
-//! Finds conflicts outside of the packet filter: interfaces, sysctls and asymmetric routes. Reading
-//! and analysis are separate.
+//! Finds conflicts outside of the packet filter: interfaces, sysctls, asymmetric routes.
 
 use std::{
     collections::BTreeMap,
@@ -25,27 +24,25 @@ use crate::{
     routes::{Part, Recipient, Routes},
 };
 
-/// The sysctls of the calling thread's netns.
 const SYSCTLS: &str = "/proc/sys/net";
 
-/// Sources outside of any pod: one that no host has (RFC 5737), and that of
+/// Sources outside of any pod: one of no host (RFC 5737), and that of
 /// kubelet probes (services/docs/facts/istio-ambient.md, 6.7).
 const OUTSIDE_SOURCE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PROBE_SOURCE: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 
-/// The value of rp_filter for strict mode (ip-sysctl.rst).
+/// Strict mode of rp_filter (ip-sysctl.rst).
 const STRICT: u8 = 1;
 
-/// Any process with NET_ADMIN in the netns can add interfaces and addresses.
+/// Any process with NET_ADMIN in the netns can add more.
 const MAX_INTERFACES: usize = 64;
 const MAX_ADDRESSES: usize = 64;
 
-/// The state of a netns outside of its packet filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Environment {
     pub(super) interfaces: Vec<Interface>,
     pub(super) has_ipv6: bool,
-    /// True if inpod's ip rule for IPv6 exists.
+    /// inpod's ip rule for IPv6 exists.
     pub(super) routes_ipv6: bool,
 }
 
@@ -56,14 +53,14 @@ pub(super) struct Interface {
     pub(super) is_up: bool,
     pub(super) is_loopback: bool,
     pub(super) addresses: Vec<Ipv4Addr>,
-    /// The effective value: the maximum of the interface's own and that of `all`.
+    /// Effective: the maximum of the interface's and that of `all`.
     pub(super) rp_filter: u8,
     pub(super) is_without_ipv6: bool,
-    /// Pairs of a local address and a source whose replies leave by another interface.
+    /// Local address and source whose replies leave by another interface.
     pub(super) asymmetric_paths: Vec<(Ipv4Addr, Ipv4Addr)>,
 }
 
-/// The state that has to be read inside the netns, and sockets for the rest.
+/// State that has to be read inside the netns, and sockets for the rest.
 #[derive(Debug)]
 pub(super) struct Reader {
     interfaces: Vec<Interface>,
@@ -73,7 +70,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads interfaces and sysctls of the calling thread's netns.
+    /// Reads the calling thread's netns.
     pub(super) fn open() -> io::Result<Self> {
         Ok(Self {
             interfaces: interfaces()?,
@@ -83,7 +80,7 @@ impl Reader {
         })
     }
 
-    /// Completes the state. Can be called from any netns.
+    /// Can be called from any netns.
     pub(super) fn read(mut self) -> Result<Environment, KernelError> {
         for interface in self
             .interfaces
@@ -144,7 +141,7 @@ fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(interfaces)
 }
 
-/// Returns `None` if the sysctl does not exist or cannot be read. The kernel allows no `/` in interface names.
+/// Returns `None` if missing or unreadable. The kernel allows no `/` in interface names.
 fn sysctl(family: &str, interface: &str, name: &str) -> Option<u8> {
     let path = Path::new(SYSCTLS).join(family).join("conf").join(interface);
     fs::read_to_string(path.join(name))
@@ -165,10 +162,10 @@ fn asymmetric_paths(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr
 }
 
 /// Returns the interface of the route to the source, with which the kernel compares (`__fib_validate_source` in
-/// net/ipv4/fib_frontend.c). `None` if there is no route, which is no conflict of this kind.
+/// net/ipv4/fib_frontend.c). Having no route is no conflict of this kind.
 fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32> {
     let header = Rtmsg {
-        // The address family AF_INET.
+        // AF_INET.
         rtm_family: 2,
         rtm_dst_len: 32,
         rtm_src_len: 32,
@@ -187,7 +184,6 @@ fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Opti
     attributes.get_oif().ok()
 }
 
-/// Finds conflicts for a pod with these addresses.
 pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(loopback_down(environment));
@@ -215,9 +211,9 @@ fn loopback_down(environment: &Environment) -> Option<Finding> {
     })
 }
 
-/// Strict mode is harmless where replies leave by the same interface, as in pods with one interface. Packets that
-/// ztunnel sends from a client's address arrive by lo with their route set, and are not checked (tested on 6.18).
-/// Probes go only to the pod's own address.
+/// Strict mode is harmless where replies leave by the same interface, as with a single one. Packets that ztunnel
+/// sends from a client's address arrive by lo with their route set and are not checked (tested on 6.18). Probes go
+/// only to the pod's own address.
 fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
     if !filters_strictly(interface) {
         return None;
@@ -270,7 +266,7 @@ fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding
         .collect()
 }
 
-/// Returns whether IPv6 can leave by any interface. On single interfaces it may be disabled on purpose.
+/// Returns whether IPv6 can leave by any interface; it may be disabled on single ones on purpose.
 fn has_ipv6_egress(environment: &Environment) -> bool {
     let mut others = environment
         .interfaces

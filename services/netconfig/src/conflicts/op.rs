@@ -1,12 +1,11 @@
-//! The effects of a rule's expressions, as far as they matter to inpod's rules.
+//! Effects of a rule's expressions, as far as they matter to inpod's rules.
 
-/// The index of a 32-bit register (NFT_REG32_00 and following).
+/// Index of a 32-bit register (NFT_REG32_00 and following).
 pub(super) type Slot = usize;
 
-/// An expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Loads something of the packet into consecutive registers.
+    /// Loads a packet property into consecutive registers.
     Load {
         to: Slot,
         words: usize,
@@ -23,7 +22,7 @@ pub(super) enum Op {
         mask: Vec<u8>,
         xor: Vec<u8>,
     },
-    /// Ends the rule unless the register is (or is not) equal to the data.
+    /// Ends the rule unless the register (un)equals the data.
     Compare {
         slot: Slot,
         equal: bool,
@@ -34,30 +33,25 @@ pub(super) enum Op {
         mask: u32,
         inverted: bool,
     },
-    /// Writes a register into a mark.
     WriteMark {
         of: MarkOf,
         from: Slot,
     },
-    /// Changes these bits of a mark.
     ChangeMark {
         of: MarkOf,
         bits: u32,
     },
-    /// Translates the connection's address or port.
     Translate,
-    /// Excludes the packet from connection tracking.
     Untrack,
     Verdict(Verdict),
-    /// Decides by a verdict map: any chain of the table may follow.
+    /// A verdict map: any chain of the table may follow.
     VerdictMap,
-    /// Always continues, without an effect that matters here.
+    /// Continues, without an effect that matters here.
     Pass,
     /// May end the rule or not.
     Maybe(Writes),
 }
 
-/// The registers that an unknown expression writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writes {
     Nothing,
@@ -65,7 +59,6 @@ pub(super) enum Writes {
     Any,
 }
 
-/// A verdict of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Ends the base chain; the packet continues.
@@ -77,34 +70,31 @@ pub(super) enum Verdict {
     Goto(String),
 }
 
-/// The owner of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkOf {
     Packet,
     Connection,
 }
 
-/// The source of a loaded value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The transport protocol, one byte.
     Protocol,
     /// NFPROTO_IPV4 or NFPROTO_IPV6, one byte.
     Family,
-    /// The Ethernet type, two bytes.
+    /// Two bytes of Ethernet type.
     EtherType,
     Mark(MarkOf),
-    /// A bit mask of enum ip_conntrack_info, with INVALID as the lowest bit.
+    /// Bit mask of enum ip_conntrack_info, INVALID as the lowest bit.
     State,
-    /// The destination address or a prefix of it.
+    /// The address or a prefix of it.
     Destination {
         is_ipv6: bool,
     },
-    /// The protocol of an IPv4 header or the next header of IPv6.
+    /// IPv4's protocol or IPv6's next header.
     HeaderProtocol {
         is_ipv6: bool,
     },
-    /// The destination port of TCP and UDP.
+    /// Of TCP and UDP.
     Port,
     /// Anything that is not analysed.
     Other,

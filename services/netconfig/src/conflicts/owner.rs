@@ -1,17 +1,15 @@
-//! Recognises tables and chains of inpod and Istio by their names.
-
 use super::ruleset::{Family, Table};
 
-/// The prefix of inpod's tables, which are inet tables.
+/// inpod's tables are inet tables.
 const OUR_TABLES: &str = "inpod-";
 
-/// The prefix of inpod's chains in iptables' tables.
+/// inpod's prefix in iptables' tables.
 const OUR_CHAINS: &str = "INPOD_";
 
-/// The prefix of the node agent's tables, which are inet tables, too (services/docs/facts/istio-ambient.md, 6.3).
+/// The node agent's tables, inet too (services/docs/facts/istio-ambient.md, 6.3).
 const INCUMBENTS_TABLES: &str = "istio-ambient-";
 
-/// The node agent's chains in iptables' tables (services/docs/facts/istio-ambient.md, 6.2). The second one alone
+/// The node agent's in iptables' tables (services/docs/facts/istio-ambient.md, 6.2). The second one alone
 /// may be a sidecar's.
 const INCUMBENTS_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
@@ -31,13 +29,11 @@ pub(super) fn is_incumbents_chain(table: &Table, name: &str) -> bool {
     INCUMBENTS_CHAINS.contains(&name) && holds_incumbents_chains(table)
 }
 
-/// Returns whether Istio's node agent has chains in a table of iptables.
 pub(super) fn holds_incumbents_chains(table: &Table) -> bool {
     matches!(table.family, Family::Ip | Family::Ip6) && table.chain(INCUMBENTS_CHAINS[0]).is_some()
 }
 
-/// Makes a name printable. Any process with NET_ADMIN in the netns can choose names: unprintable characters are
-/// escaped, and names are cut after 64 characters.
+/// Escapes unprintable characters and cuts after 64: any process with NET_ADMIN in the netns can choose names.
 pub(super) fn printable(name: &str) -> String {
     name.chars().take(64).flat_map(char::escape_debug).collect()
 }

@@ -1,30 +1,29 @@
-//! Evaluates rules for a packet of the kind that inpod's rules act on, of which nothing else is known. An expression
-//! matches, does not match, or may match.
+//! Evaluates rules for a packet of the kind that inpod's rules act on, otherwise unknown. An expression matches, does
+//! not match, or may match.
 
 use super::op::{MarkOf, Op, Slot, Source, Verdict, Writes};
 use crate::marks::FROM_ZTUNNEL;
 
-/// inpod's bits of both marks.
+/// The same in both marks.
 pub(super) const OUR_BITS: u32 = FROM_ZTUNNEL.mask();
 
-/// NF_CT_STATE_BIT(IP_CT_NEW) (linux/netfilter/nf_conntrack_common.h); xt_conntrack has the same.
+/// NF_CT_STATE_BIT(IP_CT_NEW) (linux/netfilter/nf_conntrack_common.h), as in xt_conntrack.
 const NEW: u32 = 8;
 
 const FAMILIES: [u8; 2] = [2, 10]; // NFPROTO_IPV4, NFPROTO_IPV6
 
 const ETHER_TYPES: [u16; 2] = [0x0800, 0x86dd]; // ETH_P_IP, ETH_P_IPV6
 
-/// The known properties of a packet. Its destination is not a loopback address.
+/// A packet whose destination is not a loopback address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) is_ipv6: bool,
     pub(super) protocol: u8,
     pub(super) port: Option<u16>,
-    /// The packet begins a connection; unknown if `false`.
+    /// Begins a connection; unknown if `false`.
     pub(super) is_new: bool,
 }
 
-/// An effect of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Decide(Verdict),
@@ -36,15 +35,13 @@ pub(super) enum Effect {
     Mark(MarkOf),
 }
 
-/// The result of evaluating a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) effects: Vec<Effect>,
-    /// The rule has these effects on every such packet.
+    /// Every such packet has these effects.
     pub(super) is_certain: bool,
 }
 
-/// Evaluates a rule for a packet.
 pub(super) fn evaluate(rule: &[Op], packet: Packet) -> Outcome {
     let mut evaluator = Evaluator {
         packet,
@@ -70,7 +67,6 @@ pub(super) fn evaluate(rule: &[Op], packet: Packet) -> Outcome {
     }
 }
 
-/// The known content of a register.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Value {
     #[default]
@@ -82,7 +78,7 @@ enum Value {
         mask: u32,
         xor: u32,
     },
-    /// Any address but a loopback address.
+    /// Any address but loopback ones.
     Destination {
         is_ipv6: bool,
     },
@@ -96,7 +92,7 @@ impl Registers {
         self.0.get(slot).cloned().unwrap_or_default()
     }
 
-    /// Writes a value, which is stored with the first of its registers.
+    /// Stores a value with the first of its registers.
     fn write(&mut self, slot: Slot, words: usize, value: Value) {
         for word in self.0.iter_mut().skip(slot).take(words) {
             *word = Value::Unknown;
@@ -226,13 +222,11 @@ fn masked(value: Value, mask: &[u8], xor: &[u8]) -> Value {
             },
             _ => Value::Unknown,
         },
-        // A prefix of the address.
         Value::Destination { .. } if xor.iter().all(|byte| *byte == 0) => value,
         Value::Known(_) | Value::Destination { .. } | Value::Unknown => Value::Unknown,
     }
 }
 
-/// Marks are in native byte order.
 fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_ne_bytes)
 }
@@ -253,7 +247,7 @@ fn is_loopback(is_ipv6: bool, address: &[u8]) -> bool {
     }
 }
 
-/// Returns the bits of a mark that change.
+/// Returns the bits that change.
 fn changed(value: &Value, of: MarkOf) -> u32 {
     match value {
         Value::Mark {

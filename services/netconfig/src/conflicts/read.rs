@@ -1,4 +1,4 @@
-//! Reads all of nf_tables' tables that process IP packets.
+//! Reads all nf_tables tables that process IP packets.
 
 use netlink_bindings::{
     nftables::{
@@ -15,14 +15,13 @@ use super::{
 };
 use crate::netlink::{KernelError, Socket};
 
-/// Attempts to read a consistent snapshot.
 const ATTEMPTS: usize = 8;
 
 /// Larger tables are skipped: any process with NET_ADMIN in the netns can add rules, and must
 /// not exhaust netconfig's memory.
 const MAX_RULES: u32 = 10_000;
 
-/// Reads all tables as a consistent snapshot. Empty on kernels without nf_tables.
+/// Reads a consistent snapshot. Empty on kernels without nf_tables.
 pub(super) fn read(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     let mut attempt = 1;
     loop {
@@ -34,7 +33,7 @@ pub(super) fn read(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     }
 }
 
-/// Returns whether nfnetlink lacks nf_tables (nfnetlink_rcv_msg in net/netfilter/nfnetlink.c).
+/// Recognises nfnetlink without nf_tables (nfnetlink_rcv_msg in net/netfilter/nfnetlink.c).
 fn is_missing(error: &KernelError) -> bool {
     error.is(nix::Error::EINVAL) || error.is(nix::Error::EOPNOTSUPP)
 }
@@ -84,7 +83,7 @@ fn read_tables(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     Ok(tables.collect())
 }
 
-/// Adds chains to their tables. Returns the number of rules and jumps per table.
+/// Returns the number of rules and jumps per table.
 fn read_chains(socket: &mut Socket, tables: &mut [Table]) -> Result<Vec<u32>, KernelError> {
     let request = Request::new().op_getchain_dump(&Nfgenmsg::new());
     let mut sizes = vec![0_u32; tables.len()];

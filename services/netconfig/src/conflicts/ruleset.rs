@@ -1,8 +1,6 @@
-//! A netns's packet filter as plain data.
-
 use super::op::Op;
 
-/// Families of tables (NFPROTO_* in linux/netfilter.h), without bridge and arp, which see no IP packets of a pod.
+/// Families of tables (NFPROTO_* of linux/netfilter.h), without bridge and arp, which see no IP packets of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Inet,
@@ -31,7 +29,6 @@ impl Family {
         }
     }
 
-    /// Returns nft's name of the family.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Inet => "inet",
@@ -41,7 +38,6 @@ impl Family {
         }
     }
 
-    /// Returns whether tables of the family process IPv4 or IPv6.
     pub(super) fn sees(self, is_ipv6: bool) -> bool {
         match self {
             Self::Inet | Self::Netdev => true,
@@ -55,7 +51,7 @@ impl Family {
 pub(super) struct Table {
     pub(super) family: Family,
     pub(super) name: String,
-    /// Increases with each table that is created.
+    /// Increases with each created table.
     pub(super) handle: u64,
     pub(super) chains: Vec<Chain>,
 }
@@ -69,23 +65,22 @@ impl Table {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) name: String,
-    /// The hook; `None` for a chain that is only jumped to.
+    /// `None` for chains only jumped to.
     pub(super) base: Option<Base>,
     pub(super) rules: Vec<Vec<Op>>,
 }
 
-/// A base chain's attachment to a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
-    /// It sees only the first packet of each connection, and may translate the connection.
+    /// Sees only each connection's first packet, and may translate the connection.
     pub(super) is_nat: bool,
     pub(super) hook: Hook,
     pub(super) priority: i32,
-    /// Its policy drops packets without a verdict.
+    /// Policy for packets without a verdict.
     pub(super) drops: bool,
 }
 
-/// A hook (enum nf_inet_hooks; nf_dev_hooks for netdev).
+/// Hooks of enum nf_inet_hooks; nf_dev_hooks for netdev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hook {
     Ingress,
@@ -113,7 +108,6 @@ impl Hook {
         hooks.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// Returns nft's name of the hook.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",

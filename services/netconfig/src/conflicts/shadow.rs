@@ -1,4 +1,4 @@
-//! Finds foreign rules that take effect before inpod's. Pure functions.
+//! Finds foreign rules that take effect before inpod's.
 
 use super::{
     Finding, Kind,
@@ -10,17 +10,16 @@ use super::{
 };
 use crate::marks::{FROM_ZTUNNEL, TO_ZTUNNEL};
 
-/// The priority of inpod's NAT chains with every backend (NF_IP_PRI_NAT_DST).
+/// inpod's NAT chains in every backend (NF_IP_PRI_NAT_DST).
 const NAT_PRIORITY: i32 = -100;
 
-/// The priority of connection tracking (NF_IP_PRI_CONNTRACK): untracking has to happen before.
+/// Connection tracking (NF_IP_PRI_CONNTRACK): untracking has to come before.
 const TRACKING_PRIORITY: i32 = -200;
 
 const PROTOCOLS: [u8; 2] = [6, 17]; // IPPROTO_TCP, IPPROTO_UDP
 
 const DNS_PORT: u16 = 53;
 
-/// Finds conflicts of foreign rules with inpod's.
 pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
     let captures_dns = captures_dns(tables);
     let mut budget = BUDGET;
@@ -53,7 +52,7 @@ fn base_chains(table: &Table) -> impl Iterator<Item = (&Chain, Base)> {
     chains.filter_map(|chain| Some((chain, chain.base?)))
 }
 
-/// Leaves out duplicates: several packets can meet the same rule.
+/// Omits duplicates: several packets can meet the same rule.
 fn extend_unique(found: &mut Vec<Finding>, findings: impl IntoIterator<Item = Finding>) {
     for finding in findings {
         if !found.contains(&finding) {
@@ -82,8 +81,8 @@ fn incumbents(tables: &[Table]) -> Vec<Finding> {
     .collect()
 }
 
-/// Returns the packets that inpod's rules act on: TCP and, if DNS is captured, DNS queries. Verdicts and NAT only
-/// matter for packets that begin a connection, marks for all packets.
+/// Returns TCP and, if captured, DNS queries. Verdicts and NAT matter only for packets that begin a
+/// connection, marks for all.
 fn packets(table: &Table, captures_dns: bool) -> Vec<Packet> {
     let [tcp, udp] = PROTOCOLS;
     let protocols = if captures_dns {
@@ -107,7 +106,6 @@ fn packets(table: &Table, captures_dns: bool) -> Vec<Packet> {
     packets
 }
 
-/// Returns whether inpod's rules redirect DNS queries.
 fn captures_dns(tables: &[Table]) -> bool {
     let [_, udp] = PROTOCOLS;
     let question = |is_ipv6| Packet {
@@ -131,18 +129,15 @@ fn captures_dns(tables: &[Table]) -> bool {
     })
 }
 
-/// The position of a NAT chain relative to inpod's at the same hook.
+/// The order relative to inpod's NAT chain at the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NatOrder {
-    /// Earlier by its priority.
     PriorityBefore,
-    /// At the same priority, the chain that was registered last comes first (nf_nat_register_fn in
+    /// Of equal priorities, the last registered comes first (nf_nat_register_fn in
     /// net/netfilter/nf_nat_core.c inserts before equals).
     RegisteredLater,
     RegisteredEarlier,
-    /// inpod's chains do not exist.
     OursMissing,
-    /// Later by its priority.
     PriorityAfter,
 }
 
@@ -162,7 +157,7 @@ fn nat_order(tables: &[Table], table: &Table, base: Base) -> NatOrder {
     }
 }
 
-/// Returns whether a table has inpod's NAT chains, for packets that the other table sees as well.
+/// Returns whether a table has inpod's NAT chains, for packets that the other one sees, too.
 fn is_our_nat(table: &Table, other: &Table) -> bool {
     let sees_same = [false, true]
         .into_iter()
@@ -175,7 +170,6 @@ fn is_our_nat(table: &Table, other: &Table) -> bool {
     sees_same && has_ours && base_chains(table).any(|(_, base)| base.is_nat)
 }
 
-/// A base chain of others.
 struct ForeignChain<'a> {
     table: &'a Table,
     chain: &'a Chain,
@@ -215,7 +209,7 @@ impl ForeignChain<'_> {
                     "drops packets before inpod's rules see them".to_owned(),
                 )
             }
-            // Elsewhere these verdicts only end this base chain.
+            // Elsewhere they only end this base chain.
             Effect::Decide(Verdict::Accept | Verdict::Return) if before_our_jump => {
                 (Kind::EarlyVerdict, DECIDES_BEFORE_JUMP.to_owned())
             }
@@ -229,7 +223,7 @@ impl ForeignChain<'_> {
         Some(self.finding(kind, &event.chain, &what))
     }
 
-    /// Returns whether packets certainly reach this chain before inpod's NAT chains.
+    /// Returns whether packets certainly come here before inpod's NAT chains.
     fn runs_before_ours(&self) -> bool {
         match self.base.hook {
             Hook::Ingress => true,
@@ -306,7 +300,7 @@ impl ForeignChain<'_> {
     }
 }
 
-/// In a chain of iptables that jumps to inpod's.
+/// In an iptables chain that jumps to inpod's.
 const TRANSLATES_BEFORE_JUMP: &str =
     "translates connections before the jump to inpod's rules: they do not go to ztunnel";
 

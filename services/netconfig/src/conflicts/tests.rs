@@ -1,4 +1,4 @@
-//! Cases that real rules cannot show: hostile sizes, and the analysis of single expressions.
+//! Cases that real rules cannot show: hostile sizes, and single expressions.
 
 use super::{
     environment::{self, Environment, Interface},
@@ -33,7 +33,7 @@ fn compare(equal: bool, data: &[u8]) -> Op {
     }
 }
 
-/// Returns whether a packet reaches the end of the rule; `None` if it may.
+/// Returns whether a packet reaches the rule's end; `None` if it may.
 fn meets(rule: &[Op], packet: Packet) -> Option<bool> {
     let rule = [rule, &[Op::Untrack]].concat();
     let outcome = evaluate(&rule, packet);
@@ -152,7 +152,7 @@ fn a_mark_that_is_written_back_is_judged_by_all_that_was_done_to_it() {
         to: 0,
         data: vec![5, 0, 0, 0]
     }]));
-    // A register of 16 bytes that begins before.
+    // A register of 16 bytes beginning before.
     let long = |words| Op::Load {
         to: 0,
         words,

@@ -1,5 +1,3 @@
-//! Follows a packet through the chains that it may reach from a base chain.
-
 use std::collections::BTreeSet;
 
 use super::{
@@ -9,31 +7,26 @@ use super::{
     ruleset::{Chain, Table},
 };
 
-/// The limit of rules to evaluate: any process with NET_ADMIN in the netns can add rules, and must
-/// not keep netconfig busy.
+/// Rules to evaluate: any process with NET_ADMIN in the netns can add rules, and must not keep netconfig busy.
 pub(super) const BUDGET: usize = 1_000_000;
 
-/// A possible effect on the packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) chain: String,
     pub(super) effect: Effect,
-    /// A jump to inpod's chains comes before.
+    /// After a jump to inpod's chains.
     pub(super) is_after_ours: bool,
 }
 
-/// The result of following a packet.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
-    /// Possible effects, in order.
     pub(super) events: Vec<Event>,
-    /// The packet reaches a chain of inpod.
     pub(super) meets_ours: bool,
-    /// The packet may reach the policy.
+    /// May reach the base chain's policy.
     pub(super) reaches_policy: bool,
 }
 
-/// Follows a packet from a base chain, without entering chains of inpod or Istio's node agent.
+/// Does not enter chains of inpod or Istio's node agent.
 pub(super) fn walk(table: &Table, base: &Chain, packet: Packet, budget: &mut usize) -> Walk {
     let mut walker = Walker {
         table,
@@ -51,17 +44,16 @@ struct Walker<'a> {
     table: &'a Table,
     packet: Packet,
     budget: &'a mut usize,
-    /// Each chain is followed only once, so that paths which multiply at every jump remain short.
+    /// Each chain is followed once: paths may multiply at every jump.
     visited: BTreeSet<&'a str>,
     walk: Walk,
 }
 
-/// The end of a path through a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The packet certainly leaves the base chain.
+    /// Certainly leaves the base chain.
     Decided,
-    /// The packet may return to the calling chain.
+    /// May return to the calling chain.
     Back,
 }
 
@@ -84,7 +76,7 @@ impl<'a> Walker<'a> {
         End::Back
     }
 
-    /// Returns how the path ends if the effect takes place.
+    /// Returns the end of the path if the effect takes place.
     fn apply(&mut self, chain: &'a Chain, is_base: bool, effect: Effect) -> Option<End> {
         match &effect {
             Effect::Decide(Verdict::Jump(to)) => match self.enter(to) {

@@ -1,4 +1,4 @@
-//! Deletes entries of TCP connections that must not outlive the rules under which they were created.
+//! Deletes entries of TCP connections that must not outlive the rules of their time.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,14 +17,14 @@ const TRANSLATED: u32 = 0x30;
 
 const TCP: u8 = 6; // IPPROTO_TCP
 
-/// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h): set for the sender of a connection's first packet if
-/// that was not a SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of the same name does not set it.
+/// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h): set for the sender of a first packet that was not
+/// a SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of the same name does not set it.
 const BE_LIBERAL: u8 = 0x08;
 
-/// Deletes entries of families that no rules capture yet: remains of an earlier enrollment, which a new connection with
-/// the same ports would match, connections that others have tracked, and those that began meanwhile. Entries with NAT
-/// of others, the pod's connections to itself and those of ztunnel or a sidecar's proxy stay: the latter would be
-/// captured if their other end sent the next packet.
+/// Deletes entries of families that no rules capture yet: remains of an earlier enrollment, which a new connection
+/// with the same ports would match, connections that others have tracked, and those begun meanwhile. Entries with
+/// foreign NAT, within the pod, and of ztunnel or a sidecar's proxy stay: the latter would be captured if their other
+/// end sent the next packet.
 pub(crate) fn flush_untranslated(
     socket: &mut Socket,
     families: &[Family],
@@ -38,9 +38,9 @@ pub(crate) fn flush_untranslated(
     })
 }
 
-/// Deletes entries of connections that are older than the rules: their next packet counts as the first of a connection
-/// and meets the rules. If connection tracking was active before the rules and has seen the connections begin, they are
-/// identified by the endpoints in `unclosed`. Connections of ztunnel and of a sidecar's proxy stay.
+/// Deletes entries of connections older than the rules: their next packet counts as a first one and meets the rules.
+/// Those that connection tracking saw begin before the rules are identified by the endpoints in `unclosed`.
+/// Connections of ztunnel and of a sidecar's proxy stay.
 pub(crate) fn flush_existing(
     socket: &mut Socket,
     families: &[Family],
@@ -56,9 +56,8 @@ pub(crate) fn flush_existing(
     })
 }
 
-/// Deletes entries of connections that ztunnel or a sidecar's proxy accepted, or opened from a client's
-/// address. The kernel keeps them for minutes after their rules are gone, and would treat a new connection with
-/// the same ports alike.
+/// Deletes entries of connections that ztunnel or a sidecar's proxy accepted, or opened from a client's address. The
+/// kernel keeps them for minutes, and would treat a new connection with the same ports alike.
 pub(crate) fn flush_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
     delete_matching(socket, |header, attributes| {
         is_of(header, families)
@@ -71,7 +70,7 @@ fn is_of(header: &Nfgenmsg, families: &[Family]) -> bool {
     family_of(header).is_some_and(|family| families.contains(&family))
 }
 
-/// Returns `None` if the entry is not of a TCP connection.
+/// Returns `None` unless of a TCP connection.
 fn is_picked_up(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let tcp = attributes.get_protoinfo().ok()?.get_protoinfo_tcp().ok()?;
     let first = tcp.get_tcp_flags_original().ok()?;
@@ -86,7 +85,6 @@ fn is_tcp(attributes: &IterableConntrackAttrs<'_>) -> bool {
     proto.is_ok_and(|found| found == TCP)
 }
 
-/// Returns whether the entry has no NAT.
 fn is_untranslated(attributes: &IterableConntrackAttrs<'_>) -> bool {
     let status = attributes.get_status();
     is_tcp(attributes) && status.is_ok_and(|status| status & TRANSLATED == 0)
@@ -96,7 +94,7 @@ fn is_among(attributes: &IterableConntrackAttrs<'_>, connections: &Connections) 
     ends(attributes).is_some_and(|(from, to)| connections.has(from, to))
 }
 
-/// Returns source and destination of the first packet.
+/// Returns the first packet's source and destination.
 fn ends(attributes: &IterableConntrackAttrs<'_>) -> Option<(SocketAddr, SocketAddr)> {
     let asked = attributes.get_tuple_orig().ok()?;
     let (address, port) = (asked.get_tuple_ip().ok()?, asked.get_tuple_proto().ok()?);
@@ -114,7 +112,7 @@ fn is_loopback(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     ends(attributes).map(|(_, to)| to.ip().is_loopback())
 }
 
-/// Returns whether the destination was translated to a port of ztunnel.
+/// Returns whether NAT changed the destination to a port of ztunnel.
 fn is_redirected(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let asked = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;

@@ -7,7 +7,7 @@ use super::*;
 const POD: &str = "11111111-2222-3333-4444-55555555abcd";
 const OTHER: &str = "99999999-2222-3333-4444-55555555abcd";
 
-/// A fake `/proc`. A netns is a plain file there, since only device and inode number are compared.
+/// A fake `/proc`. Netns are plain files: only device and inode are compared.
 struct Proc(TempDir);
 
 impl Proc {
@@ -34,7 +34,7 @@ impl Proc {
         self.process(pid, start_time, netns, &cgroup);
     }
 
-    /// Returns the pids by netns, in the order in which they are tried.
+    /// Pids by netns, in the order tried.
     fn order(&self) -> Vec<Vec<u32>> {
         let scan = scan(self.0.path(), &POD.parse().unwrap()).unwrap();
         let groups = group_by_netns(scan.members).into_iter();
@@ -78,7 +78,7 @@ fn processes_of_others_and_what_is_no_process_are_left_out() {
     proc.process(30, 500, "a", &format!("0::/kubepods/pod{OTHER}/c1\n"));
     proc.process(31, 500, "b", "0::/system.slice/docker-c1.scope\n");
     fs::create_dir(proc.0.path().join("sys")).unwrap();
-    // A process that ends during the scan.
+    // Ends during the scan.
     fs::create_dir(proc.0.path().join("32")).unwrap();
     assert_eq!(proc.order(), [[0; 0]; 0]);
 }

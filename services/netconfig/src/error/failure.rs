@@ -9,21 +9,20 @@ use super::{
 };
 use crate::{probes::ClearError, selftest::SelfTestError};
 
-/// An error that has a reason for callers.
 pub(crate) trait IntoFailure: std::error::Error + Sized {
     fn reason(&self) -> Reason;
 
-    /// The field of the request that is invalid, if one is.
+    /// Returns the invalid field of the request, if any.
     fn field(&self) -> &'static str {
         ""
     }
 
-    /// The steps that could not be undone, or the rules that are left.
+    /// Steps not undone, or rules that are left.
     fn undo_failures(&self) -> &[String] {
         &[]
     }
 
-    /// Builds the failure, with the chain of causes as its message.
+    /// Uses the chain of causes as the message.
     fn into_failure(self) -> Failure {
         Failure {
             undo_failures: self.undo_failures().to_vec(),

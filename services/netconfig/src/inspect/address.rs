@@ -8,18 +8,14 @@ use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
 use crate::error::InspectError;
 
-/// Returns the unicast addresses of a netns's interfaces, except for loopback and link-local ones.
-///
-/// # Errors
-///
-/// When the netns cannot be entered or its addresses cannot be read.
+/// Returns unicast addresses, except loopback and link-local ones.
 pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let mut addresses = all_addresses(netns)?;
     addresses.retain(is_global);
     Ok(addresses)
 }
 
-/// Returns all addresses of a netns's interfaces, sorted and without duplicates.
+/// Returns them sorted, without duplicates.
 pub(crate) fn all_addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let interfaces = netns.within(getifaddrs)?;
     let interfaces = interfaces.map_err(|errno| InspectError::Read {
@@ -36,7 +32,6 @@ fn address(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
-/// Returns whether the address can be a pod's.
 pub(crate) fn is_global(address: &IpAddr) -> bool {
     let usable = !address.is_loopback() && !address.is_unspecified() && !address.is_multicast();
     usable

@@ -1,5 +1,5 @@
-/// Returns whether a process's cgroup file names a container. The id has to stand alone between the prefixes and
-/// suffixes of the runtime (`cri-containerd-<id>.scope`, `crio-<id>`, `/<id>`).
+/// The id has to stand alone between the runtime's prefixes and
+/// suffixes (`cri-containerd-<id>.scope`, `crio-<id>`, `/<id>`).
 pub(super) fn names(cgroup: &str, container_id: &str) -> bool {
     if container_id.is_empty() {
         return false;

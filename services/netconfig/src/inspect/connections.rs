@@ -1,4 +1,4 @@
-//! The connections of a netns, identified by their endpoints.
+//! A netns's connections, by their endpoints.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -7,7 +7,7 @@ use inpod_linux::Netns;
 use super::{Proxies, diag, flows, or_without_sock_diag, read_tables, tcp::Socket};
 use crate::error::InspectError;
 
-/// Connections, each with its local and remote endpoint.
+/// The local and remote endpoint of each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Connections(BTreeSet<(SocketAddr, SocketAddr)>);
 
@@ -29,13 +29,13 @@ impl Connections {
         Self(&self.0 & &others.0)
     }
 
-    /// Returns whether there is a connection between two endpoints, in either direction.
+    /// Searches in either direction.
     pub(crate) fn has(&self, one: SocketAddr, other: SocketAddr) -> bool {
         self.0.contains(&(one, other)) || self.0.contains(&(other, one))
     }
 }
 
-/// Returns the current connections that bypass ztunnel or a sidecar.
+/// Returns current connections that bypass ztunnel or a sidecar.
 pub(super) fn bypassing(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
     let sockets = open_connections(netns)?;
     let bypassing = sockets
@@ -45,17 +45,13 @@ pub(super) fn bypassing(netns: &Netns, proxies: &Proxies) -> Result<Connections,
 }
 
 /// Returns all connections of ztunnel and of a sidecar's proxy.
-///
-/// # Errors
-///
-/// When the netns cannot be entered or its sockets cannot be read.
 pub(crate) fn proxied(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
     let sockets = open_connections(netns)?;
     let proxied = sockets.iter().filter(|it| flows::is_proxied(it, proxies));
     Ok(Connections::of(proxied))
 }
 
-/// Without sock_diag only established connections are returned.
+/// Returns only established ones without sock_diag.
 fn open_connections(netns: &Netns) -> Result<Vec<Socket>, InspectError> {
     or_without_sock_diag(diag::connections(netns), || {
         let sockets = read_tables(netns)?.into_iter();

@@ -1,5 +1,4 @@
-//! Reads sockets by sock_diag(7). It takes a third of the time of `/proc/net/tcp`, since the kernel returns only the
-//! sockets that are asked for.
+//! Reads sockets by sock_diag(7), in a third of the time of `/proc/net/tcp`: the kernel returns only those asked for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -29,16 +28,16 @@ pub(super) const ESTABLISHED: u8 = 1;
 pub(super) const CLOSE: u8 = 7;
 pub(super) const LISTEN: u8 = 10; // TCP_LISTEN
 
-/// TCP's states from the first to the last packet: all but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN.
+/// From the first to the last packet: all but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN.
 const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
 
-/// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h, always included since Linux 5.10.
+/// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h, since Linux 5.10.
 const OPTIONS: u16 = 22;
 /// Bits of its first byte.
 const FREEBIND: u8 = bit_field(2);
 const TRANSPARENT: u8 = bit_field(5);
 
-/// Bit fields begin at the lowest bit on little-endian machines and at the highest bit on others.
+/// Counts from the lowest bit on little-endian machines, from the highest on others.
 const fn bit_field(number: u8) -> u8 {
     if cfg!(target_endian = "little") {
         1 << number
@@ -47,25 +46,23 @@ const fn bit_field(number: u8) -> u8 {
     }
 }
 
-/// Returns the listening and established sockets of a netns, of both families.
+/// Returns listening and established sockets of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &[ESTABLISHED, LISTEN], tcp_socket)
 }
 
-/// Returns the open connections of a netns: both endpoints are known, in any state between the first
-/// and the last packet.
+/// Sockets with both endpoints, in any state between first and last packet.
 pub(super) fn connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &OPEN_STATES, tcp_socket)
 }
 
-/// Returns whether the kernel lacks sock_diag or its module for the protocol: it may be built without it, or not
-/// load modules any more.
+/// Returns whether sock_diag or its module for the protocol is missing: not built, or no longer loadable.
 pub(super) fn is_missing(error: &InspectError) -> bool {
     let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
     matches!(error, InspectError::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
 }
 
-/// Returns a protocol's sockets in some states, of both families if the kernel has IPv6.
+/// Returns sockets of both families if the kernel has IPv6.
 pub(super) fn dump<T>(
     netns: &Netns,
     protocol: u8,
@@ -119,8 +116,7 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
             LISTEN => tcp::State::Listening,
             _ => tcp::State::Other,
         },
-        // The kernel adds INET_DIAG_MARK unasked, but only for callers with
-        // CAP_NET_ADMIN (inet_diag_msg_attrs_fill in net/ipv4/inet_diag.c).
+        // Added unasked, but only for callers with CAP_NET_ADMIN (inet_diag_msg_attrs_fill in net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
         user: Some(message.uid),
         is_transparent: is_transparent(attributes),
@@ -167,7 +163,7 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn what_is_transparent_takes_what_is_for_others_unless_it_may_bind_to_any_address() {
         for (options, wanted) in [
-            // An accepted connection on Linux 6.18: is_icsk, mc_loop, transparent, mc_all.
+            // Accepted, on Linux 6.18: is_icsk, mc_loop, transparent, mc_all.
             (&[0b0111_0010, 0][..], true),
             (&[0b0111_0110, 0], false),
             (&[0b0101_0010, 0], false),

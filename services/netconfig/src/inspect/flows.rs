@@ -1,4 +1,4 @@
-//! Distinguishes connections of ztunnel or a sidecar from those that bypass them.
+//! Distinguishes connections of ztunnel or a sidecar from those that bypass it.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -11,11 +11,10 @@ use crate::{
     rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// Ports of ztunnel for outbound connections. The remote address of such a socket is the application's.
+/// ztunnel's for outbound connections. Such a socket's remote address is the application's.
 const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
 
-/// Counts established sockets on ztunnel's ports, and those that it accepted by TPROXY, which keep the port
-/// that the client addressed.
+/// Counts sockets on ztunnel's ports, and those accepted by TPROXY, which keep the port that the client addressed.
 pub(super) fn captured(sockets: &[Socket]) -> u32 {
     let ends = ends_of(sockets);
     count(established(sockets).filter(|socket| {
@@ -23,9 +22,9 @@ pub(super) fn captured(sockets: &[Socket]) -> u32 {
     }))
 }
 
-/// Counts connections that bypass ztunnel or a sidecar. Excluded are ztunnel's own (by port or mark), a sidecar's (by
-/// user), those with both ends in the pod, which include those that ztunnel opens to the application from a client's
-/// address, and the application's end of connections that are redirected to ztunnel.
+/// Counts connections that bypass ztunnel or a sidecar. Excluded: ztunnel's own (by port or mark), a sidecar's (by
+/// user), those with both ends in the pod, as ztunnel's to the application from a client's address, and the
+/// application's end of those redirected to ztunnel.
 pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     let ends = ends_of(sockets);
     let captured_outbound: BTreeSet<_> = established(sockets)
@@ -42,13 +41,13 @@ pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     }))
 }
 
-/// Returns whether a connection may leave the netns without ztunnel or a sidecar, judging by its local socket.
+/// Returns whether it may leave the netns without ztunnel or a sidecar, judging by its local socket.
 pub(super) fn bypasses_proxy(socket: &Socket, proxies: &Proxies) -> bool {
     !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.is_transparent
 }
 
-/// Returns whether the socket is ztunnel's or a sidecar's proxy's, by properties that no application can set.
-/// Translated connections are not included; conntrack identifies those.
+/// Returns whether it is ztunnel's or a sidecar's proxy's, by properties that no application can set. Excludes
+/// translated connections; conntrack identifies those.
 pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
     is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
@@ -63,7 +62,6 @@ fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
         .filter(|socket| socket.state == State::Established)
 }
 
-/// The local and remote endpoint of each connection.
 type Ends = BTreeSet<(SocketAddr, SocketAddr)>;
 
 fn ends_of(sockets: &[Socket]) -> Ends {
@@ -72,24 +70,23 @@ fn ends_of(sockets: &[Socket]) -> Ends {
         .collect()
 }
 
-/// Returns whether both ends are in the netns.
 fn is_between(socket: &Socket, ends: &Ends) -> bool {
     ends.contains(&(socket.remote, socket.local))
 }
 
-/// A proxy's transparent connections to the application, without IP_FREEBIND, have both ends here and are excluded.
+/// Excludes a proxy's transparent connections to the application without IP_FREEBIND: both their ends are here.
 fn is_captured_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
     socket.is_transparent && !is_loopback(socket) && !is_between(socket, ends)
 }
 
-/// Includes the source address of a sidecar's calls to the application: the IPv6 one is not a loopback address.
+/// Includes the source of a sidecar's calls to the application: the IPv6 one is not a loopback address.
 fn is_loopback(socket: &Socket) -> bool {
     [socket.local, socket.remote]
         .iter()
         .any(|end| end.ip().is_loopback() || end.ip() == PASSTHROUGH_V6)
 }
 
-/// If the kernel does not report marks, ztunnel's own outbound connections are not recognised.
+/// Without marks from the kernel, ztunnel's own outbound connections are not recognised.
 fn is_ztunnels(socket: &Socket) -> bool {
     let port = socket.local.port();
     ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
@@ -108,7 +105,6 @@ fn count<'a>(sockets: impl Iterator<Item = &'a Socket>) -> u32 {
 mod tests {
     use super::*;
 
-    /// In a pod without a sidecar.
     fn direct(sockets: &[Socket]) -> u32 {
         super::direct(sockets, &Proxies::default())
     }
@@ -244,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_connection_of_which_both_ends_are_here_is_not_direct() {
-        // ztunnel connects from a client's address, and the pod calls itself.
+        // ztunnel from a client's address, and the pod calling itself.
         let sockets = [
             socket(CLIENT, &at(8080)),
             socket(&at(8080), CLIENT),
@@ -263,7 +259,7 @@ mod tests {
             assert_eq!(direct(&[application, ztunnel]), 0, "{port}");
             assert_eq!(direct(&[application]), 1, "{port}");
         }
-        // Another connection of the application stays direct.
+        // The application's other connection stays direct.
         let ztunnel = socket("127.0.0.1:15001", &at(51000));
         assert_eq!(direct(&[socket(&at(51001), SERVER), ztunnel]), 1);
     }

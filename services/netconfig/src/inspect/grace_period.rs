@@ -12,15 +12,15 @@ use super::{
     connections::{Connections, bypassing},
 };
 
-/// The time that existing connections have to close when a pod is enrolled.
+/// For existing connections when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Doubled after each check, up to [`MAX_POLL_INTERVAL`].
+/// Doubled with each check, up to [`MAX_POLL_INTERVAL`].
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(64);
 
-/// Waits until the current connections that bypass ztunnel or a sidecar are closed, at most [`GRACE_PERIOD`]. New ones
-/// are ignored. Returns those that are still open; none if connections cannot be listed.
+/// Waits, at most [`GRACE_PERIOD`], until current connections that bypass ztunnel or a sidecar close. Ignores new
+/// ones. Returns those still open; none if they cannot be listed.
 pub(crate) fn await_closed(netns: &Netns, proxies: &Proxies) -> Connections {
     let deadline = Instant::now() + GRACE_PERIOD;
     let mut interval = MIN_POLL_INTERVAL;
@@ -32,7 +32,7 @@ pub(crate) fn await_closed(netns: &Netns, proxies: &Proxies) -> Connections {
         }
         thread::sleep(interval.min(remaining));
         interval = MAX_POLL_INTERVAL.min(interval * 2);
-        // If connections cannot be listed, the wait takes the whole period.
+        // Takes the whole period if they cannot be listed.
         left = left.and_then(|left| Ok(left.intersection(&bypassing(netns, proxies)?)));
     }
     match left {

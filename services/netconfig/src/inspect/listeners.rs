@@ -1,5 +1,3 @@
-//! Lists the listening sockets of a netns and their owners.
-
 use std::net::{IpAddr, SocketAddr};
 
 use inpod_linux::Netns;
@@ -11,7 +9,7 @@ use netlink_bindings::{
 use super::diag::{self, CLOSE, LISTEN, TCP, UDP};
 use crate::error::InspectError;
 
-/// INET_DIAG_SKV6ONLY (linux/inet_diag.h): one byte, only for IPv6 sockets.
+/// INET_DIAG_SKV6ONLY (linux/inet_diag.h): one byte, only on IPv6 sockets.
 const ONLY_IPV6: u16 = 11;
 
 /// A socket that accepts connections or datagrams.
@@ -19,29 +17,27 @@ const ONLY_IPV6: u16 = 11;
 pub struct Listener {
     pub protocol: Protocol,
     pub port: u16,
-    /// The bound address; unspecified for all addresses.
+    /// Unspecified for all addresses.
     pub address: IpAddr,
-    /// An IPv6 socket that accepts IPv4, too.
+    /// IPv6, but accepts IPv4, too.
     pub dual_stack: bool,
-    /// The owner as this process's user namespace numbers it.
+    /// Numbered as in this process's user namespace.
     pub uid: u32,
-    /// The index of the interface that it is bound to, if any.
+    /// Interface that it is bound to, if any.
     pub interface_index: Option<u32>,
 }
 
-/// A listener's transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protocol {
     Tcp,
     Udp,
 }
 
-/// Returns the listening TCP sockets and the bound, unconnected UDP sockets of a netns, ordered by
-/// protocol, port and address.
+/// Returns listening TCP and bound, unconnected UDP sockets, ordered by protocol, port and address.
 ///
 /// # Errors
 ///
-/// When the netns cannot be entered, or the kernel lacks sock_diag or its modules for TCP and UDP.
+/// When the kernel lacks sock_diag or its modules for TCP and UDP.
 pub fn listeners(netns: &Netns) -> Result<Vec<Listener>, InspectError> {
     let of = |protocol| {
         move |message: &Msg, attributes: &IterableReplyAttrs<'_>| {
@@ -61,7 +57,7 @@ fn listener(protocol: Protocol, message: &Msg, attributes: &[u8]) -> Listener {
         protocol,
         port: local.port(),
         address: local.ip(),
-        // A socket bound to an IPv4 address accepts only IPv4.
+        // Bound to an IPv4 address, it accepts only IPv4.
         dual_stack: takes_both && local.is_ipv6(),
         uid: message.uid,
         interface_index: Some(message.sockid.r#if).filter(|index| *index != 0),

@@ -15,21 +15,17 @@ pub(crate) const PROC: &str = "/proc";
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// The start time in clock ticks since boot (proc(5), field 22 of stat). Together with the pid it is unique.
+    /// Clock ticks since boot (proc(5), field 22 of stat). Unique together with the pid.
     pub start_time: u64,
-    /// The pid in netconfig's pid namespace.
+    /// In netconfig's pid namespace.
     pub pid: u32,
-    /// The command name (proc(5), comm).
     pub command: String,
-    /// Whether the process's cgroup names the container.
+    /// The process's cgroup names the container.
     pub sandbox_own: bool,
 }
 
-/// Returns the processes in a netns, oldest first. `container_id` identifies the sandbox's own.
-///
-/// # Errors
-///
-/// When procfs cannot be listed. Processes that end meanwhile or that may not be inspected are left out.
+/// Returns processes, oldest first. `container_id` identifies the sandbox's own. Omits those that end meanwhile or
+/// may not be inspected.
 pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Process>, InspectError> {
     let directories =
         process_directories(Path::new(PROC)).map_err(|source| InspectError::Read {
@@ -43,13 +39,11 @@ pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Proces
     Ok(processes)
 }
 
-/// Returns whether any process is in the netns.
 pub(crate) fn has_processes(netns: &Netns) -> bool {
     any_process(|path| is_inside(netns, path))
 }
 
-/// Returns whether any process is in a netns that could not be opened. Returns `false` if its device
-/// and inode are unknown.
+/// Serves netns that cannot be opened. Returns `false` if device and inode are unknown.
 pub(crate) fn has_processes_in(meant: &NetnsRef) -> bool {
     let (Some(device), Some(inode)) = (meant.device, meant.inode) else {
         return false;
@@ -62,14 +56,13 @@ pub(crate) fn has_processes_in(meant: &NetnsRef) -> bool {
     })
 }
 
-/// Returns whether a netns with the expected device and inode also has the expected cookie, since inodes are reused at
-/// once. If the cookie cannot be read, the netns counts as the expected one.
+/// Compares cookies, since inodes are reused at once. An unreadable cookie counts as the expected one.
 fn cookie_may_match(meant: &NetnsRef, path: &Path) -> bool {
     meant.cookie.is_none()
         || Netns::open(path, &["/proc".into()]).map_or(true, |netns| meant.agrees_with(&netns.id()))
 }
 
-/// If processes cannot be listed, there may be one: nothing is released on a guess.
+/// Returns `true` if processes cannot be listed: nothing is released on a guess.
 fn any_process(is_it: impl Fn(&Path) -> bool) -> bool {
     process_directories(Path::new(PROC))
         .map_or(true, |mut found| found.any(|(_, path)| is_it(&path)))
@@ -79,14 +72,14 @@ fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
 }
 
-/// Scans of the node's processes since the start, the most expensive part of inspections.
+/// Scans since the start: the most expensive part of inspections.
 static PROC_SCANS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn proc_scans() -> u64 {
     PROC_SCANS.load(Ordering::Relaxed)
 }
 
-/// Returns the processes in procfs with their directories.
+/// Processes in procfs with their directories.
 pub(crate) fn process_directories(
     proc: &Path,
 ) -> io::Result<impl Iterator<Item = (u32, PathBuf)> + use<>> {
@@ -98,7 +91,7 @@ pub(crate) fn process_directories(
     }))
 }
 
-/// Reads a process from its procfs directory. Returns `None` if it has ended.
+/// Returns `None` if it has ended.
 pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) -> Option<Process> {
     let stat = fs::read_to_string(path.join("stat")).ok()?;
     let (start_time, command) = parse_stat(&stat)?;
@@ -111,12 +104,12 @@ pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) ->
     })
 }
 
-/// Parses start time and command of stat (proc(5)). The command is in parentheses and may contain some itself, so the
+/// Returns start time and command of stat (proc(5)). The command is in parentheses and may contain some, so the
 /// last closing one counts.
 pub(crate) fn parse_stat(stat: &str) -> Option<(u64, &str)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_pid, command) = before.split_once('(')?;
-    // The first field after the command is field 3.
+    // The first after the command is field 3.
     let start_time = after.split_ascii_whitespace().nth(22 - 3)?;
     Some((start_time.parse().ok()?, command))
 }

@@ -1,25 +1,24 @@
-//! Parses `/proc/net/tcp` and `tcp6` (proc_net(5)), for kernels without sock_diag: one socket per line, with
-//! hexadecimal addresses and ports.
+//! Parses `/proc/net/tcp` and `tcp6` (proc_net(5)), for kernels without sock_diag: a socket per line, addresses
+//! and ports in hexadecimal.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Socket {
-    /// The local endpoint. IPv4-mapped addresses are converted to IPv4.
+    /// IPv4-mapped addresses are converted to IPv4.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) state: State,
-    /// The mark of its packets; `None` if the kernel does not report it.
+    /// `None` if not reported.
     pub(super) mark: Option<u32>,
-    /// The owner, as this process numbers users; `None` if it is not reported.
+    /// `None` if not reported. Numbered as this process sees it.
     pub(super) user: Option<u32>,
-    /// Whether the socket accepts connections to foreign addresses, or was accepted by such a socket and inherited its
-    /// options: IP_TRANSPARENT without IP_FREEBIND (ip(7)), which a socket that connects from a foreign address has.
-    /// `false` if the kernel does not report it.
+    /// Accepts connections to foreign addresses, or inherited that from its listener: IP_TRANSPARENT without
+    /// IP_FREEBIND (ip(7)), which a socket has that connects from a foreign address. `false` if not reported.
     pub(super) is_transparent: bool,
 }
 
-/// The state (enum in linux/tcp_states.h).
+/// Socket states of linux/tcp_states.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Established,
@@ -27,7 +26,7 @@ pub(super) enum State {
     Other,
 }
 
-/// Parses a table. Its heading is skipped, since it does not parse.
+/// Skips the heading, which does not parse.
 pub(super) fn parse(table: &str) -> impl Iterator<Item = Socket> {
     table.lines().filter_map(parse_line)
 }
@@ -36,7 +35,7 @@ fn parse_line(line: &str) -> Option<Socket> {
     let mut words = line.split_ascii_whitespace();
     let (_number, local, remote, state) =
         (words.next()?, words.next()?, words.next()?, words.next()?);
-    // Skips the queues, the timer and the retransmissions.
+    // Skips queues, timer and retransmissions.
     let user = words.nth(3).and_then(|user| user.parse().ok());
     Some(Socket {
         local: end(local)?,
@@ -61,7 +60,7 @@ fn end(text: &str) -> Option<SocketAddr> {
     ))
 }
 
-/// Parses an address: each group of 32 bits is printed as a native number.
+/// Each group of 32 bits is a native number.
 fn address(text: &str) -> Option<IpAddr> {
     let words = text.as_bytes().chunks(8).map(|digits| {
         let digits = std::str::from_utf8(digits).ok()?;
@@ -79,7 +78,7 @@ fn address(text: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    /// The output on x86 and arm64.
+    /// Output on x86 and arm64.
     const V4: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 00000000:3A9E 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0200000A:3A99 0100000A:9C40 01 00000000:00000000 00:00000000 00000000  1337        0 2 1 0 20 4 30 10 -1

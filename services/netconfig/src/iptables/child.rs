@@ -1,6 +1,5 @@
-//! The helper process that starts a program of iptables: netconfig's own binary, called with [`MODE`]. It ties
-//! its lifetime to netconfig's, waits until a previous program has ended, hides the name service from the
-//! program and executes it.
+//! The helper that starts a program of iptables: netconfig's own binary, called with [`MODE`]. It ties its lifetime
+//! to netconfig's, waits until a previous program has ended, hides the name service and executes the program.
 
 use std::{
     ffi::{CString, OsStr, OsString},
@@ -22,38 +21,36 @@ use nix::{
 
 use super::lock::acquire_lock;
 
-/// The argument that makes netconfig run as this helper.
+/// Makes netconfig run as this helper.
 const MODE: &str = "run-program";
 
-/// The prefix of the helper's own messages on standard error.
+/// On its own messages on standard error.
 pub(super) const LOG_PREFIX: &str = "run-program: ";
 
-/// Exit code if the previous program did not release its lock in time. No program of iptables uses it.
+/// The previous program did not release its lock in time. No program of iptables uses this code.
 pub(super) const EXIT_LOCKED: i32 = 120;
 
-/// Exit code if the program could not be started.
 pub(super) const EXIT_NOT_STARTED: i32 = 121;
 
-/// Users are looked up here (by `xt_owner`), possibly over the network and through the pod's own DNS servers. inpod's
-/// rules contain no names that would have to be resolved.
+/// `xt_owner` looks users up here, possibly over the network and through the pod's own DNS servers. inpod's rules
+/// contain no names to resolve.
 const NAME_SERVICE: &str = "/etc/nsswitch.conf";
 
-/// A program to run, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Invocation {
-    /// The process that the program must not outlive.
+    /// The program must not outlive it.
     pub(super) parent: u32,
-    /// Timeout for the previous program to end.
+    /// For the previous program to end.
     pub(super) timeout: Duration,
-    /// The file to lock while the program runs.
+    /// Locked while the program runs.
     pub(super) lock: Option<PathBuf>,
-    /// The program's absolute path and arguments.
+    /// Absolute path, followed by the arguments.
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
 }
 
 impl Invocation {
-    /// Encodes the invocation as arguments of netconfig.
+    /// Encodes it as arguments of netconfig.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let lock = self.lock.as_deref().unwrap_or_else(|| Path::new(""));
         let mut arguments: Vec<OsString> = vec![
@@ -67,7 +64,7 @@ impl Invocation {
         arguments
     }
 
-    /// Decodes the arguments after [`MODE`]. Returns `None` for arguments that [`Self::arguments`] does not produce.
+    /// Returns `None` unless produced by [`Self::arguments`].
     fn parse(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut number = || arguments.next()?.to_str()?.parse::<u64>().ok();
         let (parent, timeout) = (number()?, number()?);
@@ -84,8 +81,8 @@ impl Invocation {
     }
 }
 
-/// Executes a program of iptables if the command line asks for it. Returns an exit code if that failed, and `None` for
-/// other command lines. Must be called first in `main`, while the process has one thread.
+/// Executes a program of iptables if the command line asks for it; returns an exit code if that failed, `None` for
+/// other command lines. Must come first in `main`, while the process has one thread.
 pub fn run_program(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.nth(1).as_deref() != Some(OsStr::new(MODE)) {
         return None;
@@ -101,12 +98,11 @@ pub fn run_program(mut arguments: impl Iterator<Item = OsString>) -> Option<Exit
     Some(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Returns only on failure.
 fn exec_program(invocation: &Invocation) -> (i32, io::Error) {
     if let Err(error) = die_with_parent(invocation.parent) {
         return (EXIT_NOT_STARTED, error);
     }
-    // Open until the program ends: nothing closes it.
+    // Nothing closes it until the program ends.
     let lock = match invocation
         .lock
         .as_deref()
@@ -124,8 +120,8 @@ fn exec_program(invocation: &Invocation) -> (i32, io::Error) {
     (EXIT_NOT_STARTED, error)
 }
 
-/// Executes without a shell, which std would try for files that the kernel cannot execute. The environment is the one
-/// that this process was started with, which contains only what is needed.
+/// Executes without a shell, which std would try for files that the kernel cannot execute. The environment contains
+/// only what is needed.
 fn exec(invocation: &Invocation) -> io::Error {
     let arguments = [invocation.program.as_os_str()].into_iter();
     let arguments = arguments.chain(invocation.arguments.iter().map(OsStr::new));
@@ -140,7 +136,7 @@ fn exec(invocation: &Invocation) -> io::Error {
     }
 }
 
-/// The kernel kills this process when the thread that started it ends. The check covers the case that it ended before.
+/// Has the kernel kill this process when the thread that started it ends. The check is for an earlier end.
 fn die_with_parent(parent: u32) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     if i32::try_from(parent).map(Pid::from_raw) == Ok(getppid()) {
@@ -156,7 +152,7 @@ fn acquire(path: &Path, timeout: Duration) -> io::Result<File> {
     Ok(lock)
 }
 
-/// Uses a mount namespace of its own, so that no other process sees the change.
+/// Uses an own mount namespace: no other process sees the change.
 fn hide_name_service() -> io::Result<()> {
     if !fs::exists(NAME_SERVICE)? {
         return Ok(());

@@ -2,57 +2,51 @@ use std::{fmt, io, path::PathBuf, time::Duration};
 
 use super::Variant;
 
-/// A failed run of a program of iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// Programs are not installed.
     #[error("{} cannot be used: {} missing", .variant, .programs.join(", "))]
     Missing {
         variant: Variant,
-        /// The names of the missing programs.
         programs: Vec<String>,
     },
-    /// The program could not be started, or its output not be read.
+    /// Not started, or its output was unreadable.
     #[error("cannot run {program}")]
     Spawn { program: String, source: io::Error },
-    /// The program did not end in time and was killed.
     #[error("{program} did not end within {after:?}")]
     TimedOut { program: String, after: Duration },
     /// Another process holds a lock of the netns.
     #[error("another process holds {lock}")]
     Locked { lock: String },
-    /// A lock file cannot be created or locked.
     #[error("cannot lock {}", .path.display())]
     Lock { path: PathBuf, source: io::Error },
-    /// The program refused the input.
     #[error("{program} refused{} ({status}): {message}", At(.line.as_deref()))]
     Refused {
         program: String,
         status: String,
-        /// The input line that the program names, if it does.
+        /// Input line that the program names, if any.
         line: Option<String>,
-        /// The first lines of the error output.
+        /// First lines of the error output.
         message: String,
     },
-    /// The program refused a rule that matches socket owners, or the end of a table with such a rule.
+    /// The program refused a rule that matches socket owners, or the end of its table.
     #[error(
         "iptables cannot match socket owners in this netns, as in a pod with its own user namespace: {0}"
     )]
     OwnerMatchRefused(Box<Self>),
-    /// The program refused its input, and the rules have changed since they were read.
+    /// Refused, and the rules have changed since they were read.
     #[error("the rules were changed concurrently: {0}")]
     ConcurrentChange(Box<Self>),
     /// The output is not a list of rules.
     #[error("cannot read what {program} printed{}", At(.line.as_deref()))]
     Unreadable {
         program: String,
-        /// The unreadable line; `None` if the end is missing.
+        /// `None` if the end is missing.
         line: Option<String>,
     },
 }
 
 impl ProgramError {
-    /// Returns whether a concurrent change caused the failure, so that a retry from the current state makes sense.
+    /// Returns whether a concurrent change was the cause: a retry from the current state makes sense.
     pub(crate) fn is_race(&self) -> bool {
         match self {
             Self::ConcurrentChange(_) => true,
@@ -68,7 +62,6 @@ impl ProgramError {
     }
 }
 
-/// Displays the line concerned, if there is one.
 struct At<'a>(Option<&'a str>);
 
 impl fmt::Display for At<'_> {

@@ -1,4 +1,4 @@
-//! The place of inpod's rules in iptables: chains in the built-in tables, each with one jump from a built-in chain.
+//! inpod's rules in iptables: chains in the built-in tables, each with one jump from a built-in chain.
 
 use std::{fmt, str::FromStr};
 
@@ -10,14 +10,12 @@ use crate::{
     },
 };
 
-/// The prefix of inpod's chains.
 pub(super) const PREFIX: &str = "INPOD_";
 
-/// The built-in tables in evaluation order, and inpod's name for its chains in each.
+/// Built-in tables in evaluation order, and inpod's name for its chains in each.
 pub(super) const TABLES: [(&str, &str); 3] = [("raw", RAW), ("mangle", MANGLE), ("nat", NAT)];
 
-/// inpod's chains: their name in iptables, their name in a [`crate::rules::Table`], the built-in chain with the
-/// jump, and its hook.
+/// inpod's chains: name in iptables, name in a [`crate::rules::Table`], built-in chain with the jump, its hook.
 const CHAINS: [(&str, &str, &str, Hook); 2] = [
     (
         "INPOD_PREROUTING",
@@ -28,14 +26,13 @@ const CHAINS: [(&str, &str, &str, Hook); 2] = [
     ("INPOD_OUTPUT", "output", "OUTPUT", Hook::Output),
 ];
 
-/// The chains of Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
+/// Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
 pub(super) const INCUMBENT_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
-/// A chain that is always in the nat table of Istio's sidecar. If it exists, `ISTIO_OUTPUT` is the sidecar's as well,
-/// not the node agent's (services/docs/facts/istio-sidecar.md, 4.3).
+/// Always in the nat table of Istio's sidecar. With it, `ISTIO_OUTPUT` is the sidecar's, too, not the
+/// node agent's (services/docs/facts/istio-sidecar.md, 4.3).
 pub(super) const SIDECAR_CHAIN: &str = "ISTIO_REDIRECT";
 
-/// Returns the built-in table that contains one of inpod's tables.
 pub(super) fn iptables_table(ours: &str) -> Option<&'static str> {
     let mut tables = TABLES.into_iter();
     tables
@@ -43,36 +40,33 @@ pub(super) fn iptables_table(ours: &str) -> Option<&'static str> {
         .map(|(table, _)| table)
 }
 
-/// Returns the iptables name of a chain. Unknown chains keep their name.
+/// Unknown chains keep their name.
 pub(super) fn to_iptables_chain(name: &str) -> &str {
     let mut chains = CHAINS.iter();
     let known = chains.find(|(_, ours, _, _)| *ours == name);
     known.map_or(name, |(chain, _, _, _)| chain)
 }
 
-/// The inverse of [`to_iptables_chain`].
 pub(super) fn from_iptables_chain(chain: &str) -> &str {
     let mut chains = CHAINS.iter();
     let known = chains.find(|(known, _, _, _)| *known == chain);
     known.map_or(chain, |(_, ours, _, _)| ours)
 }
 
-/// Returns the position of a chain among those of its table.
 pub(super) fn chain_order(name: &str) -> usize {
     let mut chains = CHAINS.iter();
     let position = chains.position(|(_, ours, _, _)| *ours == name);
     position.unwrap_or(CHAINS.len())
 }
 
-/// Returns the built-in chain that jumps to one of inpod's chains.
 pub(super) fn parent_chain(name: &str) -> Option<&'static str> {
     let mut chains = CHAINS.into_iter();
     let known = chains.find(|(_, ours, _, _)| *ours == name);
     known.map(|(_, _, origin, _)| origin)
 }
 
-/// Returns the hook, type and priority of a chain that is entered by its jump: those of the built-in chain (xt_table's
-/// priority in net/ipv4/netfilter/iptable_{raw,mangle,nat}.c, and `nft_xt_builtin` of iptables).
+/// Returns hook, type and priority of the built-in chain that jumps to it (xt_table's priority in
+/// net/ipv4/netfilter/iptable_{raw,mangle,nat}.c, and `nft_xt_builtin` of iptables).
 pub(super) fn base_of(ours: &str, chain: &str) -> Option<Base> {
     let (_, _, _, hook) = CHAINS.into_iter().find(|(_, name, _, _)| *name == chain)?;
     let (kind, priority) = match (ours, hook) {
@@ -97,7 +91,7 @@ pub(super) fn table_family(family: Family) -> TableFamily {
     }
 }
 
-/// A chain of Istio. Its text form is its name in [`crate::backend::Observed`].
+/// A chain with its name in [`crate::backend::Observed`] as its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IstioChain {
     pub(super) family: TableFamily,

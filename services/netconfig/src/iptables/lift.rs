@@ -1,4 +1,4 @@
-//! Turns iptables' arguments into rules; the inverse of [`super::render`].
+//! Turns iptables' arguments into rules; inverse of [`super::render`].
 
 use std::str::FromStr;
 
@@ -11,11 +11,10 @@ use crate::{
     rules::{Expr, InterfaceName, Rule, Transport},
 };
 
-/// Arguments that begin the next condition or the action.
+/// Begin the next condition or the action.
 const BEGINNINGS: [&str; 3] = ["-m", "-j", "-g"];
 
-/// Translates a rule's arguments. Those that inpod does not write become [`Expr::Unknown`], so that rendering yields
-/// the same rule again.
+/// Turns anything that inpod does not write into [`Expr::Unknown`], so that rendering yields the same rule again.
 pub(super) fn lift(tokens: &[String]) -> Rule {
     let tokens: Vec<_> = tokens.iter().map(String::as_str).collect();
     let (mut rest, mut exprs) = (tokens.as_slice(), Vec::new());
@@ -36,14 +35,14 @@ fn transport_of(expr: &Expr) -> Option<Transport> {
     }
 }
 
-/// The expression found, if any, and the remaining arguments.
+/// Expression found, if any, and remaining arguments.
 type Lifted<'a, 'w> = Option<(Option<Expr>, &'a [&'w str])>;
 
 fn next<'a, 'w>(tokens: &'a [&'w str], transport: Option<Transport>) -> Lifted<'a, 'w> {
     if let ["-m", named, rest @ ..] = tokens
         && transport.map(name) == Some(*named)
     {
-        // It only introduces the arguments that follow.
+        // Only introduces the arguments that follow.
         return Some((None, rest));
     }
     let lifted = header(tokens)
@@ -55,7 +54,6 @@ fn next<'a, 'w>(tokens: &'a [&'w str], transport: Option<Transport>) -> Lifted<'
 
 type Found<'a, 'w> = Option<(Expr, &'a [&'w str])>;
 
-/// Parses conditions on addresses, interfaces and the protocol.
 fn header<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match tokens {
         ["-s", network, rest @ ..] => (Expr::Source(parse(network)?), rest),
@@ -70,7 +68,6 @@ fn header<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// Parses conditions on ports and flags.
 fn in_transport<'a, 'w>(tokens: &'a [&'w str], transport: Transport) -> Found<'a, 'w> {
     Some(match tokens {
         ["--sport", port, rest @ ..] => (Expr::SourcePort(parse(port)?), rest),
@@ -85,7 +82,6 @@ fn in_transport<'a, 'w>(tokens: &'a [&'w str], transport: Transport) -> Found<'a
     })
 }
 
-/// Parses conditions of a match extension.
 fn condition<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match tokens {
         ["-m", "mark", "--mark", marked, rest @ ..] => (Expr::Marked(mark(marked)?), rest),
@@ -134,7 +130,7 @@ fn tproxy<'a, 'w>(port: &str, tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some((Expr::Tproxy(None, parse(port)?, mark(marked)?), rest))
 }
 
-/// Takes the arguments up to the next known beginning.
+/// Takes arguments up to the next known beginning.
 fn unknown<'a, 'w>(tokens: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
     let mut later = tokens.iter().skip(1);
     let end = later.position(|token| BEGINNINGS.contains(token));
@@ -143,17 +139,16 @@ fn unknown<'a, 'w>(tokens: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
     (Some(Expr::Unknown(join(&unknown))), rest)
 }
 
-/// Rejects ranges and names.
 fn parse<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// Parses a whole name: one that ends in `+` is a prefix for iptables, and not a valid name for inpod.
+/// Accepts whole names only: one ending in `+` is a prefix for iptables, and invalid for inpod.
 fn interface(name: &str) -> Option<InterfaceName> {
     parse(name)
 }
 
-/// Parses a hexadecimal value and mask. Without a mask all bits count.
+/// Parses hexadecimal value and mask. Without a mask all bits count.
 fn mark(text: &str) -> Option<Mark> {
     let number = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     match text.split_once('/') {
@@ -187,7 +182,7 @@ mod tests {
         }
     }
 
-    /// iptables 1.8.9 adds an empty protocol match and the unspecified address to what it was given.
+    /// iptables 1.8.9 adds an empty protocol match and the unspecified address.
     #[test]
     fn what_iptables_prints_otherwise_than_it_was_given_means_the_same() {
         let rule = lifted("-s 10.0.0.1/32 -p tcp -m tcp -j RETURN");
@@ -245,7 +240,7 @@ mod tests {
         }
     }
 
-    /// iptables accepts ports only within the match of a protocol.
+    /// iptables accepts ports only within a protocol's match.
     #[test]
     fn a_port_without_a_protocol_is_not_ours() {
         assert_eq!(lifted("--dport 1").to_string(), "<--dport 1>");

@@ -1,8 +1,6 @@
-//! Locks of one netns. They keep a new netconfig from reading rules that a dying program of a killed
-//! netconfig is still writing.
+//! Locks of one netns: a new netconfig must not read rules that a dying program of a killed one is still writing.
 //!
-//! The locks are files on tmpfs below the run directory, which exist only while they are needed. The kernel releases a
-//! lock with the last process that holds it.
+//! Files on tmpfs below the run directory, while needed. The kernel releases a lock with its last holder.
 
 use std::{
     ffi::OsString,
@@ -18,19 +16,17 @@ use inpod_linux::Netns;
 
 use super::ProgramError;
 
-/// flock(2) cannot wait with a deadline, so it is retried.
+/// flock(2) has no deadline, so it is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The lock of a netns while programs of iptables read or write in it.
+/// The lock of a netns while iptables programs read or write in it.
 #[derive(Debug)]
 pub(super) struct Session {
     base: PathBuf,
-    /// Held for its lock.
     _lock: File,
 }
 
 impl Session {
-    /// Waits until the netns is free.
     pub(super) fn open(
         directory: &Path,
         netns: &Netns,
@@ -50,18 +46,18 @@ impl Session {
         Ok(Self { base, _lock: lock })
     }
 
-    /// Returns the lock that the running program itself holds, since it may briefly outlive this process.
+    /// Returns the lock that the running program itself holds, as it may briefly outlive this process.
     pub(super) fn program_lock(&self) -> PathBuf {
         with_extension(&self.base, "program")
     }
 
-    /// Returns the lock file for iptables-legacy; by default it uses one file for all netns, including the node's.
+    /// Returns the lock for iptables-legacy, whose default is one file for all netns, including the node's.
     pub(super) fn xtables_lock(&self) -> PathBuf {
         with_extension(&self.base, "xtables")
     }
 }
 
-/// Files that another process has locked stay: it could not notice that a new file took their place.
+/// Files locked by another process stay: it would not notice a new file in their place.
 impl Drop for Session {
     fn drop(&mut self) {
         for path in [self.program_lock(), self.xtables_lock()] {
@@ -72,7 +68,7 @@ impl Drop for Session {
     }
 }
 
-/// Creates the directory and removes files that a killed netconfig left.
+/// Removes files that a killed netconfig left.
 pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory)?;
@@ -82,12 +78,12 @@ pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file, creating it if necessary. Fails with `WouldBlock` after the deadline.
+/// Creates the file if necessary. `WouldBlock` after the deadline.
 pub(super) fn acquire_lock(path: &Path, deadline: Instant) -> io::Result<File> {
     loop {
         let file = open(path)?;
         match file.try_lock() {
-            // The previous holder may have removed the file; then the lock has no effect.
+            // If the previous holder removed the file, the lock has no effect.
             Ok(()) if is_same_file(&file, path) => return Ok(file),
             Ok(()) => continue,
             Err(TryLockError::Error(error)) => return Err(error),
@@ -112,7 +108,7 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     (held.dev(), held.ino()) == (found.dev(), found.ino())
 }
 
-/// While the file is locked here, no other process can lock it.
+/// While locked here, no other process can lock it.
 fn remove_if_free(path: &Path) {
     let file = OpenOptions::new().write(true).open(path);
     if let Ok(file) = file
@@ -155,7 +151,7 @@ mod tests {
         thread::scope(|scope| {
             let waiting = scope
                 .spawn(|| acquire_lock(&path, Instant::now() + Duration::from_secs(5)).unwrap());
-            // Whether it waits already or not, it must end with the file that exists.
+            // Waiting or not, it must end with the file that exists.
             fs::remove_file(&path).unwrap();
             drop(held);
             assert!(is_same_file(&waiting.join().unwrap(), &path));

@@ -1,4 +1,4 @@
-//! Converts rulesets to the form that iptables stores and prints: one table per family, without redundant conditions.
+//! Converts rulesets to the form that iptables stores: one table per family, no redundant conditions.
 
 use super::layout::table_family;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     rules::{Chain, Expr, Rule, Ruleset, Table},
 };
 
-/// Returns the tables of these families. Families without any rules have none.
+/// Families without any rules have no tables.
 pub(super) fn normalize(ruleset: &Ruleset, families: &[Family]) -> Vec<Table> {
     let of_family = |family: &Family| {
         let tables = ruleset.tables.iter();
@@ -41,8 +41,8 @@ fn rules_of(rules: &[Rule], family: Family) -> Vec<Rule> {
     kept
 }
 
-/// Returns whether the previous rule already drops what a rule drops: iptables' TPROXY drops packets without a socket
-/// itself (tproxy_tg4 in net/netfilter/xt_TPROXY.c).
+/// Returns whether the previous rule already drops this: iptables' TPROXY itself drops packets without a
+/// socket (tproxy_tg4 in net/netfilter/xt_TPROXY.c).
 fn is_implied(before: &Rule, rule: &Rule) -> bool {
     match (before.0.split_last(), rule.0.split_last()) {
         (Some((Expr::Tproxy(..), before)), Some((Expr::Drop, packets))) => before == packets,
@@ -50,7 +50,7 @@ fn is_implied(before: &Rule, rule: &Rule) -> bool {
     }
 }
 
-/// Returns `None` for rules of the other family.
+/// Returns `None` for the other family.
 fn rule_of(rule: &Rule, family: Family) -> Option<Rule> {
     let is_others = |expr: &Expr| family_of(expr).is_some_and(|wanted| wanted != family);
     if rule.0.iter().any(is_others) {
@@ -67,7 +67,7 @@ fn family_of(expr: &Expr) -> Option<Family> {
     }
 }
 
-/// The table implies the family, every rule counts packets, and a network of length 0 is not printed.
+/// Omits what the table implies, packet counters, and networks of length 0, which are not printed.
 fn normalize_expr(expr: &Expr) -> Option<Expr> {
     if let Expr::Tproxy(_, port, mark) = expr {
         return Some(Expr::Tproxy(None, *port, *mark));

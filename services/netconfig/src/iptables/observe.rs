@@ -1,5 +1,3 @@
-//! Finds inpod's and Istio's rules in iptables' tables.
-
 use super::{
     layout::{
         INCUMBENT_CHAINS, IstioChain, PREFIX, SIDECAR_CHAIN, TABLES, base_of, chain_order,
@@ -15,7 +13,7 @@ use crate::{
     rules::{Chain, Table, TableFamily},
 };
 
-/// Expects the saved tables of each family, IPv4 first.
+/// Takes saved tables of each family, IPv4 first.
 pub(super) fn observe(saved: &[(Family, Vec<SavedTable>)]) -> Observed {
     let mut observed = Observed::default();
     for (family, tables) in saved {
@@ -38,11 +36,10 @@ pub(super) fn observe(saved: &[(Family, Vec<SavedTable>)]) -> Observed {
     observed
 }
 
-/// One of iptables' tables.
 struct TableContext<'a> {
     table: &'a SavedTable,
     family: TableFamily,
-    /// The name of inpod's table that is stored in it.
+    /// inpod's table that is stored in it.
     ours: &'static str,
     incumbent: Vec<&'a str>,
 }
@@ -74,7 +71,7 @@ impl TableContext<'_> {
         })
     }
 
-    /// Returns jumps from foreign chains to chains of inpod or Istio, which are deleted along with them.
+    /// Returns jumps from foreign chains to those of inpod or Istio, deleted with them.
     fn jumps(&self, theirs: &[&str]) -> impl Iterator<Item = Jump> {
         let is_theirs = |rule: &&SavedRule| {
             let target = rule.target().filter(|target| theirs.contains(target));
@@ -94,7 +91,6 @@ impl TableContext<'_> {
     }
 }
 
-/// Returns inpod's chains in one of iptables' tables, if there are any.
 fn our_table(saved: &SavedTable, family: TableFamily, ours: &str) -> Option<ObservedTable> {
     let names = saved
         .chains
@@ -129,7 +125,7 @@ fn lift_chain(saved: &SavedTable, ours: &str, chain: &str) -> Chain {
     }
 }
 
-/// Returns the jump to a chain of inpod, if it is the only one and comes from the right chain.
+/// Returns the jump if it is the only one and from the right chain.
 fn entry_jump<'a>(saved: &'a SavedTable, name: &str) -> Option<&'a SavedRule> {
     let (chain, origin) = (to_iptables_chain(name), parent_chain(name)?);
     let mut jumps = jumps_to_ours(saved).filter(|jump| jump.target() == Some(chain));
@@ -137,7 +133,6 @@ fn entry_jump<'a>(saved: &'a SavedTable, name: &str) -> Option<&'a SavedRule> {
     (jumps.next().is_none() && (is_bare(jump) || comment_in(jump).is_some())).then_some(jump)
 }
 
-/// Returns jumps from foreign chains to inpod's.
 fn jumps_to_ours(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     let leads_to_ours = |rule: &&SavedRule| {
         let target = rule.target();
@@ -146,7 +141,7 @@ fn jumps_to_ours(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     saved.rules.iter().filter(leads_to_ours)
 }
 
-/// Returns the tag if all jumps carry the same one.
+/// Returns the tag if all jumps carry the same.
 fn comment_of(saved: &SavedTable, chains: &[Chain]) -> Option<String> {
     let jumps = chains
         .iter()
@@ -158,7 +153,7 @@ fn comment_of(saved: &SavedTable, chains: &[Chain]) -> Option<String> {
         .then(|| first.to_owned())
 }
 
-/// Returns the comment of a jump that has no other condition.
+/// Returns the comment unless there are other conditions.
 fn comment_in(jump: &SavedRule) -> Option<&str> {
     let tokens: Vec<_> = jump.tokens.iter().map(String::as_str).collect();
     match tokens.as_slice() {
@@ -171,7 +166,7 @@ fn is_bare(jump: &SavedRule) -> bool {
     matches!(jump.tokens.as_slice(), [token, _] if token == "-j")
 }
 
-/// Returns the chains of Istio's node agent. A sidecar has a chain of the same name, among others.
+/// A sidecar has a chain of the same name, among others.
 fn incumbent_chains<'a>(saved: &'a SavedTable, tables: &[SavedTable]) -> Vec<&'a str> {
     let [prerouting, _] = INCUMBENT_CHAINS;
     let has = |table: &SavedTable, name: &str| table.chains.iter().any(|chain| chain == name);
@@ -201,7 +196,7 @@ mod tests {
 
     const JUMP: &str = "-A OUTPUT -m comment --comment \"a tag\" -j INPOD_OUTPUT\n";
 
-    /// Returns whether the output chain is entered, the tag, and the number of superfluous jumps.
+    /// Returns whether output is entered, the tag, and the number of superfluous jumps.
     fn entered(jumps: &str) -> (bool, Option<String>, u32) {
         let observed = observed(&format!("{CHAINS}{jumps}"));
         let [nat] = observed.tables.as_slice() else {

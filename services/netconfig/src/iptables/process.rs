@@ -1,5 +1,3 @@
-//! Waits for a process until a deadline while reading its output.
-
 use std::{
     io::{self, Read},
     os::fd::{AsFd, BorrowedFd},
@@ -15,19 +13,18 @@ use nix::{
     unistd::Pid,
 };
 
-/// The output's limit: room for more than 100,000 foreign rules.
+/// Room for more than 100,000 foreign rules.
 const MAX_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Interval of checks whether the process has ended while its outputs are silent.
+/// While the process's outputs are silent.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Interval of checks whether the process has ended after it has closed its outputs.
+/// After it has closed its outputs.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Timeout for a killed process to end.
+/// For a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The exit status and output of a process.
 #[derive(Debug)]
 pub(super) struct ProcessOutput {
     pub(super) status: ExitStatus,
@@ -39,7 +36,7 @@ pub(super) struct ProcessOutput {
 pub(super) struct RunningProcess(pub(super) Child);
 
 impl RunningProcess {
-    /// Waits for the process to end. Returns `None` after the deadline.
+    /// Returns `None` after the deadline.
     pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<ProcessOutput>> {
         let (output, errors) = (self.0.stdout.take(), self.0.stderr.take());
         let (mut output, mut errors) = (Stream::new(output)?, Stream::new(errors)?);
@@ -51,7 +48,7 @@ impl RunningProcess {
             wait_for_either(&output, &errors, left)?;
             output.read()?;
             errors.read()?;
-            // Its children may live on and keep the streams open; the process itself has written everything.
+            // Its children may live on and keep the streams open; it has written everything itself.
             if (output.is_closed() && errors.is_closed()) || self.0.try_wait()?.is_some() {
                 break;
             }
@@ -79,14 +76,13 @@ impl RunningProcess {
     }
 }
 
-/// Kills the process and its children.
 impl Drop for RunningProcess {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;
         }
         if let Ok(group) = i32::try_from(self.0.id()) {
-            // Fails if the process has ended meanwhile, which is fine.
+            // Fails if it has ended meanwhile.
             killpg(Pid::from_raw(group), Signal::SIGKILL).unwrap_or_default();
         }
         let gone = self.ended_by(Instant::now() + KILL_TIMEOUT);
@@ -96,7 +92,6 @@ impl Drop for RunningProcess {
     }
 }
 
-/// An output stream and the bytes read so far.
 struct Stream<T> {
     pipe: Option<T>,
     bytes: Vec<u8>,
@@ -164,7 +159,6 @@ mod tests {
 
     use super::*;
 
-    /// Starts a shell as the child.
     fn started(shell: &str) -> RunningProcess {
         let mut command = Command::new("/bin/sh");
         command
@@ -212,7 +206,7 @@ mod tests {
         drop(child);
         let deadline = deadline_in_tests();
         for pid in pids.split_whitespace() {
-            // The grandchild is reaped by another process at its leisure.
+            // Another process reaps the grandchild at its leisure.
             let runs = || {
                 let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
                 status.is_ok_and(|status| !status.contains(") Z "))

@@ -1,4 +1,4 @@
-//! The programs of iptables on this machine: their location, release and execution.
+//! The programs of iptables on this machine: location, release, execution.
 
 use std::{
     collections::BTreeMap,
@@ -18,22 +18,21 @@ use super::{
 };
 use crate::family::Family;
 
-/// The directories to search. `PATH` is not used since a caller could choose it.
+/// Instead of `PATH`, which a caller could choose.
 const DIRECTORIES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"];
 
-/// This process's own binary, even if the file was replaced since.
+/// This process's binary, even if the file was replaced.
 const RUNNER: &str = "/proc/self/exe";
 
-/// Timeout of one run. A pod's rules take milliseconds; the rest is for locks.
+/// Of one run. A pod's rules take milliseconds; the rest is for locks.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Exists if the kernel has IPv6, even if it is disabled.
+/// Exists even if IPv6 is disabled.
 const IPV6: &str = "/proc/sys/net/ipv6";
 
-/// The first release whose iptables-legacy-restore can wait for its lock (`-w`).
+/// First whose iptables-legacy-restore can wait for its lock (`-w`).
 const FIRST_RELEASE_WITH_WAIT: Version = Version([1, 6, 2]);
 
-/// A program of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) variant: Variant,
@@ -41,7 +40,6 @@ pub(super) struct Program {
     pub(super) action: Action,
 }
 
-/// The task of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Save,
@@ -66,7 +64,6 @@ impl fmt::Display for Program {
     }
 }
 
-/// A release of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version([u16; 3]);
 
@@ -80,7 +77,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = ();
 
-    /// Parses the output of `--version`: `iptables-save v1.8.9 (legacy)`.
+    /// Parses `--version`: `iptables-save v1.8.9 (legacy)`.
     fn from_str(text: &str) -> Result<Self, ()> {
         let numbers = |word: &str| {
             let mut numbers = word.strip_prefix('v')?.split('.').map(str::parse::<u16>);
@@ -91,7 +88,6 @@ impl FromStr for Version {
     }
 }
 
-/// The programs of iptables on this machine.
 #[derive(Clone, Debug, Default)]
 pub struct Programs {
     found: BTreeMap<String, PathBuf>,
@@ -102,13 +98,13 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Searches `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and queries the programs' version.
-    /// `locks` is a dedicated directory below the run directory.
+    /// Searches `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and queries versions. `locks` is a
+    /// dedicated directory below the run directory.
     pub fn search(locks: &Path) -> Self {
         Self::search_in(&DIRECTORIES.map(Path::new), Path::new(RUNNER), locks)
     }
 
-    /// Searches other directories and uses another binary of netconfig, for tests.
+    /// Uses other directories and another binary of netconfig, for tests.
     pub fn search_in(directories: &[&Path], runner: &Path, locks: &Path) -> Self {
         if let Err(error) = lock::prepare(locks) {
             tracing::warn!(path = %locks.display(), %error, "Cannot prepare the lock directory");
@@ -129,18 +125,16 @@ impl Programs {
         }
     }
 
-    /// Replaces the timeout of each run.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Returns whether all programs of a variant were found.
     pub fn has(&self, variant: Variant) -> bool {
         self.missing(variant).is_empty()
     }
 
-    /// Returns the missing programs of a variant. Those for IPv6 are only needed if the kernel has it.
+    /// Ignores those for IPv6 if the kernel has none.
     pub fn missing(&self, variant: Variant) -> Vec<String> {
         let needed = programs_of(variant).filter(|program| families().contains(&program.family));
         let names = needed.map(|program| program.to_string());
@@ -149,7 +143,6 @@ impl Programs {
             .collect()
     }
 
-    /// Returns the release of a variant, if it is known.
     pub(crate) fn version(&self, variant: Variant) -> Option<Version> {
         let mut versions = self.versions.iter();
         let known = versions.find(|(known, _)| *known == variant);
@@ -165,7 +158,6 @@ impl Programs {
         }
     }
 
-    /// Runs a program in a netns and returns its output.
     pub(super) fn run(
         &self,
         program: Program,
@@ -185,7 +177,7 @@ impl Programs {
         run.output()
     }
 
-    /// Returns the nat table of the node's netns as a program prints it. All processes on the node share its lock.
+    /// Returns the nat table of the node's netns as printed. All processes on the node share its lock.
     pub(crate) fn save_on_node(
         &self,
         variant: Variant,
@@ -199,7 +191,6 @@ impl Programs {
         self.run_on_node(program, vec!["-t".to_owned(), "nat".to_owned()], "")
     }
 
-    /// Runs a restore program with a script in the node's netns.
     pub(crate) fn restore_on_node(
         &self,
         variant: Variant,
@@ -251,7 +242,7 @@ impl Programs {
         if program.action == Action::Restore {
             arguments.push("--noflush".to_owned());
             if self.waits_for_lock(program.variant) {
-                // The program takes whole seconds and has to give up before its own timeout.
+                // Whole seconds, and the program has to give up before its own timeout.
                 let seconds = self.timeout.as_secs().saturating_sub(1).max(1);
                 arguments.extend(["-w".to_owned(), seconds.to_string()]);
             }
@@ -259,7 +250,7 @@ impl Programs {
         arguments
     }
 
-    /// Returns whether restore takes a lock for which it can wait.
+    /// Returns whether restore takes a lock and can wait for it.
     fn waits_for_lock(&self, variant: Variant) -> bool {
         let version = self.version(variant);
         variant == Variant::Legacy
@@ -286,7 +277,6 @@ impl Programs {
     }
 }
 
-/// Returns the families that the kernel supports.
 pub(super) fn families() -> &'static [Family] {
     if Path::new(IPV6).exists() {
         &Family::ALL

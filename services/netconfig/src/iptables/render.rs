@@ -1,4 +1,4 @@
-//! Renders rules as arguments of iptables; the inverse of [`super::lift`].
+//! Renders rules as arguments of iptables; inverse of [`super::lift`].
 
 use crate::{
     marks::Mark,
@@ -8,10 +8,10 @@ use crate::{
 /// Of FIN, SYN, RST and ACK, only SYN is set.
 pub(super) const SYN_ONLY: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
 
-/// Established and related connections, as `iptables-save` prints them.
+/// Established and related, as `iptables-save` prints them.
 pub(super) const KNOWN: &str = "RELATED,ESTABLISHED";
 
-/// Renders a rule without its chain, as `iptables-save` prints it.
+/// Renders without the chain, as `iptables-save` prints it.
 pub(super) fn render(rule: &Rule) -> String {
     let (mut transport, mut parts) = (None, Vec::new());
     for expr in &rule.0 {
@@ -19,7 +19,7 @@ pub(super) fn render(rule: &Rule) -> String {
             transport = Some(*found);
         }
         if is_in_transport_match(expr) {
-            // Once: it introduces the match for ports and flags.
+            // Only once: introduces the match for ports and flags.
             parts.extend(transport.take().map(|found| format!("-m {}", name(found))));
         }
         parts.extend(render_expr(expr));
@@ -27,7 +27,7 @@ pub(super) fn render(rule: &Rule) -> String {
     parts.join(" ")
 }
 
-/// Returns whether the expression belongs into `-m tcp` or `-m udp`.
+/// Belongs into `-m tcp` or `-m udp`.
 fn is_in_transport_match(expr: &Expr) -> bool {
     matches!(
         expr,
@@ -35,7 +35,7 @@ fn is_in_transport_match(expr: &Expr) -> bool {
     )
 }
 
-/// Returns `None` for what the table or iptables implies: the family and counters.
+/// Returns `None` if implied by the table or iptables: family and counters.
 fn render_expr(expr: &Expr) -> Option<String> {
     Some(match expr {
         Expr::Version(_) | Expr::Counter => return None,
@@ -62,13 +62,13 @@ fn render_expr(expr: &Expr) -> Option<String> {
         Expr::Mark(mark) => format!("-j MARK --set-xmark {mark}"),
         Expr::MarkConnection(mark) => format!("-j CONNMARK --set-xmark {mark}"),
         Expr::Zone(zone) => format!("-j CT --zone {zone}"),
-        // Not ACCEPT: rules of others in the same built-in chain have to see the packet, as they do after an
+        // Not ACCEPT: foreign rules in the same built-in chain have to see the packet, as after an
         // nftables chain accepts it.
         Expr::Accept => "-j RETURN".to_owned(),
         Expr::Drop => "-j DROP".to_owned(),
         Expr::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
         Expr::Tproxy(_, port, mark) => tproxy(*port, *mark),
-        // Only in the node's own rules, never in a pod's; iptables rejects the text.
+        // Only in the node's own rules; iptables rejects the text.
         Expr::DestinationIn(..)
         | Expr::FromAnySocket
         | Expr::FromCgroup { .. }
@@ -79,7 +79,7 @@ fn render_expr(expr: &Expr) -> Option<String> {
     })
 }
 
-/// Without an address, iptables uses that of the interface by which the packet arrived.
+/// Without an address, iptables uses that of the receiving interface.
 fn tproxy(port: u16, mark: Mark) -> String {
     format!("-j TPROXY --on-port {port} --tproxy-mark {mark}")
 }

@@ -1,4 +1,4 @@
-//! Runs a program in a netns with a script as its input, until a deadline.
+//! Runs a program in a netns, with a script as input and a deadline.
 
 use std::{
     fs::File,
@@ -18,41 +18,34 @@ use super::{
     process::{ProcessOutput, RunningProcess},
 };
 
-/// The exit code and message of iptables-legacy if another process holds its lock (RESOURCE_PROBLEM in xshared.c).
+/// iptables-legacy, if another process holds its lock (RESOURCE_PROBLEM in xshared.c).
 const XTABLES_LOCK_HELD: (i32, &str) = (4, "xtables lock");
 
-/// Limit on the lines of error output that are reported.
+/// Of error output that is reported.
 const MAX_MESSAGE_LINES: usize = 3;
 
-/// A run of a program.
 #[derive(Debug)]
 pub(super) struct Run<'a> {
     pub(super) runner: &'a Path,
-    /// `None` for programs that need no netns.
     pub(super) netns: Option<&'a Netns>,
-    /// The program's absolute path.
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<String>,
     pub(super) script: &'a str,
-    /// The program's own lock file, and the one for iptables-legacy.
+    /// The program's own lock file, and iptables-legacy's.
     pub(super) locks: Option<(PathBuf, PathBuf)>,
     pub(super) timeout: Duration,
 }
 
-/// The exit status and output of a program.
 #[derive(Debug)]
 struct ProgramOutput {
     status: ExitStatus,
     output: String,
-    /// Without the helper's messages.
     errors: String,
     log_lines: Vec<String>,
 }
 
 impl Run<'_> {
-    /// Runs the program and returns its output.
-    ///
-    /// The kernel kills the program when the calling thread ends, so the thread waits for it here.
+    /// Waits here: the kernel kills the program when the calling thread ends.
     pub(super) fn output(&self) -> Result<String, ProgramError> {
         let deadline = Instant::now() + self.timeout;
         let child = self.start().map_err(|source| self.not_started(source))?;
@@ -70,7 +63,6 @@ impl Run<'_> {
         command
             .args(self.invocation().arguments())
             .env_clear()
-            // The output is parsed.
             .env("LC_ALL", "C")
             .stdin(script(self.script)?)
             .stdout(Stdio::piped())
@@ -153,7 +145,7 @@ impl Run<'_> {
     }
 }
 
-/// A file instead of a pipe: nothing has to write it while the program reads.
+/// Uses a file, not a pipe: nothing has to write while the program reads.
 fn script(text: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("script", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(text.as_bytes())?;
@@ -161,7 +153,7 @@ fn script(text: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns the line of the script that a message refers to: "line: 2", "line 2 failed".
+/// Finds the line that a message refers to: "line: 2", "line 2 failed".
 fn rejected_line(errors: &str, script: &str) -> Option<String> {
     let mut message = errors.split_whitespace();
     message.find(|word| matches!(*word, "line" | "line:"))?;

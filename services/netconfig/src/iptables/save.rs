@@ -1,28 +1,22 @@
-//! Parses the output of `iptables-save`.
-
 use super::{layout::TABLES, tokens::split};
 
-/// One of iptables' tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SavedTable {
     pub(super) name: String,
-    /// All chains, including built-in ones.
     pub(super) chains: Vec<String>,
     pub(super) rules: Vec<SavedRule>,
 }
 
-/// A rule of any chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SavedRule {
     pub(super) chain: String,
-    /// The arguments after the chain.
+    /// Arguments after the chain.
     pub(super) tokens: Vec<String>,
-    /// The rule with its chain as printed, which can be used to delete it.
+    /// With its chain, as needed to delete it.
     pub(super) text: String,
 }
 
 impl SavedRule {
-    /// Returns the chain that the rule jumps to.
     pub(super) fn target(&self) -> Option<&str> {
         let mut pairs = self.tokens.iter().zip(self.tokens.iter().skip(1));
         let target = pairs.find(|(token, _)| matches!(token.as_str(), "-j" | "-g"));
@@ -30,11 +24,11 @@ impl SavedRule {
     }
 }
 
-/// Invalid output: the line, or empty if the end is missing.
+/// An invalid line; empty if the end is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable(pub(super) String);
 
-/// Parses everything or fails: rules that are overlooked would be taken for missing.
+/// Parses everything or fails: overlooked rules would count as missing.
 pub(super) fn parse(text: &str) -> Result<Vec<SavedTable>, Unreadable> {
     let (mut tables, mut open) = (Vec::new(), None::<SavedTable>);
     for line in text.lines() {
@@ -62,8 +56,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<SavedTable>, Unreadable> {
     }
 }
 
-/// A table that iptables-nft cannot print is replaced by a comment (xtables-save.c). If only foreign base chains cannot
-/// be printed, the table is printed without them.
+/// A comment replaces a table that iptables-nft cannot print (xtables-save.c). If that concerns only foreign base
+/// chains, the table is printed without them.
 fn check_comment(comment: &str) -> Result<(), ()> {
     let is_about = |name: &str| comment.contains(&format!("`{name}'"));
     let is_ours = TABLES.into_iter().any(|(name, _)| is_about(name));

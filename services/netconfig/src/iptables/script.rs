@@ -1,5 +1,5 @@
-//! Renders a change for `iptables-restore --noflush`: one script per family, with only the changed tables. Each section
-//! from `*table` to `COMMIT` is applied atomically.
+//! Renders a change for `iptables-restore --noflush`: a script per family, with the changed tables. Each section from
+//! `*table` to `COMMIT` is atomic.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,13 @@ use crate::{
     rules::{Expr, Table, TableFamily, ambient::MANGLE},
 };
 
-/// Returns the scripts of the families that change.
 pub(super) fn scripts(seen: &Observed, change: &Change) -> Vec<(Family, String)> {
     let script = |family| Some((family, script_of(table_family(family), seen, change)));
     let scripts = Family::ALL.into_iter().filter_map(script);
     scripts.filter(|(_, text)| !text.is_empty()).collect()
 }
 
-/// Creates tables in evaluation order, then deletes old ones in reverse order.
+/// Creates in evaluation order, then deletes old tables in reverse.
 fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
     let created = creation_order(family, seen, change);
     let is_new = |name: &str| created.iter().any(|new| new.table.name == name);
@@ -57,7 +56,7 @@ fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
     script
 }
 
-/// Raw, mangle, nat: packets are marked and assigned to zones before nat captures them. If mangle captures now and no
+/// Orders raw, mangle, nat: packets get marks and zones before nat captures them. If mangle captures now and no
 /// longer will, it follows nat, so that nothing escapes in between.
 fn creation_order<'a>(
     family: TableFamily,
@@ -91,7 +90,7 @@ fn section(table_name: &str, lines: &[String]) -> String {
     format!("*{table_name}\n{}\nCOMMIT\n", lines.join("\n"))
 }
 
-/// Naming a chain creates it, or flushes it if it exists.
+/// Naming a chain creates or flushes it.
 fn create_table(new: &NewTable, seen: &Observed) -> String {
     let (table, id) = (&new.table, new.table.id());
     let Some(table_name) = iptables_table(&table.name) else {
@@ -120,7 +119,7 @@ fn create_table(new: &NewTable, seen: &Observed) -> String {
     section(table_name, &lines)
 }
 
-/// Returns the jumps to the table's chains: at the top of the built-in chains, with the tag.
+/// Jumps at the top of the built-in chains, with the tag.
 fn entry_jumps(new: &NewTable) -> impl Iterator<Item = String> {
     let comment = &new.comment;
     let tag = if comment.is_empty() {
@@ -135,7 +134,6 @@ fn entry_jumps(new: &NewTable) -> impl Iterator<Item = String> {
     })
 }
 
-/// Returns the jumps that exist once a table is written.
 pub(crate) fn jumps(new: &NewTable) -> Vec<Jump> {
     let jump = |line: String| {
         let (chain, rule) = line.strip_prefix("-I ")?.split_once(" 1 ")?;
@@ -173,13 +171,12 @@ fn chains_seen<'a>(id: &(TableFamily, String), seen: &'a Observed) -> Vec<&'a st
     chains.map(|chain| to_iptables_chain(&chain.name)).collect()
 }
 
-/// All chains are flushed before one is deleted, since they may refer to each other.
+/// Flushes all first, since they may refer to each other.
 fn flush_and_delete(chains: &[&str]) -> Vec<String> {
     let all = |verb: &'static str| chains.iter().map(move |chain| format!("-{verb} {chain}"));
     all("F").chain(all("X")).collect()
 }
 
-/// Deletes the foreign chains with these names.
 fn delete_chains(
     (family, ours): (TableFamily, &str),
     table_name: &str,
@@ -229,7 +226,7 @@ mod tests {
         }
     }
 
-    /// Returns the tables in the order of writing when all of inpod's tables are written.
+    /// Returns the order of writing all of inpod's tables.
     fn order(before: &[Table], after: &[Table]) -> Vec<String> {
         let new = |table: &Table| NewTable {
             table: table.clone(),

@@ -1,9 +1,8 @@
-//! Finds the rules of Istio's sidecar installer in iptables' tables
-//! (services/docs/facts/istio-sidecar.md, 4.3 and 4.4).
+//! Finds rules of Istio's sidecar installer in iptables' tables (services/docs/facts/istio-sidecar.md, 4.3 and 4.4).
 
 use super::save::{SavedRule, SavedTable};
 
-/// The installer's chains. The node agent has a chain named like the second one.
+/// The installer's. The node agent has one named like the second.
 const CHAINS: [&str; 8] = [
     "ISTIO_INBOUND",
     "ISTIO_OUTPUT",
@@ -15,7 +14,7 @@ const CHAINS: [&str; 8] = [
     "ISTIO_DROP",
 ];
 
-/// Returns the installer's chains in a table, without those of the node agent.
+/// Returns the installer's chains, without those of the node agent.
 pub(super) fn chains<'a>(saved: &'a SavedTable, incumbent: &[&str]) -> Vec<&'a str> {
     let chains = saved.chains.iter().map(String::as_str);
     chains
@@ -23,7 +22,7 @@ pub(super) fn chains<'a>(saved: &'a SavedTable, incumbent: &[&str]) -> Vec<&'a s
         .collect()
 }
 
-/// Returns the installer's rules in built-in chains that do not jump to its chains. Only valid in a
+/// Returns the installer's rules in built-in chains that do not jump to its chains. Valid only in a
 /// family with its chains.
 pub(super) fn standalone_rules(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     saved.rules.iter().filter(|rule| stands_alone(rule))
@@ -34,7 +33,7 @@ fn stands_alone(rule: &SavedRule) -> bool {
     match rule.chain.as_str() {
         "PREROUTING" => matches!(
             tokens.as_slice(),
-            // Excluded interfaces, virtual machines, and the marks for TPROXY.
+            // Excluded interfaces, virtual machines, marks for TPROXY.
             ["-i", _, "-j", "RETURN"]
                 | [
                     "-p",
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
     use crate::iptables::save::parse;
 
-    /// The installer's rules with TPROXY (services/docs/facts/istio-sidecar.md, 4.4.2), among rules of others.
+    /// The installer's, with TPROXY (services/docs/facts/istio-sidecar.md, 4.4.2), among rules of others.
     const MANGLE: &str = "*mangle\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_DIVERT - [0:0]\n\
         :THEIRS - [0:0]\n\
         -A PREROUTING -p tcp -j ISTIO_INBOUND\n\

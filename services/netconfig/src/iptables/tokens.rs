@@ -1,8 +1,8 @@
-//! Splits and joins arguments as `iptables-save` prints and `iptables-restore` reads them (`xtables_save_string` and
-//! `add_param_to_argv` of iptables): separated by white space, with double quotes around arguments that contain any,
-//! and with a backslash before quotes and backslashes within.
+//! Splits and joins arguments like `iptables-save` and `iptables-restore` (`xtables_save_string` and
+//! `add_param_to_argv` of iptables): white space separates, double quotes enclose arguments with white space, a
+//! backslash precedes quotes and backslashes.
 
-/// Splits a line. Returns `None` if a quote is not closed.
+/// Returns `None` if a quote is not closed.
 pub(super) fn split(line: &str) -> Option<Vec<String>> {
     let (mut tokens, mut token) = (Vec::new(), None::<String>);
     let (mut quoted, mut escaped) = (false, false);

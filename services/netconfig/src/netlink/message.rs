@@ -1,4 +1,4 @@
-//! The netlink message header (linux/netlink.h): length, type, flags, sequence number and port.
+//! The message header (linux/netlink.h): length, type, flags, sequence number, port.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use netlink_bindings::{
 
 use super::KernelError;
 
-/// NLMSG_ERROR: an error, or an acknowledgement if its number is 0.
+/// NLMSG_ERROR; an acknowledgement if its number is 0.
 const ERROR: u16 = 2;
 /// NLMSG_DONE: the end of a dump.
 const DONE: u16 = 3;
@@ -25,12 +25,11 @@ const ACK_ATTRIBUTES: u16 = 0x200;
 /// NLMSGERR_ATTR_MSG: the kernel's message.
 const ERROR_TEXT: u16 = 1;
 
-/// The position of the flags in the header.
 const FLAGS: std::ops::Range<usize> = 6..8;
 
 const HEADER_BYTES: usize = 16;
 
-/// Messages that are sent together, one of which is acknowledged.
+/// A batch of messages, one of which is acknowledged.
 #[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
@@ -41,7 +40,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Numbers the messages from the one after `sequence`.
+    /// Numbers messages from `sequence + 1`.
     pub(super) fn after(sequence: u32) -> Self {
         Self {
             bytes: Vec::new(),
@@ -56,7 +55,6 @@ impl Batch {
         self.push_with(request, 0);
     }
 
-    /// Requests an acknowledgement of the last message.
     pub(crate) fn acknowledge_last(&mut self) {
         let flags = self.bytes.get_mut(self.last_offset..);
         let flags = flags.and_then(|bytes| bytes.get_mut(FLAGS)?.first_chunk_mut::<2>());
@@ -69,7 +67,7 @@ impl Batch {
     pub(super) fn push_with<R: NetlinkRequest>(&mut self, request: &R, flags: u16) {
         let kind = match request.protocol() {
             Protocol::Raw { request_type, .. } => request_type,
-            // Generic netlink would have to resolve the family's id first; inpod does not use it.
+            // Its family's id would have to be resolved; inpod does not use it.
             Protocol::Generic(_) => 0,
         };
         self.last = self.last.wrapping_add(1);
@@ -102,15 +100,13 @@ impl Batch {
         self.acknowledged == Some(sequence)
     }
 
-    /// Returns whether an error with this number ends the transaction: it concerns the
-    /// acknowledged message or the whole batch, whose errors have the number of its first
-    /// message (nfnetlink_rcv_batch in net/netfilter/nfnetlink.c).
+    /// Returns whether the error ends the transaction: it is about the acknowledged message, or about the whole
+    /// batch, with the number of its first message (nfnetlink_rcv_batch in net/netfilter/nfnetlink.c).
     pub(super) fn ends_with(&self, sequence: u32) -> bool {
         self.first == sequence || self.is_acknowledged_at(sequence)
     }
 }
 
-/// A message from the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
     kind: u16,
@@ -119,7 +115,6 @@ pub(super) struct Message<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// The meaning of a message.
 #[derive(Debug)]
 pub(super) enum Answer {
     Ack,
@@ -128,7 +123,6 @@ pub(super) enum Answer {
     Data,
 }
 
-/// An error number with the kernel's message.
 #[derive(Debug)]
 pub(super) struct Refusal {
     errno: i32,
@@ -136,7 +130,6 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// Converts the refusal of an action into an error.
     pub(super) fn into_error(self, act: &str) -> KernelError {
         let source = io::Error::from_raw_os_error(self.errno);
         KernelError::new(act, source).with_message(self.error_text)
@@ -160,14 +153,13 @@ impl Message<'_> {
         }
     }
 
-    /// Returns the error number, which the kernel sends negated.
+    /// The kernel sends it negated.
     fn errno(&self) -> i32 {
         let bytes = self.payload.first_chunk().copied().unwrap_or_default();
         i32::from_ne_bytes(bytes).saturating_neg()
     }
 
-    /// Returns the kernel's message. Attributes follow the error number and the request's header; copies
-    /// of requests are disabled.
+    /// Attributes follow the error number and the request's header; copies of requests are disabled.
     fn error_text(&self) -> Option<String> {
         if self.flags & ACK_ATTRIBUTES == 0 {
             return None;
@@ -179,7 +171,7 @@ impl Message<'_> {
     }
 }
 
-/// Splits the result of one read into messages.
+/// Splits the result of one read.
 pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let (message, length) = parse(bytes)?;

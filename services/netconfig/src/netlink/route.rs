@@ -1,19 +1,19 @@
-//! Numbers of routes and ip rules (rtnetlink(7)), and their dumps.
+//! Numbers of routes and ip rules (rtnetlink(7)), and dumps.
 
 use netlink_bindings::traits::NetlinkRequest;
 
 use super::{KernelError, Socket};
 
-/// The origin of inpod's routes and ip rules: one of the unassigned numbers (rtnetlink(7), "rtm_protocol"; the
-/// well-known ones are in /etc/iproute2/rt_protos). It distinguishes them from equal ones of others, which inpod must
-/// not delete, and identifies them after a restart.
+/// The origin of inpod's routes and ip rules: an unassigned number (rtnetlink(7), "rtm_protocol"; known ones
+/// are in /etc/iproute2/rt_protos). It distinguishes them from equal foreign ones, which inpod must not
+/// delete, also after a restart.
 pub(crate) const PROTOCOL: u8 = 105;
 
 /// RTN_UNICAST and RTN_LOCAL of linux/rtnetlink.h.
 pub(crate) const TYPE_UNICAST: u8 = 1;
 pub(crate) const TYPE_LOCAL: u8 = 2;
 
-/// RT_SCOPE_UNIVERSE of linux/rtnetlink.h: the only scope of IPv6.
+/// RT_SCOPE_UNIVERSE of linux/rtnetlink.h: IPv6's only scope.
 pub(crate) const SCOPE_UNIVERSE: u8 = 0;
 /// RT_SCOPE_LINK and RT_SCOPE_HOST of linux/rtnetlink.h.
 pub(crate) const SCOPE_LINK: u8 = 253;
@@ -21,12 +21,11 @@ pub(crate) const SCOPE_HOST: u8 = 254;
 
 pub(crate) const TO_TABLE: u8 = 1; // FR_ACT_TO_TBL of linux/fib_rules.h
 
-/// Attempts to get a dump during which nothing changed.
+/// To get a dump during which nothing changed.
 const ATTEMPTS: usize = 8;
 
 impl Socket {
-    /// Dumps the routes or ip rules of a family as [`Socket::dump`] does, repeating dumps that were changed meanwhile.
-    /// Empty for IPv6 on kernels without IPv6.
+    /// Repeats dumps of routes or ip rules that changed meanwhile. Empty for IPv6 on kernels without it.
     pub(crate) fn dump_family<R: NetlinkRequest>(
         &mut self,
         act: &str,

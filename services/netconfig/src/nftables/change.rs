@@ -1,4 +1,4 @@
-//! Encodes tables, chains and rules as netlink messages of one transaction.
+//! Encodes tables, chains and rules as netlink messages.
 
 use netlink_bindings::nftables::{Nfgenmsg, Request};
 
@@ -13,10 +13,10 @@ use crate::{
     rules::{Chain, Rule, Table, TableFamily},
 };
 
-/// NFNL_SUBSYS_NFTABLES: whose transaction it is.
+/// NFNL_SUBSYS_NFTABLES (linux/netfilter/nfnetlink.h).
 const SUBSYSTEM: u16 = 10;
 
-/// Sends a transaction. The kernel rejects it as a whole if the generation has changed or any part is refused.
+/// The kernel rejects it as a whole if the generation has changed or any part is refused.
 pub(super) fn change(
     socket: &mut Socket,
     seen: &Observed,
@@ -42,7 +42,7 @@ pub(super) fn change(
     commit(socket, "change the tables", batch)
 }
 
-/// Begins a transaction that the kernel rejects if the generation has changed.
+/// The kernel rejects it if the generation has changed.
 pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
     let mut batch = socket.batch();
     let mut begin = Request::new().op_batch_begin_do(&batch_header());
@@ -51,7 +51,6 @@ pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
     batch
 }
 
-/// Ends and sends a transaction.
 pub(super) fn commit(socket: &mut Socket, act: &str, mut batch: Batch) -> Result<(), KernelError> {
     batch.acknowledge_last();
     batch.push(&Request::new().op_batch_end_do(&batch_header()));
@@ -64,7 +63,6 @@ pub(super) fn push_delete(batch: &mut Batch, family: TableFamily, name: &str) {
     batch.push(&request);
 }
 
-/// Adds a table without its contents.
 pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     let mut request = Request::new()
         .set_create()
@@ -75,7 +73,7 @@ pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     batch.push(&request);
 }
 
-/// Adds a table's chains and rules. The sets that rules refer to must exist already.
+/// The sets that rules refer to must exist already.
 pub(super) fn push_chains(batch: &mut Batch, table: &Table) {
     for chain in &table.chains {
         push_chain(batch, table, chain);

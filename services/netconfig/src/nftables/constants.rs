@@ -1,4 +1,4 @@
-//! The kernel's numbers and names for tables, chains and their properties.
+//! The kernel's numbers and names.
 
 use std::ffi::CStr;
 
@@ -6,16 +6,15 @@ use netlink_bindings::nftables::Nfgenmsg;
 
 use crate::rules::{Hook, Kind, Policy, TableFamily};
 
-/// NFPROTO_UNSPEC; in a dump request it stands for all families.
+/// NFPROTO_UNSPEC; in dump requests all families.
 const UNSPECIFIED: u8 = 0;
 const INET: u8 = 1; // NFPROTO_INET
 const IPV4: u8 = 2; // NFPROTO_IPV4
 const IPV6: u8 = 10; // NFPROTO_IPV6
 
-/// NFTNL_UDATA_TABLE_COMMENT: a table's user data is a list of (kind, length, value), in which nft stores comments.
+/// NFTNL_UDATA_TABLE_COMMENT: user data is a list of (kind, length, value), where nft stores comments.
 const UDATA_COMMENT: u8 = 0;
 
-/// Returns the header of messages about a table or its contents.
 pub(super) fn header(family: TableFamily) -> Nfgenmsg {
     of_family(match family {
         TableFamily::Inet => INET,
@@ -24,7 +23,6 @@ pub(super) fn header(family: TableFamily) -> Nfgenmsg {
     })
 }
 
-/// Returns the header of requests for tables of every family.
 pub(super) fn every_family() -> Nfgenmsg {
     of_family(UNSPECIFIED)
 }
@@ -36,7 +34,7 @@ fn of_family(nfgen_family: u8) -> Nfgenmsg {
     }
 }
 
-/// Returns a header's family, if it is one of IP: not bridge, arp or netdev.
+/// Returns `None` for bridge, arp and netdev.
 pub(super) fn family_of(header: &Nfgenmsg) -> Option<TableFamily> {
     let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
     let mut families = families.into_iter();
@@ -73,7 +71,7 @@ pub(super) fn kind_of(name: &CStr) -> Option<Kind> {
     kinds.into_iter().find(|kind| kind_name(*kind) == name)
 }
 
-/// Numbers of NF_DROP and NF_ACCEPT.
+/// Returns NF_DROP or NF_ACCEPT.
 pub(super) fn policy_number(policy: Policy) -> u32 {
     match policy {
         Policy::Drop => 0,

@@ -1,4 +1,4 @@
-//! Decodes the kernel's expressions. Any that differs from inpod's in some attribute becomes [`Op::Unknown`].
+//! Decodes the kernel's expressions. Any that differs from inpod's in some attribute is [`Op::Unknown`].
 
 use std::ffi::CStr;
 
@@ -32,7 +32,6 @@ const ADDRESS_GIVEN: u32 = 1;
 /// NF_NAT_RANGE_PROTO_SPECIFIED, set by the kernel if there is a port.
 const PORT_GIVEN: u32 = 2;
 
-/// Decodes the expressions of a rule.
 pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
     let elements = list.filter_map(Result::ok);
     elements
@@ -119,7 +118,7 @@ fn cmp(cmp: &IterableExprCmpAttrs<'_>) -> Option<Op> {
 fn bitwise(bitwise: &IterableExprBitwiseAttrs<'_>) -> Option<Op> {
     is_register(bitwise.get_sreg().ok()?)?;
     is_register(bitwise.get_dreg().ok()?)?;
-    // NFT_BITWISE_MASK_XOR; absent on kernels that have no other operation.
+    // NFT_BITWISE_MASK_XOR; absent on kernels without other operations.
     if bitwise.get_op().is_ok_and(|op| op != 0) {
         return None;
     }
@@ -145,7 +144,6 @@ fn immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
     }
 }
 
-/// Accepts only a port without an address.
 fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_register(tproxy.get_reg_port().ok()?)?;
     let number = tproxy.get_family().ok()?;
@@ -155,7 +153,7 @@ fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Tproxy(family))
 }
 
-/// Accepts only a plain lookup: not inverted, without a result.
+/// Accepts neither inversion nor a result.
 fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, LOOKUP_REGISTER)?)?;
@@ -166,7 +164,7 @@ fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Lookup(set))
 }
 
-/// Accepts only one address, without ports or flags that change its effect.
+/// Accepts one address, without ports or flags that change its effect.
 fn nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
     is_register(nat.get_reg_addr_min().ok()?)?;
     is_register(nat.get_reg_addr_max().unwrap_or(REGISTER))?;
@@ -191,7 +189,7 @@ fn number(data: &[u8], kind: u16) -> Option<u32> {
     Some(u32::from_be_bytes(bytes))
 }
 
-/// Accepts only one port, without flags that change its effect.
+/// Accepts one port, without flags that change its effect.
 fn redirect(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, REDIR_PORT_MIN)?)?;

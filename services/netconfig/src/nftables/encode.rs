@@ -1,5 +1,3 @@
-//! Encodes expressions for netlink.
-
 use netlink_bindings::{
     nftables::{PushExprAttrs, PushExprListAttrs},
     traits::Pusher,
@@ -8,7 +6,7 @@ use netlink_bindings::{
 
 use super::{lower::protocol_family, op::Op};
 
-/// NFT_REG_1, the only register that inpod's rules use.
+/// The only register of inpod's rules (NFT_REG_1).
 pub(super) const REGISTER: u32 = 1;
 pub(super) const VERDICT_REGISTER: u32 = 0; // NFT_REG_VERDICT
 pub(super) const ACCEPT: u32 = 1; // NF_ACCEPT
@@ -28,7 +26,6 @@ pub(super) const SOCKET_LEVEL: u16 = 3; // NFTA_SOCKET_LEVEL
 pub(super) const SOCKET_CGROUP: u32 = 3; // NFT_SOCKET_CGROUPV2
 pub(super) const SOURCE_NAT: u32 = 0; // NFT_NAT_SNAT
 
-/// Appends an expression to a rule.
 pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprListAttrs<P> {
     let elem = list.nested_elem();
     match op {
@@ -83,7 +80,7 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             let tproxy = elem.nested_data_tproxy().push_family(family);
             tproxy.push_reg_port(REGISTER).end_nested().end_nested()
         }
-        // Only in foreign tables. The kernel does not know the name and rejects the transaction.
+        // Only in foreign tables. The kernel rejects the unknown name.
         Op::Unknown(what) => elem.push_name_bytes(what.as_bytes()).end_nested(),
     }
 }
@@ -110,7 +107,7 @@ fn push_bitwise<P: Pusher>(elem: PushExprAttrs<P>, mask: &[u8], xor: &[u8]) -> P
     bitwise.end_nested().end_nested()
 }
 
-/// Encoded by hand, since the specification behind `netlink-bindings` 0.3.5 has wrong attribute numbers for `lookup`.
+/// Encodes by hand: the specification behind `netlink-bindings` 0.3.5 has wrong attribute numbers for `lookup`.
 fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
     let mut elem = elem.push_name(c"lookup");
     let bytes = elem.as_vec_mut();
@@ -128,7 +125,7 @@ fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
     elem.end_nested()
 }
 
-/// Encodes `redir` and `socket`, which the kernel's specification of nf_tables and thus `netlink-bindings` lacks.
+/// Encodes `redir` and `socket`, which the kernel's specification and `netlink-bindings` lack.
 fn push_raw<P: Pusher>(mut elem: PushExprAttrs<P>, attributes: &[(u16, u32)]) -> P {
     let bytes = elem.as_vec_mut();
     let data = push_nested_header(bytes, EXPR_DATA);

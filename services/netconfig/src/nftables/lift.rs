@@ -1,4 +1,4 @@
-//! Turns the kernel's expressions into rules; the inverse of [`super::lower`].
+//! Turns the kernel's expressions into rules; inverse of [`super::lower`].
 
 use std::net::IpAddr;
 
@@ -15,8 +15,7 @@ use crate::{
     rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// Translates a list of the kernel's expressions, taking the longest prefix that has a meaning each time. Expressions
-/// that inpod does not write become [`Expr::Unknown`].
+/// Repeatedly takes the longest meaningful prefix. Expressions that inpod does not write become [`Expr::Unknown`].
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
@@ -30,7 +29,6 @@ pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     Rule(exprs)
 }
 
-/// An expression and the remaining input.
 type Lifted<'a> = Option<(Expr, &'a [Op])>;
 
 fn tproxy(ops: &[Op]) -> Lifted<'_> {
@@ -59,7 +57,7 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
-/// Addresses are compared whole or, after a mask, as a network.
+/// Accepts whole addresses or, after a mask, networks.
 fn address(ops: &[Op]) -> Lifted<'_> {
     let (Expr::Version(family), rest) = two_ops(ops)? else {
         return None;
@@ -273,7 +271,7 @@ fn port(data: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(data.try_into().ok()?))
 }
 
-/// Requires the whole name with its padding: shorter data is a prefix match (`oifname "lo*"`).
+/// Requires whole names with padding: shorter data is a prefix match (`oifname "lo*"`).
 fn interface_name(data: &[u8]) -> Option<InterfaceName> {
     let data: &[u8; 16] = data.try_into().ok()?;
     let name = data.split(|byte| *byte == 0).next()?;

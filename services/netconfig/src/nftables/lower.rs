@@ -1,4 +1,4 @@
-//! Turns rules into the kernel's expressions; the inverse of [`super::lift`].
+//! Turns rules into the kernel's expressions; inverse of [`super::lift`].
 
 use std::net::IpAddr;
 
@@ -14,32 +14,27 @@ const IPV6: u8 = 10; // NFPROTO_IPV6
 pub(super) const STATE_NEW: u32 = 8; // NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h
 pub(super) const STATE_KNOWN: u32 = 2 | 4; // NF_CT_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED
 pub(super) const STATE_INVALID: u32 = 1; // NF_CT_STATE_INVALID_BIT
-/// Offset and length of the source address in an IPv4 header.
+/// Offset and length in an IPv4 header.
 const SOURCE_V4: (u32, u32) = (12, 4);
-/// Offset and length of the destination address in an IPv4 header.
 const DESTINATION_V4: (u32, u32) = (16, 4);
-/// Offset and length of the source address in an IPv6 header.
+/// Offset and length in an IPv6 header.
 const SOURCE_V6: (u32, u32) = (8, 16);
-/// Offset and length of the destination address in an IPv6 header.
 const DESTINATION_V6: (u32, u32) = (24, 16);
-/// Offset and length of the source port in TCP and UDP headers.
+/// Offset and length in TCP and UDP headers.
 pub(super) const SOURCE_PORT: (u32, u32) = (0, 2);
-/// Offset and length of the destination port in TCP and UDP headers.
 pub(super) const DESTINATION_PORT: (u32, u32) = (2, 2);
-/// Offset and length of the flags in a TCP header.
+/// Offset and length in a TCP header.
 pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
-/// The flags FIN, SYN, RST and ACK.
+/// FIN, SYN, RST and ACK.
 pub(super) const TCP_FLAGS_MASK: u8 = 0x17;
 pub(super) const SYN: u8 = 0x02;
-/// (uid_t) -1, which no user has. Loading the owner ends the rule if the packet has no socket
-/// (nft_meta_get_eval_skugid in net/netfilter/nft_meta.c), and this comparison is true for all others. Without a
-/// comparison, nft would not list the expression.
+/// (uid_t) -1, which no user has. Loading the owner ends the rule if there is no socket (nft_meta_get_eval_skugid in
+/// net/netfilter/nft_meta.c), and this comparison is true otherwise. Without one, nft would not list the expression.
 pub(super) const INVALID_UID: u32 = u32::MAX;
 pub(super) const LABEL_BYTES: usize = 16; // NF_CT_LABELS_MAX_SIZE
-/// IFNAMSIZ: interface names are compared with their padding.
+/// IFNAMSIZ: names are compared with their padding.
 const INTERFACE_NAME_BYTES: usize = 16;
 
-/// Returns the kernel's expressions for a rule.
 pub(crate) fn lower(rule: &Rule) -> Vec<Op> {
     rule.0.iter().flat_map(lower_expr).collect()
 }
@@ -100,7 +95,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
     }
 }
 
-/// If there is no socket, the rule ends before it sets the mark.
+/// Without a socket, the rule ends before it sets the mark.
 fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     let mut ops = vec![Op::Immediate(port.to_be_bytes().into()), Op::Tproxy(family)];
     ops.extend(set_mark(mark));
@@ -108,7 +103,7 @@ fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     ops
 }
 
-/// In an inet table, an address can only be loaded once the packet is known to be of its family.
+/// In an inet table, an address can only be loaded once the family is certain.
 fn address<C: Fn(Vec<u8>) -> Op>(network: Network, field: (u32, u32), compare: C) -> Vec<Op> {
     let mut ops = version(network.family());
     ops.push(payload(Base::Network, field));
@@ -146,7 +141,7 @@ pub(super) fn destination_of(family: Family) -> (u32, u32) {
     }
 }
 
-/// Numbers of IPPROTO_TCP and IPPROTO_UDP.
+/// Returns IPPROTO_TCP or IPPROTO_UDP.
 pub(super) fn protocol(transport: Transport) -> u8 {
     match transport {
         Transport::Tcp => 6,
@@ -178,7 +173,7 @@ fn labelled(label: u8) -> Vec<Op> {
     vec![Op::Ct(Ct::Labels), mask, not(none)]
 }
 
-/// Returns the bit of a label. Labels are bits of native 32-bit numbers.
+/// Labels are bits of native 32-bit numbers.
 pub(super) fn labels(label: u8) -> Vec<u8> {
     let words = (0..LABEL_BYTES / 4).map(|word| {
         let is_here = usize::from(label / 32) == word;
@@ -207,7 +202,6 @@ fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {
     vec![load, mask, compare(number(mark.value()))]
 }
 
-/// Inserts the mark's bits into the register.
 fn with_bits(mark: Mark) -> Op {
     Op::Bitwise {
         mask: number(!mark.mask()),

@@ -1,27 +1,22 @@
 use crate::family::Family;
 
-/// An expression as the kernel stores it. inpod's use only one register.
+/// An expression as stored. inpod's rules use only one register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Loads a property of the packet.
     Meta(Meta),
-    /// Sets a property of the packet.
     SetMeta(Meta),
-    /// Loads a property of the packet's connection.
     Ct(Ct),
-    /// Sets a property of the packet's connection.
     SetCt(Ct),
-    /// Loads bytes of the packet.
     Payload {
         base: Base,
         offset: u32,
         len: u32,
     },
-    /// Loads the id of the cgroup of the packet's socket, or of its ancestor at that level.
+    /// Loads the id of the socket's cgroup, or of its ancestor at that level.
     SocketCgroup(u32),
-    /// Ends the rule unless the set contains the register.
+    /// Ends the rule unless the register is in the set.
     Lookup(String),
-    /// Ends the rule unless the register is (or is not) equal to the data.
+    /// Ends the rule unless the register (un)equals the data.
     Cmp {
         equal: bool,
         data: Vec<u8>,
@@ -31,23 +26,21 @@ pub(crate) enum Op {
         mask: Vec<u8>,
         xor: Vec<u8>,
     },
-    /// Loads a constant into the register.
     Immediate(Vec<u8>),
     /// Counts packets. inpod ignores the counts.
     Counter,
     Accept,
     Drop,
-    /// Redirects the connection to the port in the register.
+    /// To the port in the register.
     Redirect,
-    /// Rewrites the connection's source to the address in the register.
+    /// To the address in the register.
     SourceNat(Family),
-    /// Delivers the packet to the transparent socket on the port in the register; ends the rule if there is none.
+    /// Delivers to the transparent socket on the port in the register; ends the rule without one.
     Tproxy(Option<Family>),
-    /// An expression that inpod does not write.
     Unknown(String),
 }
 
-/// The packet properties that inpod's rules use (enum nft_meta_keys in linux/netfilter/nf_tables.h).
+/// Properties in inpod's rules (enum nft_meta_keys in linux/netfilter/nf_tables.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meta {
     Mark,
@@ -79,7 +72,7 @@ impl Meta {
     }
 }
 
-/// The connection properties that inpod's rules use (enum nft_ct_keys).
+/// Properties in inpod's rules (enum nft_ct_keys).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ct {
     State,
@@ -105,7 +98,7 @@ impl Ct {
     }
 }
 
-/// The header that an offset counts from (enum nft_payload_bases).
+/// Headers that offsets count from (enum nft_payload_bases).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
     Network,

@@ -1,5 +1,3 @@
-//! Reads tables, chains and rules over netlink.
-
 use std::ffi::CStr;
 
 use netlink_bindings::{
@@ -22,10 +20,9 @@ use crate::{
     rules::{Base, Chain, Policy, Rule, Table, TableFamily},
 };
 
-/// Attempts to read a consistent snapshot.
 const ATTEMPTS: usize = 8;
 
-/// Reads the named tables with their contents, in this order, as a consistent snapshot.
+/// Reads the named tables in this order, as a consistent snapshot.
 pub(super) fn read(
     socket: &mut Socket,
     names: &'static [&'static str],
@@ -77,11 +74,10 @@ pub(super) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-/// The tables of a netns, still without their contents.
+/// The tables, still without their contents.
 struct Found {
-    /// The requested tables, in the requested order.
     tables: Vec<ObservedTable>,
-    /// Names of the tables of Istio's node agent, then of its sidecar installer.
+    /// Of Istio's node agent, then of its sidecar installer.
     incumbent: Vec<String>,
     sidecar: Vec<String>,
 }
@@ -108,7 +104,7 @@ fn read_tables(socket: &mut Socket, wanted: &'static [&'static str]) -> Result<F
     })
 }
 
-/// Returns the names of chains in the families that iptables-nft uses.
+/// Reads the families that iptables-nft uses.
 pub(super) fn chains_of_iptables(socket: &mut Socket) -> Result<Vec<String>, KernelError> {
     let request = Request::new().op_getchain_dump(&every_family());
     let payloads = socket.dump("read the chains", &request)?;

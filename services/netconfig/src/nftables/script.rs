@@ -5,7 +5,7 @@ use crate::{
     rules::TableFamily,
 };
 
-/// Renders a change as a script for `nft -f`, which applies it in one transaction, too.
+/// Renders for `nft -f`, in one transaction, too.
 pub(super) fn script(seen: &Observed, change: &Change) -> String {
     let ours = change.delete.iter();
     let mut lines: Vec<_> = ours
@@ -20,12 +20,11 @@ pub(super) fn script(seen: &Observed, change: &Change) -> String {
     lines.concat()
 }
 
-/// The tag becomes the table's comment.
 fn create(new: &NewTable) -> String {
     let text = new.table.to_string();
     let (head, body) = text.split_once('\n').unwrap_or((&text, ""));
     let mut script = format!("{head}\n");
-    // Writing to a string cannot fail.
+    // Writing to strings cannot fail.
     let _ = writeln!(script, "\tcomment \"{}\"", new.comment);
     script + body
 }

@@ -1,5 +1,3 @@
-//! Address sets with comments, and tables that contain them.
-
 use std::{collections::BTreeMap, net::IpAddr};
 
 use netlink_bindings::{
@@ -22,13 +20,13 @@ use crate::{
     rules::{Table, TableFamily},
 };
 
-/// nft's numbers for the types ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h), and their lengths.
+/// nft's ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h), and their lengths.
 const TYPES: [(Family, u32, u32); 2] = [(Family::V4, 7, 4), (Family::V6, 8, 16)];
 
-/// A netlink attribute holds at most 64 KiB, and an element with the longest comment takes 300 bytes.
+/// An attribute holds at most 64 KiB, an element with the longest comment takes 300 bytes.
 const ELEMENTS_PER_MESSAGE: usize = 128;
 
-/// A set of addresses of one family, in an inet table.
+/// A set in an inet table, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressSet {
     pub(crate) table: &'static str,
@@ -36,17 +34,16 @@ pub(crate) struct AddressSet {
     pub(crate) family: Family,
 }
 
-/// A change to a set's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edit<'a> {
-    /// Adds an address that is not in the set, with a comment.
+    /// Must not be in the set.
     Add(AddressSet, IpAddr, &'a str),
-    /// Deletes an address that is in the set.
+    /// Must be in the set.
     Delete(AddressSet, IpAddr),
 }
 
 impl Nftables {
-    /// Reads a table with its contents, except for the elements of its sets.
+    /// Reads all but the elements of its sets.
     pub(crate) fn read_table(
         &mut self,
         names: &'static [&'static str],
@@ -54,12 +51,12 @@ impl Nftables {
         read::read(&mut self.socket, names)
     }
 
-    /// Returns the kernel's count of changes to the netns's packet filter.
+    /// Returns the kernel's count of packet filter changes.
     pub(crate) fn generation(&mut self) -> Result<u32, KernelError> {
         read::generation(&mut self.socket)
     }
 
-    /// Returns an address's comment, which may be empty. `None` if the address, set or table does not exist.
+    /// Returns `None` if address, set or table is missing. May be empty.
     pub(crate) fn comment_of(
         &mut self,
         set: AddressSet,
@@ -87,7 +84,6 @@ impl Nftables {
         }
     }
 
-    /// Returns all elements of a set with their comments.
     pub(crate) fn elements(
         &mut self,
         set: AddressSet,
@@ -106,8 +102,8 @@ impl Nftables {
         Ok(found)
     }
 
-    /// Changes sets in one transaction. The kernel rejects it if the generation has changed, if an address to add
-    /// exists, or if one to delete does not.
+    /// Edits in one transaction, rejected if the generation has changed, an address to add exists, or one
+    /// to delete does not.
     pub(crate) fn edit(&mut self, generation: u32, edits: &[Edit<'_>]) -> Result<(), KernelError> {
         let mut batch = change::begin(&self.socket, generation);
         for edit in edits {
@@ -121,7 +117,7 @@ impl Nftables {
         change::commit(&mut self.socket, "change the probe set", batch)
     }
 
-    /// Replaces a table with its sets and their elements in one transaction.
+    /// Replaces it with sets and elements in one transaction.
     pub(crate) fn replace_table(
         &mut self,
         seen: &Observed,
@@ -144,7 +140,6 @@ impl Nftables {
         change::commit(&mut self.socket, "write the probe table", batch)
     }
 
-    /// Deletes a table with its contents.
     pub(crate) fn delete_table(&mut self, seen: &Observed) -> Result<(), KernelError> {
         let mut batch = change::begin(&self.socket, seen.generation);
         for (family, name) in seen.ids() {
@@ -154,7 +149,7 @@ impl Nftables {
     }
 }
 
-/// The id refers to the set within the transaction.
+/// The id is valid within the transaction.
 fn push_set(batch: &mut Batch, set: AddressSet, id: u32) {
     let mut types = TYPES.into_iter();
     let Some((_, kind, length)) = types.find(|(family, ..)| *family == set.family) else {
@@ -207,7 +202,7 @@ fn key(elem: &IterableSetelemAttrs<'_>, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Element comments are encoded like table comments (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
+/// Decodes like table comments (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
 fn comment(elem: &IterableSetelemAttrs<'_>) -> String {
     let comment = elem.get_userdata().ok().and_then(decode_comment);
     comment.unwrap_or_default()

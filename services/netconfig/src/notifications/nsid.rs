@@ -1,6 +1,6 @@
-//! The nsid: the number by which one netns refers to another. Notifications from another netns carry it.
+//! The nsid: the number by which one netns refers to another, as notifications do.
 //!
-//! An nsid lasts as long as the netns that it refers to and cannot be revoked. The kernel may then reuse it.
+//! It lasts as long as its netns and cannot be revoked. The kernel may then reuse it.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -16,12 +16,12 @@ use crate::netlink::{KernelError, Socket};
 /// NETNSA_NSID and NETNSA_FD of linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
-/// NETNSA_NSID_NOT_ASSIGNED: in a request any free nsid, in a reply none.
+/// NETNSA_NSID_NOT_ASSIGNED: any free nsid in requests, none in replies.
 const NSID_NOT_ASSIGNED: i32 = -1;
-/// A struct rtgenmsg with its padding, all of it zero (AF_UNSPEC).
+/// struct rtgenmsg with padding, all zero (AF_UNSPEC).
 const HEADER: [u8; 4] = [0; 4];
 
-/// Returns the nsid of `netns` in this process's netns. Assigns one if there is none.
+/// Assigns one in this process's netns if there is none.
 pub(super) fn nsid_of(netns: &Netns) -> Result<i32, KernelError> {
     let act = "assign an nsid to the netns";
     let socket = Socket::open(SockProtocol::NetlinkRoute);
@@ -41,7 +41,7 @@ fn parse_nsid(answer: &[u8]) -> Option<i32> {
     (nsid != NSID_NOT_ASSIGNED).then_some(nsid)
 }
 
-/// An RTM_NEWNSID or RTM_GETNSID request for the netns of a descriptor.
+/// An RTM_NEWNSID or RTM_GETNSID for a descriptor's netns.
 struct Request {
     kind: u16,
     payload: Vec<u8>,
@@ -80,7 +80,7 @@ impl NetlinkRequest for Request {
     }
 }
 
-/// Encodes a struct nlattr: length and kind, then the value (netlink(7)).
+/// Encodes struct nlattr: length and kind, then the value (netlink(7)).
 fn attribute(kind: u16, value: [u8; 4]) -> [u8; 8] {
     let ([l0, l1], [k0, k1]) = (8_u16.to_ne_bytes(), kind.to_ne_bytes());
     let [v0, v1, v2, v3] = value;

@@ -1,4 +1,4 @@
-//! The queue of pending reads, shared by the receivers and the reader.
+//! The pending reads, shared by the receivers and the reader.
 
 use std::{
     collections::hash_map::RandomState,
@@ -20,7 +20,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Creates a queue that has each netns read every `period` even without notifications.
+    /// Creates a queue that reads each netns every `period` even without notifications.
     pub(crate) fn new(period: Duration) -> Self {
         Self {
             schedule: Mutex::new(Schedule::new(period)),
@@ -31,7 +31,7 @@ impl Queue {
 
     pub(crate) fn add(&self, sandbox: &SandboxRef) {
         let now = Instant::now();
-        // Spreads the periodic reads: claims that began together must not always be read together.
+        // Spreads periodic reads: claims that began together must not always be read together.
         let phase = self.random.hash_one((sandbox, now)) % 1000;
         let phase = u32::try_from(phase).unwrap_or_default();
         self.lock().add(sandbox.clone(), phase, now);
@@ -43,7 +43,6 @@ impl Queue {
         self.wakeup.notify_one();
     }
 
-    /// Schedules a read of a netns that may have changed.
     pub(crate) fn mark_changed(&self, sandbox: &SandboxRef) {
         let is_sooner = self.lock().mark_changed(sandbox, Instant::now());
         if is_sooner {
@@ -51,13 +50,11 @@ impl Queue {
         }
     }
 
-    /// Schedules a read of every claimed netns.
     pub(crate) fn mark_all_changed(&self) {
         self.lock().mark_all_changed(Instant::now());
         self.wakeup.notify_one();
     }
 
-    /// Schedules another read after a delay.
     pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
         let is_sooner = self.lock().request_read(sandbox, Instant::now() + after);
         if is_sooner {
@@ -65,7 +62,6 @@ impl Queue {
         }
     }
 
-    /// Waits for the next work.
     pub(super) async fn next(&self) -> Work {
         loop {
             let (work, next) = {
@@ -82,7 +78,7 @@ impl Queue {
         }
     }
 
-    /// A poisoned lock is safe to use: the schedule holds nothing but times.
+    /// Poisoning is harmless: the schedule holds nothing but times.
     fn lock(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Reads a claimed netns under its lock, and publishes its state if it changed.
+//! Reads a claimed netns under its lock, and publishes a changed state.
 
 use std::sync::Arc;
 
@@ -12,7 +12,6 @@ use crate::{
     metrics::DriftMetrics,
 };
 
-/// Reads claimed netns. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     claims: Arc<Claims>,
@@ -20,14 +19,12 @@ pub(crate) struct Reader {
     counts: DriftMetrics,
 }
 
-/// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadOutcome {
-    /// Another operation holds the lock.
     Busy,
-    /// The netns was read, or is no longer claimed.
+    /// Read, or no longer claimed.
     Read,
-    /// The kernel returned an error, or concurrent changes made every attempt void.
+    /// The kernel failed, or concurrent changes voided every attempt.
     Failed,
 }
 
@@ -44,14 +41,13 @@ impl Reader {
         &self.claims
     }
 
-    /// Waits for the lock and reads. Returns `None` if the sandbox has no claim.
+    /// Waits for the lock. `None` without a claim.
     pub(crate) async fn read(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
         let change_lock = Arc::clone(&claim.change_lock).lock_owned().await;
         self.read_locked(change_lock, claim).await.0
     }
 
-    /// Reads unless the lock is held.
     pub(super) async fn try_read(&self, claim: Arc<Claim>) -> ReadOutcome {
         let Ok(change_lock) = Arc::clone(&claim.change_lock).try_lock_owned() else {
             return ReadOutcome::Busy;
@@ -59,7 +55,7 @@ impl Reader {
         self.read_locked(change_lock, claim).await.1
     }
 
-    /// Holds the lock until the kernel has replied, even if the caller's future is dropped.
+    /// Keeps the lock until the kernel has replied, even if the caller's future is dropped.
     async fn read_locked(
         &self,
         change_lock: OwnedMutexGuard<()>,
@@ -89,8 +85,8 @@ impl Reader {
         }
     }
 
-    /// Publishes a netns that cannot be read as one without rules. A read that failed because of concurrent changes
-    /// proves nothing: the last known state stays.
+    /// Publishes an unreadable netns as one without rules. Failure by concurrent changes proves nothing:
+    /// the last state stays.
     fn publish_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
         let is_race = matches!(error, VerifyError::Backend(error) if error.is_race());
         let known = self.claims.last_published(claim).filter(|_| is_race);

@@ -1,4 +1,4 @@
-//! Tasks that receive notifications, one per socket, and schedule reads.
+//! Tasks that receive notifications, one per socket.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::metrics::DriftMetrics;
 
-/// Number of messages after which a task yields to others of its thread.
+/// Messages after which a task yields.
 const MAX_BATCH: usize = 64;
 
 pub(super) fn start(
@@ -31,7 +31,7 @@ pub(super) fn start(
     sockets?.into_iter().map(start_task).collect()
 }
 
-/// A running task. Dropping it aborts the task, which closes the socket.
+/// A task that is aborted on drop, which closes the socket.
 #[derive(Debug)]
 pub(super) struct ReceiverTask(JoinHandle<()>);
 
@@ -41,8 +41,7 @@ impl Drop for ReceiverTask {
     }
 }
 
-/// The claimed netns by their nsids. Other nsids have no claim: the node has other netns, and an nsid outlives the
-/// claim that it was assigned for.
+/// Nsids of claimed netns only: the node has other netns, and an nsid outlives its claim.
 #[derive(Debug, Default)]
 pub(super) struct NsidMap(Mutex<BTreeMap<i32, SandboxRef>>);
 
@@ -51,7 +50,7 @@ impl NsidMap {
         self.lock().insert(nsid, sandbox);
     }
 
-    /// Removes an nsid, unless another claim has it by now.
+    /// Keeps it if another claim has it by now.
     pub(super) fn remove(&self, nsid: i32, sandbox: &SandboxRef) {
         let mut nsids = self.lock();
         if nsids.get(&nsid) == Some(sandbox) {
@@ -63,13 +62,12 @@ impl NsidMap {
         self.lock().get(&nsid).cloned()
     }
 
-    /// A poisoned lock is safe to use: every change is a single call of the map.
+    /// Poisoning is harmless: every change is a single call of the map.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, SandboxRef>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The netns that a socket receives notifications of.
 #[derive(Debug)]
 pub(super) enum Scope {
     OneNetns(SandboxRef),
@@ -87,7 +85,7 @@ impl NotificationReceiver {
     async fn run(self, socket: Socket) {
         loop {
             if let Err(error) = self.drain(&socket).await {
-                // Either the runtime is shutting down, or the kernel is out of memory.
+                // The runtime is shutting down, or the kernel is out of memory.
                 tracing::error!(%error, "Cannot receive kernel notifications");
                 self.mark_scope_changed();
                 tokio::time::sleep(RETRY_INTERVAL).await;
@@ -97,9 +95,9 @@ impl NotificationReceiver {
 
     /// Receives all pending notifications, then waits for more.
     ///
-    /// The kernel reports once that it drops, and continues to drop until the socket is empty (netlink_overrun and
-    /// netlink_rcv_wake in net/netlink/af_netlink.c). A read before that point may be too early, so that everything is
-    /// marked again at the end. It is marked at the report as well, since the socket may never become empty.
+    /// The kernel reports once that it drops, and drops until the socket is empty (netlink_overrun and
+    /// netlink_rcv_wake in net/netlink/af_netlink.c). A read before that may be too early: everything is marked again
+    /// at the end. It is marked at the report, too, since the socket may never become empty.
     async fn drain(&self, socket: &Socket) -> io::Result<()> {
         let mut has_overrun = false;
         for count in 1_usize.. {

@@ -1,4 +1,4 @@
-//! The schedule of reads: decides when to read which claimed netns. Does no I/O.
+//! Decides when to read which claimed netns. Does no I/O.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,19 +7,18 @@ use std::{
 
 use inpod_types::{NetnsId, SandboxRef};
 
-/// Delay between the first notification and the read, to coalesce changes: a transaction causes several notifications,
-/// and an apply several transactions.
+/// From the first notification to the read: a transaction causes several, and an apply several transactions.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
-/// Minimum time between two reads of one netns: a pod that keeps changing its own netns must not keep netconfig busy.
+/// Between reads of one netns: a pod that keeps changing its own must not keep netconfig busy.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Minimum time between two reads of all netns.
+/// Between reads of all netns.
 const MIN_FULL_READ_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// A claim ended: its subscription has to be closed, since it may hold the netns.
+    /// Its subscription has to be closed, since it may hold the netns.
     Ended(SandboxRef, NetnsId),
     Read(SandboxRef),
 }
@@ -28,18 +27,15 @@ pub(crate) enum Work {
 pub(super) struct Schedule {
     claims: BTreeMap<SandboxRef, ReadTimes>,
     ended: VecDeque<(SandboxRef, NetnsId)>,
-    /// Interval of reads without notifications.
+    /// Of reads without notifications.
     period: Duration,
-    /// Time of the last or the next read of all netns.
+    /// Last or next read of all netns.
     full_read: Option<Instant>,
 }
 
-/// The read times of one claim.
 #[derive(Debug)]
 struct ReadTimes {
-    /// Time of the next read that was requested.
     requested: Option<Instant>,
-    /// Time of the next periodic read.
     periodic: Instant,
     last_read: Option<Instant>,
 }
@@ -50,7 +46,7 @@ impl ReadTimes {
         requested.min(self.periodic)
     }
 
-    /// Requests a read at a time, unless an earlier one is pending. Returns whether the next read is now sooner.
+    /// Keeps an earlier one. Returns whether the next read is now sooner.
     fn request_read(&mut self, at: Instant) -> bool {
         let before = self.due();
         self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
@@ -68,8 +64,7 @@ impl Schedule {
         }
     }
 
-    /// Adds a claim: it is read soon, and then periodically at an offset of its own, `phase` thousandths of
-    /// the period from now.
+    /// Reads it soon, and then periodically at an offset of its own: `phase` thousandths of the period.
     pub(super) fn add(&mut self, sandbox: SandboxRef, phase: u32, now: Instant) {
         let times = ReadTimes {
             requested: Some(now + COALESCE_DELAY),
@@ -84,7 +79,7 @@ impl Schedule {
         self.ended.push_back((sandbox.clone(), netns));
     }
 
-    /// Schedules a read after a change. Returns whether the next read is now sooner.
+    /// Returns whether the next read is now sooner.
     pub(super) fn mark_changed(&mut self, sandbox: &SandboxRef, now: Instant) -> bool {
         let Some(times) = self.claims.get_mut(sandbox) else {
             return false;
@@ -93,13 +88,12 @@ impl Schedule {
         times.request_read(earliest.max(now + COALESCE_DELAY))
     }
 
-    /// Schedules a read at a time. Returns whether the next read is now sooner.
+    /// Returns whether the next read is now sooner.
     pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant) -> bool {
         let times = self.claims.get_mut(sandbox);
         times.is_some_and(|times| times.request_read(at))
     }
 
-    /// Schedules a read of every netns.
     pub(super) fn mark_all_changed(&mut self, now: Instant) {
         let at = match self.full_read {
             Some(pending) if pending > now => pending,
@@ -112,7 +106,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the work that has been due for the longest time, and removes it from the schedule.
+    /// Removes and returns the work that has been due longest.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<Work> {
         if let Some((sandbox, netns)) = self.ended.pop_front() {
             return Some(Work::Ended(sandbox, netns));
@@ -128,7 +122,6 @@ impl Schedule {
         Some(Work::Read(sandbox.clone()))
     }
 
-    /// Returns the time of the next scheduled read.
     pub(super) fn next_due_at(&self) -> Option<Instant> {
         self.claims.values().map(ReadTimes::due).min()
     }

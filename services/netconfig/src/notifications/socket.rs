@@ -1,6 +1,6 @@
-//! A netlink socket that receives change notifications.
+//! A netlink socket for change notifications.
 //!
-//! The content of a notification is ignored: it causes a read, and the read shows the state.
+//! Their content is ignored: the read that they cause shows the state.
 
 use std::{
     io::{self, IoSliceMut},
@@ -17,7 +17,7 @@ use nix::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 sockopt_impl!(
-    /// Also receive notifications of every netns that has an nsid here, with that nsid (netlink(7)).
+    /// Includes every netns that has an nsid here (netlink(7)).
     ListenAllNsids,
     SetOnly,
     libc::SOL_NETLINK,
@@ -28,7 +28,7 @@ sockopt_impl!(
 /// The multicast groups of one socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Topic {
-    /// Transactions of nf_tables, which includes those of iptables-nft.
+    /// Transactions of nf_tables, including iptables-nft.
     Filter,
     /// Routes and ip rules, IPv4 and IPv6.
     Routing,
@@ -44,7 +44,7 @@ impl Topic {
         }
     }
 
-    /// Returns the groups as a mask: group n is bit n - 1 (linux/netfilter/nfnetlink.h, linux/rtnetlink.h).
+    /// Returns group n as bit n - 1 (linux/netfilter/nfnetlink.h, linux/rtnetlink.h).
     fn groups(self) -> u32 {
         let numbers: &[u32] = match self {
             // NFNLGRP_NFTABLES.
@@ -58,22 +58,21 @@ impl Topic {
     }
 }
 
-/// The outcome of one receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// A change in the netns of that nsid, or in the socket's own without one.
+    /// Without an nsid: in the socket's own netns.
     Change(Option<i32>),
-    /// The buffer was full, and the kernel dropped notifications (ENOBUFS).
+    /// The buffer was full: notifications are lost (ENOBUFS).
     Overrun,
     Empty,
 }
 
-/// A socket that is not registered with a runtime yet. An open socket keeps its netns alive.
+/// A socket not registered with a runtime. While open it keeps its netns alive.
 #[derive(Debug)]
 pub(super) struct UnpolledSocket(OwnedFd);
 
 impl UnpolledSocket {
-    /// Opens a socket in the calling thread's netns, with a receive buffer of `buffer_bytes`.
+    /// Opens it in the calling thread's netns.
     pub(super) fn open(topic: Topic, buffer_bytes: usize, all_nsids: bool) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let protocol = topic.protocol();
@@ -81,14 +80,14 @@ impl UnpolledSocket {
         if all_nsids {
             setsockopt(&fd, ListenAllNsids, &true)?;
         }
-        // RcvBufForce may exceed net.core.rmem_max, but root of a user namespace may not use it.
+        // May exceed net.core.rmem_max, but root of a user namespace may not use it.
         setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, topic.groups()))?;
         Ok(Self(fd))
     }
 
-    /// Registers the socket with the runtime of the calling task.
+    /// With the calling task's runtime.
     #[expect(
         deprecated,
         reason = "its successor is an unsafe function; what that demands, a descriptor that stays open and the same, an OwnedFd is"
@@ -99,20 +98,18 @@ impl UnpolledSocket {
     }
 }
 
-/// A socket that is registered with a runtime.
 #[derive(Debug)]
 pub(super) struct Socket(AsyncFd<OwnedFd>);
 
 impl Socket {
-    /// Waits until the socket may have messages.
+    /// Waits until there may be messages.
     pub(super) async fn ready(&self) -> io::Result<()> {
         let mut guard = self.0.ready(Interest::READABLE | Interest::ERROR).await?;
-        // New messages set the readiness again, and the caller receives the present ones until it is empty.
+        // New messages set it again, and the caller empties the socket.
         guard.clear_ready();
         Ok(())
     }
 
-    /// Receives one message without blocking.
     pub(super) fn receive(&self) -> io::Result<Received> {
         match receive_message(self.0.get_ref()) {
             Ok(nsid) => Ok(Received::Change(nsid)),
@@ -123,7 +120,7 @@ impl Socket {
     }
 }
 
-/// Receives one message. The kernel drops the part that does not fit into the buffer.
+/// The kernel drops what exceeds the buffer.
 fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
     let mut byte = [0; 1];
     let mut control = cmsg_space!(i32);
@@ -141,7 +138,6 @@ fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
     }
 }
 
-/// Returns the nsid that a control message carries.
 fn parse_nsid(control: &ControlMessageOwned) -> Option<i32> {
     let ControlMessageOwned::Unknown(unknown) = control else {
         return None;

@@ -1,8 +1,8 @@
-//! The sockets that receive the notifications of each claimed netns.
+//! The sockets that receive each claimed netns's notifications.
 //!
-//! Two sockets in this process's own netns receive the notifications of all claimed netns, which carry their nsid.
-//! Where the kernel refuses that (it takes CAP_NET_BROADCAST), two sockets are opened in each claimed netns. These keep
-//! the netns alive (services/docs/facts/kernel.md, 7), as the claim itself does, and are closed with the claim.
+//! Two sockets in this process's netns receive those of all claimed netns, with their nsid. Where the kernel refuses
+//! that (it takes CAP_NET_BROADCAST), two are opened in each claimed netns. These keep it alive
+//! (services/docs/facts/kernel.md, 7), as the claim does, and are closed with the claim.
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
@@ -17,14 +17,14 @@ use super::{
 };
 use crate::{claims::Claim, metrics::DriftMetrics};
 
-/// Receive buffer of a socket in a claimed netns: it receives from that netns only, and there are two of them for each.
+/// Of a socket in a claimed netns: two for each, for that netns only.
 const OWN_BUFFER_BYTES: usize = 256 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// Set to `false` to open sockets in each netns, as if the kernel had refused shared ones.
+    /// `false` opens sockets in each netns, as if the kernel had refused.
     pub(crate) shared: bool,
-    /// Receive buffer of a shared socket (SO_RCVBUF; the kernel doubles the value, and counts its own overhead too).
+    /// Of a shared socket (SO_RCVBUF; the kernel doubles it, and counts its overhead).
     pub(crate) buffer_bytes: usize,
 }
 
@@ -37,14 +37,13 @@ pub(crate) struct Subscriptions {
     open: BTreeMap<SandboxRef, Subscription>,
 }
 
-/// The shared sockets, and the nsids of claimed netns.
+/// The shared sockets, with the nsids of claimed netns.
 #[derive(Debug)]
 struct Shared {
     nsids: Arc<NsidMap>,
     _tasks: Vec<ReceiverTask>,
 }
 
-/// The subscription of one claimed netns.
 #[derive(Debug)]
 struct Subscription {
     netns: NetnsId,
@@ -58,7 +57,7 @@ enum Source {
 }
 
 impl Subscriptions {
-    /// Opens the shared sockets. Must be called within a runtime, on a thread in the netns whose nsids are used.
+    /// Must be called within a runtime, on a thread in the netns whose nsids are used.
     pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: DriftMetrics) -> Self {
         let shared = if options.shared {
             Shared::open(options.buffer_bytes, &queue, &counts).map_err(|error| error.to_string())
@@ -74,7 +73,7 @@ impl Subscriptions {
         }
     }
 
-    /// Returns an error with the reason if shared sockets are not used.
+    /// Returns the reason why not as the error.
     pub(crate) fn are_shared(&self) -> Result<(), String> {
         match &self.shared {
             Ok(_) => Ok(()),
@@ -84,14 +83,14 @@ impl Subscriptions {
         }
     }
 
-    /// Subscribes to a claimed netns, unless already done. Returns whether it is subscribed.
+    /// Keeps an existing subscription. Returns whether it is subscribed.
     pub(crate) async fn subscribe(&mut self, claim: &Arc<Claim>) -> bool {
         let netns = claim.netns.id();
         let known = self.open.get(&claim.sandbox);
         if known.is_some_and(|subscription| subscription.netns == netns) {
             return true;
         }
-        // The old netns has to go first: the kernel may assign its nsid to the new one.
+        // First: the kernel may assign the old netns's nsid to the new one.
         if let Some(before) = self.open.remove(&claim.sandbox) {
             self.close(&claim.sandbox, &before.source);
         }
@@ -103,7 +102,6 @@ impl Subscriptions {
         true
     }
 
-    /// Ends the subscription of a claim that ended.
     pub(crate) fn unsubscribe(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         if self
             .open

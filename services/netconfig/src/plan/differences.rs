@@ -1,4 +1,4 @@
-//! Describes differences between the observed and the desired state, one sentence each.
+//! Describes observed versus desired state, one sentence per difference.
 
 use super::{Plan, State};
 use crate::{
@@ -8,7 +8,6 @@ use crate::{
 };
 
 impl Plan {
-    /// Returns no differences if the state is in sync.
     pub(crate) fn differences(&self, state: &State) -> Vec<String> {
         let nothing = Observed::default();
         let mut differences = self.table_differences(state.of(self.backend).unwrap_or(&nothing));
@@ -20,7 +19,7 @@ impl Plan {
         differences
     }
 
-    /// Compares only the tables of the plan's backend.
+    /// Compares only tables of the plan's backend.
     pub(crate) fn table_differences(&self, seen: &Observed) -> Vec<String> {
         let mut differences = Vec::new();
         for table in &self.tables {
@@ -43,7 +42,6 @@ impl Plan {
         differences
     }
 
-    /// Lists inpod's rules in other backends and Istio's remains.
     fn leftovers(&self, state: &State) -> Vec<String> {
         let mut leftovers = Vec::new();
         for (backend, seen) in &state.seen {
@@ -73,8 +71,7 @@ impl Plan {
         missing.chain(surplus).collect()
     }
 
-    /// Returns routes, ip rules and addresses to delete, in order: superfluous ones of inpod, and those of the
-    /// rules that are replaced.
+    /// Returns routing to delete, in order: inpod's superfluous items, and those of replaced rules.
     pub(crate) fn surplus(&self, state: &State) -> Vec<Item> {
         let incumbents = state.routing.incumbents().iter().copied();
         let incumbents = incumbents.filter(|_| self.replaces_sidecar());
@@ -104,7 +101,7 @@ impl Plan {
     }
 }
 
-/// Returns the table's name, with its family unless it is dual-stack.
+/// Adds the family, unless dual-stack.
 fn label(table: &Table) -> String {
     match table.family {
         TableFamily::Inet => table.name.clone(),
@@ -166,7 +163,7 @@ fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
     differences
 }
 
-/// Returns missing and foreign rules. A modified rule counts as one of each.
+/// Returns missing and foreign rules. A modified one counts as both.
 fn unmatched<'a>(wanted: &'a [Rule], found: &'a [Rule]) -> (Vec<&'a Rule>, Vec<&'a Rule>) {
     let mut left: Vec<_> = found.iter().collect();
     let mut missing = Vec::new();
@@ -199,7 +196,6 @@ mod tests {
         )
     }
 
-    /// The tables as an apply leaves them.
     fn applied(plan: &Plan) -> Vec<ObservedTable> {
         let fingerprint = plan.fingerprint;
         let observed = |table: &Table| ObservedTable {

@@ -1,4 +1,4 @@
-//! The steps of an apply, as data: executed by apply, rendered by preview.
+//! Steps as data: executed by apply, rendered by preview.
 
 use std::fmt::Write as _;
 
@@ -14,41 +14,37 @@ use crate::{
     rules::{Table, Tag},
 };
 
-/// A step. Between two steps no traffic is lost, and none escapes capture.
+/// A step of an apply. Between two, no traffic is lost, and none escapes capture.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// Switches `net.ipv4.tcp_migrate_req` on.
+    /// Enables the sysctl `net.ipv4.tcp_migrate_req`.
     EnableMigration,
-    /// Adds a route, ip rule or address.
     Add(Item),
-    /// Takes over an equivalent route, ip rule or address that another program added.
+    /// Takes over an equivalent item of another program.
     Adopt(Item),
-    /// Deletes conntrack entries of these families that are older than our rules and have no NAT: conntrack did not
-    /// see these connections begin.
+    /// Deletes conntrack entries without NAT, older than our rules: conntrack did not see these connections begin.
     FlushUntranslated(Vec<Family>),
-    /// Writes tables that capture only new connections and leave existing ones alone.
+    /// Captures only new connections, leaves existing ones alone.
     WriteNewOnly(Change),
-    /// Waits for existing connections to close, up to the grace period.
+    /// Existing connections may close during the grace period.
     AwaitClosed,
-    /// Writes the final tables.
     WriteTables(Change),
-    /// Deletes conntrack entries of these families whose connections conntrack did not see begin, or that outlived the
-    /// grace period. Their next packet is captured, which breaks the connection.
+    /// Deletes entries of connections that conntrack did not see begin, or that outlived the grace period. Their next
+    /// packet is captured, which breaks them.
     FlushExisting(Vec<Family>),
-    /// Deletes conntrack entries of captured connections of these families, which have no tables any more. A new
-    /// connection between the same endpoints would be treated by the old entry.
+    /// Deletes entries of captured connections of families without tables. They would apply to new connections
+    /// between the same endpoints.
     FlushCaptured(Vec<Family>),
-    /// Deletes inpod's rules in another backend, or Istio's remains.
+    /// Rules of inpod in another backend, or of Istio.
     DeleteLeftovers(Backend, Change),
-    /// Deletes a route, ip rule or address.
     Delete(Item),
-    /// Deletes conntrack entries of DNS queries whose path changes, given the families whose queries go to ztunnel. A
-    /// socket that stays open would keep using the old path (services/docs/facts/kernel.md, 5).
+    /// Deletes entries of DNS queries whose path changes, given the families whose queries go to ztunnel. A socket
+    /// that stays open would keep the old path (services/docs/facts/kernel.md, 5).
     FlushDns(Vec<Family>),
 }
 
 impl Plan {
-    /// Returns all steps in order: new state is added first, and old state is deleted once the new state exists.
+    /// Returns steps that add new state first, and delete old state once the new one exists.
     pub(crate) fn steps(&self, state: &State, tag: &Tag) -> Vec<Step> {
         let mut steps = Vec::new();
         if state.migrates == Some(false) {
@@ -87,15 +83,14 @@ impl Plan {
         let rewrites = steps.iter().any(is_rewrite);
         steps.extend(self.surplus(state).into_iter().map(Step::Delete));
         let captured = self.dns_families();
-        // Queries may also have bypassed ztunnel while a rule was missing.
+        // Queries may have bypassed ztunnel while a rule was missing.
         if rewrites && (state.captures_dns() || !captured.is_empty()) {
             steps.push(Step::FlushDns(captured));
         }
         steps
     }
 
-    /// Returns the families that may have uncaptured connections. For these, tables that capture only
-    /// new connections come first.
+    /// Returns families that may have uncaptured connections: tables that capture only new ones come first.
     fn uncaptured_families(&self, state: &State) -> Vec<Family> {
         let tables = || self.new_only.iter().filter(|table| table.captures());
         let is_of = |family: Family| tables().any(|table| table.family.has(family));
@@ -108,7 +103,7 @@ impl Plan {
         families
     }
 
-    /// Returns the families that have tables now and have none in this plan.
+    /// Returns families with tables now and none in this plan.
     fn released_families(&self, state: &State) -> Vec<Family> {
         let is_released = |family: &Family| {
             let is_of = |table: &Table| table.family.has(*family);
@@ -117,7 +112,7 @@ impl Plan {
         Family::ALL.into_iter().filter(is_released).collect()
     }
 
-    /// Returns the plan's intermediate state. It already carries the final fingerprint.
+    /// Returns the intermediate state, with the final fingerprint.
     pub(crate) fn new_only_plan(&self) -> Self {
         Self {
             tables: self.new_only.clone(),
@@ -127,7 +122,7 @@ impl Plan {
         }
     }
 
-    /// Adopts routes of Istio when its rules are replaced: nothing else would ever delete them.
+    /// Adopts routes of Istio along with its rules: nothing else would ever delete them.
     fn routing_additions(&self, state: &State) -> Vec<Step> {
         let replaces = state.has_incumbent() || (self.replaces_sidecar() && state.has_sidecar());
         let step = |item: &Item| {
@@ -142,8 +137,7 @@ impl Plan {
         self.routing.iter().filter_map(step).collect()
     }
 
-    /// Returns the change to this plan's tables: those that differ if the fingerprint is the plan's, otherwise all,
-    /// since each table carries the fingerprint.
+    /// Returns the tables that differ if the fingerprint is the plan's, otherwise all: each carries it.
     pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
         let differs = |table: &_| {
             let alone = Self {
@@ -187,7 +181,6 @@ impl Plan {
     }
 }
 
-/// Returns inpod's tables after a change.
 fn after_change(seen: &Observed, change: &Change) -> Observed {
     let stays = |id: &_| !change.delete.contains(id);
     let mut after = seen.clone();
@@ -215,7 +208,6 @@ fn new(table: &Table, tag: &Tag) -> NewTable {
     }
 }
 
-/// Renders the steps as commands.
 pub(crate) fn render(
     steps: &[Step],
     state: &State,
@@ -226,7 +218,7 @@ pub(crate) fn render(
     let mut seen = state.of(plan.backend).unwrap_or(&nothing).clone();
     let mut text = String::new();
     for step in steps {
-        // Writing to a string cannot fail.
+        // Writing to strings cannot fail.
         let _ = match step {
             Step::EnableMigration => writeln!(text, "sysctl -w net.ipv4.tcp_migrate_req=1"),
             Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),
@@ -294,7 +286,6 @@ mod tests {
 
     const NAT: &str = "inpod-nat";
 
-    /// Tables of one family each, as iptables stores them.
     fn plan() -> Plan {
         let redirection = Redirection::Ambient(Ambient::default());
         let of = |redirection: &Redirection| {
@@ -371,7 +362,7 @@ mod tests {
             [Family::V6]
         );
         assert_eq!(uncaptured_families(with_incumbents(&[Ip, Ip6]), true), []);
-        // nf_tables tables, which no jump leads to.
+        // No jump leads to nf_tables tables.
         assert_eq!(uncaptured_families(with_incumbents(&[]), true), []);
     }
 

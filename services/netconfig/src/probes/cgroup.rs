@@ -1,6 +1,6 @@
-//! The inode number of a cgroup, and the cgroup namespace to use it from. The kernel counts levels from the root of the
-//! calling thread's cgroup namespace (nft_socket_cgroup_subtree_level in net/netfilter/nft_socket.c; before Linux 6.11
-//! and its stable releases, from the real root), and a container has a cgroup namespace of its own.
+//! A cgroup's inode number, and the cgroup namespace to use it from. The kernel counts levels from the root of the
+//! calling thread's cgroup namespace (nft_socket_cgroup_subtree_level in net/netfilter/nft_socket.c; before Linux
+//! 6.11 and its stable releases, from the real root), and a container has its own.
 
 use std::{
     fs::{self, File},
@@ -17,12 +17,12 @@ use super::{
     settings::CgroupPath,
 };
 
-/// With the host's pid namespace this is the node's init process, otherwise the container's, which has this
-/// process's own cgroup namespace.
+/// With the host's pid namespace the node's init process, otherwise the container's, which shares
+/// this process's cgroup namespace.
 const INIT_PROC: &str = "/proc/1";
 const SELF_PROC: &str = "/proc/self";
 
-/// Finds a cgroup by its path: as the node's init process sees it if that is accessible, or else as this process does.
+/// Resolves the path as the node's init process does, if accessible, or else as this process does.
 pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, SelectError> {
     let proc = if can_use_host_view() {
         INIT_PROC
@@ -43,7 +43,7 @@ pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, SelectError> {
     })
 }
 
-/// Runs `work` on a thread that sees cgroups as [`find`] does. The thread, and with it the namespace, ends afterwards.
+/// Runs `work` on a temporary thread that sees cgroups as [`find`] does.
 pub(crate) fn in_host_cgroup_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let namespace = |of| fs::metadata(Path::new(of).join("ns/cgroup")).map(|found| found.ino());
     if !can_use_host_view() || namespace(INIT_PROC)? == namespace(SELF_PROC)? {
@@ -76,8 +76,8 @@ fn can_use_host_view() -> bool {
     File::open(first.join("ns/cgroup")).is_ok() && fs::metadata(first.join("root/.")).is_ok()
 }
 
-/// Returns the mount point of cgroup2's root (proc_pid_mountinfo(5): the fourth field is the root, the fifth the mount
-/// point, and the type follows a single hyphen).
+/// Finds cgroup2's root (proc_pid_mountinfo(5): root is the fourth field, mount point the fifth, the type
+/// follows a single hyphen).
 fn cgroup2_mount_point(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;
@@ -114,7 +114,7 @@ mod tests {
         let error = find(&path).unwrap_err();
         let told = [
             SelectError::NoCgroup("no.such.slice/x".to_owned()),
-            // The machine has no cgroup2.
+            // Without cgroup2 on the machine.
             SelectError::NoCgroups,
         ];
         assert!(told.contains(&error), "{error}");

@@ -1,8 +1,7 @@
 //! Pods with an AWS branch ENI ("security groups for pods"; services/docs/facts/istio-ambient.md, 6.8). An ip rule of
-//! AWS sends all packets to such a pod out of the node, from where they return as foreign traffic. Two ip rules keep
-//! probes on the node: one routes packets to the pod by the pod's own route table, the other delivers the pod's replies
-//! locally. They are needed only where `net.ipv4.tcp_early_demux` is 0, which is also how AWS's agent is configured to
-//! support probes of such pods.
+//! AWS sends all packets to them out of the node, to return as foreign traffic. Two ip rules keep probes on the node:
+//! one routes packets to the pod by its own route table, the other delivers its replies locally. Needed only where
+//! `net.ipv4.tcp_early_demux` is 0, as AWS's agent sets it for probes of such pods.
 
 mod kernel;
 
@@ -19,27 +18,25 @@ use crate::{
 };
 use kernel::Kernel;
 
-/// The priority of rules to a pod: after AWS's own rules for pods (10), before those for the node's other
-/// interfaces (1024 and 1536).
+/// After AWS's rules for pods (10), before those for the node's other interfaces (1024 and 1536).
 const TO_POD_PRIORITY: u32 = 512;
 
 /// RT_TABLE_LOCAL and RT_TABLE_MAIN of linux/rtnetlink.h.
 const LOCAL: u32 = 255;
 const MAIN: u32 = 254;
 
-/// Shows the netns of the reading thread.
+/// Of the reading thread's netns.
 const TCP_EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
 
-/// The relevant properties of an ip rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     family: Family,
     priority: u32,
     table: u32,
     protocol: u8,
-    /// The input interface that the rule matches, if any.
+    /// Input interface to match, if any.
     arrives_by: Option<String>,
-    /// The destination address that the rule matches, if any.
+    /// Destination to match, if any.
     to: Option<IpAddr>,
 }
 
@@ -55,12 +52,12 @@ struct Route {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Branch {
     table: u32,
-    /// The node's end of the pod's veth, and the priority of the rule for it; `None` if that rule was not found.
+    /// The node's end of the veth, and its rule's priority; `None` if that was not found.
     return_path: Option<(String, u32)>,
 }
 
 impl Branch {
-    /// Returns the ip rules, in the order in which they are added.
+    /// Returns them in the order of addition.
     fn rules(&self, address: IpAddr) -> Vec<Rule> {
         let family = Family::of(address);
         let to = Rule {
@@ -83,8 +80,8 @@ impl Branch {
     }
 }
 
-/// Detects the routing that an address needs: the table that another agent's ip rule uses for packets from the
-/// interface by which that table routes the address. Returns `None` if there is no such table.
+/// Finds the table that another agent's ip rule uses for packets from the interface by which that table routes the
+/// address; `None` if there is none.
 fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
     let of_others = rules.iter().filter(|rule| {
         let is_own_table = !matches!(rule.table, LOCAL | MAIN);
@@ -103,8 +100,7 @@ fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
     })
 }
 
-/// Recovers what an earlier process routed from its rules in the kernel. The veth is known from AWS's
-/// rules, while these exist.
+/// Recovers an earlier process's routing from its rules. The veth is known from AWS's rules, while these exist.
 fn recover(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
     let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
     let routed = ours.clone().filter_map(|to| {
@@ -125,7 +121,7 @@ fn recover(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
     routed.collect()
 }
 
-/// Returns the rules of ours that belong to no routed address.
+/// Returns our rules for no routed address.
 fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
     let families = routed
         .iter()
@@ -136,7 +132,7 @@ fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
         .flat_map(|(address, branch)| branch.rules(*address))
         .collect();
     let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
-    // A return rule without a known address may belong to an address without a known return rule.
+    // A return rule without a known address may be for an address without a known return rule.
     let stale = ours.filter(|rule| {
         let may_be_needed = rule.to.is_none() && uncertain.contains(&rule.family);
         !wanted.contains(rule) && !may_be_needed
@@ -144,7 +140,6 @@ fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
     stale.cloned().collect()
 }
 
-/// Routes probes, and remembers the addresses.
 #[derive(Debug)]
 pub(super) struct Eni {
     kernel: Kernel,
@@ -152,7 +147,7 @@ pub(super) struct Eni {
 }
 
 impl Eni {
-    /// Opens the calling thread's netns. Recovers what an earlier process routed.
+    /// Recovers the routing of an earlier process.
     pub(super) fn open(setting: AwsBranchEni) -> io::Result<Option<Self>> {
         match setting {
             AwsBranchEni::Off => return Ok(None),
@@ -173,8 +168,8 @@ impl Eni {
         Ok(Some(eni))
     }
 
-    /// Routes the probes of current addresses where needed, and removes the rules of those that are gone. Returns
-    /// whether anything had to be written.
+    /// Routes probes of current addresses where needed, and removes the rules of others. Returns
+    /// whether anything was written.
     pub(super) fn update(
         &mut self,
         current: &BTreeSet<IpAddr>,
@@ -208,7 +203,7 @@ impl Eni {
         Ok(changed)
     }
 
-    /// Forgets an address whose rules were deleted by others, so that they are added again.
+    /// Forgets rules deleted by others: they are added again.
     fn forget_if_broken(&mut self, address: IpAddr, rules: &[Rule]) {
         let is_there = |rule: &Rule| rules.contains(rule);
         let known = self.routed.get(&address);
@@ -217,7 +212,7 @@ impl Eni {
         }
     }
 
-    /// Changes the routing of an address to the wanted one. Returns whether it differed.
+    /// Returns whether the routing differed.
     fn route(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<bool, ProbeSetError> {
         if self.routed.get(&address) == wanted.as_ref() {
             return Ok(false);
@@ -227,7 +222,7 @@ impl Eni {
         Ok(true)
     }
 
-    /// Adds new rules first, then deletes stale ones.
+    /// Adds first, then deletes stale rules.
     fn change(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<(), KernelError> {
         match wanted {
             Some(branch) => {
@@ -249,7 +244,7 @@ fn branch_error(address: IpAddr, source: KernelError) -> ProbeSetError {
     ProbeSetError::BranchEni { address, source }
 }
 
-/// If it cannot be read, this is not a node of AWS, where it is always readable.
+/// Returns `false` where unreadable, since AWS's nodes have it.
 fn is_enabled() -> bool {
     fs::read_to_string(TCP_EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
 }
@@ -281,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Two pods, with the rules and routes of AWS's agent.
+    /// Returns two pods as AWS's agent routes them.
     fn node() -> (Vec<Rule>, Vec<Route>) {
         let rules = vec![
             of_aws(101, "vlan.eth.1"),
@@ -328,7 +323,7 @@ mod tests {
         let (mut rules, mut routes) = node();
         assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
         assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
-        // A rule to the main table belongs to no pod, and our own rules are not AWS's.
+        // Main is no pod's table, and our rules are not AWS's.
         rules.push(of_aws(MAIN, "eni7"));
         rules.push(Rule {
             protocol: PROTOCOL,
@@ -361,7 +356,7 @@ mod tests {
     #[test]
     fn a_way_back_is_kept_while_it_may_be_needed_and_goes_with_the_last_pod_that_may_need_it() {
         let a = branch(101, "vlana");
-        // AWS's rules were removed with the pod.
+        // AWS's went with the pod.
         let rules = a.rules(ip("10.0.0.5"));
         let mut routed = recover(&rules);
         assert_eq!(routed[&ip("10.0.0.5")].return_path, None);

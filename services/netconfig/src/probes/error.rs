@@ -5,20 +5,19 @@ use inpod_types::{Reason, with_causes};
 use super::selector::SelectError;
 use crate::netlink::KernelError;
 
-/// An error of writing the node's probe set or its rule.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeSetError {
     #[error("cannot change the node's probe set")]
     Kernel(#[from] KernelError),
     #[error("cannot change the node's probe rule")]
     Run(#[from] RunError),
-    /// It is not known which packets are probes.
+    /// Unknown which packets are probes.
     #[error("cannot write the node's probe rule")]
     Select(#[from] SelectError),
     /// The node's cgroup namespace could not be entered.
     #[error("cannot write the node's probe rule from the node's cgroup namespace")]
     View(#[source] io::Error),
-    /// The kernel accepted the change, but holds something else.
+    /// Accepted by the kernel, which holds something else.
     #[error("the node's probe set differs from what was written: {}", .0.join("; "))]
     Differs(Vec<String>),
     #[error("cannot change the ip rules of the node for probes of {address}")]
@@ -28,10 +27,8 @@ pub enum ProbeSetError {
     },
 }
 
-/// An error of removing the probe set from the node.
 #[derive(Debug, thiserror::Error)]
 pub enum ClearError {
-    /// The set still has addresses of pods.
     #[error("{0} addresses of pods are in the node's probe set")]
     Held(usize),
     #[error(transparent)]
@@ -59,20 +56,18 @@ impl ProbeSetError {
     }
 }
 
-/// An error of an iptables program that ran in the node's netns.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct RunError {
     pub reason: Reason,
-    /// The program's own message, or a description.
+    /// The program's own, or a description.
     pub message: String,
 }
 
-/// A failed change of the probe set, and what could not be undone of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", with_causes(cause))]
 pub struct SetAddressesError {
     pub cause: ProbeSetError,
-    /// The steps that could not be undone.
+    /// One per step not undone.
     pub undo_failures: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Sets of ipset over netlink (linux/netfilter/ipset/ip_set.h), as the program ipset uses it.
+//! ipset's sets over netlink (linux/netfilter/ipset/ip_set.h), like its program.
 
 use std::{collections::BTreeMap, io, net::IpAddr};
 
@@ -20,14 +20,14 @@ use crate::{
 const SUBSYSTEM: u16 = 6;
 /// NETLINK_NETFILTER of linux/netlink.h.
 const PROTOCOL_NUMBER: u16 = 12;
-/// NLM_F_EXCL: adding an existing object, or destroying a missing one, is an error.
+/// NLM_F_EXCL: adding an existing object, or destroying a missing one, fails.
 const EXCLUSIVE: u16 = 0x200;
-/// NLA_F_NET_BYTEORDER. The kernel rejects numbers of ipset without it.
+/// NLA_F_NET_BYTEORDER, without which the kernel rejects ipset's numbers.
 const NET_BYTEORDER: u16 = 0x4000;
 
 /// IPSET_PROTOCOL, since Linux 4.20.
 const PROTOCOL_VERSION: u8 = 7;
-/// The first revision of hash:ip with comments.
+/// The first hash:ip with comments.
 const REVISION: u8 = 3;
 
 const CREATE: u16 = 2;
@@ -44,32 +44,30 @@ const ATTR_FAMILY: u16 = 5;
 const ATTR_FLAGS: u16 = 6;
 const ATTR_DATA: u16 = 7;
 const ATTR_ADT: u16 = 8;
-/// Attributes that are nested in ATTR_DATA.
+/// Nested in ATTR_DATA, as the following.
 const ATTR_IP: u16 = 1;
 const ATTR_CADT_FLAGS: u16 = 8;
 const ATTR_ELEMENTS: u16 = 24;
 const ATTR_REFERENCES: u16 = 25;
 const ATTR_COMMENT: u16 = 26;
-/// Attributes that are nested in ATTR_IP.
+/// Nested in ATTR_IP, as the following.
 const ATTR_IPV4: u16 = 1;
 const ATTR_IPV6: u16 = 2;
 
-/// IPSET_FLAG_LIST_HEADER: list the set without its elements.
+/// IPSET_FLAG_LIST_HEADER: lists without elements.
 const HEADER_ONLY: u32 = 4;
 const WITH_COMMENT: u32 = 16;
 
-/// IPSET_ERR_EXIST: the element to add already exists, or the one to delete does not.
+/// IPSET_ERR_EXIST: an element to add exists, or one to delete does not.
 const ERROR_EXIST: i32 = 4103;
 
-/// The header of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Number of rules that use the set.
+    /// Rules that use the set.
     pub(crate) references: u32,
     pub(crate) elements: u32,
 }
 
-/// The sets of one netns.
 #[derive(Debug)]
 pub(crate) struct Ipset(Socket);
 
@@ -79,7 +77,7 @@ impl Ipset {
         Socket::open(SockProtocol::NetlinkNetFilter).map(Self)
     }
 
-    /// Creates a set of addresses with comments, unless it exists.
+    /// Creates a set with comments. Keeps an existing one.
     pub(crate) fn create(&mut self, name: &str, family: Family) -> Result<(), KernelError> {
         let mut message = Message::about(name, CREATE, 0);
         message.text(ATTR_TYPENAME, "hash:ip");
@@ -89,7 +87,7 @@ impl Ipset {
         self.0.act(&format!("create the set {name}"), &message)
     }
 
-    /// Destroys a set with its elements. Returns `false` if there is none.
+    /// Returns `false` if there is none.
     pub(crate) fn destroy(&mut self, name: &str) -> Result<bool, KernelError> {
         let message = Message::about(name, DESTROY, EXCLUSIVE);
         match self.0.act(&format!("destroy the set {name}"), &message) {
@@ -98,7 +96,7 @@ impl Ipset {
         }
     }
 
-    /// Adds an address with a comment. Returns `false`, and leaves it as it is, if it already exists.
+    /// Returns `false`, without a change, if it exists.
     pub(crate) fn add(
         &mut self,
         name: &str,
@@ -112,7 +110,7 @@ impl Ipset {
         )
     }
 
-    /// Adds an address, or replaces its comment.
+    /// Adds the address or replaces its comment.
     pub(crate) fn rename(
         &mut self,
         name: &str,
@@ -124,14 +122,13 @@ impl Ipset {
             .act(&format!("rename {address} in the set {name}"), &message)
     }
 
-    /// Deletes an address if it exists.
     pub(crate) fn delete(&mut self, name: &str, address: IpAddr) -> Result<(), KernelError> {
         let message = Message::element(name, (DELETE, 0), address, None);
         let act = format!("delete {address} from the set {name}");
         unless_exists(self.0.act(&act, &message)).map(drop)
     }
 
-    /// Returns the header of a set, `None` if there is no such set.
+    /// Returns `None` without such a set.
     pub(crate) fn header(&mut self, name: &str) -> Result<Option<Header>, KernelError> {
         let mut message = Message::about(name, LIST, 0);
         message.number(ATTR_FLAGS, HEADER_ONLY);
@@ -148,7 +145,7 @@ impl Ipset {
         }))
     }
 
-    /// Returns the elements of a set, `None` if there is no such set.
+    /// Returns `None` without such a set.
     pub(crate) fn elements(&mut self, name: &str) -> Result<Option<Elements>, KernelError> {
         let message = Message::about(name, LIST, 0);
         let Some(payloads) = self.list(name, &message)? else {
@@ -179,7 +176,7 @@ fn unless_exists(result: Result<(), KernelError>) -> Result<bool, KernelError> {
     }
 }
 
-/// Skips the header of four bytes (nfgenmsg).
+/// Skips nfgenmsg, which has four bytes.
 fn attributes(payload: &[u8]) -> &[u8] {
     payload.get(4..).unwrap_or_default()
 }
@@ -194,7 +191,6 @@ fn element(data: &[u8]) -> Option<(IpAddr, String)> {
     Some((address, comment.trim_end_matches('\0').to_owned()))
 }
 
-/// A netlink request to ipset.
 struct Message {
     kind: u16,
     flags: u16,
@@ -202,7 +198,7 @@ struct Message {
 }
 
 impl Message {
-    /// Starts a request. Each names the protocol version and a set; the kernel ignores the header's family.
+    /// Names the protocol version and a set; the header's family is ignored.
     fn about(name: &str, command: u16, flags: u16) -> Self {
         let mut message = Self {
             kind: (SUBSYSTEM << 8) | command,

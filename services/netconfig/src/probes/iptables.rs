@@ -1,4 +1,4 @@
-//! The probe set as an ipset, used by an iptables rule in a chain of ours, which POSTROUTING jumps to first.
+//! The probe set as an ipset, used by an iptables rule in our chain, to which POSTROUTING jumps first.
 
 mod text;
 
@@ -15,12 +15,12 @@ use super::{
 use crate::{family::Family, iptables::Variant};
 use text::{Saved, removal_script, replacement_script, rule};
 
-/// Our chain in the nat table.
+/// Ours in the nat table.
 const CHAIN: &str = "INPOD_POSTRT";
 
 const HOOK: &str = "POSTROUTING";
 
-/// The sets, one per family (IPSET_MAXNAMELEN is 32).
+/// One per family (IPSET_MAXNAMELEN is 32).
 const SETS: [(Family, &str); 2] = [
     (Family::V4, "inpod-probes-v4"),
     (Family::V6, "inpod-probes-v6"),
@@ -29,34 +29,26 @@ const SETS: [(Family, &str); 2] = [
 /// NFPROTO_IPV4 and NFPROTO_IPV6 of linux/netfilter.h.
 const PROTOCOL_FAMILIES: [u8; 2] = [2, 10];
 
-/// Missing if the kernel has no IPv6. Shows the netns of the reading thread.
+/// Missing without IPv6. Of the reading thread's netns.
 const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
 
-/// Interval of checks of the sets: flushing a set or iptables-legacy sends no notification.
+/// Of the sets: flushing one, and iptables-legacy, send no notification.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Shortest interval of reads of rules that send no notifications.
+/// For rules that send no notifications.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Ratio of the read interval to the duration of a read, which bounds the CPU time: iptables-legacy always reads all
-/// rules, and takes long on a node with thousands of them.
+/// Read interval to duration of a read, to bound CPU time: iptables-legacy reads all rules, which takes long
+/// with thousands of them.
 const READ_COST_FACTOR: u32 = 25;
 
-/// Runs iptables programs of the node's variant in the node's netns. Waits for the lock that they share
+/// A runner of iptables programs of the node's variant in its netns. Waits for their lock, shared
 /// with other tools (`/run/xtables.lock`).
 pub trait Runner: fmt::Debug + Send {
-    /// Returns the output of `iptables-save -t nat`, or of `ip6tables-save`.
-    ///
-    /// # Errors
-    ///
-    /// When the program is missing or fails.
+    /// Runs `iptables-save -t nat`, or `ip6tables-save`.
     fn save(&self, family: Family) -> Result<String, RunError>;
 
-    /// Feeds a script to `iptables-restore --noflush`, or to `ip6tables-restore`.
-    ///
-    /// # Errors
-    ///
-    /// When the program is missing or fails. The script has had no effect then.
+    /// Runs `iptables-restore --noflush`, or `ip6tables-restore`. A failed script has no effect.
     fn restore(&self, family: Family, script: &str) -> Result<(), RunError>;
 }
 
@@ -66,10 +58,10 @@ pub(crate) struct Iptables {
     variant: Variant,
     runner: Box<dyn Runner>,
     families: &'static [Family],
-    /// The form in which this version of iptables prints each of our rules.
+    /// Our rules as this version of iptables prints them.
     printed: BTreeMap<String, String>,
     /// The cgroup that each family's rule was written for. A rule names a path, but refers to the cgroup that was
-    /// there: after the cgroup is recreated the rule looks the same, but refers to the old one.
+    /// there: once that is recreated, the rule looks the same.
     cgroups: BTreeMap<Family, u64>,
 }
 
@@ -95,7 +87,6 @@ impl Iptables {
         Ok(Saved::parse(&self.runner.save(family)?))
     }
 
-    /// Returns a sentence for each difference in a family's rules.
     fn differences(
         &self,
         family: Family,
@@ -120,7 +111,7 @@ impl Iptables {
         differences
     }
 
-    /// Writes the rule, unless it is in sync.
+    /// Keeps a rule in sync.
     fn write_rule(
         &mut self,
         family: Family,
@@ -158,7 +149,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Returns whether anything had to be written, `None` if there is no set.
+    /// Returns whether anything was written, `None` without a set.
     fn update_owner(
         &mut self,
         requester: &str,
@@ -193,7 +184,7 @@ impl SetBackend for Iptables {
         self.families
     }
 
-    /// Reads rules only if there is a set, since a rule cannot exist without it.
+    /// A rule cannot exist without a set.
     fn read(
         &mut self,
         selected: &Selected,
@@ -220,7 +211,7 @@ impl SetBackend for Iptables {
         Ok(Some(found))
     }
 
-    /// Writes the elements before the rule that uses them.
+    /// Elements before the rule that uses them.
     fn write(
         &mut self,
         selected: &Selected,
@@ -234,7 +225,7 @@ impl SetBackend for Iptables {
         Ok(())
     }
 
-    /// Deletes the rule before the sets, which cannot be destroyed while a rule uses them.
+    /// Deletes the rule first: sets in use cannot be destroyed.
     fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let mut cleared = false;
         let mut left = Vec::new();
@@ -255,7 +246,7 @@ impl SetBackend for Iptables {
         Ok(cleared)
     }
 
-    /// An update starts by trying to add, so that it serves here too.
+    /// An update starts by trying to add.
     fn add(
         &mut self,
         requester: &str,
@@ -281,7 +272,7 @@ impl SetBackend for Iptables {
         Ok(UpdateOutcome::Done { changed })
     }
 
-    /// Checks for a set that is missing, has other elements, or is not used by a rule.
+    /// Checks for a set that is missing, unused, or has other elements.
     fn needs_read(&mut self, elements: &Elements) -> bool {
         let families = self.families.iter();
         let mut headers = families.map(|family| {

@@ -1,5 +1,3 @@
-//! Finds the kubelet's process and its user.
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -18,7 +16,7 @@ use crate::{
     netlink::{KernelError, Socket},
 };
 
-/// The port of the kubelet's API, unless configured otherwise.
+/// The API's, unless configured otherwise.
 const PORT: u16 = 10250;
 /// AF_INET and AF_INET6.
 const FAMILIES: [u8; 2] = [2, 10];
@@ -26,17 +24,15 @@ const TCP: u8 = 6;
 /// TCP_LISTEN of linux/tcp_states.h.
 const LISTEN: u8 = 10;
 
-/// Process names of the kubelet (proc(5), comm): on its own, in MicroK8s, and as a part of k3s.
+/// The kubelet's comm (proc(5)): on its own, in MicroK8s, as a part of k3s.
 const NAMES: [&str; 2] = ["kubelet", "kubelite"];
 const NAMES_OF_K3S: [&str; 3] = ["k3s", "k3s-server", "k3s-agent"];
 
-/// The process of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kubelet {
-    /// The pid in netconfig's pid namespace.
+    /// In netconfig's pid namespace.
     pub(crate) pid: u32,
     start_time: u64,
-    /// The user that its sockets belong to.
     pub(crate) user: u32,
 }
 
@@ -47,7 +43,7 @@ impl Kubelet {
     }
 }
 
-/// Scans the node's processes. A process in a container is never the kubelet, whatever its name.
+/// A process in a container is never the kubelet, whatever its name.
 pub(crate) fn find() -> Option<Kubelet> {
     let listening = listening().unwrap_or_else(|error| {
         tracing::warn!(%error, "Cannot list the sockets that listen on the kubelet's port");
@@ -56,7 +52,7 @@ pub(crate) fn find() -> Option<Kubelet> {
     search(Path::new("/proc"), &listening)
 }
 
-/// Returns the inode numbers of the sockets that listen on the kubelet's port.
+/// Inodes of sockets that listen on the kubelet's port.
 fn listening() -> Result<BTreeSet<u32>, KernelError> {
     const ACT: &str = "read the listening sockets";
     let socket = Socket::open(SockProtocol::NetlinkSockDiag);
@@ -80,8 +76,7 @@ fn listening() -> Result<BTreeSet<u32>, KernelError> {
     Ok(found)
 }
 
-/// Finds a process that holds such a socket, preferably one with the kubelet's name. If there is none, finds
-/// one by its name.
+/// Finds a process with such a socket, preferably with the kubelet's name; else one with that name.
 fn search(proc: &Path, listening: &BTreeSet<u32>) -> Option<Kubelet> {
     let all: Vec<_> = processes(proc);
     let (set_addresses, others): (Vec<_>, Vec<_>) =
@@ -102,7 +97,7 @@ struct Process {
     command: String,
 }
 
-/// Lists processes, ordered by pid. Processes that end meanwhile are left out.
+/// Orders by pid. Omits processes that end meanwhile.
 fn processes(proc: &Path) -> Vec<Process> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
@@ -124,7 +119,7 @@ impl Process {
         names.any(|name| self.command == *name)
     }
 
-    /// Except for k3s, the arguments must name the kubelet too.
+    /// Except for k3s, the arguments must name the kubelet, too.
     fn is_kubelet(&self) -> bool {
         let names_it = || {
             let arguments = fs::read(self.path.join("cmdline")).unwrap_or_default();
@@ -149,7 +144,7 @@ impl Process {
         })
     }
 
-    /// Returns whether the process is in no container except those that init is in: the node itself may be a container.
+    /// Ignores containers that init is in: the node itself may be one.
     fn is_outside_containers(&self, proc: &Path) -> bool {
         let of = |path: &Path| {
             fs::read_to_string(path.join("cgroup")).map(|text| cgroup_containers(&text))
@@ -173,7 +168,7 @@ fn start_time(process: &Path) -> Option<u64> {
     parse_stat(&stat).map(|(start_time, _)| start_time)
 }
 
-/// Parses the filesystem uid, the last of four (proc_pid_status(5)): new sockets belong to it.
+/// Returns the filesystem uid, last of four (proc_pid_status(5)): new sockets belong to it.
 fn user(status: &str) -> Option<u32> {
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     ids.split_ascii_whitespace().nth(3)?.parse().ok()
@@ -188,7 +183,6 @@ mod tests {
     const POD: &str = "0::/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/x\n";
     const UNIT: &str = "0::/system.slice/kubelet.service\n";
 
-    /// A fake procfs with the files that are read.
     struct Proc(tempfile::TempDir);
 
     impl Proc {

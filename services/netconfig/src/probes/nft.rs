@@ -1,4 +1,4 @@
-//! The probe set in nf_tables: a table of our own. Each change is one transaction, which concurrent changes make void.
+//! The probe set as our own nf_tables table. Each change is one transaction, void after concurrent changes.
 
 use std::{io, net::IpAddr, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     nftables::{Edit, Nftables},
 };
 
-/// Number of attempts while other processes keep changing the node's tables.
+/// While others keep changing the node's tables.
 const MAX_ATTEMPTS: usize = 16;
 
 /// NFPROTO_INET of linux/netfilter.h.
@@ -91,7 +91,7 @@ impl Nft {
         Ok(true)
     }
 
-    /// Reads back what was written, and fails if it differs.
+    /// Fails if it reads back something else.
     fn confirm(
         &mut self,
         requester: &str,
@@ -117,7 +117,6 @@ fn describe_element(address: IpAddr, found: Option<&str>) -> String {
     }
 }
 
-/// Returns a sentence for each difference in our table, except for elements.
 fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -> Vec<String> {
     let wanted = table(selected, settings);
     let mut differences = Vec::new();
@@ -195,8 +194,8 @@ impl SetBackend for Nft {
         Ok(cleared)
     }
 
-    /// Adds without reading before and without a generation: the kernel refuses existing elements. A refusal costs the
-    /// kernel milliseconds, so this is only for elements that are believed to be new.
+    /// Adds without a read and a generation: the kernel refuses existing elements, in milliseconds. Only for elements
+    /// believed to be new.
     fn add(
         &mut self,
         requester: &str,
@@ -223,7 +222,7 @@ impl SetBackend for Nft {
         desired: &[DesiredOwner<'_>],
     ) -> Result<UpdateOutcome, ProbeSetError> {
         match retry_on_race(|| self.update_owners_once(requester, desired)) {
-            // Missing elements are not deleted, so that it must be the table that is missing.
+            // Missing elements are not deleted, so it must be the table.
             Err(error) if error.is(nix::Error::ENOENT) => Ok(UpdateOutcome::SetMissing),
             Err(error) => Err(error.into()),
             Ok(changed) => {
@@ -235,7 +234,7 @@ impl SetBackend for Nft {
         }
     }
 
-    /// Every change of an nf_tables table is notified.
+    /// Every change of a table is notified.
     fn needs_read(&mut self, _elements: &Elements) -> bool {
         false
     }
@@ -252,7 +251,6 @@ impl SetBackend for Nft {
     }
 }
 
-/// Tries again after concurrent changes.
 fn retry_on_race<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {
     let mut attempts = MAX_ATTEMPTS;
     loop {

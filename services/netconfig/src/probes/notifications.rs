@@ -1,4 +1,4 @@
-//! The kernel's notifications of changes to the node's nf_tables.
+//! Notifications of changes to the node's nf_tables.
 
 use std::{
     ffi::CStr,
@@ -19,32 +19,30 @@ use nix::{
 const NFTABLES_GROUP: u32 = 1 << (7 - 1);
 /// NFNL_SUBSYS_NFTABLES, the upper byte of a message's type.
 const NFTABLES_SUBSYSTEM: u8 = 10;
-/// The length of struct nlmsghdr. Types below NLMSG_MIN_TYPE, such as NLMSG_OVERRUN, belong to netlink itself.
+/// Length of struct nlmsghdr. Types below NLMSG_MIN_TYPE, such as NLMSG_OVERRUN, are netlink's own.
 const HEADER_BYTES: usize = 16;
-/// NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE and NFTA_SET_ELEM_LIST_TABLE have the same value.
+/// The same as NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE and NFTA_SET_ELEM_LIST_TABLE.
 const NFTA_TABLE_NAME: u16 = 1;
-/// Larger than any datagram of the kernel (nft_commit_notify in net/netfilter/nf_tables_api.c fills a page).
+/// Exceeds the kernel's datagrams (nft_commit_notify in net/netfilter/nf_tables_api.c fills a page).
 const RECEIVE_BYTES: usize = 64 * 1024;
 
-/// A socket that receives the notifications.
 #[derive(Debug)]
 pub(crate) struct NftNotifications {
     fd: OwnedFd,
     buffer: Vec<u8>,
 }
 
-/// The outcome of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// No relevant change until the timeout.
     None,
     Change,
-    /// The kernel dropped notifications.
+    /// Some were dropped by the kernel.
     Loss,
 }
 
 impl NftNotifications {
-    /// Opens a socket in the calling thread's netns. Needs NET_ADMIN.
+    /// Opens it in the calling thread's netns. Needs NET_ADMIN.
     pub(crate) fn open() -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -59,8 +57,7 @@ impl NftNotifications {
         })
     }
 
-    /// Waits for a relevant change. `is_relevant` is given the table's family, its name, and the netlink port of the
-    /// socket that changed it.
+    /// Passes `is_relevant` the table's family, its name, and the netlink port of the socket that changed it.
     pub(crate) fn wait(
         &mut self,
         timeout: Duration,
@@ -87,7 +84,6 @@ impl NftNotifications {
         }
     }
 
-    /// Receives all pending notifications.
     fn drain(&mut self, is_relevant: &impl Fn(u8, &str, u32) -> bool) -> io::Result<Notification> {
         let mut notification = Notification::None;
         loop {
@@ -111,7 +107,6 @@ impl NftNotifications {
     }
 }
 
-/// Returns whether any message of a datagram is relevant.
 fn any_relevant(mut bytes: &[u8], is_relevant: &impl Fn(u8, &str, u32) -> bool) -> bool {
     while let Some((length, message)) = parse_message(bytes) {
         if message.is_some_and(|(family, table, port)| is_relevant(family, table, port)) {
@@ -124,7 +119,7 @@ fn any_relevant(mut bytes: &[u8], is_relevant: &impl Fn(u8, &str, u32) -> bool) 
 
 type Message<'a> = (u8, &'a str, u32);
 
-/// Parses the first message: its length, and its content if it concerns a table.
+/// Returns the first message's length, and its content if it concerns a table.
 fn parse_message(bytes: &[u8]) -> Option<(usize, Option<Message<'_>>)> {
     let (header, _) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let [l0, l1, l2, l3, _, subsystem, .., p0, p1, p2, p3] = *header;

@@ -1,18 +1,17 @@
-//! The part of the preflight check that concerns the node's probe set.
+//! The preflight check's part for the node's probe set.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{ProbeSetError, ProbeSettings, SetBackendKind, open};
 use crate::netlink::KernelError;
 
-/// Addresses for documentation (RFC 5737, RFC 3849).
+/// For documentation (RFC 5737, RFC 3849).
 const ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// Sets addresses as [`super::ProbeSet::set_addresses`] does, in the calling thread's netns, which must
-/// be a temporary one.
+/// Works like [`super::ProbeSet::set_addresses`]. The calling thread's netns must be a temporary one.
 pub(crate) fn preflight(
     settings: ProbeSettings,
     kind: SetBackendKind,

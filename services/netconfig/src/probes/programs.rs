@@ -1,5 +1,3 @@
-//! Runs iptables programs in the node's netns.
-
 use super::{RunError, iptables::Runner};
 use inpod_types::with_causes;
 
@@ -11,7 +9,6 @@ use crate::{
     netns_session::variant_of,
 };
 
-/// The iptables programs of one variant.
 #[derive(Debug)]
 struct HostPrograms {
     programs: Programs,
@@ -37,7 +34,7 @@ fn run_error(error: &ProgramError) -> RunError {
     }
 }
 
-/// Returns the backend for the probe set that matches the backend of pods' rules.
+/// Matches the backend of pods' rules.
 pub(crate) fn backend_kind_for(backend: Backend, programs: &Programs) -> super::SetBackendKind {
     match variant_of(backend) {
         None => super::SetBackendKind::Nftables,

@@ -1,4 +1,4 @@
-//! Keeps the probe set in sync: receives notifications, polls for changes that send none, and repairs, up to a limit.
+//! Keeps the probe set in sync: by notifications, polls where there are none, and a limited number of repairs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,20 +16,19 @@ use super::{
     notifications::{NftNotifications, Notification},
 };
 
-/// Delay after a notification, since the same transaction or tool may cause more.
+/// The same transaction or tool may cause more notifications.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
 const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
 
-/// Number of repairs within a [`REPAIR_WINDOW`]. A process that changes the set more often is reported.
+/// Per [`REPAIR_WINDOW`]. More frequent changes by a process are reported.
 const MAX_REPAIRS: usize = 6;
 const REPAIR_WINDOW: Duration = Duration::from_secs(60);
 
-/// Time for which the elements of an unclaimed sandbox stay while others are claimed. A pod-events that starts claims
-/// all pods that it knows within seconds.
+/// For elements of an unclaimed sandbox while others are claimed. A starting pod-events claims all pods that
+/// it knows within seconds.
 const ORPHAN_GRACE_PERIOD: Duration = Duration::from_secs(600);
 
-/// Stops the reconciler when dropped.
 #[derive(Debug)]
 pub struct ReconcilerGuard(Arc<AtomicBool>);
 
@@ -39,7 +38,7 @@ impl Drop for ReconcilerGuard {
     }
 }
 
-/// Starts the reconciler's thread, in the calling thread's netns.
+/// Starts it in the calling thread's netns.
 pub(super) fn start(probe_set: Arc<ProbeSet>) -> io::Result<ReconcilerGuard> {
     let notifications = NftNotifications::open();
     let notifications = notifications.inspect_err(|error| {
@@ -78,12 +77,12 @@ impl Reconciler {
         }
     }
 
-    /// Waits for a notification or the next poll, and reconciles if needed.
+    /// Waits for a notification or the next poll; reconciles if needed.
     fn tick(&mut self) {
         let intervals = self.probe_set.intervals(self.read_duration);
         let notification = self.wait(intervals.check.min(intervals.read));
         if notification != Notification::None {
-            // Bounds the share of time that reads take, however often others make relevant changes.
+            // Bounds the share of time spent in reads, however often others make relevant changes.
             thread::sleep(
                 DEBOUNCE
                     .max(self.read_duration.saturating_mul(10))
@@ -123,21 +122,18 @@ impl Reconciler {
     }
 }
 
-/// Limits the number of repairs within a time window.
 #[derive(Debug, Default)]
 pub(super) struct RepairBudget {
     repairs: VecDeque<Instant>,
     is_reported: bool,
 }
 
-/// The decision about a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RepairDecision {
-    /// The repair is allowed, and counted.
     Allowed,
-    /// The repair is denied, for the first time since the last one that was allowed.
+    /// First denial since the last allowed repair.
     LimitReached,
-    /// The repair is denied, as was the one before.
+    /// Denied, as was the one before.
     Denied,
 }
 
@@ -160,12 +156,12 @@ impl RepairBudget {
     }
 }
 
-/// Times since when the owners of elements have been unclaimed.
+/// The times since when owners have been unclaimed.
 #[derive(Debug, Default)]
 pub(super) struct Orphans(BTreeMap<String, Instant>);
 
 impl Orphans {
-    /// Returns the owners whose grace period is over. It does not run while nothing at all is claimed: then pod-events
+    /// Owners after their grace period, which does not run while nothing is claimed: pod-events
     /// has not reconnected yet.
     pub(super) fn due(
         &mut self,

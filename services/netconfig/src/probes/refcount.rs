@@ -1,15 +1,15 @@
-//! The owners of each address in the probe set. An address stays while one is left.
+//! Owners of each address. It stays while one is left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-/// Addresses with the names of their owners, which the kernel holds as comments of the elements.
+/// Owners are comments of the kernel's elements.
 pub(crate) type Elements = BTreeMap<IpAddr, String>;
 
-/// The sandboxes that own each address. There are several while an address has been given to another pod and its
-/// previous owner is still known; the element is named after the latest.
+/// The owners per address: several while an address has gone to another pod and its previous owner is known; the
+/// element is named after the latest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owners {
     owners_of_address: BTreeMap<IpAddr, Vec<String>>,
@@ -17,7 +17,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Sets the addresses of an owner. Returns the union of the previous and the new ones.
+    /// Returns the union of previous and new addresses.
     pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         let before = self.addresses_of_owner.remove(owner).unwrap_or_default();
         for gone in before.difference(addresses) {
@@ -41,7 +41,7 @@ impl Owners {
         before.union(addresses).copied().collect()
     }
 
-    /// Records elements of the kernel that have no owner here, since an earlier process or another one added them.
+    /// Records ownerless elements, added by an earlier process or another one.
     pub(crate) fn adopt(&mut self, found: &Elements) {
         for (address, owner) in found {
             if !self.owners_of_address.contains_key(address) {
@@ -52,7 +52,7 @@ impl Owners {
         }
     }
 
-    /// Returns the owner that an address's element is named after.
+    /// Returns the owner that the element is named after.
     pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
         self.owners_of_address
             .get(&address)?
@@ -67,7 +67,6 @@ impl Owners {
             .unwrap_or_default()
     }
 
-    /// Returns the elements that the kernel should hold.
     pub(crate) fn elements(&self) -> Elements {
         let owned = |(address, owners): (&IpAddr, &Vec<String>)| {
             owners.last().map(|owner| (*address, owner.clone()))
@@ -75,27 +74,24 @@ impl Owners {
         self.owners_of_address.iter().filter_map(owned).collect()
     }
 
-    /// Returns the names of all owners.
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.addresses_of_owner.keys().cloned().collect()
     }
 
-    /// Returns the number of owned addresses.
     pub(crate) fn count(&self) -> usize {
         self.owners_of_address.len()
     }
 }
 
-/// A change of an element in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Add,
-    /// Replace the name of the owner.
+    /// Changes the owner's name.
     Rename,
     Delete,
 }
 
-/// Decides how to change an element on behalf of `requester`: from the owner found in the kernel to the wanted one.
+/// Compares the owner found in the kernel with the wanted one.
 pub(crate) fn decide_action(
     found: Option<&str>,
     wanted: Option<&str>,
@@ -104,7 +100,7 @@ pub(crate) fn decide_action(
     match (found, wanted) {
         (None, Some(_)) => Some(Action::Add),
         (Some(found), Some(wanted)) if found != wanted => Some(Action::Rename),
-        // An element that another owner took over is not deleted.
+        // Not if another owner took it over.
         (Some(found), None) if found == requester => Some(Action::Delete),
         (Some(_) | None, _) => None,
     }
@@ -137,7 +133,7 @@ mod tests {
         let mut owners = Owners::default();
         owners.set("old", &set(&["10.0.0.1"]));
         owners.set("new", &set(&["10.0.0.1"]));
-        // The old sandbox's rules are applied once more.
+        // The old sandbox's rules, once more.
         owners.set("old", &set(&["10.0.0.1"]));
         assert_eq!(owners.owner_of(ip("10.0.0.1")), Some("new"));
         owners.set("old", &set(&[]));

@@ -1,4 +1,4 @@
-//! Removes the addresses of a sandbox from the probe set when its claim ends.
+//! Removes a sandbox's addresses from the probe set when its claim ends.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -14,10 +14,10 @@ use crate::{
     rules::sandbox_name,
 };
 
-/// Interval of sweeps for elements of unclaimed sandboxes.
+/// Of sweeps for elements of unclaimed sandboxes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Handles the ends of claims, until no more can come.
+/// Ends when no more claims can end.
 pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     let (_, mut events) = claims.subscribe();
     let mut ticks = interval(SWEEP_INTERVAL);
@@ -28,7 +28,7 @@ pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
                 Ok(Event::Released(released)) => {
                     release(&probe_set, &claims, released.sandbox).await;
                 }
-                // A missed event is made up for by the sweep.
+                // The sweep makes up for missed events.
                 Ok(Event::Claimed(_) | Event::State(_)) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
@@ -37,8 +37,8 @@ pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     }
 }
 
-/// Removes a sandbox's addresses if its claim has ended. A sandbox with a new claim has set its addresses again, or is
-/// going to. If it fails, the sweep tries again.
+/// Keeps the addresses of a sandbox with a new claim, which has set them again or is about to. After a failure,
+/// the sweep tries again.
 pub(crate) async fn release(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>, sandbox: SandboxRef) {
     let (probe_set, claims) = (Arc::clone(probe_set), Arc::clone(claims));
     let work = move || {

@@ -1,4 +1,4 @@
-//! The table of the node's netns, as data.
+//! The node's table, as data.
 
 use super::{selector::Selected, settings::ProbeSettings};
 use crate::{
@@ -7,10 +7,9 @@ use crate::{
     rules::{Base, Chain, Expr, Hook, Kind, Policy, Rule, SCHEMA, Table, TableFamily, Transport},
 };
 
-/// The only table of inpod in the node's netns.
+/// inpod's only table in the node's netns.
 pub(crate) const TABLE: &str = "inpod-host";
 
-/// The sets of pods' addresses.
 pub(crate) const SETS: [AddressSet; 2] = [
     AddressSet {
         table: TABLE,
@@ -24,19 +23,19 @@ pub(crate) const SETS: [AddressSet; 2] = [
     },
 ];
 
-/// Just before the usual priority of source NAT (NF_IP_PRI_NAT_SRC, 100; also of the nat table of iptables). The first
-/// NAT decision for a connection is final, and a masquerade of others would hide the source address of probes. With
-/// equal priority, the chain registered last would win.
+/// Just before the usual priority of source NAT (NF_IP_PRI_NAT_SRC, 100; also iptables' nat table). A connection's
+/// first NAT decision is final, and a foreign masquerade would hide the source of probes. With equal priority, the
+/// last registered chain would win.
 const PRIORITY: i32 = 99;
 
-/// NF_IP_PRI_FILTER: after connection tracking, and after destination NAT.
+/// NF_IP_PRI_FILTER: after connection tracking and destination NAT.
 const OUTPUT_PRIORITY: i32 = 0;
 
-/// The conntrack label of connections from sockets of the cgroup: postrouting cannot match cgroups. A label instead of
-/// a mark, since other tools route by marks. The number is arbitrary.
+/// The conntrack label of connections from the cgroup's sockets, which postrouting cannot match. Not a mark, since
+/// other tools route by marks. An arbitrary number.
 const FROM_CGROUP: u8 = 105;
 
-/// Returns the table's comment, which identifies its owner and schema.
+/// Identifies the table's owner and schema.
 pub(crate) fn tag() -> String {
     format!("inpod schema={SCHEMA} probes of the node")
 }
@@ -49,7 +48,7 @@ pub(crate) fn set_of(family: Family) -> AddressSet {
     }
 }
 
-/// Builds the table: packets of the selected sender to an address in a set get the probe source address.
+/// Packets of the selected sender to addresses in a set get the probe source address.
 pub(crate) fn table(selected: &Selected, settings: &ProbeSettings) -> Table {
     let mut chains = vec![chain(
         "postrouting",

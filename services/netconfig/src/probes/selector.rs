@@ -1,5 +1,3 @@
-//! Determines which packets are probes.
-
 use std::time::{Duration, Instant};
 
 use super::{
@@ -8,31 +6,28 @@ use super::{
     settings::ProbeMatch,
 };
 
-/// Delay after a failed search for the kubelet, unless a caller waits for it: a search reads every process of the node.
+/// After a failed search, unless a caller waits: it reads every process of the node.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The sender whose packets are probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Selected {
-    /// Any socket of the node's netns.
     Socket,
     User(u32),
-    /// Sockets that were opened in a cgroup.
+    /// Sockets opened in a cgroup.
     Cgroup(Cgroup),
 }
 
 /// A cgroup of cgroup2, as the kernel identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cgroup {
-    /// The path, for iptables.
     pub(crate) path: String,
-    /// Number of directories below the root.
+    /// Directories below the root.
     pub(crate) level: u32,
-    /// Inode number. A recreated cgroup has another one.
+    /// Inode number, new if the cgroup is recreated.
     pub(crate) id: u64,
 }
 
-/// An error of determining which packets are probes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectError {
     #[error(
@@ -40,14 +35,14 @@ pub enum SelectError {
          probe_match=uid:NUMBER to its user"
     )]
     NoKubelet,
-    /// Only a part of cgroup2 is mounted, or none.
+    /// cgroup2 is mounted in part, or not at all.
     #[error("cgroup2 is not mounted with its root")]
     NoCgroups,
     #[error("there is no cgroup {0}")]
     NoCgroup(String),
 }
 
-/// Determines the sender of probes, and keeps the kubelet that was found.
+/// Keeps the kubelet that was found.
 #[derive(Debug)]
 pub(crate) struct Selector {
     wanted: ProbeMatch,
@@ -64,7 +59,7 @@ impl Selector {
         }
     }
 
-    /// Returns the current sender. Returns `None` if a search for the kubelet failed recently and is not urgent.
+    /// Returns `None` if a search for the kubelet failed recently and is not urgent.
     pub(crate) fn select(&mut self, is_urgent: bool) -> Option<Result<Selected, SelectError>> {
         match &self.wanted {
             ProbeMatch::Socket => Some(Ok(Selected::Socket)),
@@ -75,7 +70,7 @@ impl Selector {
         }
     }
 
-    /// Returns the kubelet's user if probes are matched by it and it was found.
+    /// Returns `None` unless probes are matched by it and it was found.
     pub(crate) fn kubelet_user(&self) -> Option<u32> {
         self.kubelet.as_ref().map(|kubelet| kubelet.user)
     }

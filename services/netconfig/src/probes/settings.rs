@@ -1,5 +1,3 @@
-//! The settings of the exemption of probes.
-
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -8,22 +6,21 @@ use std::{
 
 use serde::Deserialize;
 
-/// XT_CGROUP_PATH_MAX of linux/netfilter/xt_cgroup.h, which includes the final zero.
+/// XT_CGROUP_PATH_MAX of linux/netfilter/xt_cgroup.h, with the final zero.
 const MAX_PATH_BYTES: usize = 512;
 
-/// The settings of the exemption of probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeSettings {
     pub probe_match: ProbeMatch,
-    /// Source address of IPv4 probes, as pods see it.
+    /// Of IPv4 probes, as pods see it.
     pub source_v4: SourceV4,
-    /// Source address of IPv6 probes, as pods see it.
+    /// Of IPv6 probes, as pods see it.
     pub source_v6: SourceV6,
     pub aws_branch_eni: AwsBranchEni,
 }
 
 impl ProbeSettings {
-    /// Returns the source addresses that pods' rules do not capture; none if probes are not exempted.
+    /// Returns sources that pods' rules do not capture; none if probes are not exempted.
     pub fn sources(&self) -> Vec<IpAddr> {
         match self.probe_match {
             ProbeMatch::Off => Vec::new(),
@@ -37,7 +34,7 @@ impl ProbeSettings {
     }
 }
 
-/// Uses Istio's addresses, and matches probes as Istio does with iptables (services/docs/facts/istio-ambient.md, 6.7).
+/// As Istio with iptables (services/docs/facts/istio-ambient.md, 6.7).
 impl Default for ProbeSettings {
     fn default() -> Self {
         Self {
@@ -51,18 +48,18 @@ impl Default for ProbeSettings {
     }
 }
 
-/// Selects the packets to pods' addresses that are probes.
+/// The packets to pods' addresses that are probes.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum ProbeMatch {
     /// From any socket of the node's netns.
     Socket,
-    /// From the user that the kubelet runs as.
+    /// From the kubelet's user only.
     Kubelet,
     Uid(u32),
     /// From sockets opened in this cgroup, or below it.
     Cgroup(CgroupPath),
-    /// None. Nothing is written in the node's netns.
+    /// None. Writes nothing in the node's netns.
     Off,
 }
 
@@ -122,12 +119,12 @@ impl fmt::Display for ProbeMatch {
     }
 }
 
-/// The path of a cgroup below the root of cgroup2, without a slash at either end.
+/// A path below the root of cgroup2, without a slash at either end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupPath(String);
 
 impl CgroupPath {
-    /// Rejects quotes and white space, which would break the script of iptables, and the root,
+    /// Rejects quotes and white space, which would break iptables' script, and the root,
     /// which contains all processes.
     fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix('/').unwrap_or(text).trim_end_matches('/');
@@ -143,13 +140,11 @@ impl CgroupPath {
         &self.0
     }
 
-    /// Returns the number of directories below the root.
     pub(crate) fn level(&self) -> u32 {
         u32::try_from(self.0.split('/').count()).unwrap_or(u32::MAX)
     }
 }
 
-/// An IPv4 address that can be a source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct SourceV4(pub(crate) Ipv4Addr);
@@ -171,7 +166,6 @@ impl TryFrom<String> for SourceV4 {
     }
 }
 
-/// An IPv6 address that can be a source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct SourceV6(pub(crate) Ipv6Addr);
@@ -197,11 +191,11 @@ fn invalid_source(text: &str, family: &str) -> String {
     format!("{text:?} is not a valid {family} source address")
 }
 
-/// Selects whether ip rules are added for pods with an AWS branch ENI.
+/// The ip rules of pods with an AWS branch ENI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AwsBranchEni {
-    /// Add rules on nodes where `net.ipv4.tcp_early_demux` is 0.
+    /// Only with `net.ipv4.tcp_early_demux` at 0.
     #[default]
     Auto,
     Off,

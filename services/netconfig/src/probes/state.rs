@@ -1,4 +1,4 @@
-//! The state of the probe set, and its changes. Used under a lock.
+//! The probe set's state and its changes, under a lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,10 +22,10 @@ pub(super) struct State {
     pub(super) backend: Box<dyn SetBackend>,
     pub(super) settings: ProbeSettings,
     pub(super) selector: Selector,
-    /// The sender that the rule was written for, once known.
+    /// Of the written rule, once known.
     selected: Option<Selected>,
     pub(super) owners: Owners,
-    /// True if the kernel holds elements or a rule of ours, or should.
+    /// The kernel has elements or a rule of ours, or should.
     pub(super) in_use: bool,
     pub(super) eni: Option<Eni>,
 }
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// Sets the addresses of an owner, in the kernel too. Returns whether anything had to be written.
+    /// Changes the kernel, too. Returns whether anything was written.
     pub(super) fn set(
         &mut self,
         owner: &str,
@@ -90,7 +90,6 @@ impl State {
         Ok(self.route_branch_eni(&affected)? || changed)
     }
 
-    /// Updates the routing of probes of pods with an AWS branch ENI.
     fn route_branch_eni(&mut self, affected: &[IpAddr]) -> Result<bool, ProbeSetError> {
         let Some(eni) = &mut self.eni else {
             return Ok(false);
@@ -101,7 +100,6 @@ impl State {
         eni.update(&current, &gone)
     }
 
-    /// Writes the set and its rule as a whole.
     pub(super) fn write(&mut self) -> Result<(), ProbeSetError> {
         let selected = self.selected(true)?;
         let elements = self.elements();
@@ -117,10 +115,9 @@ impl State {
         Ok(())
     }
 
-    /// Removes the set and its rule. Returns whether there was anything to remove.
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let cleared = match self.selected(false) {
-            // iptables resolves the path of the cgroup in the rule that it deletes.
+            // iptables resolves the cgroup's path in the rule that it deletes.
             Ok(Selected::Cgroup(_)) => cgroup::in_host_cgroup_namespace(|| self.backend.clear())
                 .map_err(ProbeSetError::View)??,
             Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.backend.clear()?,
@@ -129,11 +126,10 @@ impl State {
         Ok(cleared)
     }
 
-    /// Reads the set and its rule, and returns a sentence for each difference, or `None` if there is none of ours.
-    /// Adopts elements without an owner.
+    /// Returns a sentence per difference, `None` without a set of ours. Adopts ownerless elements.
     pub(super) fn read(&mut self) -> Result<Option<Vec<String>>, ProbeSetError> {
         let selected = self.selected(false);
-        // Elements are read even if it is unknown which rule there should be.
+        // Elements are read even if the right rule is unknown.
         let compared = selected.as_ref().unwrap_or(&Selected::Socket);
         let Some(found) = self.backend.read(compared, &self.settings)? else {
             return Ok(None);
@@ -154,7 +150,6 @@ impl State {
         Ok(Some(differences))
     }
 
-    /// Returns the desired elements of the families that the backend can hold.
     pub(super) fn elements(&self) -> Elements {
         let families = self.backend.families();
         let elements = self.owners.elements().into_iter();
@@ -162,7 +157,7 @@ impl State {
         held.collect::<BTreeMap<_, _>>()
     }
 
-    /// Returns the sender of probes: the one known from before, if any.
+    /// Prefers the one known from before.
     fn selected(&mut self, is_urgent: bool) -> Result<Selected, SelectError> {
         if let Some(known) = &self.selected {
             return Ok(known.clone());
@@ -173,8 +168,8 @@ impl State {
         Ok(found)
     }
 
-    /// Determines the sender again. Returns `true` if it changed. If none is found, the last one stays: a restarted
-    /// kubelet most likely has the same user.
+    /// Returns whether the sender changed. If none is found, the last one stays: a restarted kubelet most likely
+    /// has the same user.
     pub(super) fn refresh_selection(&mut self) -> Option<Result<bool, SelectError>> {
         let found = match self.selector.select(false)? {
             Ok(found) => found,

@@ -1,4 +1,4 @@
-//! Reads and changes routes, ip rules and addresses over rtnetlink.
+//! Routes, ip rules and addresses over rtnetlink.
 
 use std::{
     io, thread,
@@ -26,33 +26,31 @@ use crate::{
     rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// LOOPBACK_IFINDEX: the index of `lo` in every netns.
+/// LOOPBACK_IFINDEX: `lo` in every netns.
 const LOOPBACK: u32 = 1;
 
 const TENTATIVE: u8 = 0x40; // IFA_F_TENTATIVE of linux/if_addr.h
 
-/// The prefix length of a single IPv6 address.
+/// Of a single IPv6 address.
 const WHOLE: u8 = 128;
 
-/// Timeout for the kernel to route packets to a new address. An idle machine needs less than a millisecond.
+/// For the kernel to route to a new address: less than a millisecond on an idle machine.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 const POLL_INTERVAL: Duration = Duration::from_micros(250);
 
-/// The ip rules of Istio's sidecar installer compare the whole mark.
+/// Istio's sidecar installer's ip rules compare the whole mark.
 const SIDECAR_MARK: Mark = FROM_PROXY.whole();
 
-/// The routes, ip rules and addresses of one netns.
 #[derive(Debug)]
 pub(crate) struct Routes(Socket);
 
 impl Routes {
-    /// Opens a socket in the calling thread's netns. Other threads can use it from any netns.
+    /// Opens it in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
 
-    /// Reads inpod's routing and its equivalents.
     pub(crate) fn read(&mut self) -> Result<Routing, KernelError> {
         let mut routing = Routing::default();
         for family in Family::ALL {
@@ -109,8 +107,7 @@ impl Routes {
         Ok(())
     }
 
-    /// The kernel reports the protocol of addresses since Linux 5.18; the address that it gives to
-    /// `lo` itself shows it.
+    /// Protocols of addresses are reported since Linux 5.18; the address that the kernel gives to `lo` shows it.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
         for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
@@ -134,7 +131,6 @@ impl Routes {
         self.0.dump_family("read the addresses", &request)
     }
 
-    /// Adds an item, unless it exists already.
     pub(crate) fn add(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("add the {family} {part}");
@@ -161,8 +157,8 @@ impl Routes {
         forgive(result, &[nix::Error::EEXIST])
     }
 
-    /// Waits until the kernel routes packets to the address. A kernel worker does that shortly after the address was
-    /// added (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can bind to the address.
+    /// Waits until the kernel routes to the address, by a worker (addrconf_dad_work in net/ipv6/addrconf.c). Until
+    /// then no socket can bind to it.
     pub(crate) fn wait_for_address(&mut self) -> Result<(), KernelError> {
         let deadline = Instant::now() + ADDRESS_TIMEOUT;
         while !(self.is_address_usable()? && self.has_local_route()?) {
@@ -175,7 +171,6 @@ impl Routes {
         Ok(())
     }
 
-    /// Returns whether the worker has finished duplicate address detection for the address.
     fn is_address_usable(&mut self) -> Result<bool, KernelError> {
         let addresses = self.dump_addresses()?;
         Ok(addresses.iter().any(|payload| {
@@ -201,7 +196,7 @@ impl Routes {
         }))
     }
 
-    /// Makes an item of another program inpod's, without any interruption.
+    /// Makes a foreign item inpod's, without interruption.
     pub(crate) fn adopt(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("take over the {family} {part}");
@@ -216,7 +211,7 @@ impl Routes {
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            // Rules that differ only in their protocol can coexist, and the kernel finds the older one first.
+            // Rules that differ only in protocol can coexist; the kernel finds the older one first.
             Part::Rule(recipient) => {
                 self.add(item)?;
                 self.delete_first(recipient, family)
@@ -233,7 +228,6 @@ impl Routes {
         forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
     }
 
-    /// Deletes an item, if it still exists.
     pub(crate) fn delete(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("delete the {family} {part}");
@@ -348,7 +342,7 @@ fn push_mark<P: Pusher>(
         .push_fwmask(mark.mask())
 }
 
-/// Requires a local default route to `lo` that is not restricted in any way.
+/// Requires a local default route to `lo` without any restriction.
 fn is_route(
     recipient: Recipient,
     family: Family,
@@ -376,13 +370,13 @@ fn is_rule(
         && selects_by_mark(recipient.table(), recipient.mark(), header, attributes)
 }
 
-/// Returns the priority of an ip rule of Istio's sidecar installer, which the kernel chose.
+/// Returns the priority, chosen by the kernel, of an ip rule of Istio's sidecar installer.
 fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<u32> {
     let is_theirs = selects_by_mark(PROXY_TABLE, SIDECAR_MARK, header, attributes);
     is_theirs.then(|| attributes.get_priority().unwrap_or(0))
 }
 
-/// Returns whether the rule sends exactly the packets with this mark to the table.
+/// Returns whether it sends exactly the packets with this mark to the table.
 fn selects_by_mark(
     table: u8,
     mark: Mark,
@@ -403,7 +397,7 @@ fn selects_by_mark(
         && attributes.flatten().all(|attribute| !narrows(&attribute))
 }
 
-/// Returns whether an attribute restricts the rule further.
+/// Returns whether the attribute restricts the rule.
 fn narrows(attribute: &FibRuleAttrs<'_>) -> bool {
     matches!(
         attribute,

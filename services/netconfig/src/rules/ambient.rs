@@ -1,5 +1,5 @@
-//! The redirection of ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to
-//! 6.3; for TPROXY those of Istio 1.21) in inpod's own tables.
+//! Ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to 6.3; TPROXY from
+//! Istio 1.21) in inpod's own tables.
 
 mod inbound;
 mod outbound;
@@ -15,25 +15,24 @@ use crate::{
     marks::{DNS_PORT, FROM_ZTUNNEL, TO_ZTUNNEL, ZTUNNEL_DNS_ZONE},
 };
 
-/// The table that redirects.
 pub const NAT: &str = "inpod-nat";
 
-/// The table that returns replies to ztunnel and captures by TPROXY.
+/// Returns replies to ztunnel and captures by TPROXY.
 pub const MANGLE: &str = "inpod-mangle";
 
-/// The table that separates ztunnel's DNS queries from the application's.
+/// Separates ztunnel's DNS queries from the application's.
 pub const RAW: &str = "inpod-raw";
 
-/// All tables of inpod, for any redirection, in evaluation order.
+/// Of any redirection, in evaluation order.
 pub const TABLES: [&str; 3] = [RAW, MANGLE, NAT];
 
-/// The conventional priority of DNAT (NF_IP_PRI_NAT_DST).
+/// Conventional for DNAT (NF_IP_PRI_NAT_DST).
 pub(super) const NAT_PRIORITY: i32 = -100;
 
-/// Takes effect before NAT (NF_IP_PRI_MANGLE).
+/// Before NAT takes effect (NF_IP_PRI_MANGLE).
 pub(super) const MANGLE_PRIORITY: i32 = -150;
 
-/// Takes effect before connection tracking (NF_IP_PRI_RAW).
+/// Before connection tracking (NF_IP_PRI_RAW).
 pub(super) const RAW_PRIORITY: i32 = -300;
 
 pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
@@ -47,9 +46,8 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
     Ruleset { tables }
 }
 
-/// The rules of a pod that is being withdrawn: new connections are not captured, captured ones continue. The rule
-/// in each nat chain keeps connection tracking active in the netns; without it, every captured connection would
-/// be reset (services/docs/facts/kernel.md, 1).
+/// Keeps captured connections of a pod being withdrawn; new ones go direct. A rule in each nat chain keeps connection
+/// tracking active; without it, every captured connection would be reset (services/docs/facts/kernel.md, 1).
 pub(crate) fn drain() -> Ruleset {
     let idle = || vec![Rule(vec![Expr::NewConnection, Expr::Counter])];
     Ruleset {
@@ -85,7 +83,7 @@ fn mangle(settings: &Ambient, capture: Vec<Rule>) -> Table {
     table(
         MANGLE,
         |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
-        // A route chain, since the mark that it sets affects routing.
+        // A route chain: its mark affects routing.
         |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
         prerouting,
         vec![return_replies_to_ztunnel(settings)],
@@ -97,23 +95,22 @@ fn nat(prerouting: Vec<Rule>, output: Vec<Rule>) -> Table {
     table(NAT, base, base, prerouting, output)
 }
 
-/// Marks connections that ztunnel opens to the application. They come from the client's address, so their replies look
-/// like packets that the application sends to the client on its own.
+/// Marks connections from ztunnel to the application. They come from the client's address, so their replies look like
+/// packets of the application to the client.
 fn mark_ztunnel_connections(settings: &Ambient) -> Rule {
     let packets = vec![Expr::Marked(FROM_ZTUNNEL)];
     either_family(settings, packets, Expr::MarkConnection(TO_ZTUNNEL))
 }
 
-/// Marks replies, so that ip rule and route table deliver them to ztunnel's socket. The mark is a constant, since the
-/// connection is known to have it: restoring the complete connection mark, as Istio does, would overwrite foreign bits.
+/// Marks replies, which ip rule and route table deliver to ztunnel. The mark is a constant: restoring the complete
+/// connection mark, as Istio does, would overwrite foreign bits.
 fn return_replies_to_ztunnel(settings: &Ambient) -> Rule {
     let packets = vec![Expr::ConnectionMarked(TO_ZTUNNEL)];
     either_family(settings, packets, Expr::Mark(TO_ZTUNNEL))
 }
 
-/// Returns one address per captured family, as Istio does. The rest of 127.0.0.0/8 is not captured either: packets
-/// to it leave through `lo`, which is accepted first, and a connection that passed the output chain does not enter
-/// the prerouting chain again.
+/// Returns one address per captured family, as in Istio. The rest of 127.0.0.0/8 is not captured either: packets to
+/// it leave through `lo`, accepted first, and a connection that passed output does not enter prerouting again.
 fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
     let loopback = |family: &Family| match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -123,14 +120,13 @@ fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
     families.map(loopback).map(Network::host)
 }
 
-/// Builds a rule for all captured families.
 fn either_family(settings: &Ambient, packets: Vec<Expr>, action: Expr) -> Rule {
     let version = only_family(settings).map(Expr::Version);
     let counted = [Expr::Counter, action];
     Rule(version.into_iter().chain(packets).chain(counted).collect())
 }
 
-/// Returns the captured family if there is only one.
+/// Returns `None` if both are captured.
 fn only_family(settings: &Ambient) -> Option<Family> {
     match settings.families() {
         [only] => Some(*only),
@@ -144,7 +140,6 @@ fn one_family(packets: Vec<Expr>, action: Expr) -> Rule {
     Rule(packets.into_iter().chain(counted).collect())
 }
 
-/// Restricts capture to new connections, if requested.
 fn only_syn(settings: &Ambient) -> Option<Expr> {
     settings.keep_existing_connections.then_some(Expr::TcpSyn)
 }
@@ -157,7 +152,6 @@ pub(super) fn is_loopback(direction: fn(InterfaceName) -> Expr) -> Expr {
     direction(InterfaceName::loopback())
 }
 
-/// Builds a table with a prerouting and an output chain.
 pub(super) fn table(
     name: &str,
     prerouting_base: impl Fn(Hook) -> Base,

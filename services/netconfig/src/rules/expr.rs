@@ -3,92 +3,75 @@ use std::net::IpAddr;
 use super::settings::{InterfaceName, Network};
 use crate::{family::Family, marks::Mark};
 
-/// A part of a rule. The list is closed: anything else in the kernel is [`Expr::Unknown`] and never inpod's.
+/// A part of a rule. Conditions describe the packet. Anything not in this list is [`Expr::Unknown`] and never inpod's.
 ///
-/// The expressions of a rule are in the order of this list, in which `iptables-save` prints them.
+/// Rules keep the order of this list, in which `iptables-save` prints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// The packet is of the family.
+    /// Is of this IP family.
     Version(Family),
-    /// The packet comes from the network.
     Source(Network),
-    /// The packet goes to the network.
     Destination(Network),
-    /// The packet is of the network's family and does not go to the network.
+    /// Is of the network's family and goes elsewhere.
     DestinationNot(Network),
-    /// The packet is of the family, and the set of the same table contains its destination.
+    /// Is of the family and goes to an address in the table's set.
     DestinationIn(Family, String),
-    /// The packet arrives by the interface.
     ArrivesBy(InterfaceName),
-    /// The packet leaves by the interface.
     LeavesBy(InterfaceName),
-    /// The packet does not leave by the interface.
     NotLeavesBy(InterfaceName),
-    /// The packet has the protocol.
     Protocol(Transport),
-    /// The packet comes from the port. Only after [`Expr::Protocol`], as the next three.
+    /// Only after [`Expr::Protocol`], as the next three.
     SourcePort(u16),
-    /// The packet goes to the port.
     Port(u16),
-    /// The packet does not go to the port.
     PortNot(u16),
-    /// The packet opens a TCP connection: of FIN, SYN, RST and ACK it has only SYN.
+    /// Opens a TCP connection: of FIN, SYN, RST and ACK only SYN is set.
     TcpSyn,
-    /// The packet has the mark.
     Marked(Mark),
-    /// The packet does not have the mark.
     NotMarked(Mark),
-    /// The packet's connection has the mark.
     ConnectionMarked(Mark),
-    /// The packet is the first of its connection that conntrack sees.
+    /// First of its connection that conntrack sees.
     NewConnection,
-    /// The packet belongs to an established connection or is related to one.
+    /// Of an established or related connection.
     KnownConnection,
-    /// The packet belongs to no connection and cannot open one.
+    /// Belongs to no connection and cannot open one.
     InvalidConnection,
-    /// A socket of this netns sends the packet.
+    /// Sent by a socket of this netns.
     FromAnySocket,
-    /// A socket of this netns sends the packet, and the user opened it.
+    /// Sent by a socket that the user opened.
     FromUser(u32),
-    /// A socket of this netns sends the packet, and the group opened it.
+    /// Sent by a socket that the group opened.
     FromGroup(u32),
-    /// A socket of this netns sends the packet, and another group opened it.
+    /// Sent by a socket that another group opened.
     NotFromGroup(u32),
-    /// The packet's socket was opened in the cgroup or below it. Not allowed in
+    /// From a socket opened in the cgroup or below. Not allowed in
     /// postrouting (nft_socket_validate in net/netfilter/nft_socket.c).
     FromCgroup {
-        /// The cgroup's depth below the root.
+        /// Depth below the root cgroup.
         level: u32,
-        /// The inode number of the cgroup's directory.
+        /// Inode of the cgroup's directory.
         id: u64,
     },
-    /// The packet's connection has the label, 0 to 127.
+    /// The connection's label, 0 to 127.
     Labelled(u8),
-    /// Counts the packets that match.
     Counter,
-    /// Sets the mark's bits of the packet's mark, keeping all others.
+    /// Sets only the mark's bits, on the packet.
     Mark(Mark),
-    /// Sets the mark's bits of the connection's mark, keeping all others.
+    /// Sets only the mark's bits, on the connection.
     MarkConnection(Mark),
-    /// Adds the label, 0 to 127, to the packet's connection.
+    /// Labels the connection, 0 to 127.
     Label(u8),
-    /// Tracks the packet's connection in a conntrack zone of its own.
     Zone(u16),
-    /// Accepts the packet: no later rule of the chain sees it.
+    /// No later rule of the chain sees it.
     Accept,
     Drop,
-    /// Redirects the connection to a local port.
     Redirect(u16),
-    /// Rewrites the connection's source address.
     SourceNat(IpAddr),
-    /// Marks the packet and delivers it to the transparent socket on the port. Continues with the next rule if there is
-    /// none. The family is the one that the rule selects, if any.
+    /// Marks and delivers to the transparent socket on the port; without one, the next rule follows. With the family
+    /// that the rule selects, if any.
     Tproxy(Option<Family>, u16, Mark),
-    /// Any other expression, as text.
     Unknown(String),
 }
 
-/// A transport protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     Tcp,
@@ -96,12 +79,12 @@ pub enum Transport {
 }
 
 impl Expr {
-    /// Returns whether the expression redirects packets to ztunnel or a sidecar's proxy.
+    /// Redirects to ztunnel or a sidecar's proxy.
     pub(crate) fn captures(&self) -> bool {
         matches!(self, Self::Redirect(_) | Self::Tproxy(..))
     }
 
-    /// Returns the family that the expression requires, if any.
+    /// Requires this family, if any.
     pub(crate) fn family(&self) -> Option<Family> {
         match self {
             Self::Version(family) => Some(*family),

@@ -1,7 +1,7 @@
 use std::{fmt, str::FromStr};
 
-/// The 64-bit FNV-1a hash of a ruleset's text. Unlike std's hasher it is stable across builds and releases. It detects
-/// drift, not malice: who can write the tag can write the rules.
+/// 64-bit FNV-1a of a ruleset's text: unlike std's hasher stable across builds. Detects drift, not malice: who can
+/// write the tag can write the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(u64);
 

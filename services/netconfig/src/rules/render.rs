@@ -1,4 +1,4 @@
-//! Renders rules as a script for `nft -f`, for golden files, previews and logs.
+//! Renders rules for `nft -f`, golden files, previews and logs.
 
 use std::fmt;
 

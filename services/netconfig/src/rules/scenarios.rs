@@ -1,10 +1,10 @@
-//! Named redirections, at least one for each setting: the input of golden, packet and backend tests.
+//! Named redirections, at least one per setting, for golden, packet and backend tests.
 
 pub mod sidecar;
 
 use super::{Ambient, Exclusions, InboundCapture, Ipv6, Redirection};
 
-/// Returns the scenarios of both modes. Names of sidecar scenarios begin with `sidecar-`.
+/// Both modes. Sidecar names begin with `sidecar-`.
 pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
     let ambient = all().map(|(name, settings)| (name.to_owned(), Redirection::Ambient(settings)));
     let sidecar = sidecar::all().map(|(name, settings)| {
@@ -14,7 +14,6 @@ pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
     ambient.chain(sidecar)
 }
 
-/// Returns the scenarios of ambient mode.
 pub fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
     [
         ("plain", Ambient::default()),
@@ -101,7 +100,6 @@ fn tproxy() -> Ambient {
     }
 }
 
-/// With the source addresses that Istio uses for probes.
 fn probes() -> Ambient {
     let sources = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"].into_iter();
     Ambient {

@@ -1,4 +1,4 @@
-//! The validated settings of a redirection: every value can be written as rules.
+//! Validated settings: every value can be written as rules.
 
 use std::{fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
@@ -6,35 +6,30 @@ use ipnet::IpNet;
 
 use crate::family::Family;
 
-/// IFNAMSIZ of linux/if.h, including the terminating zero.
+/// IFNAMSIZ of linux/if.h, with the terminating zero.
 const INTERFACE_NAME_BYTES: usize = 16;
 
-/// The settings of ambient mode. The defaults are Istio's, but without DNS capture.
+/// Settings of ambient mode. Defaults are Istio's, but without DNS capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ambient {
-    /// Redirects DNS queries to ztunnel.
     pub dns_capture: bool,
-    /// Leaves inbound TCP alone.
     pub bypass_inbound_capture: bool,
-    /// Interfaces whose inbound TCP is captured as outbound, as that of virtual machines.
+    /// Inbound TCP counts as outbound, as that of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
     pub inbound_capture: InboundCapture,
     pub ipv6: Ipv6,
     pub exclusions: Exclusions,
-    /// Captures only new connections.
     pub keep_existing_connections: bool,
-    /// The source addresses of the kubelet's probes on this node, at most one per family. They are not captured.
+    /// The kubelet's on this node, at most one per family. Not captured.
     pub probe_sources: Vec<IpAddr>,
 }
 
 impl Ambient {
-    /// Returns the captured families.
     pub(crate) fn families(&self) -> &'static [Family] {
         self.ipv6.families()
     }
 }
 
-/// The mechanism that captures inbound TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InboundCapture {
     /// By destination NAT to a local port.
@@ -44,19 +39,17 @@ pub enum InboundCapture {
     Tproxy,
 }
 
-/// The capture of IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// Captured if the netns has IPv6.
+    /// Only in netns with IPv6.
     #[default]
     Auto,
-    /// Captured; netns without IPv6 are refused.
+    /// Netns without IPv6 are refused.
     On,
     Off,
 }
 
 impl Ipv6 {
-    /// Returns the captured families.
     pub(crate) fn families(self) -> &'static [Family] {
         match self {
             Self::Auto | Self::On => &Family::ALL,
@@ -65,10 +58,9 @@ impl Ipv6 {
     }
 }
 
-/// Traffic that is not captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exclusions {
-    /// TCP ports of destinations outside of the pod.
+    /// TCP ports outside of the pod.
     pub outbound_ports: Vec<NonZeroU16>,
     /// Networks outside of the pod.
     pub outbound_networks: Vec<Network>,
@@ -77,14 +69,13 @@ pub struct Exclusions {
     pub inbound_networks: Vec<Network>,
 }
 
-/// The name of an interface that `nft` and `iptables` accept, too: 1 to 15 letters, digits and `._-`, not
-/// `.` or `..`, not starting with `-`. The kernel allows more: it refuses only slash, colon and white
-/// space (dev_valid_name in net/core/dev.c).
+/// A name that `nft` and `iptables` accept, too: 1 to 15 letters, digits and `._-`, not `.` or `..`, not starting
+/// with `-`. The kernel refuses only slash, colon and white space (dev_valid_name in net/core/dev.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// Returns `lo`, the loopback interface's name in every netns.
+    /// `lo` exists in every netns.
     pub fn loopback() -> Self {
         Self("lo".to_owned())
     }
@@ -94,7 +85,6 @@ impl InterfaceName {
     }
 }
 
-/// A text is not an interface name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "is not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`"
@@ -127,7 +117,6 @@ impl fmt::Display for InterfaceName {
 pub struct Network(IpNet);
 
 impl Network {
-    /// Returns the network of a single address.
     pub fn host(address: IpAddr) -> Self {
         Self(address.into())
     }
@@ -148,7 +137,6 @@ impl Network {
         self.0.prefix_len()
     }
 
-    /// Returns whether the network is a single address.
     pub(crate) fn is_host(self) -> bool {
         self.0.prefix_len() == self.0.max_prefix_len()
     }
@@ -160,13 +148,11 @@ impl Network {
     }
 }
 
-/// A text is not a network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNetwork {
-    /// It does not have the form address/length.
+    /// Not of the form address/length.
     #[error("is not a network: expected address/length, such as 10.0.0.0/8")]
     Form,
-    /// The address has host bits.
     #[error("has host bits set: the network is {0}")]
     HostBits(IpNet),
 }

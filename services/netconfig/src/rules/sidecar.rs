@@ -1,5 +1,5 @@
-//! The redirection of a sidecar, with the rules of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.3 and 4.4)
-//! in base chains of inpod's own tables. Differences are noted at each rule.
+//! A sidecar's redirection: the rules of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.3 and 4.4) in base
+//! chains of our tables. Differences are noted at each rule.
 
 mod inbound;
 mod outbound;
@@ -21,13 +21,13 @@ use crate::{
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 const UDP: Expr = Expr::Protocol(Transport::Udp);
 
-/// The source addresses of a proxy's calls to the application (Istio's inbound passthrough), by which the rules
-/// recognise connections that went through the proxy. All of 127.0.0.0/8 is local; the IPv6 address has to be added
+/// Source addresses of a proxy's calls to the application (Istio's inbound passthrough), by which
+/// rules recognise connections through the proxy. 127.0.0.0/8 is local; the IPv6 one has to be added
 /// to `lo` (services/docs/facts/istio-sidecar.md, 4.4.7).
 pub(crate) const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 
-/// Builds the ruleset. Tables without rules are left out, except for the nat table.
+/// Omits tables without rules, except nat.
 pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     let mut tables = Vec::new();
     tables.extend(raw(settings));
@@ -36,11 +36,11 @@ pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     Ruleset { tables }
 }
 
-/// Separates DNS queries to servers from queries to the proxy by conntrack zones, since both may come from the same
-/// source port. Queries to servers from others than the proxy are in the proxy's zone, to which all answers of servers
-/// are assigned. Istio puts them into the other zone, where their answers do not match. The first zone that a packet is
-/// assigned counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in net/netfilter/xt_CT.c). Families
-/// without captured servers have no such rules; Istio writes the proxy's for them.
+/// Separates DNS queries to servers from those to the proxy by conntrack zones: both may come from the same port.
+/// Queries to servers from others than the proxy are in the proxy's zone, as all answers of servers; Istio puts them
+/// into the other zone, where their answers do not match. A packet's first zone counts (nft_ct_set_zone_eval in
+/// net/netfilter/nft_ct.c, xt_ct_target in net/netfilter/xt_CT.c). Families without captured servers have no such
+/// rules; Istio writes the proxy's for them.
 fn raw(settings: &Sidecar) -> Option<Table> {
     let families = settings.dns_families();
     if families.is_empty() {
@@ -78,7 +78,7 @@ fn raw(settings: &Sidecar) -> Option<Table> {
 fn mangle(settings: &Sidecar) -> Option<Table> {
     let mut prerouting = Vec::new();
     if settings.drop_invalid {
-        // For every protocol; Istio's nftables rules drop only invalid TCP.
+        // Of every protocol; Istio's nftables rules drop only TCP.
         let packets = vec![Expr::InvalidConnection];
         prerouting.push(rule(settings.families(), packets, Expr::Drop));
     }
@@ -92,7 +92,7 @@ fn mangle(settings: &Sidecar) -> Option<Table> {
         table(
             MANGLE,
             |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
-            // A route chain, since the mark that it sets affects routing.
+            // A route chain: its mark affects routing.
             |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
             prerouting,
             output,
@@ -106,7 +106,6 @@ fn nat(settings: &Sidecar) -> Table {
     table(NAT, base, base, arriving, sent)
 }
 
-/// Returns one condition for each user and group that the proxy runs as.
 fn proxies(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let users = settings.proxy_users.iter();
     let users = users.map(|user| Expr::FromUser(user.number()));
@@ -118,8 +117,8 @@ fn proxy_groups(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     groups.map(|group| Expr::FromGroup(group.number()))
 }
 
-/// Returns conditions for the groups whose traffic is not captured, other than the proxy's. If only some groups are
-/// captured, one list of conditions excludes all others.
+/// Groups, other than the proxy's, whose traffic is not captured. If only some are captured, one
+/// list excludes all others.
 fn bypassed_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     let excluded = settings.excluded_owner_groups.iter();
     let excluded = excluded.map(|group| vec![Expr::FromGroup(group.number())]);
@@ -132,7 +131,7 @@ fn bypassed_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     excluded.chain(others).collect()
 }
 
-/// Returns one condition for each DNS server of these families that is captured, or `None` for all servers.
+/// Returns `None` for all servers.
 fn servers(
     settings: &Sidecar,
     families: &[Family],
@@ -150,7 +149,7 @@ fn servers(
     conditions.into_iter()
 }
 
-/// Builds a rule, adding a condition on the family if only one is captured and no other condition implies it.
+/// Adds the family if only one is captured and no condition implies it.
 fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
     let has_family = packets.iter().any(|packet| packet.family().is_some());
     let only = match families {
@@ -161,7 +160,6 @@ fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
     Rule(only.into_iter().chain(packets).chain(counted).collect())
 }
 
-/// Matches everything but the pod's own loopback, for each captured family.
 fn not_loopback(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     families.map(|family| Expr::DestinationNot(loopback(settings, *family)))
@@ -174,7 +172,7 @@ fn loopback(settings: &Sidecar, family: Family) -> Network {
     }
 }
 
-/// Matches the proxy's passthrough address, for each captured family.
+/// Returns the proxy's passthrough address, per captured family.
 fn from_passthrough(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     let address = |family: &Family| match family {
@@ -184,7 +182,6 @@ fn from_passthrough(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     families.map(move |family| Expr::Source(Network::host(address(family))))
 }
 
-/// Accepts traffic of the excluded interfaces.
 fn by_excluded_interfaces(
     settings: &Sidecar,
     direction: fn(InterfaceName) -> Expr,
@@ -194,7 +191,6 @@ fn by_excluded_interfaces(
     interfaces.map(move |name| rule(families, vec![direction(name)], Expr::Accept))
 }
 
-/// Restricts capture to new connections, if requested.
 fn only_syn(settings: &Sidecar) -> Option<Expr> {
     settings.keep_existing_connections.then_some(Expr::TcpSyn)
 }

@@ -4,25 +4,23 @@ use inpod_types::SandboxRef;
 
 use super::{Fingerprint, SCHEMA};
 
-/// The kernel stores at most 255 bytes of a comment with its terminating zero (nftnl's udata has one length byte).
+/// Comments have at most 255 bytes with the terminating zero (nftnl's udata has one length byte).
 const MAX_SANDBOX_BYTES: usize = 160;
 
-/// The comment on inpod's tables, which records in the netns itself what was applied and for whom.
+/// The comment on inpod's tables: records in the netns what was applied and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
     pub schema: u32,
     pub fingerprint: Fingerprint,
-    /// Records that inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable it with them.
+    /// inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable it with them.
     pub migrates: bool,
-    /// For display only: a sandbox may be renamed while its rules stay.
+    /// For display: a sandbox may be renamed while its rules stay.
     pub sandbox: String,
 }
 
-/// Marks a tag whose rules enabled the sysctl.
 const MIGRATES: &str = " switched=tcp_migrate_req";
 
 impl Tag {
-    /// Builds the tag of new rules, with the current schema.
     pub fn new(fingerprint: Fingerprint, migrates: bool, sandbox: &SandboxRef) -> Self {
         Self {
             schema: SCHEMA,
@@ -33,7 +31,7 @@ impl Tag {
     }
 }
 
-/// Returns a sandbox's name in kernel comments, where long names are hashed.
+/// Hashes long names, for kernel comments.
 pub(crate) fn sandbox_name(sandbox: &SandboxRef) -> String {
     let text = sandbox.to_string();
     if text.len() <= MAX_SANDBOX_BYTES {
@@ -59,7 +57,6 @@ impl fmt::Display for Tag {
     }
 }
 
-/// A comment that is not inpod's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignComment;
 

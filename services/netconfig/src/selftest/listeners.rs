@@ -1,5 +1,3 @@
-//! The sockets at which packets may arrive.
-
 use std::{
     fmt, io,
     net::{SocketAddr, TcpListener, UdpSocket},
@@ -15,10 +13,9 @@ use crate::marks::{
     DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT,
 };
 
-/// Time for which a packet is waited for.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The listener at which something arrived.
+/// The place where something has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     Outbound,
@@ -97,7 +94,7 @@ impl Listeners {
             .map(Self)
     }
 
-    /// Compares where a packet arrived with where it should, and describes the observation.
+    /// Describes the observation; the error adds the expectation.
     pub(super) fn check_arrival(
         &self,
         sent: io::Result<Sent>,
@@ -118,7 +115,6 @@ impl Listeners {
         }
     }
 
-    /// Returns the next arrival and its source address.
     fn next(&self) -> io::Result<Option<(Arrival, SocketAddr)>> {
         let deadline = Instant::now() + RECEIVE_TIMEOUT;
         loop {
@@ -149,7 +145,7 @@ impl Listeners {
 }
 
 impl Listener {
-    /// Listens on all addresses of both families, as ztunnel does.
+    /// Listens on all addresses of both families, as ztunnel.
     fn open(netns: &Netns, at: Arrival, has_ipv6: bool) -> io::Result<Self> {
         let every = if has_ipv6 { "[::]" } else { "0.0.0.0" };
         let address = format!("{every}:{}", at.port());
@@ -171,7 +167,7 @@ impl Listener {
         }
     }
 
-    /// Accepts a connection or a datagram, without a reply, and returns its source address.
+    /// Accepts without a reply; returns the source address.
     fn receive(&self) -> io::Result<SocketAddr> {
         let from = match self {
             Self::Tcp(listener) => listener.accept()?.1,

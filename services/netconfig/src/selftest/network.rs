@@ -25,24 +25,22 @@ use crate::{
     },
 };
 
-/// The port of the application.
 pub(super) const APPLICATION: u16 = 8080;
 
-/// Timeout of a connection. On the same machine it takes no time unless the load is high.
+/// Takes no time on the same machine, unless the load is high.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// IFF_UP of linux/if.h.
 const UP: u32 = 1;
-/// IFA_F_NODAD of linux/if_addr.h: the address is usable at once.
+/// IFA_F_NODAD of linux/if_addr.h: usable at once.
 const NODAD: u8 = 2;
 /// RT_TABLE_MAIN of linux/rtnetlink.h.
 const MAIN: u8 = 254;
-/// The name of both ends of the veth.
+/// Both ends of the veth.
 const INTERFACE: &str = "eth0";
-/// The name that the kernel gives to the other end of a netns's first veth.
+/// Given by the kernel to the other end of a netns's first veth.
 const OTHER_END: &str = "veth0";
 
-/// An error of creating the netns and the veth.
 #[derive(Debug, thiserror::Error)]
 pub enum TestNetworkError {
     #[error("cannot create a netns")]
@@ -61,26 +59,23 @@ pub(super) struct TestNetwork {
     pub(super) has_ipv6: bool,
 }
 
-/// A packet to send. Destinations are an address and a port.
+/// A packet to send, with address and port.
 #[derive(Clone, Copy)]
 pub(super) enum Packet {
-    /// A connection of the application.
     FromPod((IpAddr, u16)),
-    /// A connection of ztunnel, which may use another source address.
+    /// May use another source address.
     FromZtunnel {
         source: Option<IpAddr>,
         to: (IpAddr, u16),
     },
-    /// A connection from the peer.
     FromPeer {
         source: Option<IpAddr>,
         to: (IpAddr, u16),
     },
-    /// A UDP query of the application.
     DnsQuery((IpAddr, u16)),
 }
 
-/// A sent packet: its source, and the socket that must stay open for it to arrive.
+/// A socket that must stay open for the packet to arrive.
 pub(super) struct Sent {
     pub(super) from: SocketAddr,
     _connection: Connection,
@@ -91,7 +86,7 @@ enum Connection {
     Udp { _socket: UdpSocket },
 }
 
-/// Returns an address for documentation (RFC 5737, RFC 3849).
+/// Returns a documentation address (RFC 5737, RFC 3849).
 pub(super) fn pod_address(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -106,7 +101,7 @@ pub(super) fn peer_address(family: Family) -> IpAddr {
     }
 }
 
-/// Creates a netns with nothing but `lo`, which is up: that suffices to apply rules.
+/// Creates it with nothing but `lo`, which suffices to apply rules.
 pub(super) fn netns_with_loopback() -> Result<Netns, TestNetworkError> {
     let netns = Netns::create()?;
     NetnsConfig::open(&netns)?.set_up("lo")?;
@@ -132,7 +127,7 @@ impl TestNetwork {
         for family in network.families() {
             inside.add_address(pod_address(*family))?;
             outside.add_address(peer_address(*family))?;
-            // Replies to probes need a route.
+            // Replies to probes need it.
             inside.add_default_route(*family)?;
         }
         let is_tried = |source: &&IpAddr| has_ipv6 || source.is_ipv4();
@@ -170,7 +165,7 @@ impl TestNetwork {
     }
 }
 
-/// Opens a socket inside of a netns. It stays in that netns when it is used from outside.
+/// Opens a socket, which stays in that netns wherever it is used.
 pub(super) fn open_inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     netns.within(open).map_err(io::Error::other)?
 }
@@ -206,7 +201,6 @@ fn bind_source(socket: &Plain, source: IpAddr) -> io::Result<()> {
     socket.bind(&SocketAddr::new(source, 0).into())
 }
 
-/// Configures interfaces, addresses and routes of one netns.
 struct NetnsConfig<'a> {
     netns: &'a Netns,
     socket: Socket,
@@ -223,7 +217,7 @@ impl<'a> NetnsConfig<'a> {
         Ok(index.map_err(io::Error::from)?)
     }
 
-    /// Creates the veth in this netns, and moves its other end to `there`.
+    /// Moves the other end to `there`.
     fn add_veth(&mut self, there: &Netns) -> Result<(), TestNetworkError> {
         let request = rt_link::Request::new().set_create().set_excl();
         let mut request = request.op_newlink_do(&Ifinfomsg::new());
@@ -255,7 +249,7 @@ impl<'a> NetnsConfig<'a> {
         })
     }
 
-    /// Adds an address: those of the pod and the peer with their network, others as single addresses.
+    /// Adds the pod's and the peer's with their network, others alone.
     fn add_address(&mut self, address: IpAddr) -> Result<(), TestNetworkError> {
         let family = Family::of(address);
         let is_on_link = [pod_address(family), peer_address(family)].contains(&address);

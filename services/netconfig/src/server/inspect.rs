@@ -1,4 +1,4 @@
-//! Inspects a netns: a claimed one or, for callers that may claim, one at a path. Shared by all calls that inspect.
+//! Inspects a claimed netns or, for callers that may claim, one at a path.
 
 use std::sync::Arc;
 
@@ -28,7 +28,6 @@ use crate::{
     inspect::{self, Proxies},
 };
 
-/// The netns that a request names.
 pub(super) enum Target {
     Sandbox(SandboxRef),
     Netns(NetnsRef),
@@ -52,10 +51,8 @@ impl From<list_listeners_request::Target> for Target {
     }
 }
 
-/// An open netns that the caller may inspect.
 pub(super) enum InspectedNetns {
     Claimed(Arc<Claim>),
-    /// Opened for this call only.
     Open(Netns),
 }
 
@@ -76,7 +73,6 @@ impl InspectedNetns {
 }
 
 impl Handler {
-    /// Opens the target and inspects it, if the peer may.
     pub(super) async fn inspect_target<T: Send + 'static>(
         &self,
         peer: &Peer,
@@ -89,7 +85,7 @@ impl Handler {
                 blocking(move || inspect(&InspectedNetns::Claimed(claim))).await
             }
             Target::Netns(netns) => {
-                // Only a caller that may claim a path may have it opened.
+                // Opening a path takes the right to claim it.
                 peer.require(Class::Service)?;
                 let wanted = required("netns", Some(netns)).map_err(invalid)?;
                 let roots = Arc::clone(&self.roots);
@@ -100,7 +96,7 @@ impl Handler {
     }
 }
 
-/// Returns the users of a sidecar's proxy: from the last observation if claimed, which costs nothing.
+/// Uses the last observation, which costs nothing, if claimed.
 fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
     let published = match subject {
         InspectedNetns::Claimed(claim) => claims.last_published(claim),

@@ -1,5 +1,3 @@
-//! The probe addresses of ApplyRules.
-
 use std::{collections::BTreeSet, net::IpAddr};
 
 use inpod_proto::{Invalid, addresses_from};
@@ -10,8 +8,7 @@ const FIELD: &str = "probe_addresses";
 
 const MAX_PROBE_ADDRESSES: usize = 16;
 
-/// Parses and deduplicates the addresses. Refuses addresses that no pod can have: an element of the set affects all
-/// traffic of the node to that address.
+/// Deduplicates. Refuses addresses that no pod can have: an element affects all traffic of the node to it.
 pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
     let found = texts.len();
     if found > MAX_PROBE_ADDRESSES {
@@ -39,7 +36,7 @@ fn is_never_a_pod_address(address: IpAddr) -> bool {
         || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Sets the probe addresses, then applies the rules. If these fail, the addresses are restored.
+/// Sets probe addresses first. If the rules fail, these are restored.
 pub(super) fn apply(
     probe_set: &ProbeSet,
     claim: &Claim,
@@ -52,7 +49,7 @@ pub(super) fn apply(
             changed: applied.changed || change.changed,
             ..applied
         }),
-        // The rules are applied, and need the addresses.
+        // The rules are applied and need the addresses.
         Err(error @ ApplyError::Inspect(_)) => Err(error),
         Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),
     }

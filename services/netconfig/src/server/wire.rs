@@ -1,4 +1,4 @@
-//! Conversions between protobuf messages and internal types.
+//! Conversions between protobuf and internal types.
 
 mod redirection;
 
@@ -73,7 +73,6 @@ impl From<Backend> for v1::Backend {
     }
 }
 
-/// Builds the response except for the instance ID.
 pub(super) fn describe_found(claim: &Claim, process: inspect::Process) -> v1::FindNetnsResponse {
     v1::FindNetnsResponse {
         instance_id: String::new(),
@@ -129,7 +128,6 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
     }
 }
 
-/// Parses the pod's UID and addresses.
 pub(super) fn pod_of(request: &v1::FindNetnsRequest) -> Result<(PodUid, Vec<IpAddr>), Status> {
     let uid = request.pod_uid.parse();
     let uid = uid.map_err(|error| invalid(Invalid::new("pod_uid", error)))?;

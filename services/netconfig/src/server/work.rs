@@ -1,4 +1,4 @@
-//! Runs work that must not end with the call that started it.
+//! Runs work that must outlive the call that started it.
 
 use std::future::Future;
 
@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 
 use crate::error::IntoFailure;
 
-/// Runs a future to its end, even if the client disconnects: tonic drops the handler then.
+/// Continues if the client disconnects: tonic drops the handler then.
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {
@@ -16,7 +16,6 @@ pub(super) async fn detached<T: Send + 'static>(
     task.await.unwrap_or_else(|error| Err(panic_status(&error)))
 }
 
-/// Runs blocking work to its end, on a thread for such work.
 pub(super) async fn blocking<T, E>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, Status>

@@ -1,4 +1,4 @@
-//! The cache of backend detection, valid for one boot.
+//! The detection cache, valid for one boot.
 
 use std::{
     fs, io,
@@ -10,13 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::Evidence;
 use crate::backend::Backend;
 
-/// The ID of the current boot (random(4)).
+/// ID of the current boot (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Version of the file's format.
 const SCHEMA: u32 = 1;
 
-/// The result of detection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Detection {
     #[serde(with = "by_name")]
@@ -41,7 +39,7 @@ impl DetectionCache {
         Self(directory.join("backend.json"))
     }
 
-    /// Returns `None` unless the file is of this boot and of this format.
+    /// Returns `None` unless of this boot and this format.
     pub(super) fn read(&self) -> Option<Detection> {
         let bytes = fs::read(&self.0).ok()?;
         let content: Content = serde_json::from_slice(&bytes).ok()?;
@@ -49,7 +47,7 @@ impl DetectionCache {
         is_ours.then_some(content.detection)
     }
 
-    /// Writes the file atomically. If that fails, the next start detects again.
+    /// Writes atomically. If it fails, the next start detects again.
     pub(super) fn write(&self, detection: &Detection) {
         if let Err(error) = self.try_write(detection) {
             let path = self.0.display();
@@ -73,7 +71,6 @@ pub(super) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
-/// Serializes a backend by its name in settings.
 mod by_name {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 

@@ -15,35 +15,29 @@ use crate::{
     rules::ambient,
 };
 
-/// The tables of iptables-legacy that are in use in this process's netns, which is the node's.
+/// iptables-legacy tables in use in this process's netns, which is the node's.
 const LEGACY_TABLES: [&str; 2] = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
 
-/// The facts that the selection of a backend is based on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Evidence {
-    /// The trial of nat and route chains of family inet, over netlink.
+    /// Nat and route chains of family inet, over netlink.
     pub(super) nftables: TrialOutcome,
     pub(super) iptables_nft: IptablesEvidence,
     pub(super) iptables_legacy: IptablesEvidence,
-    /// True if iptables-legacy is in use on the node.
     pub(super) node_has_legacy_tables: bool,
 }
 
-/// Facts about one iptables variant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct IptablesEvidence {
-    /// The programs that are not installed.
     pub(super) missing: Vec<String>,
-    /// The version of the programs, if they report it.
     pub(super) version: Option<String>,
     pub(super) trial: TrialOutcome,
 }
 
-/// The outcome of writing trial rules with a backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TrialOutcome {
-    /// Not needed. A trial of iptables-legacy would load modules that stay in the node's kernel.
+    /// Not needed. Trying iptables-legacy would load modules that stay in the node's kernel.
     #[default]
     Untried,
     Usable,
@@ -51,7 +45,6 @@ pub(super) enum TrialOutcome {
 }
 
 impl Evidence {
-    /// Collects the facts and runs the trials.
     pub(super) fn collect(programs: &Programs) -> Self {
         let found = |variant| IptablesEvidence {
             missing: programs.missing(variant),
@@ -97,7 +90,7 @@ fn result(check_usable: Result<(), BackendError>) -> TrialOutcome {
     }
 }
 
-/// Creates a netns from a thread that ends. It lives as long as the returned value.
+/// Creates a netns that lives as long as the returned value.
 fn scratch_netns() -> io::Result<Netns> {
     let made = thread::Builder::new().spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -120,7 +113,7 @@ fn iptables(programs: &Programs, variant: Variant, netns: &Netns) -> Result<(), 
     write_trial_rules(&mut Iptables::new(programs, variant, netns))
 }
 
-/// Writes rules that need nat and route chains, and connection tracking.
+/// Needs nat and route chains, and connection tracking.
 fn write_trial_rules(backend: &mut impl RuleBackend) -> Result<(), BackendError> {
     let tables = backend.normalize(&ambient::drain()).into_iter();
     let create = tables.map(|table| NewTable {

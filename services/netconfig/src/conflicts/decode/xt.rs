@@ -1,12 +1,11 @@
-//! Decodes iptables' matches and targets within nf_tables rules (iptables-nft): a name, a revision and a kernel
-//! structure in native byte order.
+//! Decodes iptables' matches and targets in nf_tables rules (iptables-nft): name, revision and a kernel structure
+//! in native byte order.
 
 use super::{
     super::op::{MarkOf, Op, Verdict, Writes},
     Attributes,
 };
 
-/// The bytes of a structure.
 struct Info<'a>(&'a [u8]);
 
 impl Info<'_> {
@@ -25,7 +24,7 @@ impl Info<'_> {
     }
 }
 
-/// Attributes: NFTA_MATCH_NAME and NFTA_TARGET_NAME, _REV, _INFO.
+/// Reads NFTA_MATCH_NAME and NFTA_TARGET_NAME, _REV, _INFO.
 fn parts<'a>(data: Attributes<'a>) -> Option<(String, u32, Info<'a>)> {
     Some((data.text(1)?, data.number(2)?, Info(data.bytes(3)?)))
 }
@@ -43,8 +42,7 @@ pub(super) fn matching(data: Attributes<'_>) -> Op {
     known.unwrap_or(Op::Maybe(Writes::Nothing))
 }
 
-/// Reads the states of struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h), if the match
-/// has no other condition.
+/// Reads the states of struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h), if it has no other condition.
 fn conntrack(info: &Info<'_>) -> Option<Op> {
     const STATE: u16 = 1; // XT_CONNTRACK_STATE
     let (asked, inverted, mask) = (info.u16(146)?, info.u16(148)?, info.u16(150)?);
@@ -73,7 +71,7 @@ pub(super) fn target(data: Attributes<'_>) -> Op {
     known.unwrap_or(Op::Maybe(Writes::Nothing))
 }
 
-/// struct xt_mark_tginfo2: `mark & ~mask ^ value`.
+/// Reads struct xt_mark_tginfo2: `mark & ~mask ^ value`.
 fn mark(info: &Info<'_>) -> Option<Op> {
     let (value, mask) = (info.u32(0)?, info.u32(4)?);
     Some(Op::ChangeMark {
@@ -82,7 +80,7 @@ fn mark(info: &Info<'_>) -> Option<Op> {
     })
 }
 
-/// struct xt_connmark_tginfo1 and 2: value, mask of the connection's mark, mask of the packet's mark, and mode (enum in
+/// Reads struct xt_connmark_tginfo1 and 2: value, masks of the connection's and the packet's mark, mode (enum in
 /// linux/netfilter/xt_connmark.h). Revision 2 shifts (direction, bits) the copied value.
 fn connmark(info: &Info<'_>, mode: usize, shift: (u8, u8)) -> Option<Op> {
     let (value, of_connection, of_packet) = (info.u32(0)?, info.u32(4)?, info.u32(8)?);
@@ -99,7 +97,7 @@ fn connmark(info: &Info<'_>, mode: usize, shift: (u8, u8)) -> Option<Op> {
     Some(Op::ChangeMark { of, bits })
 }
 
-/// Reads XT_CT_NOTRACK from the flags of struct xt_ct_target_info.
+/// Reads XT_CT_NOTRACK of struct xt_ct_target_info.
 fn ct(info: &Info<'_>) -> Op {
     match info.u16(0) {
         Some(flags) if flags & 1 != 0 => Op::Untrack,

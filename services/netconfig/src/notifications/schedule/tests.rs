@@ -15,7 +15,6 @@ fn sandbox(name: &str) -> SandboxRef {
     }
 }
 
-/// Returns the sandboxes to read at a time.
 fn reads(schedule: &mut Schedule, now: Instant) -> Vec<String> {
     std::iter::from_fn(|| schedule.pop_due(now))
         .map(|work| match work {
@@ -25,7 +24,7 @@ fn reads(schedule: &mut Schedule, now: Instant) -> Vec<String> {
         .collect()
 }
 
-/// Returns a schedule whose claims were read once, and the time of that read.
+/// Returns a schedule after its first reads, and their time.
 fn read_once(names: &[&str]) -> (Schedule, Instant) {
     let start = Instant::now();
     let mut schedule = Schedule::new(MINUTE);
@@ -103,7 +102,7 @@ fn an_overrun_has_everything_read_that_was_not_read_since() {
     let now = read + MINUTE / 2;
     schedule.mark_all_changed(now);
     assert_eq!(reads(&mut schedule, now + COALESCE_DELAY), ["a", "b"]);
-    // The second overrun comes while reads of the first one are pending, and one of these is done.
+    // While reads of the first overrun are pending and one is done.
     let now = now + MINUTE / 4;
     schedule.mark_all_changed(now);
     schedule.request_read(&sandbox("a"), now);

@@ -1,5 +1,3 @@
-//! The node's ip rules and routes over rtnetlink.
-
 use std::{io, net::IpAddr};
 
 use netlink_bindings::{
@@ -29,7 +27,7 @@ impl Kernel {
         Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
 
-    /// Returns the ip rules that lead to a table and match on nothing but the interface or a single address.
+    /// Returns only rules that look up a table and match nothing but the interface or a single address.
     pub(super) fn rules(&mut self) -> Result<Vec<Rule>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
@@ -49,7 +47,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Returns the routes to single addresses by an existing interface.
+    /// Returns those to single addresses, by an existing interface.
     pub(super) fn routes(&mut self) -> Result<Vec<Route>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
@@ -79,7 +77,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Adds rules that do not exist yet. If one fails, those added before are deleted.
+    /// Adds missing rules. If one fails, those added are deleted.
     pub(super) fn add(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
         let mut added = Vec::new();
         for rule in rules {
@@ -100,7 +98,6 @@ impl Kernel {
         Ok(())
     }
 
-    /// Deletes rules that exist.
     pub(super) fn delete(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
         for rule in rules {
             let mut request = rt_rule::Request::new().op_delrule_do(&header(rule));
@@ -143,7 +140,7 @@ fn describe<P: Pusher>(rule: &Rule, attributes: PushFibRuleAttrs<P>) {
     drop(attributes);
 }
 
-/// Returns `None` for a rule with other selectors or another action than a table lookup.
+/// Returns `None` if it has other selectors, or another action than a table lookup.
 fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<Rule> {
     let to: Option<IpAddr> = attributes.get_dst().ok();
     let is_plain = header.action == TO_TABLE
@@ -155,7 +152,7 @@ fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_
     let arrives_by = attributes.get_iifname().ok();
     is_plain.then(|| Rule {
         family,
-        // The kernel omits a priority of 0.
+        // 0 is omitted by the kernel.
         priority: attributes.get_priority().unwrap_or(0),
         table: attributes
             .get_table()
@@ -200,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Runs a test in a netns that ends with the thread. Needs root.
+    /// Runs in a netns that ends with the thread. Needs root.
     fn in_a_new_netns(test: fn(Kernel)) {
         let run = move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("this test makes a netns: run it as root");

@@ -1,4 +1,4 @@
-//! The rule in the syntax of iptables, and the parser of iptables-save.
+//! iptables' syntax of the rule, and the parser of iptables-save.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::{
     probes::{selector::Selected, settings::ProbeSettings},
 };
 
-/// Renders the rule as iptables-save prints it.
+/// Renders like iptables-save prints it.
 pub(super) fn rule(selected: &Selected, settings: &ProbeSettings, family: Family) -> String {
     let matched = match selected {
         Selected::Socket => "-m owner --socket-exists".to_owned(),
@@ -23,7 +23,7 @@ pub(super) fn rule(selected: &Selected, settings: &ProbeSettings, family: Family
     format!("-A {CHAIN} -p tcp {matched} -m set --match-set {set} dst -j SNAT --to-source {source}")
 }
 
-/// Quotes an argument if needed, as xtables_save_string of libxtables does.
+/// Quotes like xtables_save_string of libxtables.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     if word.chars().all(is_plain) {
@@ -38,9 +38,9 @@ fn quoted(word: &str) -> String {
 pub(super) struct Saved {
     pub(super) exists: bool,
     pub(super) rules: Vec<String>,
-    /// Number of rules in POSTROUTING that only jump to our chain.
+    /// In POSTROUTING, without conditions.
     pub(super) jumps: usize,
-    /// True if the first rule of POSTROUTING is such a jump.
+    /// POSTROUTING's first rule is such a jump.
     pub(super) is_first: bool,
 }
 
@@ -61,13 +61,13 @@ impl Saved {
     }
 }
 
-/// Renders one transaction that flushes and fills the chain, and replaces all jumps to it by a single first one.
+/// Refills the chain and replaces all jumps to it by a first one, in one transaction.
 pub(super) fn replacement_script(saved: &Saved, rule: &str) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n:{CHAIN} - [0:0]\n-F {CHAIN}\n{rule}\n{delete}-I {HOOK} 1 -j {CHAIN}\nCOMMIT\n")
 }
 
-/// Renders a transaction that deletes the chain and every jump to it.
+/// Removes every jump, too, in one transaction.
 pub(super) fn removal_script(saved: &Saved) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n{delete}-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n")

@@ -1,5 +1,3 @@
-//! Rules for inbound TCP.
-
 use super::{
     either_family, is_captured, is_loopback, loopbacks, one_family, only_family, only_syn,
 };
@@ -10,8 +8,7 @@ use crate::{
 
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
-/// The nat table's rules: redirects TCP from virtual machines, and inbound TCP that neither goes to ztunnel
-/// nor comes from it.
+/// Redirects TCP from virtual machines, and inbound TCP neither to nor from ztunnel, in the nat table.
 pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings, &Expr::Redirect(OUTBOUND_PORT));
     if is_captured_by(settings, InboundCapture::Redirect) {
@@ -30,12 +27,12 @@ pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     rules
 }
 
-/// The mangle table's rules, in the order of Istio 1.21.
+/// Follows Istio 1.21's order, in the mangle table.
 pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
     if !is_captured_by(settings, InboundCapture::Tproxy) {
         return Vec::new();
     }
-    // The nat table redirects TCP of virtual machines.
+    // The nat table redirects virtual machines' TCP.
     let mut rules = from_virtual_machines(settings, &Expr::Accept);
     rules.extend(loopbacks(settings).map(bypass_own_addresses));
     rules.extend(to_port(
@@ -44,7 +41,7 @@ pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
         INBOUND_HBONE_PORT,
     ));
     rules.extend(bypass(settings));
-    // If only new connections are captured, an established one never is.
+    // Otherwise established connections are never captured.
     if !settings.keep_existing_connections {
         let known = vec![TCP, Expr::KnownConnection];
         rules.push(either_family(settings, known, Expr::Accept));
@@ -60,7 +57,7 @@ fn is_captured_by(settings: &Ambient, capture: InboundCapture) -> bool {
     !settings.bypass_inbound_capture && settings.inbound_capture == capture
 }
 
-/// Delivers to ztunnel's socket or drops: without a socket the packet would reach the application.
+/// Delivers or drops: without a socket the packet would reach the application.
 fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     packets.extend(only_syn(settings));
     packets.push(Expr::NotMarked(FROM_ZTUNNEL));
@@ -76,7 +73,7 @@ fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     })
 }
 
-/// Treats TCP from virtual machines in the pod as outbound.
+/// Treats their TCP as outbound.
 fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let rule = |interface| {
@@ -87,7 +84,7 @@ fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     interfaces.map(rule).collect()
 }
 
-/// A pod that calls its own address is not captured.
+/// Exempts a pod that calls its own address.
 fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![
         Expr::DestinationNot(loopback),
@@ -97,7 +94,7 @@ fn bypass_own_addresses(loopback: Network) -> Rule {
     one_family(packets, Expr::Accept)
 }
 
-/// Accepts kubelet probes and exclusions.
+/// Exempts kubelet probes and exclusions.
 fn bypass(settings: &Ambient) -> Vec<Rule> {
     let probes = settings.probe_sources.iter().copied().map(Network::host);
     let networks = settings.exclusions.inbound_networks.iter().copied();

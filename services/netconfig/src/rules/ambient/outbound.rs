@@ -1,4 +1,4 @@
-//! Rules for traffic that the pod sends, in the nat table.
+//! Rules for the pod's outgoing traffic, in the nat table.
 
 use super::{either_family, is_captured, is_loopback, loopbacks, one_family, only_syn};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
-/// Redirects DNS if requested, then all other TCP unless it is bypassed.
+/// Redirects DNS if requested, then other TCP unless bypassed.
 pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
     let mut rules = bypass_probe_replies(settings);
     if settings.dns_capture {
@@ -44,13 +44,13 @@ fn redirect_udp_queries(settings: &Ambient) -> Rule {
     either_family(settings, packets, Expr::Redirect(ZTUNNEL_DNS_PORT))
 }
 
-/// Replies to ztunnel are not outbound connections.
+/// Replies to ztunnel are not outbound.
 fn bypass_ztunnel_replies(settings: &Ambient) -> Rule {
     let packets = vec![TCP, Expr::Marked(TO_ZTUNNEL)];
     either_family(settings, packets, Expr::Accept)
 }
 
-/// A pod that calls its own address is not captured.
+/// Exempts a pod that calls its own address.
 fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![Expr::DestinationNot(loopback), is_loopback(Expr::LeavesBy)];
     one_family(packets, Expr::Accept)

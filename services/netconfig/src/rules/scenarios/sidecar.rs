@@ -1,15 +1,13 @@
-//! Named sidecar redirections: one for each capture scenario of Istio's own tests, under Istio's name
-//! (services/docs/facts/istio-sidecar.md, 10.2), and some for dual-stack and for rules that Istio's
-//! scenarios do not cover.
+//! Named sidecar redirections: each of Istio's own capture scenarios, under Istio's name
+//! (services/docs/facts/istio-sidecar.md, 10.2), and some for dual-stack and rules that those do not cover.
 
 use std::str::FromStr;
 
 use super::super::{InboundCapture, Ipv6, Owner, Selection, Sidecar};
 
-/// Ports on which Istio's agent and proxy serve probes and metrics; Istio always excludes them.
+/// Probes and metrics of Istio's agent and proxy; Istio always excludes them.
 const STATUS_PORTS: [u16; 3] = [15020, 15021, 15090];
 
-/// Returns the scenarios of sidecar mode.
 pub fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
     let by_istio_cni = by_istio_cni().into_iter();
     by_istio_cni
@@ -20,7 +18,6 @@ pub fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
         .chain(richest())
 }
 
-/// Istio's CNI installer with its defaults.
 pub fn usual() -> Sidecar {
     Sidecar {
         proxy_users: owners_of(&[1337]),
@@ -32,7 +29,7 @@ pub fn usual() -> Sidecar {
     }
 }
 
-/// From `cni/pkg/plugin/testdata` of Istio.
+/// From Istio's `cni/pkg/plugin/testdata` directory.
 fn by_istio_cni() -> [(&'static str, Sidecar); 8] {
     let with_users = |users: &[u32]| Sidecar {
         proxy_users: owners_of(users),
@@ -68,7 +65,7 @@ fn by_istio_cni() -> [(&'static str, Sidecar); 8] {
     ]
 }
 
-/// Inbound scenarios of `tools/istio-iptables/pkg/capture/testdata`, as the functions below.
+/// From `tools/istio-iptables/pkg/capture/testdata`, as the following.
 fn inbound() -> [(&'static str, Sidecar); 9] {
     let ports = |ports: &[u16]| Sidecar {
         inbound_ports: Selection::These(list(ports)),
@@ -99,7 +96,6 @@ fn inbound() -> [(&'static str, Sidecar); 9] {
     ]
 }
 
-/// Outbound scenarios of Istio.
 fn outbound() -> [(&'static str, Sidecar); 8] {
     let networks = |networks: &[&str]| Sidecar {
         outbound_networks: some(networks),
@@ -150,7 +146,6 @@ fn outbound() -> [(&'static str, Sidecar); 8] {
     ]
 }
 
-/// Scenarios of Istio with users and groups.
 fn owners() -> [(&'static str, Sidecar); 4] {
     let outbound = || Sidecar {
         outbound_networks: Selection::All,
@@ -181,7 +176,7 @@ fn owners() -> [(&'static str, Sidecar); 4] {
     ]
 }
 
-/// Scenarios of pods with IPv6, and two without.
+/// Pods with IPv6, and two without.
 fn ipv6() -> [(&'static str, Sidecar); 10] {
     let outbound = |networks: &[&str]| Sidecar {
         outbound_networks: some(networks),
@@ -241,7 +236,6 @@ fn ipv6() -> [(&'static str, Sidecar); 10] {
     ]
 }
 
-/// Combinations of all settings.
 fn richest() -> [(&'static str, Sidecar); 3] {
     let rich = || Sidecar {
         outbound_networks: some(&["10.0.0.0/8", "fd00::/8"]),
@@ -266,7 +260,7 @@ fn richest() -> [(&'static str, Sidecar); 3] {
     ]
 }
 
-/// The program `istio-iptables` with its own defaults.
+/// The defaults of the program `istio-iptables`.
 fn bare() -> Sidecar {
     Sidecar {
         inbound_ports: Selection::default(),

@@ -1,5 +1,3 @@
-//! Rules for inbound TCP.
-
 use std::num::NonZeroU16;
 
 use super::{
@@ -14,7 +12,7 @@ use crate::{
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
 
-/// The nat table's rules: first TCP from virtual machines, which is outbound, then inbound TCP.
+/// Handles TCP from virtual machines, which is outbound, then inbound TCP, in the nat table.
 pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings);
     if settings.captures_inbound() && settings.inbound_capture == InboundCapture::Redirect {
@@ -35,15 +33,15 @@ pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// The mangle table's inbound rules, in Istio's order.
+/// Follows Istio's order, in the mangle table.
 pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let accept = |packets| rule(families, packets, Expr::Accept);
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
-    // The nat table redirects TCP of virtual machines. Istio's rules capture it here first.
+    // The nat table redirects it. Istio's rules capture it here first.
     rules.extend(bypass_virtual_machines(settings));
     let by_loopback = || is_loopback(Expr::ArrivesBy);
-    // Only through loopback: the mark on other packets was not set by the pod's proxy.
+    // By loopback only: other packets' mark was not set by the pod's proxy.
     let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(FROM_PROXY)];
     let remember = Expr::MarkConnection(FROM_PROXY);
     rules.push(rule(families, in_a_clients_name, remember));
@@ -64,8 +62,8 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Routes established connections like their first packet, without another socket lookup: TPROXY delivered that packet
-/// to the proxy, or it answers a packet of the pod.
+/// Routes established connections like their first packet, without another socket lookup: TPROXY delivered that to
+/// the proxy, or it answers the pod.
 fn divert(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules: Vec<_> = ports(settings)
@@ -81,7 +79,7 @@ fn divert(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Delivers to the proxy's socket or drops: without a socket the packet would reach the application.
+/// Delivers or drops: without a socket the packet would reach the application.
 fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     packets.extend(only_syn(settings));
     let family = packets.iter().find_map(Expr::family);
@@ -92,9 +90,9 @@ fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     .map(|action| rule(settings.families(), packets.clone(), action))
 }
 
-/// The mangle table's output rules. The first ones return to the proxy what it sends to the pod from its own address;
-/// they match only groups, since the nat table redirects what the proxy's users send. The last one returns the
-/// application's replies to the proxy if it connected from a client's address.
+/// Returns to the proxy, in the mangle table's output, what it sends to the pod from its own address; only for
+/// groups, since the nat table redirects its users' packets. The last rule returns the application's replies to a
+/// proxy that connected from a client's address.
 pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules = Vec::new();
@@ -110,13 +108,13 @@ pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
             rule(families, packets, Expr::Mark(PROXY_TO_POD))
         }));
     }
-    // The mark is a constant, since the connection is known to have it, and foreign bits are kept.
+    // A constant mark keeps foreign bits.
     let packets = vec![TCP, Expr::ConnectionMarked(FROM_PROXY)];
     rules.push(rule(families, packets, Expr::Mark(TO_PROXY)));
     rules
 }
 
-/// Returns one condition for each captured port, or `None` for all ports. Port 15008 is never captured.
+/// Returns `None` for all ports. Never includes 15008.
 fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
     let conditions: Vec<_> = match &settings.inbound_ports {
         Selection::All => vec![None],
@@ -129,7 +127,7 @@ fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
     conditions.into_iter()
 }
 
-/// Exclusions only apply if all ports are captured.
+/// Applies only if all ports are captured.
 fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     if settings.inbound_ports != Selection::All {
         return Vec::new();
@@ -145,7 +143,7 @@ fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     ports.map(accept).collect()
 }
 
-/// Redirects TCP from virtual machines to captured networks.
+/// Redirects to captured networks only.
 fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let is_captured = |network: &&Network| families.contains(&network.family());
@@ -168,7 +166,6 @@ fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
     rules.collect()
 }
 
-/// Accepts TCP from virtual machines, which is not inbound.
 fn bypass_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let families = settings.families();

@@ -1,4 +1,4 @@
-//! Rules for traffic that the pod sends, in the nat table. The order is Istio's, except where noted.
+//! Rules for the pod's outgoing traffic, in the nat table, in Istio's order except where noted.
 
 use super::{
     Selection, Sidecar, TCP, UDP, by_excluded_interfaces, bypassed_groups, from_passthrough,
@@ -13,7 +13,7 @@ use crate::{
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
 
-/// Redirects the proxy's calls to the pod, then DNS if requested, then outbound TCP unless it is bypassed.
+/// Redirects the proxy's calls to the pod, DNS if requested, then outbound TCP unless bypassed.
 pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::LeavesBy).collect();
     rules.extend(bypass_ports(settings));
@@ -25,8 +25,8 @@ pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
     if !settings.captures_outbound() {
         return rules;
     }
-    // All of the proxy's traffic is accepted before loopback rules for others. Istio treats what the second user of a
-    // proxy sends to the pod like traffic of others.
+    // Accepts all of the proxy's traffic before others' loopback rules. Istio treats what a proxy's second user sends
+    // to the pod like others'.
     rules.extend(proxies(settings).map(|proxy| accept(settings, vec![proxy])));
     rules.extend(bypass_groups(settings));
     rules.extend(redirect_dns(settings));
@@ -40,13 +40,13 @@ fn accept(settings: &Sidecar, packets: Vec<Expr>) -> Rule {
     rule(settings.families(), packets, Expr::Accept)
 }
 
-/// Only TCP: of UDP, at most DNS queries are captured, and none if port 53 is excluded.
+/// Exempts only TCP: of UDP, at most DNS is captured, and none if port 53 is excluded.
 fn bypass_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let ports = settings.excluded_outbound_ports.iter();
     ports.map(|port| accept(settings, vec![TCP, Expr::Port(port.get())]))
 }
 
-/// Redirects the proxy's connections to the pod's own addresses to its inbound listener, as if they came from outside.
+/// Redirects the proxy's connections to the pod's addresses to its inbound listener, as if from outside.
 ///
 /// With TPROXY only for the proxy's users, and not from a client's address, which would loop; for
 /// its groups see [`super::inbound::back_to_proxy`].
@@ -56,7 +56,7 @@ fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
     let led: Vec<_> = proxies(settings).filter(is_led).collect();
     let mut rules = Vec::new();
     if !settings.dns_families().is_empty() {
-        // The proxy's queries to a resolver in the pod.
+        // To a resolver in the pod.
         let own = |proxy| {
             let to = vec![
                 is_loopback(Expr::LeavesBy),
@@ -109,9 +109,9 @@ fn redirect_dns(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Accepts the pod's traffic to itself. If loopback networks are captured, it accepts only the pod's own loopback. The
-/// rules follow DNS, which may go to a resolver within the pod. Istio puts them before DNS and excludes port 53, so
-/// that it captures traffic to port 53 of processes that are not DNS servers as outbound.
+/// Accepts traffic within the pod; if loopback networks are captured, only on its own loopback. Follows DNS, which
+/// may go to a resolver in the pod. Istio comes before DNS and excludes port 53, capturing traffic to port 53 of
+/// processes that are no DNS servers as outbound.
 fn bypass_pod_internal(settings: &Sidecar) -> Vec<Rule> {
     let includes_loopback = match &settings.outbound_networks {
         Selection::All => false,
@@ -136,7 +136,7 @@ fn is_captured(settings: &Sidecar, network: Network) -> bool {
     settings.families().contains(&network.family())
 }
 
-/// Redirects ports, then networks. If all networks are captured, the ports are included.
+/// Ports, then networks. All networks include the ports.
 fn redirect_outbound(settings: &Sidecar) -> Vec<Rule> {
     let redirect = |mut packets: Vec<Expr>| {
         packets.extend(only_syn(settings));

@@ -1,4 +1,4 @@
-//! The validated settings of a sidecar's redirection: every value can be written as rules.
+//! Validated settings: every value can be written as rules.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use crate::{
     rules::settings::{InboundCapture, InterfaceName, Ipv6, Network, NoNetwork},
 };
 
-/// The settings of sidecar mode. By default nothing is captured.
+/// Settings of sidecar mode. By default nothing is captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecar {
     pub inbound_capture: InboundCapture,
@@ -22,41 +22,35 @@ pub struct Sidecar {
     pub proxy_groups: Vec<Owner>,
     /// TCP ports of the pod to capture.
     pub inbound_ports: Selection<NonZeroU16>,
-    /// TCP ports of the pod not to capture, if all others are.
+    /// TCP ports of the pod, if all others are captured.
     pub excluded_inbound_ports: Vec<NonZeroU16>,
     /// Networks outside of the pod to capture.
     pub outbound_networks: Selection<Network>,
-    /// Networks outside of the pod not to capture.
     pub excluded_outbound_networks: Vec<Network>,
     /// TCP ports outside of the pod to capture, in any network.
     pub outbound_ports: Vec<NonZeroU16>,
-    /// Ports outside of the pod not to capture.
     pub excluded_outbound_ports: Vec<NonZeroU16>,
-    /// Interfaces whose traffic is not captured.
     pub excluded_interfaces: Vec<InterfaceName>,
-    /// Interfaces whose inbound TCP is captured as outbound, as that of virtual machines.
+    /// Inbound TCP counts as outbound, as that of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
-    /// The only groups whose outbound traffic is captured; `None` for all groups.
+    /// Captures only these groups' outbound traffic; `None` for all.
     pub owner_groups: Option<Vec<Owner>>,
-    /// Groups whose outbound traffic is not captured.
+    /// Not captured in outbound traffic.
     pub excluded_owner_groups: Vec<Owner>,
-    /// DNS servers whose queries are redirected to the proxy.
+    /// Servers whose queries go to the proxy.
     pub dns: Selection<IpAddr>,
-    /// Drops packets that belong to no connection.
     pub drop_invalid: bool,
-    /// The part of 127.0.0.0/8 that is the pod's own loopback and never captured.
+    /// The pod's own part of 127.0.0.0/8, never captured.
     pub loopback: Loopback,
-    /// Captures only new connections.
     pub keep_existing_connections: bool,
 }
 
 impl Sidecar {
-    /// Returns the captured families.
     pub(crate) fn families(&self) -> &'static [Family] {
         self.ipv6.families()
     }
 
-    /// Returns the families whose DNS queries go to the proxy; none if port 53 is excluded.
+    /// Queries go to the proxy; none if port 53 is excluded.
     pub(super) fn dns_families(&self) -> Vec<Family> {
         let mut excluded = self.excluded_outbound_ports.iter();
         if !self.captures_any_group() || excluded.any(|port| port.get() == DNS_PORT) {
@@ -66,17 +60,15 @@ impl Sidecar {
         self.families().iter().copied().filter(is_asked).collect()
     }
 
-    /// Returns whether TPROXY captures inbound TCP.
     pub(crate) fn captures_by_tproxy(&self) -> bool {
         self.inbound_capture == InboundCapture::Tproxy && self.captures_inbound()
     }
 
-    /// Returns whether any inbound traffic is captured.
     pub(super) fn captures_inbound(&self) -> bool {
         self.inbound_ports.is_any(|_| true)
     }
 
-    /// Returns whether any outbound traffic is captured, apart from the proxy's calls to the pod.
+    /// Ignores the proxy's calls to the pod.
     pub(super) fn captures_outbound(&self) -> bool {
         let is_any = self.outbound_networks.is_any(|_| true)
             || !self.outbound_ports.is_empty()
@@ -90,7 +82,6 @@ impl Sidecar {
     }
 }
 
-/// All items of a kind, or some.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection<T> {
     All,
@@ -104,7 +95,6 @@ impl<T> Default for Selection<T> {
 }
 
 impl<T> Selection<T> {
-    /// Returns whether the selection contains an item that satisfies the predicate.
     pub(super) fn is_any(&self, holds: impl Fn(&T) -> bool) -> bool {
         match self {
             Self::All => true,
@@ -134,7 +124,6 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A network within 127.0.0.0/8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loopback(Network);
 
@@ -144,20 +133,18 @@ impl Loopback {
     }
 }
 
-/// Returns 127.0.0.1, as Istio does.
+/// 127.0.0.1, as in Istio.
 impl Default for Loopback {
     fn default() -> Self {
         Self(Network::host(Ipv4Addr::LOCALHOST.into()))
     }
 }
 
-/// A text is not a loopback network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoLoopback {
-    /// The text is not a network.
     #[error(transparent)]
     Network(#[from] NoNetwork),
-    /// The network is outside of 127.0.0.0/8.
+    /// The network exceeds 127.0.0.0/8.
     #[error("is not within 127.0.0.0/8")]
     Outside,
 }
@@ -177,7 +164,7 @@ impl FromStr for Loopback {
     }
 }
 
-/// Returns whether the network's first address is a loopback address.
+/// Judges by the first address.
 pub(super) fn is_loopback(network: Network) -> bool {
     network.address().is_loopback()
 }

@@ -1,4 +1,4 @@
-//! Parses a redirection. The result can be applied, whatever the caller sent.
+//! Parses redirections. The result can be applied, whatever was sent.
 
 mod sidecar;
 
@@ -16,7 +16,7 @@ use crate::{
     rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
 };
 
-/// Maximum length of a list of exclusions: each entry is a rule that every new connection passes.
+/// Each exclusion is a rule that every new connection passes.
 const MAX_EXCLUSIONS: usize = 64;
 
 const MAX_INTERFACES: usize = 16;
@@ -29,7 +29,7 @@ const OUTBOUND_CIDRS: &str = "redirection.ambient.exclusions.outbound_cidrs";
 const INBOUND_PORTS: &str = "redirection.ambient.exclusions.inbound_ports";
 const INBOUND_CIDRS: &str = "redirection.ambient.exclusions.inbound_cidrs";
 
-/// Parses the requested redirection, and adds the exemption of this node's probes.
+/// Adds the exemption of this node's probes.
 pub(in crate::server) fn redirection_of(
     redirection: Option<v1::Redirection>,
     probe_sources: &[IpAddr],
@@ -79,7 +79,7 @@ fn ipv6_of(field: &'static str, number: i32) -> Result<Ipv6, Invalid> {
     }
 }
 
-/// Refuses values of later releases, whose meaning is unknown_value.
+/// Refuses values of later releases.
 fn unknown_value(field: &'static str, number: i32) -> Invalid {
     Invalid::new(
         field,
@@ -147,12 +147,12 @@ fn parse_all<T: FromStr<Err: Display> + PartialEq + Display>(
     reject_duplicates(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
 }
 
-/// Shortens a value for an error message: errors travel in headers, whose size is limited.
+/// Errors travel in headers, whose size is limited.
 fn truncate(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Checks the length of a list before its entries are parsed.
+/// Runs before the entries are parsed.
 fn check_length<T>(field: &'static str, entries: &[T], max: usize) -> Result<(), Invalid> {
     let found = entries.len();
     if found > max {

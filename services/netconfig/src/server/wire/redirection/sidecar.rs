@@ -1,5 +1,3 @@
-//! Parses a sidecar's redirection.
-
 use std::{fmt::Display, net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use inpod_proto::{Invalid, netconfig::v1};
@@ -10,7 +8,7 @@ use super::{
 };
 use crate::rules::{Loopback, Network, Owner, Selection, Sidecar};
 
-/// Maximum length of a list: each entry is at least one rule.
+/// Each entry is at least one rule.
 const MAX_ENTRIES: usize = 64;
 
 const INBOUND_CAPTURE: &str = "redirection.sidecar.inbound_capture";
@@ -85,7 +83,7 @@ fn servers(wanted: v1::DnsSelection) -> Result<Selection<IpAddr>, Invalid> {
     selection(DNS_SERVERS, all, reject_duplicates(DNS_SERVERS, these)?)
 }
 
-/// Refuses a selection of all together with entries.
+/// Refuses all together with entries.
 fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selection<T>, Invalid> {
     match (all, these.is_empty()) {
         (true, true) => Ok(Selection::All),
