@@ -1,8 +1,7 @@
-//! Limits how many ADDs are processed concurrently, and orders the others by deadline.
+//! Limits concurrent ADDs, and orders the others by deadline.
 //!
-//! A permit covers the work of an ADD on this node: the claim and the rules. The ADD releases it while it waits for
-//! ztunnel, so that ADDs whose ztunnel is unavailable block no others, and when ztunnel returns the most urgent ADDs
-//! go first. DELs, reconciles and garbage collection need no permit.
+//! A permit covers an ADD's work on this node: claim and rules. It is released while the ADD waits for ztunnel, so an
+//! unavailable ztunnel blocks no other ADD. DELs, reconciles and garbage collection need no permit.
 
 mod queue;
 
@@ -24,8 +23,8 @@ use queue::{Queue, Ticket};
 /// Lower bound of the `retry_after` of a refused ADD.
 const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// An ADD is refused at once only if it would be late even with the queue moving this many times faster than its mean
-/// duration suggests: some of those ahead leave the queue, and the first ADDs of a burst are the slowest.
+/// An ADD is refused at once only if it would be late even with the queue this many times faster than its mean
+/// duration suggests: some ADDs ahead leave, and the first of a burst are the slowest.
 const ESTIMATE_TOLERANCE: u32 = 4;
 
 /// Issues permits, earliest deadline first. Cheap to clone.
@@ -35,12 +34,10 @@ pub struct Admission(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     queue: Queue,
-    /// Notified when a waiting ADD may start.
     waiters: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
 impl State {
-    /// Ends one ADD's work and starts the next waiting ADD.
     fn start_next(&mut self) {
         let next = self
             .queue
@@ -78,8 +75,7 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// OVERLOADED: at once if the work ahead would take far longer than until `until`, by the mean duration of recent
-    /// ADDs; at `until` if no permit was free before.
+    /// OVERLOADED: at once if the estimated wait is far longer than until `until`; otherwise at `until`.
     pub async fn acquire(&self, until: Instant) -> Result<Permit, Failure> {
         let ticket = {
             let mut state = self.lock();
@@ -112,7 +108,7 @@ impl Admission {
             admission: self,
             ticket: Some(ticket),
         };
-        // The sender stays in `waiters` for as long as the ticket is queued.
+        // The sender stays in `waiters` as long as the ticket is queued.
         if let Ok(Ok(())) = timeout_at(ticket.deadline, called).await {
             waiting.ticket = None;
             return Ok(());
@@ -131,7 +127,7 @@ fn refusal(queue: &Queue, ticket: Ticket) -> Failure {
     Failure::new(Reason::Overloaded, message).retry_after(wait.max(MIN_RETRY_AFTER))
 }
 
-/// A waiting ADD. When dropped, it leaves the queue or passes on the permit that it was just granted.
+/// A waiting ADD. When dropped, it leaves the queue or passes on a permit just granted.
 struct Waiting<'a> {
     admission: &'a Admission,
     ticket: Option<Ticket>,

@@ -1,4 +1,4 @@
-//! Tracks whether the pods that ran before inpod are recorded: once per boot before the first desired set, and once per
+//! Tracks the adoption of pods that ran before inpod: once per boot before the first desired set, and once per
 //! process for pods that started meanwhile.
 
 use std::{fs, path::PathBuf};
@@ -7,12 +7,11 @@ use inpod_cni::spool::boot_id;
 use inpod_types::{Failure, Reason};
 use tokio::sync::watch;
 
-/// The state of adoption. A file beside the checkpoint carries it over to later processes of the same boot.
+/// A file beside the checkpoint carries this state over to later processes of the same boot.
 #[derive(Debug)]
 pub(crate) struct Adoption {
     file: PathBuf,
     completed: watch::Sender<bool>,
-    /// Set until this process has adopted.
     pending: bool,
     /// Set until any process of this boot has adopted.
     first_of_boot: bool,
@@ -33,7 +32,7 @@ impl Adoption {
         self.pending
     }
 
-    /// Returns whether no process of this boot has adopted yet: the broker must not receive a desired set until then.
+    /// Returns true until a process of this boot has adopted: the broker must not receive a desired set before.
     pub(crate) fn is_first_of_boot(&self) -> bool {
         self.first_of_boot
     }
@@ -42,7 +41,7 @@ impl Adoption {
         self.completed.subscribe()
     }
 
-    /// Records in the file that adoption is complete.
+    /// Records adoption in the file.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! The sockets that a pod's applications bind, and how enrollment changes who can reach them.
 //!
-//! Without a mesh, a connection arrives at the pod's interface. In the mesh, ztunnel accepts it and connects to the
-//! same address and port from within the pod's netns, so that the connection arrives through loopback. The same
-//! addresses are reachable in both cases. Only sockets that are bound to the pod's interface behave differently.
+//! Without a mesh, a connection arrives at the pod's interface. In the mesh, ztunnel accepts it and connects
+//! to the same address and port from within the pod's netns, through loopback. Only sockets bound to the
+//! pod's interface behave differently.
 
 mod classify;
 
@@ -27,12 +27,11 @@ pub(crate) type Port = (Protocol, u16);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub(crate) port: Port,
-    /// The bound address; unspecified for a wildcard bind.
+    /// Unspecified for a wildcard bind.
     pub(crate) address: IpAddr,
     /// True if an IPv6 socket accepts IPv4 as well.
     pub(crate) dual_stack: bool,
     pub(crate) uid: u32,
-    /// The index of the interface that the socket is bound to, if any.
     pub(crate) interface: Option<u32>,
 }
 
@@ -62,22 +61,21 @@ impl TryFrom<netconfig::Listener> for Socket {
 /// The state of ztunnel's own ports in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ztunnel {
-    /// ztunnel never listens on them: the pod has a sidecar.
+    /// Never listens: the pod has a sidecar.
     Never,
-    /// ztunnel would listen on them if the pod were enrolled.
+    /// Would listen if the pod were enrolled.
     Needs,
-    /// ztunnel listens on them, or is about to start or stop.
+    /// Listens, or is about to start or stop.
     Has,
 }
 
-/// The pod's addresses and ports that matter for its sockets.
 #[derive(Clone, Debug)]
 pub(crate) struct PodNetwork {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) ztunnel: Ztunnel,
 }
 
-/// The references to a port: containers that declare it, and Services.
+/// The containers that declare a port, and the Services that target it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortReferences {
     declared: bool,
@@ -85,7 +83,6 @@ pub(crate) struct PortReferences {
     services: BTreeSet<String>,
 }
 
-/// The ports of a pod by number, with their references.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortIndex(BTreeMap<Port, PortReferences>);
 

@@ -8,7 +8,7 @@ use nix::time::{ClockId, clock_gettime};
 pub struct BootInstant(Duration);
 
 impl BootInstant {
-    /// The time of boot: longer ago than any timeout.
+    /// Longer ago than any timeout.
     pub const BOOT: Self = Self(Duration::ZERO);
 
     pub fn now() -> Self {
@@ -23,7 +23,7 @@ impl BootInstant {
         self.0
     }
 
-    /// Returns the time since an earlier instant, or zero if that is later.
+    /// Returns the time since `earlier`, or zero if that is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

@@ -1,4 +1,4 @@
-//! Notifications about changed views of pods.
+//! Notifies subscribers of changed pod views.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use tokio::sync::broadcast;
 
 use crate::source::PodKey;
 
-/// The number of changes a subscriber may lag behind before it has to read all views again.
+/// The number of changes that a subscriber may lag behind.
 const CHANNEL_CAPACITY: usize = 4096;
 
-/// Broadcasts the keys of pods whose view changed. Cheap to clone.
+/// Broadcasts the keys of pods whose view changed.
 #[derive(Clone, Debug)]
 pub struct PodChanges(broadcast::Sender<Arc<PodKey>>);
 
@@ -21,7 +21,7 @@ impl Default for PodChanges {
 
 impl PodChanges {
     pub fn notify(&self, key: &PodKey) {
-        // Without a subscriber the send fails, which is fine.
+        // Fails without a subscriber, which is fine.
         self.0.send(Arc::new(key.clone())).unwrap_or_default();
     }
 

@@ -1,6 +1,6 @@
 //! The checkpoint of sandboxes: one file each, written before the first effect.
 //!
-//! The files live on tmpfs and carry the boot id: sandboxes of an earlier boot do not exist any more.
+//! The files are on tmpfs and carry the boot id: sandboxes of an earlier boot are gone.
 
 mod file;
 mod intent;
@@ -30,20 +30,19 @@ pub struct Record {
     /// The netns as netconfig verified it.
     pub netns_id: Option<NetnsId>,
     pub addresses: Vec<IpAddr>,
-    /// Orders this change among others.
     pub revision: Revision,
     pub intent: Intent,
-    /// The pod's UID as kubelet and runtime know it, if it differs from the API server's.
+    /// The UID known to kubelet and runtime, if it differs from the API server's.
     pub runtime_uid: Option<PodUid>,
-    /// Set if the pod was admitted unenrolled before the source showed it. Its UID and service account are placeholders
-    /// then: the UID that the runtime passed or else the container id, and `default`.
+    /// Set if the pod was admitted unenrolled before the source showed it. Its UID (the runtime's, or else the
+    /// container id) and service account (`default`) are placeholders then.
     pub admitted_unenrolled: bool,
-    /// The redirection as it was last applied.
+    /// The redirection last applied.
     pub redirection: Redirection,
 }
 
 impl Record {
-    /// Returns whether it belongs to a pod that the source shows. A static pod keeps its sandbox when its
+    /// Returns whether it belongs to a pod of the source. A static pod keeps its sandbox when its
     /// mirror pod is recreated.
     pub fn belongs_to(&self, pod: &Pod) -> bool {
         let by_hash = self.runtime_uid.is_some() && self.runtime_uid == pod.runtime_uid;
@@ -52,8 +51,8 @@ impl Record {
         pod.has_uid(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
     }
 
-    /// Returns whether a CNI request for a sandbox refers to this record. A sandbox that was found by its processes has
-    /// no network name and matches requests of any network for its container.
+    /// Returns whether a CNI request refers to this record. A sandbox found by its processes has no network name and
+    /// matches any network of its container.
     pub fn matches_request(&self, sandbox: &SandboxRef) -> bool {
         let own = &self.sandbox;
         let found = own.network_name == NetworkName::default();
@@ -65,19 +64,18 @@ impl Record {
         self.redirection.is_sidecar() && self.intent.has_effects()
     }
 
-    /// Returns whether its redirection to a sidecar is in place but no longer managed, as after an uninstall: the rules
-    /// stay so that the pod sends nothing in plain text.
+    /// Returns whether its redirection to a sidecar is in place but unmanaged, as after an uninstall: the rules stay
+    /// so that the pod sends no plain text.
     pub fn is_detached(&self) -> bool {
         let is_applied = matches!(self.intent, Intent::Enrolled { .. });
         self.redirection.is_sidecar() && is_applied && self.netns_id.is_none()
     }
 
-    /// Returns whether anything may be in place that inpod has to maintain.
     pub fn is_managed(&self) -> bool {
         self.intent.has_effects() && !self.is_detached()
     }
 
-    /// Returns whether it stands for a pod that another agent enrolled and whose netns is not known yet.
+    /// Returns whether another agent enrolled the pod and its netns is not known yet.
     pub fn has_unknown_netns(&self) -> bool {
         matches!(self.intent, Intent::Adopted) && self.netns_id.is_none()
     }
@@ -111,10 +109,10 @@ impl Checkpoint {
         })
     }
 
-    /// Reads all records of this boot at startup and removes leftovers. Unreadable files are set aside with an error in
-    /// the log, so that they do not keep other pods from being served.
+    /// Reads all records of this boot at startup and removes leftovers. Unreadable files are set aside and logged, so
+    /// that other pods are served.
     pub fn load(&self) -> Result<BTreeMap<SandboxRef, Record>, CheckpointError> {
-        // A crash interrupted this write, so the record was never in force.
+        // A crash interrupted this write: the record was never in force.
         for path in self.files("tmp")? {
             fs::remove_file(&path).map_err(failed("remove", &path))?;
         }
@@ -136,8 +134,7 @@ impl Checkpoint {
         Ok(records)
     }
 
-    /// Reads the current records while others may be written. They cover every effect, because
-    /// intents are written first.
+    /// Reads the records while others may be written. They cover every effect, because intents are written first.
     pub fn records(&self) -> Result<Vec<Record>, CheckpointError> {
         let mut records = Vec::new();
         for path in self.files("json")? {
@@ -162,20 +159,19 @@ impl Checkpoint {
         Ok(files)
     }
 
-    /// Writes a record atomically. No fsync: tmpfs does not survive a power failure anyway.
+    /// Writes a record atomically. No fsync: tmpfs does not survive a power failure.
     pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
         let path = self.path(&record.sandbox);
         let temporary = path.with_extension("tmp");
         let written = fs::write(&temporary, file::render(record, &self.boot_id))
             .and_then(|()| fs::rename(&temporary, &path));
         if written.is_err() {
-            // Free the space of a partial file when the file system is full; report only the first error.
+            // Frees the partial file's space on a full file system; only the first error is reported.
             let _ignored = fs::remove_file(&temporary);
         }
         written.map_err(failed("write", &path))
     }
 
-    /// Removes a sandbox's record, if there is one.
     pub fn remove(&self, sandbox: &SandboxRef) -> Result<(), CheckpointError> {
         let path = self.path(sandbox);
         match fs::remove_file(&path) {
@@ -184,8 +180,8 @@ impl Checkpoint {
         }
     }
 
-    /// Returns a sandbox's file. Long container ids are cut, because a file name holds 255 bytes; an FNV-1a hash of the
-    /// whole sandbox name keeps files apart.
+    /// Cuts long container ids, because a file name holds 255 bytes; an FNV-1a hash of the whole sandbox
+    /// name keeps files apart.
     fn path(&self, sandbox: &SandboxRef) -> PathBuf {
         let name = sandbox.to_string();
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

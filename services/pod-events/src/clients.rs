@@ -1,4 +1,4 @@
-//! gRPC clients of the other services: calls take validated values and always end by their deadline.
+//! gRPC clients of the other services. Every call ends by its deadline.
 
 mod broker;
 mod find;
@@ -28,24 +28,21 @@ const MAX_CONCURRENT_SEARCHES: usize = 4;
 
 const LEAVE_NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Clients of netconfig and ztunnel-broker. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Clients {
     netconfig: NetconfigServiceClient<Channel>,
     broker: ZtunnelBrokerServiceClient<Channel>,
     capture: Arc<Capture>,
-    /// Limits concurrent searches: each one reads all processes of the node.
+    /// Limits concurrent searches: each reads all processes of the node.
     searches: Arc<Semaphore>,
 }
 
-/// A netns that netconfig has verified and claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedNetns {
     pub id: NetnsId,
     pub addresses: Vec<IpAddr>,
 }
 
-/// Builds a request that carries the time left until its deadline.
 fn request<T>(message: T, deadline: Instant) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -53,7 +50,7 @@ fn request<T>(message: T, deadline: Instant) -> Request<T> {
     request
 }
 
-/// Waits for a response, until 50 ms past the deadline that the service was given.
+/// Waits for a response, until 50 ms past the service's deadline.
 async fn call<T>(
     service: &'static str,
     deadline: Instant,
@@ -69,12 +66,12 @@ async fn call<T>(
     }
 }
 
-/// Converts a status into a failure. Messages that come from the transport get the service's name.
+/// The transport's messages get the service's name.
 fn to_failure(service: &'static str, status: &Status) -> Failure {
     let failure = failure_of(status);
     let from_transport = status.details().is_empty();
-    // A connection that breaks during a call is INTERNAL to tonic ("h2 protocol error"); a defect that one of our
-    // services reports carries its failure in the details.
+    // To tonic, a connection that breaks during a call is INTERNAL ("h2 protocol error"); a defect reported by our
+    // services carries its failure in the details.
     let broken = matches!(
         status.code(),
         Code::Unavailable | Code::Unknown | Code::Internal
@@ -107,15 +104,14 @@ fn invalid_response(service: &'static str, error: &inpod_proto::Invalid) -> Fail
     Failure::new(Reason::Internal, message)
 }
 
-/// Returns the addresses at which the kubelet probes a pod, at most as many as `ApplyRulesRequest` takes, whatever
-/// the CNI result contains.
+/// Returns the addresses at which the kubelet probes a pod, at most as many as `ApplyRulesRequest` takes.
 fn probe_addresses(addresses: &[IpAddr]) -> Vec<String> {
     const MAX_PROBE_ADDRESSES: usize = 16;
     addresses_to(addresses.get(..MAX_PROBE_ADDRESSES).unwrap_or(addresses))
 }
 
 impl Clients {
-    /// Creates clients over channels that connect on first use.
+    /// Connects on first use.
     pub fn new(netconfig: Channel, broker: Channel, capture: Capture) -> Self {
         Self {
             netconfig: NetconfigServiceClient::new(netconfig),
@@ -125,7 +121,6 @@ impl Clients {
         }
     }
 
-    /// Removes what inpod installed in the node's own network: see `LeaveNode`.
     pub async fn leave_node(&self) -> Result<(), Failure> {
         let deadline = Instant::now() + LEAVE_NODE_TIMEOUT;
         let mut client = self.netconfig.clone();
@@ -134,7 +129,6 @@ impl Clients {
         Ok(())
     }
 
-    /// Claims and verifies a netns: see `ClaimNetns`.
     pub async fn claim(
         &self,
         sandbox: &SandboxRef,
@@ -161,7 +155,6 @@ impl Clients {
         })
     }
 
-    /// Releases a claim, if there is one.
     pub async fn release(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<(), Failure> {
         let message = netconfig::ReleaseNetnsRequest {
             sandbox: Some(sandbox.into()),
@@ -176,7 +169,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Applies a record's redirection and returns the rules' fingerprint.
+    /// Returns the rules' fingerprint.
     pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
         let message = netconfig::ApplyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
@@ -198,7 +191,6 @@ impl Clients {
         Ok(applied.fingerprint)
     }
 
-    /// Compares the rules in a netns with the expected ones.
     pub async fn verify(
         &self,
         record: &Record,

@@ -184,7 +184,6 @@ pub struct Config {
     pub istio_metrics: bool,
 }
 
-/// The address of the metrics endpoint; `None` disables it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub Option<SocketAddr>);
 
@@ -222,7 +221,7 @@ impl Config {
         self.pods_may.iter().copied().collect()
     }
 
-    /// Returns the node-wide part of every pod's redirection.
+    /// Returns the node-wide part of every redirection.
     pub fn capture(&self) -> Capture {
         Capture {
             dns: self.dns_capture,

@@ -1,4 +1,4 @@
-//! Decides whether a pod belongs to the mesh: a pure function of what is known of it.
+//! Decides whether a pod belongs to the mesh.
 
 mod inputs;
 mod selector;
@@ -17,19 +17,17 @@ pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 pub struct Decision {
     pub enrollment: Enrollment,
     pub reason: Reason,
-    /// Everything that was considered, as name and value.
     pub inputs: Vec<(String, String)>,
 }
 
-/// The node's settings on which pods join, and how.
+/// The node's settings that decide which pods join, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
     pub selectors: &'a Selectors,
     pub excluded: &'a [NamespaceName],
     pub pods_may: Permissions,
-    /// The setting `sidecar_redirection`: pods with a sidecar are redirected to it.
+    /// Set by the setting `sidecar_redirection`.
     pub sidecars: bool,
-    /// During an uninstall no pod joins.
     pub is_uninstalling: bool,
 }
 
@@ -39,8 +37,8 @@ impl Policy<'_> {
     }
 }
 
-/// Decides on a pod: pods on the host network never join, pods with a sidecar are redirected to that or not at all, and
-/// the selectors decide on the others. Unknown only if the labels of the namespace would decide and are not known.
+/// Decides on a pod: never on the host network; with a sidecar, redirected to it or not at all; otherwise by the
+/// selectors. Unknown only if unknown labels of the namespace would decide.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
     let is_known = !inventory.is_namespace_unknown(&namespace.name);
@@ -72,17 +70,16 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
     }
 }
 
-/// The policy for pods of which it is unknown whether it is to be in the mesh.
+/// The policy for pods whose decision is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnknown {
-    /// It is admitted unenrolled, and recorded.
+    /// Admitted unenrolled, and recorded.
     Open,
     Closed,
 }
 
-/// Decides on a pod whose decision is unknown: by its namespace's annotation if one was ever seen; otherwise
-/// the pod waits if its namespace may have pods in the mesh. `is_listed` is `None` if no list of such
-/// namespaces was ever written.
+/// Decides on a pod whose decision is unknown: by its namespace's annotation if one was ever seen; otherwise it waits
+/// if its namespace may have pods in the mesh. `is_listed` is `None` if no list of such namespaces was ever written.
 pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
     let value = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
     match value {
@@ -106,7 +103,7 @@ fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Opt
     }
 }
 
-/// Decides on a pod that an injector has processed; it is never ambient.
+/// Decides on an injected pod; it is never ambient.
 fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     let injection = pod.injection.as_ref()?;
     Some(if policy.sidecars && injection.skip().is_none() {
@@ -116,7 +113,7 @@ fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     })
 }
 
-/// No pod joins during an uninstall, and none waits until more is known.
+/// During an uninstall no pod joins, and none waits.
 fn during_uninstall(reason: Reason) -> Reason {
     let joins_or_may = matches!(
         reason,

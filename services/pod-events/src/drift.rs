@@ -1,4 +1,4 @@
-//! Kinds of drift, how often they occurred, and the backoff of repairs.
+//! Kinds and counts of drift, and the backoff of repairs.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -10,12 +10,11 @@ use tokio::time::Instant;
 
 use crate::metrics::Metric;
 
-/// A difference between what was applied and what is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DriftKind {
     /// None of our rules are left.
     Flushed,
-    /// A different set of our rules, as from an earlier release or another redirection.
+    /// A different set of our rules, as from an earlier release.
     Replaced,
     /// Some of our rules are missing, changed or additional.
     Changed,
@@ -30,7 +29,6 @@ impl DriftKind {
         Self::ListenerLost,
     ];
 
-    /// Classifies rules that differ from those applied, by what netconfig observes in the netns.
     pub fn classify(fingerprint: &str, intact: bool) -> Self {
         match (fingerprint.is_empty(), intact) {
             (true, _) => Self::Flushed,
@@ -63,7 +61,6 @@ pub(crate) const DRIFT: Metric = Metric {
     help: "Repairs of enrolled pods whose rules or listeners had drifted",
 };
 
-/// The number of repairs on this node, by kind. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs(Family<[(&'static str, &'static str); 1], Counter>);
 
@@ -83,10 +80,10 @@ impl Repairs {
 /// The number of consecutive repairs that are made without delay.
 const IMMEDIATE_REPAIRS: u32 = 5;
 
-/// Repairs count as consecutive if less than this plus twice the last delay is between them.
+/// Repairs count as consecutive if less than this plus twice the last delay lies between them.
 const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
-/// Bounds of the delay after the immediate repairs; it doubles with each further repair.
+/// Bounds of the delay after the immediate repairs; each further repair doubles it.
 const MIN_DELAY: Duration = Duration::from_secs(10);
 const MAX_DELAY: Duration = Duration::from_secs(300);
 
@@ -103,7 +100,7 @@ impl RepairBackoff {
         self.last = Some(now);
     }
 
-    /// Returns until when the next repair is delayed; `None` if it may be made now.
+    /// Returns the end of the delay; `None` if a repair may be made now.
     pub fn delayed_until(&self, now: Instant) -> Option<Instant> {
         let until = self.last? + self.wait();
         (until > now).then_some(until)
@@ -127,7 +124,6 @@ impl RepairBackoff {
 mod tests {
     use super::*;
 
-    /// Returns how many repairs are made if one is needed every second.
     async fn made_in(repair_backoff: &mut RepairBackoff, seconds: u64) -> usize {
         let mut made = 0;
         for _ in 0..seconds {

@@ -27,7 +27,7 @@ use crate::{
 /// All that pod-events itself knows of a pod.
 #[derive(Debug)]
 pub(crate) struct PodInfo {
-    /// The pod as the source shows it, or else as the checkpoint records it.
+    /// As the source shows it, or else as the checkpoint records it.
     pub(crate) pod: PodRef,
     key: PodKey,
     decision: Decision,
@@ -35,7 +35,7 @@ pub(crate) struct PodInfo {
     inventory: Arc<Inventory>,
 }
 
-/// Returns what is known of a pod, or `None` if neither the source nor the checkpoint knows it.
+/// Returns `None` if neither the source nor the checkpoint knows the pod.
 pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Option<PodInfo> {
     let view = registry.view(key).unwrap_or_default();
     let inventory = shared.source.inventory();
@@ -62,7 +62,7 @@ pub(crate) fn pod_info(shared: &Shared, registry: &Registry, key: &PodKey) -> Op
     })
 }
 
-/// The decision for a pod that the source does not show (any more).
+/// The decision for a pod that the source does not show.
 fn pod_gone() -> Decision {
     Decision {
         enrollment: Enrollment::None,
@@ -85,7 +85,7 @@ impl PodInfo {
         self.view.records.last()
     }
 
-    /// Returns whether this is the pod's UID, by the source or by the checkpoint.
+    /// Compares with the UID of the source or the checkpoint.
     pub(crate) fn has_uid(&self, uid: &PodUid) -> bool {
         let of_record = |record: &Record| record.pod.uid == *uid;
         self.shown().is_some_and(|pod| pod.has_uid(uid)) || self.current().is_some_and(of_record)
@@ -123,7 +123,6 @@ pub(crate) fn summary(known: &PodInfo) -> wire::PodSummary {
     }
 }
 
-/// Explains a pod in full, with the reports of the other services.
 pub(crate) fn response(known: &PodInfo, reports: ServiceReports) -> wire::ExplainPodResponse {
     let (decision, view, current) = (&known.decision, &known.view, known.current());
     let reason = |failure: &Failure| failure.reason;
@@ -205,7 +204,7 @@ pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     }
 }
 
-/// Returns the annotation that the pod should have. If any value is acceptable, that is the current one.
+/// Returns the annotation that the pod should have: the current one if any value will do.
 fn expected_annotation(known: &PodInfo) -> String {
     let Some(pod) = known.shown() else {
         return String::new();

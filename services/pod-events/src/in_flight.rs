@@ -1,4 +1,4 @@
-//! Tracks unanswered ADDs, so that the DEL of a sandbox can cancel its ADDs wherever they wait.
+//! Tracks unanswered ADDs, so that the DEL of a sandbox cancels its ADDs wherever they wait.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,6 @@ use tokio::sync::watch;
 
 use crate::source::PodKey;
 
-/// The ADDs in flight. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<State>>);
 
@@ -33,7 +32,7 @@ impl InFlight {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers an ADD, until the returned value is dropped.
+    /// Registers an ADD until the returned value is dropped.
     pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> InFlightAdd {
         let (cancel, cancelled) = watch::channel(());
         let mut state = self.lock();
@@ -52,8 +51,8 @@ impl InFlight {
         }
     }
 
-    /// Cancels the ADDs of a sandbox that are in flight and returns once they have ended: commands sent to their pod's
-    /// task after that are ordered after them. Returns the pod that the sandbox was to belong to.
+    /// Cancels a sandbox's ADDs and returns once they have ended: later commands to their pod's task are ordered
+    /// after them. Returns the pod of the sandbox.
     pub(crate) async fn cancel(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let mut matching: Vec<Add> = {
             let mut state = self.lock();
@@ -77,7 +76,6 @@ pub(crate) struct InFlightAdd {
 }
 
 impl InFlightAdd {
-    /// Resolves when the sandbox is deleted.
     pub(crate) async fn cancelled(&mut self) -> Failure {
         if self.cancelled.changed().await.is_err() {
             // The registry is gone: the process ends.

@@ -1,7 +1,6 @@
-//! Detects what a sidecar injector left in a pod: whether the pod's traffic is to be redirected to
-//! its sidecar, and how.
+//! Detects the traces of a sidecar injector: whether a pod's traffic is redirected to its sidecar, and how.
 //!
-//! Istio's plugin checks six conditions, to which one of ours is added. The first that applies excludes
+//! Istio's plugin checks six conditions; one of ours is added. The first that applies excludes
 //! the pod (services/docs/facts/istio-sidecar.md, 3.2).
 
 use std::collections::BTreeMap;
@@ -11,7 +10,6 @@ use k8s_openapi::api::core::v1 as k8s;
 
 use crate::redirection::{Malformed, Proxy, Sidecar, parse_bool};
 
-/// The init container that sets up the redirection itself.
 const INIT: &str = "istio-init";
 
 const PROXY: &str = "istio-proxy";
@@ -40,12 +38,12 @@ enum ContainerList {
 /// The reason why a pod's traffic is not redirected to its sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// A container of the pod sets up the redirection itself.
+    /// A container sets up the redirection itself.
     OwnInit,
     /// The proxy takes no traffic, as with proxyless gRPC.
     EnvoyDisabled,
     NoProxy,
-    /// The proxy is not an application's sidecar, but a gateway or waypoint.
+    /// The proxy is a gateway or waypoint.
     OtherRole,
     /// The pod declares that it has no sidecar.
     OptedOut,
@@ -65,7 +63,7 @@ impl Skip {
     }
 }
 
-/// The combined spec of all containers named `istio-proxy`: a later one overrides an earlier one, as in Istio.
+/// The combined spec of all containers named `istio-proxy`; later ones override, as in Istio.
 #[derive(Default)]
 struct ProxySpec<'a> {
     list: Option<ContainerList>,
@@ -81,7 +79,7 @@ impl<'a> ProxySpec<'a> {
             return;
         }
         self.list = Some(list);
-        // A value that comes from elsewhere is known only to the kubelet and counts as empty, as in Istio.
+        // A value from elsewhere is known only to the kubelet and counts as empty, as in Istio.
         let variables = container.env.iter().flatten();
         let value =
             |it: &'a k8s::EnvVar| (it.name.as_str(), it.value.as_deref().unwrap_or_default());
@@ -111,14 +109,14 @@ impl<'a> ProxySpec<'a> {
     }
 }
 
-/// Converts a user or group. With an invalid number no container starts, so any value will do.
+/// With an invalid number no container starts, so any value will do.
 fn id(value: Option<i64>) -> u32 {
     let value = value.and_then(|id| u32::try_from(id).ok());
     value.filter(|id| *id != 0).unwrap_or(DEFAULT_PROXY_ID)
 }
 
 impl Injection {
-    /// Detects the injection of a pod. Returns `None` without an injector's status annotation.
+    /// Returns `None` without an injector's status annotation.
     pub fn detect(
         labels: Option<&BTreeMap<String, String>>,
         annotations: Option<&BTreeMap<String, String>>,
@@ -152,7 +150,7 @@ impl Injection {
         })
     }
 
-    /// Returns the first condition that excludes the pod, if any.
+    /// Returns the first condition that excludes the pod.
     pub fn skip(&self) -> Option<Skip> {
         let is = |text: &Option<Box<str>>, value| text.as_deref() == Some(value);
         let role = self.role.as_deref().filter(|role| !role.is_empty());
@@ -223,7 +221,7 @@ impl Injection {
     }
 }
 
-/// Limits the memory of a text: values that matter are shorter, and longer ones have no effect.
+/// Bounds memory: longer values have no effect anyway.
 fn truncate(text: &str) -> Box<str> {
     text.chars().take(64).collect()
 }

@@ -1,8 +1,8 @@
 //! Decides which pods of the node join the mesh, and has netconfig and ztunnel-broker carry it out.
 //!
-//! pod-events serves the CNI plugin's calls and watches pods through its [`source`]. It owns the desired state of every
-//! pod of the node and the only checkpoint, and needs no privileges towards the kernel. Start reading at [`plan`] (what
-//! to do next), [`pipeline`] (how it is done) and [`task`] (in which order).
+//! Serves the CNI plugin's calls, watches pods through its [`source`], and owns every pod's desired state and the
+//! only checkpoint. Needs no privileges towards the kernel. Start reading at [`plan`] (next step), [`pipeline`]
+//! (effects) and [`task`] (order).
 
 pub mod admission;
 mod adoption;
@@ -160,7 +160,7 @@ fn register_metrics(
     (metrics, istio)
 }
 
-/// Starts the tasks that keep netconfig and the broker in sync with this service, and this service with its source.
+/// Starts the tasks that sync this service with its source, and the other services with it.
 fn start_followers(
     shared: &Arc<Shared>,
     registry: &Registry,

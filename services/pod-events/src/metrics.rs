@@ -1,4 +1,4 @@
-//! Metrics of pod-events.
+//! The metrics of pod-events and, merged, of the other services.
 
 mod aggregate;
 mod istio;
@@ -30,12 +30,11 @@ pub use istio::IstioMetrics;
 pub use phases::{Phase, PhaseGuard, Phases};
 use view_age::ViewAge;
 
-/// The description of a metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// The registered name, without the prefix, the unit and the `_total` of counters.
+    /// Without the prefix, the unit and the `_total` of counters.
     pub name: &'static str,
-    /// The label names, comma-separated; empty if there are none.
+    /// Comma-separated; empty if there are none.
     pub labels: &'static str,
     pub help: &'static str,
 }
@@ -96,8 +95,8 @@ const RETRIES: Metric = Metric {
     help: "Retries of failed steps of pods, by reason",
 };
 
-/// The metrics with the prefix `inpod_pod_events_` in the order of the documentation, each with the suffix that its
-/// type and unit add.
+/// The metrics with the prefix `inpod_pod_events_`, in the order of the documentation, each with the suffix of
+/// its type and unit.
 pub const OWN: &[(Metric, &str)] = &[
     (ADDS, "_seconds"),
     (ADD_PHASES, "_seconds"),
@@ -117,12 +116,11 @@ pub const OWN: &[(Metric, &str)] = &[
     (VIEW_AGE, ""),
 ];
 
-/// The metrics under the names of Istio's node agent, which the setting `istio_metrics` enables.
+/// The metrics under the names of Istio's node agent, enabled by `istio_metrics`.
 pub const OF_ISTIO: &[(Metric, &str)] = &[(istio::REQUESTS, "_total"), (istio::EVENTS, "_total")];
 
 type ByReason = [(&'static str, &'static str); 1];
 
-/// The counters that tasks share. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     retries: Family<ByReason, Counter>,
@@ -138,7 +136,6 @@ impl Counters {
 type ByOutcome = [(&'static str, &'static str); 1];
 type ByEventAndResult = [(&'static str, &'static str); 2];
 
-/// The states of a pod with a sandbox.
 const STATES: [(PodState, &str); 5] = [
     (PodState::Out, "out"),
     (PodState::Enrolling, "enrolling"),
@@ -147,7 +144,6 @@ const STATES: [(PodState, &str); 5] = [
     (PodState::Deleting, "deleting"),
 ];
 
-/// Counts ADDs and spooled events.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     adds: Family<ByOutcome, Histogram, fn() -> Histogram>,
@@ -156,7 +152,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics of pod-events.
     pub(crate) fn register(registry: &mut Registry, pods: &Pods, shared: &Shared) -> Self {
         let metrics = Self {
             adds: Family::new_with_constructor(duration_histogram),
@@ -175,7 +170,6 @@ impl Metrics {
         metrics
     }
 
-    /// Starts to measure an ADD.
     pub(crate) fn start_add(&self, phases: Phases) -> AddTimer {
         AddTimer {
             metrics: self.clone(),
@@ -185,7 +179,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a replayed event. One that has to wait is counted when it is settled.
+    /// An event that has to wait is counted when it is settled.
     pub(crate) fn spooled(&self, event: &'static str, settled: &ReplayOutcome) {
         let result = match settled {
             ReplayOutcome::Done => "done",
@@ -206,7 +200,7 @@ impl Metrics {
     }
 }
 
-/// Registers gauges that count pods at each scrape.
+/// The gauges count pods at each scrape.
 fn watch_pods(registry: &mut Registry, pods: &Pods) {
     let counted = pods.clone();
     let read = move || states(&counted);
@@ -253,7 +247,7 @@ fn reason_name(failure: &Failure) -> &'static str {
     failure.reason.name()
 }
 
-/// Registers gauges of the queue of ADDs and of the view's age.
+/// Registers gauges of the ADD queue and the view's age.
 fn watch_queue(registry: &mut Registry, shared: &Shared) {
     let whole = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let admission = shared.admission.clone();
@@ -288,7 +282,7 @@ fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
     STATES.map(|(state, name)| (name, count(state))).to_vec()
 }
 
-/// Measures an ADD. If it is dropped without an answer, the caller has gone or its deadline has passed.
+/// Measures an ADD. Dropped without an answer, it counts the caller as gone or late.
 #[derive(Debug)]
 pub(crate) struct AddTimer {
     metrics: Metrics,

@@ -1,5 +1,5 @@
-//! The protocol with the plugin for times when either side is unavailable, through files in the plugin's `stateDir`:
-//! the plugin spools the events that it could not deliver, and reads which namespaces have pods in the mesh.
+//! The protocol with the plugin while either side is unavailable, through files in the plugin's `stateDir`: the
+//! plugin spools undelivered events, and reads which namespaces have pods in the mesh.
 
 mod enrolled;
 mod spool;
@@ -31,10 +31,9 @@ use crate::{
 use enrolled::EnrolledTracker;
 use spool::{Event, EventHandler};
 
-/// The interval of scans of the directory: a plugin whose call failed midway spools even while pod-events runs.
+/// The interval of scans: a plugin whose call failed midway spools even while pod-events runs.
 const SCAN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The condition that reports whether the directory can be read and written.
 const CONDITION: &str = "plugin-state";
 
 /// Replays the spool and maintains the list of enrolled namespaces.
@@ -47,17 +46,16 @@ pub(crate) struct PluginState {
     conditions: Readiness,
     metrics: Metrics,
     enrolled: EnrolledTracker,
-    /// The list that was last written, and whether the inventory was complete then. `None` after a failed write.
+    /// The list last written, and whether the inventory was complete then. `None` after a failed write.
     written: Option<(BTreeSet<NamespaceName>, bool)>,
-    /// The last error, which has been logged.
+    /// The last error, already logged.
     problem: Option<String>,
-    /// True if an event of the spool has to be replayed again.
     needs_retry: bool,
 }
 
 impl PluginState {
     /// Replays the spool once, then continues in the background. Must be awaited before CNI calls are served, so that
-    /// none overtakes a spooled event. It waits for no other service.
+    /// none overtakes a spooled event. Waits for no other service.
     pub(crate) async fn start(
         shared: Arc<Shared>,
         registry: Registry,
@@ -121,7 +119,7 @@ impl PluginState {
         result
     }
 
-    /// Writes the list of enrolled namespaces if it changed. If `is_due`, compares it with the file too.
+    /// Writes the list of enrolled namespaces if it changed; if `is_due`, compares it with the file too.
     async fn write_enrolled(&mut self, is_due: bool) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
         let registry = &self.registry;
@@ -139,7 +137,7 @@ impl PluginState {
             self.enrolled.wanted().clone()
         };
         if is_uninstalling && wanted.is_empty() && !self.state_dir.join(ENROLLED_FILE).exists() {
-            // The uninstallation has removed the file.
+            // The uninstall has removed the file.
             return Ok(());
         }
         let is_unchanged = |(known, was_complete): &(BTreeSet<_>, bool)| {
@@ -156,7 +154,6 @@ impl PluginState {
 
     async fn write(&self, wanted: BTreeSet<NamespaceName>, complete: bool) -> Result<(), String> {
         let state_dir = self.state_dir.clone();
-        // Writing blocks on the disk.
         let write = move || enrolled::write(&state_dir, wanted, complete);
         let outcome = tokio::task::spawn_blocking(write).await;
         let failed = |error: &dyn std::fmt::Display| {
@@ -181,13 +178,12 @@ impl PluginState {
     }
 }
 
-/// Passes spooled events to the tasks of their pods.
 struct Replay<'a> {
     registry: &'a Registry,
     state_dir: &'a Path,
     metrics: &'a Metrics,
     touched: BTreeSet<PodKey>,
-    /// True if an event has to be replayed again, after a change that may settle it.
+    /// An event has to be replayed after a change that may settle it.
     needs_retry: bool,
 }
 
@@ -195,8 +191,8 @@ impl EventHandler for Replay<'_> {
     async fn handle(&mut self, event: Event) -> ReplayOutcome {
         let name = event.name();
         let settled = if matches!(event, Event::Admitted(..)) && is_disabled(self.state_dir) {
-            // Pods that the kill switch admitted stay outside of the mesh while it is set. This can last long, and no
-            // change of the source affects it, so it causes no retries.
+            // Pods admitted by the kill switch stay outside while it is set. No change of the source affects that, so
+            // it causes no retries.
             ReplayOutcome::Retry("inpod is disabled on this node".to_owned())
         } else {
             let settled = self.dispatch(event).await;

@@ -1,8 +1,7 @@
-//! The effects on a sandbox: enrolling, withdrawing and deleting, each with its steps in order.
+//! The effects on a sandbox: enrolling, withdrawing and deleting.
 //!
-//! Every intent is checkpointed before the effects that it announces. Nothing here waits for a restarted
-//! service: a step that finds one fails at once with a transient reason ([`is_transient`]), and callers that
-//! can wait repeat the whole.
+//! Every intent is checkpointed before its effects. Nothing here waits for a restarted service: such a step fails at
+//! once with a transient reason ([`is_transient`]), and callers that can wait repeat the whole.
 
 mod enroll;
 mod find;
@@ -34,21 +33,19 @@ use crate::{
     clients::Clients,
 };
 
-/// The instances of the other services that have received everything from pod-events.
+/// The service instances that have received everything from pod-events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// The netconfig instance that holds every claim.
     pub netconfig: Option<Arc<str>>,
-    /// The broker instance that has the desired set.
     pub broker: Option<Arc<str>>,
 }
 
-/// Issues revisions. They increase within a boot, across restarts too; what they order does not outlive the boot.
+/// Issues revisions. They increase within a boot, across restarts too; nothing that they order outlives the boot.
 #[derive(Debug, Default)]
 pub struct Revisions(AtomicU64);
 
 impl Revisions {
-    /// Returns a revision greater than every earlier one.
+    /// Returns a greater revision than all earlier ones.
     pub fn next(&self) -> Revision {
         let clock = u64::try_from(BootInstant::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
         let next = |last: u64| Some(clock.max(last + 1));
@@ -90,7 +87,7 @@ pub fn workload_of(record: &Record) -> Workload {
     }
 }
 
-/// Returns whether retrying resolves a failure: a service was restarted or is not synced yet, or another command for
+/// Returns whether retrying resolves a failure: a service restarted or is not synced yet, or another command for
 /// the pod took precedence.
 pub fn is_transient(reason: Reason) -> bool {
     matches!(
@@ -103,7 +100,7 @@ pub fn is_transient(reason: Reason) -> bool {
     )
 }
 
-/// Returns the netns of a record with everything that is known to identify it.
+/// Returns a record's netns with everything known to identify it.
 pub(crate) fn expected_netns(record: &Record) -> NetnsRef {
     let (netns, id) = (&record.netns, record.netns_id);
     NetnsRef {
@@ -119,22 +116,22 @@ pub(crate) fn deadline_in(seconds: u64) -> Instant {
 }
 
 impl Pipeline {
-    /// Returns the broker's instance if both services are synced.
+    /// Returns the broker's instance.
     ///
     /// # Errors
     ///
-    /// STARTING, at once, if one of them is not.
+    /// STARTING, at once, if a service is not synced.
     pub fn broker(&self) -> Result<Arc<str>, Failure> {
         let synced = self.synced.borrow();
         let known = synced.broker.clone().filter(|_| synced.netconfig.is_some());
         known.ok_or_else(|| Failure::new(Reason::Starting, describe_missing(&synced)))
     }
 
-    /// Returns the broker's instance if the enrollment needs it; `None` for a sidecar, which needs netconfig alone.
+    /// Returns the broker's instance, or `None` for a sidecar, which needs netconfig alone.
     ///
     /// # Errors
     ///
-    /// STARTING, at once, if a service that is needed is not synced.
+    /// STARTING, at once, if a needed service is not synced.
     pub fn broker_for(&self, enrollment: Enrollment) -> Result<Option<Arc<str>>, Failure> {
         if enrollment != Enrollment::Sidecar {
             return self.broker().map(Some);
@@ -145,8 +142,8 @@ impl Pipeline {
         netconfig.then_some(None).ok_or_else(not_ready)
     }
 
-    /// Waits until the services that an enrollment needs are synced. Must not be awaited by a pod's task: syncing
-    /// netconfig requires every task to claim its netns.
+    /// Waits until the needed services are synced. A pod's task must not await it: syncing netconfig requires every
+    /// task to claim its netns.
     pub async fn wait_ready(
         &self,
         enrollment: Enrollment,
@@ -167,8 +164,8 @@ impl Pipeline {
         Err(failure.retry_after(Duration::from_secs(5)))
     }
 
-    /// Removes a sandbox's workload from the desired set. A pod with a sidecar is never in it. The record keeps the
-    /// revision of its last addition, which decides which of two sandboxes of a pod is the later one.
+    /// Removes a sandbox's workload from the desired set; a sidecar's pod is never in it. The record keeps the
+    /// revision of its last addition, which decides which of a pod's two sandboxes is the later one.
     async fn remove_workload(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
         if record.redirection.is_sidecar() {
             return Ok(());

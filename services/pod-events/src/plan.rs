@@ -1,28 +1,28 @@
-//! Plans the next action for a sandbox: a pure function of its progress and its desired state.
+//! Plans a sandbox's next action: a pure function of its progress and its desired state.
 
 use std::time::Duration;
 
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
-/// A sandbox whose DEL was received counts as ended after this time, even if processes are left in its netns.
+/// After its DEL and this time, a sandbox counts as ended even if processes are left in its netns.
 pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A pod may be missing from the source for this long while its manifest is being replaced.
+/// A pod may be missing from the source this long while its manifest is replaced.
 pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Desired {
     In {
-        /// Set if the pod's requested settings and addresses are those that were applied.
+        /// The requested settings and addresses are those that were applied.
         in_sync: bool,
     },
-    /// Redirected to its sidecar until the sandbox ends, but no longer managed.
+    /// Redirected to its sidecar until the sandbox ends, but unmanaged.
     Detached {
         /// Set while netconfig holds its netns.
         is_claimed: bool,
     },
     Out {
-        /// Set once the pod's annotation is withdrawn, so that peers no longer see it as redirected.
+        /// The pod's annotation is withdrawn: peers no longer see it as redirected.
         is_announced: bool,
     },
     Gone {
@@ -36,7 +36,7 @@ pub enum Desired {
 pub struct Timing {
     /// From the announcement until capture ends.
     pub propagation: Duration,
-    /// From the end of capture until captured connections are cut.
+    /// From then until captured connections are cut.
     pub grace: Duration,
 }
 
@@ -46,38 +46,32 @@ pub enum Action {
     WaitUntil(BootInstant),
     /// Put every part in place, whatever is there already.
     Enroll,
-    /// Apply changed settings or addresses; the pod stays in the mesh.
     Update,
-    /// Keep the redirection, but stop managing it.
     Detach,
     Undo,
     /// Withdraw the pod's annotation, which announces to peers that it leaves.
     StartWithdrawal,
-    /// Poll until the announcement is made.
     AwaitAnnouncement,
-    /// Give peers time to learn of it.
     AwaitPropagation,
-    /// Stop capturing new connections.
     Drain,
-    /// Remove the remaining state once no captured connection is left, or at once if overdue.
+    /// Remove the rest once no captured connection is left, or at once if overdue.
     Finish {
         overdue: bool,
     },
-    /// Delete a sandbox whose DEL was received: once only its own process is left in it, or at once if overdue.
+    /// Delete a sandbox after its DEL: once only its own process is left in it, or if overdue
+    /// ([`DELETE_TIMEOUT`]).
     Delete {
-        /// Set if [`DELETE_TIMEOUT`] has passed.
         overdue: bool,
     },
-    /// Clean up after a pod that is missing from the source without a DEL: forget the sandbox once its netns is empty.
-    /// If overdue, withdraw it and keep its record until it ends.
+    /// Clean up after a pod that is gone without a DEL: forget the sandbox once its netns is empty. If overdue
+    /// ([`GONE_TIMEOUT`]), withdraw it and keep its record until it ends.
     GarbageCollect {
-        /// Set if [`GONE_TIMEOUT`] has passed.
         overdue: bool,
     },
 }
 
-/// A pod that is missing from the source leaves the mesh after this time although its containers run. Longer than the
-/// usual termination grace periods, during which pods still serve.
+/// A pod missing from the source leaves the mesh after this time although its containers run. Longer than usual
+/// termination grace periods, during which pods still serve.
 pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
@@ -227,7 +221,7 @@ mod tests {
         let detached = |is_claimed| Desired::Detached { is_claimed };
         assert_eq!(next_at(0, &enrolled(), detached(true)), Action::Detach);
         assert_eq!(next_at(9, &enrolled(), detached(false)), Action::Idle);
-        // Nothing of ours is in place in these yet.
+        // Nothing of ours is in place yet.
         let found = next_at(0, &Intent::Adopted, detached(true));
         assert_eq!(found, Action::Detach);
         assert_eq!(next_at(0, &Intent::Out, detached(false)), Action::Idle);

@@ -1,4 +1,4 @@
-//! Pods and namespaces, reduced to the fields that are used.
+//! Pods and namespaces, reduced to the fields used.
 
 mod ports;
 
@@ -24,39 +24,36 @@ pub use ports::DeclaredPort;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub pod: PodRef,
-    /// Its service account; `default` if the manifest names none, as in Kubernetes.
+    /// As in Kubernetes, `default` if the manifest names none.
     pub service_account: ServiceAccountName,
-    /// The node that it is bound to, if any.
     pub node: Option<NodeName>,
-    /// All its labels: they decide whether it joins the mesh, and whether it is a ztunnel.
+    /// All labels: they decide whether it joins the mesh, and whether it is a ztunnel.
     pub labels: Labels,
     pub host_network: bool,
-    /// The sidecar that an injector added to it. Shared between snapshots.
+    /// The injector's sidecar, shared between snapshots.
     pub injection: Option<Arc<Injection>>,
-    /// True if its containers have terminated for good (phase Succeeded or Failed).
+    /// Phase Succeeded or Failed: its containers have terminated for good.
     pub terminal: bool,
-    /// The UID that kubelet and the runtime use if it differs: the hash of a static pod.
+    /// The UID known to kubelet and the runtime if it differs: the hash of a static pod.
     pub runtime_uid: Option<PodUid>,
-    /// The settings of its redirection that it requests by annotations.
     pub requested: Requested,
     pub ports: Vec<DeclaredPort>,
-    /// Its addresses, as far as its status shows them. A pod with addresses has a network.
+    /// The addresses in its status. A pod with addresses has a network.
     pub addresses: Vec<IpAddr>,
-    /// The value of its annotation `ambient.istio.io/redirection`, from any writer.
+    /// The annotation `ambient.istio.io/redirection`, from any writer.
     pub redirection: Option<String>,
-    /// True if it is Ready, so that peers may call it.
     pub is_ready: bool,
-    /// True if its deletion has been requested. It may continue to serve for long.
+    /// Its deletion is requested. It may continue to serve for long.
     pub is_terminating: bool,
 }
 
 impl Pod {
-    /// Returns whether this is the pod's UID, or the one that the runtime uses for it.
+    /// Compares the runtime's UID, too.
     pub fn has_uid(&self, uid: &PodUid) -> bool {
         self.pod.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
     }
 
-    /// Returns whether its annotation marks it as redirected, by inpod or another agent.
+    /// Returns whether inpod or another agent marked it as redirected.
     pub fn is_redirected(&self) -> bool {
         self.redirection.as_deref() == Some(keys::REDIRECTION_ENABLED)
     }
@@ -65,16 +62,14 @@ impl Pod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     pub name: NamespaceName,
-    /// The labels that are used for decisions.
     pub labels: Labels,
-    /// The value of its annotation `inpod.io/on-unknown`.
+    /// From the annotation `inpod.io/on-unknown`.
     pub on_unknown: Option<String>,
-    /// The permissions that its annotation `inpod.io/allow` grants to its pods.
+    /// Granted to its pods by `inpod.io/allow`.
     pub allows: Permissions,
 }
 
 impl Namespace {
-    /// Returns a namespace of which only the name is known.
     pub fn unlabeled(name: NamespaceName) -> Self {
         Self {
             name,
@@ -84,8 +79,7 @@ impl Namespace {
         }
     }
 
-    /// Returns the value of a label that is kept. The API server's label with the namespace's name
-    /// is computed, not stored.
+    /// Returns a label that is kept. The API server's label with the namespace's name is computed, not stored.
     pub fn label(&self, key: &str) -> Option<&str> {
         if key == keys::NAMESPACE_NAME {
             return Some(self.name.as_str());
@@ -114,7 +108,6 @@ impl Namespace {
     }
 }
 
-/// The reason why a manifest cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidManifest {
     #[error("{0} is required")]
@@ -139,7 +132,7 @@ fn annotation<'a>(all: Option<&'a BTreeMap<String, String>>, name: &str) -> Opti
     all.and_then(|all| all.get(name)).map(String::as_str)
 }
 
-/// Parses the addresses; invalid ones are ignored.
+/// Ignores invalid addresses in the status.
 fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
     let all = status.pod_ips.iter().flatten();
     let all = all.filter_map(|address| address.ip.parse().ok());
@@ -167,7 +160,7 @@ impl TryFrom<k8s::Pod> for Pod {
         let is_ready = is_ready(&status);
         let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
-        // Users can write both annotations: an invalid hash is ignored, so that it does not hide the pod.
+        // Users can write both annotations: an invalid hash must not hide the pod.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
         let runtime_uid = hash.and_then(|hash| hash.parse().ok());
         let injection = Injection::detect(meta.labels.as_ref(), meta.annotations.as_ref(), &spec);
@@ -178,7 +171,7 @@ impl TryFrom<k8s::Pod> for Pod {
             .transpose()?;
         Ok(Self {
             pod: PodRef {
-                // As the API server does for `kubectl apply` without a namespace.
+                // Like `kubectl apply` without a namespace.
                 namespace: parse(
                     "metadata.namespace",
                     meta.namespace.as_deref().or(Some("default")),

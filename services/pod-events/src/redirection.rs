@@ -1,9 +1,9 @@
-//! Determines the redirection of a pod's traffic from the node's settings and the pod's annotations.
+//! Determines a pod's redirection from the node's settings and the pod's annotations.
 //!
-//! Pods choose by themselves what Istio lets them choose, including "ingress mode", which leaves inbound traffic alone
-//! (decision 40). What only inpod offers and lets traffic bypass ztunnel, exclusions and connections from before the
-//! enrollment, has to be permitted by the node or the namespace and is left out otherwise. Istio's annotations alone
-//! configure the redirection to a sidecar (decision 53).
+//! Pods may choose what Istio lets them choose, including "ingress mode", which leaves inbound traffic alone
+//! (decision 40). Inpod's own settings that let traffic bypass ztunnel (exclusions, connections from before
+//! the enrollment) need the permission of the node or namespace. Istio's annotations alone configure a
+//! sidecar's redirection (decision 53).
 
 mod exclusions;
 mod permissions;
@@ -22,13 +22,13 @@ pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidec
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     pub dns: bool,
-    /// Applies to redirection to ztunnel and to a sidecar.
+    /// Applies to ztunnel and sidecars.
     pub ipv6: Ipv6,
     pub inbound: Inbound,
     pub sidecars: Sidecars,
 }
 
-/// The redirection of a pod's traffic, as it is checkpointed.
+/// A pod's redirection, as it is checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
     Ambient(RequestedSettings),
@@ -36,7 +36,6 @@ pub enum Redirection {
 }
 
 impl Default for Redirection {
-    /// Returns a redirection to ztunnel with the node's defaults.
     fn default() -> Self {
         Self::Ambient(RequestedSettings::default())
     }
@@ -130,21 +129,20 @@ impl From<Inbound> for wire::InboundCapture {
     }
 }
 
-/// The settings that a pod requested and was permitted, on top of the node's.
+/// Requested and permitted settings, on top of the node's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestedSettings {
-    /// Overrides the node's setting for DNS.
     pub dns_capture: Option<bool>,
     pub bypass_inbound_capture: bool,
-    /// Interfaces whose incoming TCP is treated as outbound. netconfig validates the names.
+    /// Their incoming TCP is treated as outbound. netconfig validates the names.
     pub virtual_interfaces: Vec<String>,
     pub exclusions: Exclusions,
-    /// If set, connections from before the enrollment continue uncaptured.
+    /// Connections from before the enrollment continue uncaptured.
     pub keep_existing_connections: bool,
 }
 
-/// The settings that a pod's annotations request, permitted or not.
+/// The settings that a pod requests, permitted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requested {
     settings: RequestedSettings,
@@ -161,7 +159,7 @@ pub struct PrivilegedRequest {
 }
 
 impl Requested {
-    /// Parses a pod's annotations. As in Istio, an invalid boolean counts as absent.
+    /// As in Istio, an invalid boolean counts as absent.
     pub fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
         let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
@@ -201,7 +199,7 @@ impl Requested {
     }
 }
 
-/// Returns the requested settings that need no permission or are permitted by the namespace or the node.
+/// Returns the requested settings that need no permission or have it.
 ///
 /// # Errors
 ///
@@ -222,7 +220,7 @@ pub fn granted(
     Ok(settings)
 }
 
-/// Parses a boolean like Go's `strconv.ParseBool`, which Istio uses for its annotations.
+/// Parses a boolean like Go's `strconv.ParseBool`, as Istio does.
 pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

@@ -37,21 +37,19 @@ use crate::{
     trace,
 };
 
-/// Limits how long a synchronization waits for the slowest task. A later one claims its netns by itself.
+/// Limits how long a synchronization waits for the slowest task, which claims its netns later by itself.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The number of failed pods whose view is kept for operators after their task has ended.
+/// The number of failed pods whose view outlives their task.
 const MAX_FAILED: usize = 256;
 
-/// The pause before an ADD is retried after a transient failure.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// All tasks of the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
-    /// Set once the pods that ran before inpod are recorded.
+    /// The pods that ran before inpod are recorded.
     adopted: Arc<AtomicBool>,
     in_flight: InFlight,
 }
@@ -70,7 +68,7 @@ struct Handle {
 }
 
 impl Handle {
-    /// Sends a command. Returns whether the task is still running.
+    /// Returns whether the task is still running.
     fn send(&self, command: Command) -> bool {
         self.interrupts.send_modify(|sent| sent.count(&command));
         self.commands.send(command).is_ok()
@@ -151,15 +149,15 @@ impl Registry {
         self.supervise(of, run);
     }
 
-    /// Sends a command to a pod's task, and starts the task if there is none.
+    /// Starts the pod's task if there is none.
     fn dispatch(&self, key: &PodKey, command: Command) {
         let mut tasks = self.tasks();
         let records = match tasks.running.get(key) {
             Some(handle) if !handle.commands.is_closed() => None,
-            // It has panicked, and restarts from what it checkpointed.
+            // It panicked, and restarts from its checkpoint.
             Some(_) => Some(self.checkpointed(key)),
-            // A task that ended regularly left no record. Reading the checkpoint here would make each new pod cost more
-            // with the number of pods on the node.
+            // A task that ended regularly left no record. Reading the checkpoint here would cost more with each
+            // pod on the node.
             None => Some(Vec::new()),
         };
         if let Some(records) = records {
@@ -177,8 +175,7 @@ impl Registry {
         records.filter(|record| key_of(record) == *key).collect()
     }
 
-    /// Handles an ADD. Waits for services that restart meanwhile, for as long as the caller waits. A DEL of
-    /// the sandbox cancels it.
+    /// Handles an ADD. Waits for restarting services as long as the caller does. A DEL of the sandbox cancels it.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let added = {
             let mut in_flight = self.in_flight.begin(key, &call.sandbox);
@@ -222,9 +219,9 @@ impl Registry {
         }
     }
 
-    /// Handles a DEL. Returns whether the deletion was deferred. Succeeds if the sandbox is unknown.
+    /// Returns whether the deletion was deferred.
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
-        // An ADD that waits for a permit, for its pod or for ztunnel. Its task first undoes what was done.
+        // An ADD that waits for a permit, its pod or ztunnel. Its task first undoes it.
         let adding = self.in_flight.cancel(sandbox).await;
         let Some(key) = self.owner(sandbox).or(adding) else {
             return false;
@@ -243,7 +240,7 @@ impl Registry {
         }
     }
 
-    /// Enables the discovery of pods without a record, once the pods that ran before inpod are recorded.
+    /// Enables the discovery of pods without a record, once those that ran before inpod are recorded.
     pub fn enable_discovery(&self) {
         self.adopted.store(true, Ordering::Relaxed);
     }
@@ -270,8 +267,8 @@ impl Registry {
         }
     }
 
-    /// Handles netconfig's observation of a netns. If it differs from what was applied, the pod's task repairs it; a
-    /// pod that is just being changed verifies its rules anyway.
+    /// Handles netconfig's observation of a netns. The pod's task repairs a difference; a pod that is being changed
+    /// verifies its rules anyway.
     pub fn observed(&self, sandbox: &SandboxRef, fingerprint: &str, intact: bool) {
         let Some(key) = self.owner(sandbox) else {
             return;
@@ -290,7 +287,7 @@ impl Registry {
         }
     }
 
-    /// Makes every task claim its netns again. Returns when all have tried, or after a timeout.
+    /// Returns when all tasks have tried, or after a timeout.
     pub async fn reclaim(&self) {
         let answers: Vec<_> = {
             let tasks = self.tasks();
@@ -306,11 +303,11 @@ impl Registry {
         }
     }
 
-    /// Returns the desired set: the current sandbox of every pod that is enrolled, or being enrolled, with ztunnel. An
-    /// ending pod and its successor of the same name both count. It is read from the checkpoint, which is written
-    /// before each step, so that it contains ADDs in flight.
+    /// Returns the desired set: the current sandbox of every pod enrolled, or being enrolled, with ztunnel. An ending
+    /// pod and its successor of the same name both count. Read from the checkpoint, which is written before each step
+    /// and so contains ADDs in flight.
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
-        // Issued first, so that workloads added meanwhile have a later revision and survive this set.
+        // Issued first: workloads added meanwhile have a later revision and survive this set.
         let revision = self.shared.pipeline.revisions.next();
         let mut current: BTreeMap<PodUid, Record> = BTreeMap::new();
         for record in self.shared.pipeline.checkpoint.records()? {

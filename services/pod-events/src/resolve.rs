@@ -1,7 +1,6 @@
 //! Resolves the pod of an ADD and decides on its enrollment.
 //!
-//! Runs before the pod's task is involved, which never waits: a lookup at the API server may take as long
-//! as the caller waits.
+//! Runs outside the pod's task, which never waits: a lookup at the API server may take as long as the caller waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,15 +19,14 @@ use crate::{
 #[derive(Clone, Debug)]
 pub enum Resolved {
     Pod(Pod, Decision),
-    /// It is unknown whether the pod is to be in the mesh, but it may start.
+    /// Its decision is unknown, but it may start.
     AdmittedUnenrolled {
         pod: Pod,
         why: String,
     },
 }
 
-/// Finds the pod of an ADD and decides on its enrollment. Queries the API server only if the source's
-/// view is not enough.
+/// Finds the pod of an ADD and decides on its enrollment. Queries the API server only if the view is not enough.
 ///
 /// # Errors
 ///
@@ -75,7 +73,7 @@ impl Resolved {
         }
     }
 
-    /// Returns whether it is known which requested settings are permitted, if that matters.
+    /// Returns whether the permissions of requested settings are known, if they matter.
     fn has_known_permissions(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
         match self {
             Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
@@ -86,7 +84,7 @@ impl Resolved {
     }
 }
 
-/// Returns the pod of a name that has the runtime's UID, if one was passed, or else is not terminal.
+/// Finds the pod with the runtime's UID or, without one, a pod that is not terminal.
 fn find_pod<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
     let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.has_uid(uid));
     inventory.pod(key).filter(matches)
@@ -127,7 +125,7 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
     }
 }
 
-/// Decides whether a pod may start of which it is unknown whether it is to be in the mesh.
+/// Decides whether a pod whose decision is unknown may start.
 fn admit_unenrolled(
     shared: &Shared,
     key: &PodKey,
@@ -155,7 +153,7 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
     let invalid = |error: InvalidIdentifier| {
         Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")
     };
-    // If the runtime passes no UID, the container id replaces it until the source shows the pod.
+    // Without a UID from the runtime, the container id replaces it until the source shows the pod.
     let stand_in = || call.sandbox.container_id.as_str().parse().map_err(invalid);
     Ok(Pod {
         pod: PodRef {
@@ -179,5 +177,4 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
     })
 }
 
-/// The `retry_after` of an ADD that has to wait for the source.
 const RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -29,24 +29,20 @@ use crate::{
     trace,
 };
 
-/// Implements `PodEventsService`.
 #[derive(Debug)]
 pub struct Server {
     pub registry: Registry,
     pub shared: Arc<Shared>,
-    /// The conditions that `GetStatus` reports.
     pub conditions: Readiness,
     pub metrics: Metrics,
-    /// The counters under the names of Istio's node agent, if they are enabled.
+    /// Istio's counters, if they are enabled.
     pub istio: Option<IstioMetrics>,
     pub version: &'static str,
     /// Identifies this run of the process.
     pub instance_id: String,
-    /// Ends streams when the process stops.
     pub shutdown: Shutdown,
 }
 
-/// The timeout of queries to the other services.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn to_status(failure: impl Into<Failure>) -> Status {
@@ -61,8 +57,8 @@ fn parse_field<T: FromStr<Err = InvalidIdentifier>>(
         .map_err(|error: InvalidIdentifier| Invalid::new(field, error))
 }
 
-/// ADDs have a concurrency limit of their own, as have DELs together with GC, so that a DEL is not refused because ADDs
-/// wait. Only ADDs can wait for long.
+/// ADDs have their own concurrency limit; DELs share one with GC, so that waiting ADDs block no DEL. Only ADDs
+/// can wait for long.
 pub const CONCURRENCY_GROUPS: &[ConcurrencyGroup] = &[
     &["/inpod.podevents.v1.PodEventsService/AddPod"],
     &[
@@ -87,7 +83,7 @@ impl Server {
     }
 }
 
-/// Returns the keys of the selected pods, of all that the source shows or the checkpoint records.
+/// Returns the selected keys among all that the source shows or the checkpoint records.
 fn keys(shared: &Shared, registry: &Registry, selection: &Selection) -> BTreeSet<PodKey> {
     let inventory = shared.source.inventory();
     let mut keys: BTreeSet<PodKey> = inventory.pods.keys().cloned().collect();

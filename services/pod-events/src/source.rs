@@ -1,4 +1,4 @@
-//! The source of pods: a live view of this node's pods, from Kubernetes or from a directory of manifests.
+//! A live view of this node's pods, from Kubernetes or from a directory of manifests.
 
 mod directory;
 mod kubernetes;
@@ -21,28 +21,25 @@ use crate::{
 pub use directory::DirectoryError;
 pub use shared_map::SharedMap;
 
-/// A pod's namespace and name. Several pods may have the same key one after the other.
+/// Several pods may have the same key one after the other.
 pub type PodKey = (NamespaceName, PodName);
 
-/// A snapshot of this node's pods. Cheap to clone, since clones share their unchanged parts.
+/// A snapshot of this node's pods; clones share their unchanged parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     pub pods: SharedMap<PodKey, Pod>,
     pub namespaces: SharedMap<NamespaceName, Namespace>,
-    /// The gaps in the view, one sentence each.
     pub gaps: Arc<BTreeSet<String>>,
-    /// True if every pod's namespace must be known. This is so in Kubernetes; in a directory, a missing namespace
-    /// is one without labels.
+    /// Every pod's namespace must be known. True in Kubernetes; in a directory, a missing namespace has no labels.
     pub namespaces_required: bool,
 }
 
 impl Inventory {
-    /// Returns whether the view is complete, so that a pod that is missing from it does not exist.
+    /// Returns whether a pod missing from the view does not exist.
     pub fn is_complete(&self) -> bool {
         self.gaps.is_empty()
     }
 
-    /// Returns whether the labels of a namespace are unknown.
     pub fn is_namespace_unknown(&self, name: &NamespaceName) -> bool {
         !self.namespaces.contains_key(name) && (self.namespaces_required || !self.is_complete())
     }
@@ -51,19 +48,19 @@ impl Inventory {
         self.pods.get(key)
     }
 
-    /// Returns the pod with this UID or, for a static pod, with this hash.
+    /// For a static pod, compares the hash.
     pub fn pod_of_uid(&self, uid: &PodUid) -> Option<&Pod> {
         self.pods.values().find(|pod| pod.has_uid(uid))
     }
 
-    /// Returns a namespace; an unknown one has no labels.
+    /// An unknown namespace has no labels.
     pub fn namespace(&self, name: &NamespaceName) -> Namespace {
         let known = self.namespaces.get(name).cloned();
         known.unwrap_or_else(|| Namespace::unlabeled(name.clone()))
     }
 
-    /// Returns the pods to evaluate again: those that changed, those whose namespace changed and, if the view became
-    /// complete or incomplete, all of them.
+    /// Returns the pods to evaluate again: those that changed, those whose namespace changed and,
+    /// if completeness changed, all.
     pub fn affected_since(&self, before: &Self) -> BTreeSet<PodKey> {
         let changes = self.changes_since(before);
         let mut affected: BTreeSet<_> = changes.pods.into_iter().collect();
@@ -75,7 +72,7 @@ impl Inventory {
         affected
     }
 
-    /// Returns the differences from an earlier inventory. The cost depends on the number of changes alone.
+    /// The cost depends on the number of changes alone.
     pub fn changes_since(&self, before: &Self) -> Changes {
         let namespaces = self.namespaces.differences(&before.namespaces);
         Changes {
@@ -86,14 +83,13 @@ impl Inventory {
     }
 }
 
-/// The differences between two inventories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Pods that were added, changed or removed.
+    /// Added, changed or removed pods.
     pub pods: Vec<PodKey>,
-    /// Namespaces that were added, changed or removed.
+    /// Added, changed or removed namespaces.
     pub namespaces: BTreeSet<NamespaceName>,
-    /// True if only one of the two is complete, which affects every pod.
+    /// Only one of the two is complete, which affects every pod.
     pub completeness: bool,
 }
 
@@ -102,16 +98,14 @@ pub struct Changes {
 pub enum RefreshOutcome {
     /// All that can be known of the pod and its namespace.
     Current(Arc<Inventory>),
-    /// The pod exists, but is bound to another node, or to none yet (`None`).
+    /// Bound to another node, or to none yet (`None`).
     OtherNode(Option<NodeName>),
-    /// The source did not answer, for this reason.
     Unavailable(String),
 }
 
-/// The state of the view: up to date, or the reason why not. `None` until it is up to date for the first time.
+/// Up to date, or the reason why not. `None` until it is up to date for the first time.
 pub type Health = Option<Result<(), String>>;
 
-/// A live view of this node's pods.
 #[derive(Clone, Debug)]
 pub struct Source {
     inventory: watch::Receiver<Arc<Inventory>>,
@@ -126,7 +120,6 @@ enum Refresher {
     Kubernetes(kubernetes::ApiReader),
 }
 
-/// The reason why a source cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error(transparent)]
@@ -135,20 +128,17 @@ pub enum SourceError {
     Kubernetes(#[from] ClientError),
 }
 
-/// The selection of objects and labels to read.
+/// The objects and labels to read.
 #[derive(Clone, Debug)]
 struct Scope {
-    /// The node whose pods are read.
     node: NodeName,
-    /// The namespace labels that are kept.
     namespace_labels: Arc<BTreeSet<String>>,
 }
 
-/// The timeout of a reread of the directory.
 const REREAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Source {
-    /// Opens the source that the settings name. Reads a directory once, but does not wait for Kubernetes.
+    /// Reads a directory once, but does not wait for Kubernetes.
     ///
     /// # Errors
     ///
@@ -164,7 +154,7 @@ impl Source {
                 let (inventory, reread) = watched.await?;
                 Ok(Self {
                     inventory,
-                    // The loss of a directory is logged, and its content is kept.
+                    // The loss of a directory is logged; its content is kept.
                     health: watch::channel(Some(Ok(()))).1,
                     refresher: Refresher::Directory(reread),
                 })
@@ -181,7 +171,6 @@ impl Source {
         }
     }
 
-    /// Returns the client of the API server that the pods come from.
     pub(crate) fn client(&self) -> Option<kube::Client> {
         match &self.refresher {
             Refresher::Kubernetes(reader) => Some(reader.client()),
@@ -193,17 +182,15 @@ impl Source {
         Arc::clone(&self.inventory.borrow())
     }
 
-    /// Returns the current inventory and each later one.
     pub fn changes(&self) -> watch::Receiver<Arc<Inventory>> {
         self.inventory.clone()
     }
 
-    /// Returns the current health and each later change of it.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.health.clone()
     }
 
-    /// Reads past the watch, for a pod that the watch has not shown yet, until `is_enough` holds or there is
+    /// Reads past the watch, for a pod that it has not shown yet, until `is_enough` holds or there is
     /// nothing more to read.
     pub async fn refresh(
         &self,
@@ -217,7 +204,7 @@ impl Source {
                 let (done, answer) = oneshot::channel();
                 let request = async {
                     if reread.send(done).await.is_ok() {
-                        // No answer means that the source has ended; its last view stays.
+                        // No answer: the source has ended, and its last view stays.
                         answer.await.unwrap_or_default();
                     }
                 };

@@ -1,7 +1,7 @@
 //! Reports pods to Kubernetes: the annotation `ambient.istio.io/redirection`, and Events.
 //!
-//! Nothing waits for these writes. `desired` computes the annotation that a pod should have, `queue` decides what is
-//! sent when, and `controller` reacts to changes.
+//! Nothing waits for these writes. `desired` computes a pod's annotation, `queue` schedules patches, and
+//! `controller` reacts to changes.
 
 mod controller;
 pub(crate) mod desired;
@@ -36,7 +36,6 @@ use rate_limit::RateLimits;
 /// The reporting controller of Events and the field manager of patches.
 const REPORTER: &str = "inpod.io/pod-events";
 
-/// Writes annotations and Events of pods to the API server. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct StatusReporter(Option<Arc<Inner>>);
 
@@ -55,7 +54,6 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// The type of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     Normal,
@@ -63,13 +61,12 @@ pub enum EventKind {
 }
 
 impl StatusReporter {
-    /// Returns a reporter that writes nothing, for pods that come from a directory.
+    /// Writes nothing: the pods come from a directory.
     pub fn disabled() -> Self {
         Self(None)
     }
 
-    /// Returns a reporter to the API server that the pods come from, or a disabled one if they come from a directory.
-    /// It sends Events from now on, and annotations after `start`.
+    /// Sends Events from now on, and annotations after `start`. Disabled for pods from a directory.
     pub fn for_source(source: &Source, node: &NodeName) -> Self {
         source
             .client()
@@ -91,12 +88,10 @@ impl StatusReporter {
         })))
     }
 
-    /// Counts the pods whose annotation is not in sync.
     pub(crate) fn unmet(&self) -> u64 {
         self.0.as_ref().map_or(0, |inner| inner.queue().unmet())
     }
 
-    /// Registers the metrics of this module. A disabled reporter has none.
     pub(crate) fn register(&self, metrics: &mut Metrics) {
         let Some(inner) = &self.0 else { return };
         let counted = Arc::clone(inner);
@@ -105,8 +100,8 @@ impl StatusReporter {
             .register(metrics, move || counted.queue().unmet());
     }
 
-    /// Starts to keep annotations in sync with the pods. Pods without a known sandbox keep their annotation until
-    /// `adoption_done` is true, since until then they may have one that has not been found.
+    /// Starts to keep annotations in sync. Pods without a known sandbox keep theirs until `adoption_done`: they may
+    /// have one that has not been found.
     pub(crate) fn start(
         &self,
         shared: &Arc<Shared>,
@@ -133,13 +128,13 @@ impl StatusReporter {
     /// Returns whether peers see that the pod is not redirected: the API server has accepted the removal of the
     /// annotation, or the pod is gone.
     ///
-    /// The answer is false while the outcome of the last write is unknown. The pod's task is woken when it becomes
-    /// true, provided that the task has published the intent to leave before it asks.
+    /// False while the outcome of the last write is unknown. The pod's task is woken when it becomes true, if it
+    /// published the intent to leave before asking.
     pub fn has_withdrawn(&self, pod: &PodRef) -> bool {
         let Some(inner) = &self.0 else { return true };
         let inventory = inner.source.inventory();
         let key = (pod.namespace.clone(), pod.name.clone());
-        // A static pod stays the same when its mirror pod is created anew, with another UID.
+        // A static pod stays the same when its mirror pod gets another UID.
         let is_same_pod =
             |shown: &&crate::pod::Pod| shown.has_uid(&pod.uid) || shown.runtime_uid.is_some();
         match inventory.pod(&key).filter(is_same_pod) {
@@ -153,7 +148,7 @@ impl StatusReporter {
         }
     }
 
-    /// Queues an Event about a pod without waiting. Drops it above the rate limits.
+    /// Queues an Event without waiting. Drops it above the rate limits.
     pub fn event(&self, pod: &PodRef, kind: EventKind, reason: Reason, message: &str) {
         let Some(inner) = &self.0 else {
             tracing::debug!(%pod, ?kind, %reason, message, "No Event: pods come from a directory");

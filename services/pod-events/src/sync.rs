@@ -1,8 +1,7 @@
 //! Keeps netconfig and the broker in sync across their restarts.
 //!
-//! A restarted service announces another instance_id on its stream. A restarted netconfig holds no claims:
-//! every task claims its netns again, and then the broker receives the desired set again. A restarted broker
-//! receives the desired set.
+//! A restarted service announces another instance_id on its stream. A restarted netconfig holds no claims: every task
+//! claims again, then the broker receives the desired set again. A restarted broker receives the desired set.
 //!
 //! The first set of a boot waits, without limit, for the source and for the search of pods that ran before inpod:
 //! ztunnel drops every workload that the set does not name.
@@ -32,13 +31,12 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The timeout of one call during a synchronization.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The instance_id of a running service; `None` while it is away.
+/// `None` while the service is away.
 pub(crate) type Instance = Option<Arc<str>>;
 
-/// The condition that readiness depends on: ADDs of pods of the mesh can be served.
+/// Readiness depends on it: ADDs of pods of the mesh can be served.
 const SYNCED_CONDITION: &str = "in-step";
 
 #[derive(Debug)]
@@ -54,7 +52,7 @@ pub(crate) struct Sync {
 }
 
 impl Sync {
-    /// Opens both streams and starts synchronizing. Returns the broker's instance.
+    /// Opens both streams and synchronizes. Returns the broker's instance.
     pub(crate) fn start(
         clients: Clients,
         registry: Registry,
@@ -130,7 +128,7 @@ impl Sync {
             self.registry.discover_all();
         }
         let is_new = known.broker != broker;
-        // The source was listed only after the broker was synchronized, so its pods were missing from the first set.
+        // The source was listed only after the broker was synchronized: its pods were missing from the first set.
         let is_late = broker.is_some() && self.adoption.is_pending() && self.is_listed();
         if known.netconfig.is_some() && (is_new || is_late) {
             if is_new {
@@ -169,7 +167,7 @@ impl Sync {
         Ok(())
     }
 
-    /// Publishes which services are synchronized. ADDs and readiness wait for it.
+    /// Publishes the synchronized services; ADDs and readiness wait for them.
     fn publish(&self, known: Synced) {
         let lacks = |what: &str| Err(what.to_owned());
         let in_sync = match (&known.netconfig, &known.broker) {

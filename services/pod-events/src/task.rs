@@ -1,7 +1,7 @@
-//! The task of one pod: processes everything that happens to the pod, in order, until nothing of it is left.
+//! The task of one pod: processes its events in order until nothing of it is left.
 //!
-//! A task never waits for a service to come back: it does what it can and reconciles again on the next event. The only
-//! step that can take long is the wait for ztunnel; commands that must not queue behind it (the end of a sandbox, a
+//! A task never waits for a service to come back: it does what it can and reconciles on the next event. Only
+//! the wait for ztunnel can take long; commands that must not queue behind it (the end of a sandbox, a
 //! restarted netconfig) interrupt it.
 
 mod add;
@@ -70,15 +70,15 @@ pub enum Command {
         Box<Resolved>,
         oneshot::Sender<Result<Added, Failure>>,
     ),
-    /// A sandbox ends. Replies with whether the deletion was deferred.
+    /// Replies with whether the deletion was deferred.
     Delete(SandboxRef, Trace, oneshot::Sender<bool>),
     /// The source has news of the pod, or a service is back.
     Reconcile,
-    /// netconfig was restarted. Replies when every claim that can be restored is restored.
+    /// netconfig was restarted. Replies when every claim that can be restored is.
     Reclaim(oneshot::Sender<()>),
-    /// An operator requests a resync. Replies when what is in place was verified and repaired, as far as possible now.
+    /// Replies when what is in place was verified and repaired, as far as possible now.
     Resync(oneshot::Sender<()>),
-    /// netconfig observes other rules in a netns than were applied.
+    /// netconfig observes other rules than were applied.
     RulesDrifted(SandboxRef, DriftKind),
     /// netconfig has released a netns.
     NetnsReleased(SandboxRef, NetnsId),
@@ -125,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether the kill switch is set: pods that the plugin admits then stay outside the mesh.
+    /// With the kill switch set, pods that the plugin admits stay outside the mesh.
     pub fn is_disabled(&self) -> bool {
         is_disabled(&self.config.plugin_state_dir)
     }
@@ -154,19 +154,17 @@ pub(crate) struct Task {
     gone_since: Option<BootInstant>,
     attempts: u32,
     wake: Option<Instant>,
-    /// The action that was attempted last, and is retried next.
+    /// The action last attempted, which is retried next.
     next: Option<Action>,
-    /// Set if netconfig may have lost claims or rules of this pod.
+    /// netconfig may have lost claims or rules of this pod.
     unclaimed: bool,
-    /// The drift that netconfig reported, until it is repaired.
+    /// Reported by netconfig, until it is repaired.
     drifted: Option<DriftKind>,
     drift: Drift,
     repair_backoff: RepairBackoff,
-    /// The time of the next check of ztunnel's listeners.
     listeners_due: Option<Instant>,
-    /// The addresses that the source showed when they were last compared with those in the netns.
+    /// The source's addresses when they were last compared with the netns.
     compared_addresses: Vec<IpAddr>,
-    /// The time to search the netns of a pod for which no ADD was received.
     discovery_due: Option<Instant>,
 }
 
@@ -174,7 +172,6 @@ fn wall_clock(then: Instant) -> SystemTime {
     SystemTime::now() + then.saturating_duration_since(Instant::now())
 }
 
-/// Logs an ADD that failed, with what could not be undone.
 pub(crate) fn log_refusal(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
     let (namespace, name) = key;
     tracing::warn!(
@@ -191,7 +188,6 @@ enum Step {
 }
 
 impl Task {
-    /// Creates a pod's task from its checkpoint records.
     pub(crate) fn new(
         shared: Arc<Shared>,
         key: PodKey,
@@ -229,7 +225,6 @@ impl Task {
         task
     }
 
-    /// Handles commands and due work until `finished` finds that nothing is left.
     pub(crate) async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<Command>,
@@ -255,7 +250,7 @@ impl Task {
     }
 
     fn due(&self) -> Option<Instant> {
-        // They are checked when nothing else is left to do; until then something else is due.
+        // Checked when nothing else is left to do; until then something else is due.
         let listeners = self.listeners_due.filter(|_| !self.records.is_empty());
         self.wake.or(listeners)
     }
@@ -277,7 +272,7 @@ impl Task {
         self.shared.pod_changes.notify(&self.key);
     }
 
-    /// Handles a command. The view is published before the reply, because the caller may read it at once.
+    /// The view is published before the reply, because the caller may read it at once.
     async fn handle(&mut self, command: Command) {
         self.seen.count(&command);
         match command {

@@ -132,7 +132,7 @@ pub(crate) fn config(directory: &Path) -> Config {
     serde_json::from_value(Value::Object(all)).unwrap()
 }
 
-/// Creates the shared state of tasks, without other services and with a directory of manifests.
+/// Creates the shared state without other services, with a directory of manifests.
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
     let unreachable = || inpod_service::channel(&directory.join("nobody.sock"));
     let config = config(directory);

@@ -1,4 +1,4 @@
-//! The history of a pod, for `inpod explain`.
+//! A pod's history, for `inpod explain`.
 
 use std::{
     collections::VecDeque,
@@ -10,26 +10,23 @@ use tokio::time::Instant;
 /// The oldest entries are dropped above this number.
 const MAX_ENTRIES: usize = 32;
 
-/// Events in the life of a pod, oldest first.
+/// A pod's events, oldest first.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(VecDeque<Entry>);
 
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub at: SystemTime,
-    /// A short description of the event.
     pub event: String,
-    /// The duration, for events that took noticeable time.
+    /// For events that took noticeable time.
     pub took: Option<Duration>,
 }
 
 impl Timeline {
-    /// Records an event that happens now.
     pub fn note(&mut self, event: impl Into<String>) {
         self.push(event.into(), None);
     }
 
-    /// Records an event that ends now and began at `began`.
     pub fn note_since(&mut self, event: impl Into<String>, began: Instant) {
         self.push(event.into(), Some(began.elapsed()));
     }

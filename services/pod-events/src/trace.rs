@@ -1,5 +1,4 @@
-//! Trace context: a request's trace follows it from the handler into the pod's task, and on to the services
-//! that the task calls.
+//! A request's trace follows it from the handler into the pod's task, and on to the services that the task calls.
 
 use inpod_service::{TRACEPARENT, Trace};
 use tonic::metadata::MetadataMap;
@@ -8,17 +7,15 @@ tokio::task_local! {
     static CURRENT: Trace;
 }
 
-/// Runs a future within a trace.
 pub(crate) async fn scope<F: Future>(trace: Trace, work: F) -> F::Output {
     CURRENT.scope(trace, work).await
 }
 
-/// Returns the current trace. It is empty for work that a task does of its own accord.
+/// Empty for work that a task does of its own accord.
 pub(crate) fn current() -> Trace {
     CURRENT.try_with(Clone::clone).unwrap_or_default()
 }
 
-/// Adds the current trace to the metadata of an outgoing request.
 pub(crate) fn inject(metadata: &mut MetadataMap) {
     let trace = current().with_current_span();
     let value = trace.header().and_then(|header| header.parse().ok());

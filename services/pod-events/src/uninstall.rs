@@ -1,5 +1,5 @@
-//! Uninstall and handover of a node: every pod is withdrawn in order, or left as it is for another agent. Then a
-//! receipt of one line is written and the process ends.
+//! Uninstall and handover of a node: every pod is withdrawn in order, or left to another agent. Then a receipt of one
+//! line is written and the process ends.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,15 +21,14 @@ use crate::{SERVICE, checkpoint::Record, clients::Clients, registry::Registry, t
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The condition that reports whether inpod stays on the node.
 const CONDITION: &str = "staying";
 
-/// The node's current leave mode, if any. Cheap to clone.
+/// The node's current leave mode, if any.
 #[derive(Clone, Debug)]
 pub struct LeaveMode(watch::Receiver<Option<UninstallMode>>);
 
 impl LeaveMode {
-    /// Follows a file. A marker in the service's directory records a removal that was completed earlier.
+    /// Follows a file. A marker in `directory` records an earlier completed removal.
     pub fn follow(file: PathBuf, directory: &Path) -> Self {
         Self(uninstall::watch(file, Marker::in_directory(directory)))
     }
@@ -40,7 +39,6 @@ impl LeaveMode {
 }
 
 impl Default for LeaveMode {
-    /// Returns the mode of a node that inpod stays on.
     fn default() -> Self {
         Self(watch::channel(None).1)
     }
@@ -70,7 +68,6 @@ impl Uninstaller {
         }
     }
 
-    /// Follows the leave mode until inpod has left the node.
     pub(crate) async fn run(self) {
         let LeaveMode(mut requested) = self.shared.leave_mode.clone();
         loop {
@@ -95,14 +92,14 @@ impl Uninstaller {
         self.daemon.readiness()
     }
 
-    /// Reports the leave mode. Returns it if work remains to be done for it.
+    /// Reports the leave mode. Returns it if work remains for it.
     fn start(&self, leave: Option<UninstallMode>) -> Option<UninstallMode> {
         let left = leave.filter(|leave| self.marker.is_set(*leave));
         // The request to leave must stay readable until Kubernetes deletes this pod.
         self.daemon
             .remove_state_on_exit(left == Some(UninstallMode::Uninstall));
         if let Some(leave) = left {
-            // The process was restarted after its work was done: it never becomes ready again.
+            // The process restarted after its work was done: it never becomes ready again.
             let message = format!("inpod has left this node: {leave}");
             self.conditions().require(CONDITION, &message);
             return None;
@@ -143,7 +140,6 @@ impl Uninstaller {
         self.daemon.stop();
     }
 
-    /// Returns an error that describes the remaining work, if there is any.
     async fn remaining_work(&self, leave: UninstallMode) -> Result<(), String> {
         if !*self.adopted.borrow() {
             return Err("the pods that ran before inpod are not known yet".to_owned());
@@ -159,7 +155,7 @@ impl Uninstaller {
         }
     }
 
-    /// Checks that no pod is on its way into or out of the mesh.
+    /// No pod may be on its way into or out of the mesh.
     fn check_stable(&self) -> Result<(), String> {
         let records = self.registry.records().into_iter();
         let count = records.filter(|record| !record.intent.is_stable()).count();
@@ -176,7 +172,7 @@ impl Uninstaller {
         records.filter(Record::is_detached).count()
     }
 
-    /// Checks that no pod is in the mesh, that all annotations are withdrawn, and that the plugin has seen it.
+    /// No pod may be in the mesh, all annotations must be withdrawn, and the plugin must have seen it.
     fn check_withdrawn(&self) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
         if let Some(gap) = inventory.gaps.first() {
@@ -197,7 +193,7 @@ impl Uninstaller {
     }
 }
 
-/// Describes the result for the receipt. Pods with a sidecar keep their redirection and are counted separately.
+/// Pods with a sidecar keep their redirection and are counted separately.
 fn describe_result(before: usize, detached: usize) -> String {
     let out = before.saturating_sub(detached);
     let out = format!("{out} pods were withdrawn from the mesh");

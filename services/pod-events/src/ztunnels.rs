@@ -20,12 +20,11 @@ use crate::{
     sync::Instance,
 };
 
-/// The first and the longest delay between attempts to update the broker.
+/// The first and the longest delay between attempts.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 const SET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Selects pods by namespace and one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     namespace: NamespaceName,
@@ -59,7 +58,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Returns whether the text is a valid label key, with or without a prefix.
+/// Accepts label keys with or without a prefix.
 pub(crate) fn is_label(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_prefix(prefix) && is_name(name),
@@ -67,8 +66,8 @@ pub(crate) fn is_label(text: &str) -> bool {
     }
 }
 
-/// Returns whether the text is a valid label name or nonempty label value: at most 63 letters, digits, `-`, `_` and
-/// `.`, and a letter or digit at both ends (Kubernetes, "Labels and Selectors").
+/// Accepts label names and nonempty label values: at most 63 letters, digits, `-`, `_` and `.`, with a letter or
+/// digit at both ends (Kubernetes, "Labels and Selectors").
 pub(crate) fn is_name(text: &str) -> bool {
     let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let is_edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -79,19 +78,18 @@ pub(crate) fn is_name(text: &str) -> bool {
         && is_edge(bytes.next_back())
 }
 
-/// Returns whether the text is a valid label prefix, which is a DNS subdomain.
+/// Accepts a label prefix, which is a DNS subdomain.
 fn is_prefix(text: &str) -> bool {
     let is_dns = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_part = |part: &str| is_name(part) && part.bytes().all(is_dns);
     text.len() <= 253 && text.split('.').all(is_part)
 }
 
-/// The ztunnel pods of the node, updated incrementally from changes of the inventory.
+/// The node's ztunnel pods, updated incrementally.
 #[derive(Debug, Default)]
 struct Ztunnels {
-    /// The inventory that `found` reflects.
     inventory: Inventory,
-    /// UIDs as they appear in cgroup names, which for a static pod is its hash.
+    /// UIDs as in cgroup names; for a static pod, its hash.
     found: BTreeMap<PodKey, PodUid>,
 }
 
@@ -114,7 +112,7 @@ impl Ztunnels {
     }
 }
 
-/// Sends the list of ztunnel pods to the broker after each start of the broker and after each change.
+/// Sends the ztunnel pods to the broker after each change and each start of the broker.
 pub(crate) async fn sync_ztunnels(
     clients: Clients,
     source: Source,

@@ -13,7 +13,6 @@ use tokio::time::timeout;
 
 use crate::{config::Label, error::ChangeError, escalation::Change, events::REPORTER, pods::Pod};
 
-/// The time that the API server has to respond.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) async fn change(
@@ -37,7 +36,7 @@ pub(crate) async fn change(
     }
 }
 
-/// Patches `pods/status`, because the right to do that does not include the right to change pod specs. The UID protects
+/// Patches `pods/status`: the right to do that does not include the right to change pod specs. The UID protects
 /// another pod of the same name.
 async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Result<()> {
     let namespace = pod.pod.namespace.as_str();
@@ -52,7 +51,7 @@ async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Re
     patched.await.map(drop)
 }
 
-/// Deletes the pod only as it was last seen; if it has changed since, it is diagnosed again first.
+/// Deletes the pod only as last seen; a changed one is diagnosed again first.
 async fn delete(client: &Client, pod: &Pod) -> kube::Result<()> {
     let api = Api::<k8s::Pod>::namespaced(client.clone(), pod.pod.namespace.as_str());
     let params = DeleteParams::default().preconditions(Preconditions {

@@ -1,4 +1,4 @@
-//! The settings of this service. Those that Istio's repair controller also has use its names and defaults
+//! The settings, with the names and defaults of Istio's repair controller where it has them too
 //! (services/docs/facts/istio-sidecar.md, 5), except `repair_pods`, whose default is false there.
 
 use std::{
@@ -115,14 +115,13 @@ pub struct Config {
     field_selectors: String,
 }
 
-/// The actions that are enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
     /// Wait for pod-events to redirect the pod in place.
     pub repair: bool,
     pub label: bool,
     pub delete: bool,
-    /// The time that each action is given before the next.
+    /// The time for each action before the next.
     pub wait: Duration,
 }
 
@@ -133,7 +132,7 @@ pub struct Label {
 }
 
 impl Config {
-    /// The kubeconfig file; `None` for the pod's service account.
+    /// `None` for the pod's service account.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
@@ -152,7 +151,7 @@ impl Config {
         self.changes_per_minute
     }
 
-    /// The criteria by which a pod's status shows that redirection is missing.
+    /// Returns the criteria for missing redirection in a pod's status.
     pub fn criteria(&self) -> Criteria {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Criteria {
@@ -170,7 +169,7 @@ impl Config {
         }
     }
 
-    /// The field selector, which always restricts to the pods of this node.
+    /// Always restricts to the pods of this node.
     pub fn fields(&self) -> String {
         let own = format!("spec.nodeName={}", self.node_name);
         match self.field_selectors.trim() {
@@ -179,7 +178,7 @@ impl Config {
         }
     }
 
-    /// The label selector; `None` for all pods.
+    /// Returns `None` for all pods.
     pub fn labels(&self) -> Option<&str> {
         Some(self.label_selectors.trim()).filter(|text| !text.is_empty())
     }
@@ -196,7 +195,7 @@ fn exit_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error>
     u8::try_from(code).map_err(|_| D::Error::custom(format!("{code} is not in 0 to 255")))
 }
 
-/// Checks the name of a label, including its prefix, so that a mistake is reported at startup.
+/// Checks a label's name at startup, including its prefix.
 fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     let name = match text.split_once('/') {
@@ -251,7 +250,6 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns the defaults with these settings.
     pub(crate) fn config(settings: &[(&str, Value)]) -> Result<Config, String> {
         let of_text = |text: &str| match text.parse::<u32>() {
             Ok(number) => json!(number),

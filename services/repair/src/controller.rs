@@ -1,4 +1,4 @@
-//! The control loop: reconciles every pod after each change and executes the resulting steps.
+//! The control loop: reconciles every pod after each change and executes the steps.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
 /// The interval at which open cases are reconciled even if nothing changes.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Changes that arrive within this time are reconciled together.
+/// Changes within this time are reconciled together.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
 pub(crate) struct Controller {
@@ -53,7 +53,6 @@ impl Controller {
         }
     }
 
-    /// Reconciles all pods forever.
     pub(crate) async fn run(mut self) -> Infallible {
         loop {
             self.reconcile().await;

@@ -7,13 +7,12 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Criteria {
-    /// The annotation that the pod must have, with any value; `None` if it needs none.
+    /// A required annotation, with any value.
     pub annotation: Option<String>,
-    /// The name of the init container; `None` for any.
+    /// The init container; `None` for any.
     pub container: Option<String>,
-    /// The termination message without surrounding whitespace; `None` for any.
+    /// The termination message, trimmed; `None` for any.
     pub message: Option<String>,
-    /// The exit code; `None` for any.
     pub exit_code: Option<i32>,
 }
 
@@ -22,14 +21,13 @@ pub struct Criteria {
 pub struct FailedInit {
     pub container: String,
     pub exit_code: i32,
-    /// The termination message, which may have many lines.
+    /// May have many lines.
     pub message: String,
-    /// The start of the last failed run, to the second; `None` if the status does not contain it.
+    /// The start of the last failed run, to the second.
     pub started_at: Option<SystemTime>,
 }
 
 impl Criteria {
-    /// Returns the first init container that meets the criteria.
     pub fn find(&self, pod: &Pod) -> Option<FailedInit> {
         let annotations = pod.metadata.annotations.as_ref();
         let has = |name: &String| annotations.is_some_and(|all| all.contains_key(name));

@@ -1,4 +1,4 @@
-//! Combines a pod's status and its enrollment in pod-events to a diagnosis.
+//! Combines a pod's status and its enrollment to a diagnosis.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,16 +8,16 @@ use crate::{
 };
 
 /// Container times have a resolution of one second, and the kubelet uses the node's clock. A run that began this much
-/// later than the rules were applied had them from its start.
+/// after the rules were applied had them from its start.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnosis {
     /// Nothing is missing. True if pod-events reports the pod as redirected.
     Healthy(bool),
-    /// Not known at the moment; the earlier diagnosis stays.
+    /// Unknown at the moment; the earlier diagnosis stays.
     Unknown,
-    /// Its init container has failed and redirection is present since, so the next run will pass.
+    /// Its init container failed, but redirection is present since: the next run will pass.
     Repaired,
     /// It lacks redirection, which may still come.
     Missing(MissingRedirection),
@@ -27,14 +27,12 @@ pub enum Diagnosis {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRedirection {
-    /// True if an init container has failed because of it: the pod does not serve.
+    /// An init container has failed because of it: the pod does not serve.
     pub has_failed: bool,
-    /// True if traffic bypasses a proxy in the pod. Otherwise it bypasses the node's ztunnel, which often affects
-    /// all pods at once.
+    /// Traffic bypasses a proxy in the pod; otherwise the node's ztunnel, which often affects all pods at once.
     pub has_proxy: bool,
-    /// True if pod-events works on the pod, so that a replacement of the pod would fare no worse.
+    /// pod-events works on the pod: a replacement would fare no worse.
     pub is_known: bool,
-    /// The reason, as text for operators.
     pub why: String,
 }
 
@@ -136,7 +134,7 @@ fn describe_pending(failure: &str) -> String {
     }
 }
 
-/// Returns the first line of a termination message, shortened.
+/// Returns the message's first line, shortened.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let short: String = line.chars().take(200).collect();
@@ -173,7 +171,6 @@ mod tests {
         })
     }
 
-    /// Returns a short name for each diagnosis.
     fn name(diagnosis: &Diagnosis) -> &'static str {
         match diagnosis {
             Diagnosis::Healthy(true) => "redirected",

@@ -8,22 +8,19 @@ use inpod_proto::{
 };
 use inpod_types::Reason;
 
-/// The enrollment of a pod as pod-events reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnrollmentStatus {
     Unavailable,
     UnknownPod,
-    /// The pod is not to be redirected, for this reason.
     NotDesired(Reason),
-    /// It is not known whether the pod is to be redirected.
+    /// It is unknown whether the pod is to be redirected.
     Undecided,
     Desired(Redirection),
 }
 
-/// The redirection of a pod that should have one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirection {
-    /// True if its traffic goes to a proxy in the pod instead of ztunnel.
+    /// Its traffic goes to a proxy in the pod instead of ztunnel.
     pub has_proxy: bool,
     pub progress: Progress,
 }
@@ -32,14 +29,13 @@ pub struct Redirection {
 pub enum Progress {
     /// Redirected since that time.
     Redirected(Option<SystemTime>),
-    /// Not redirected yet; the last failure, empty if there was none.
+    /// Not redirected yet; the last failure, or empty.
     Pending(String),
-    /// Being withdrawn, or the pod ends.
     Leaving,
 }
 
 impl EnrollmentStatus {
-    /// Reads a summary. Values of later releases count as undecided.
+    /// Values of later releases count as undecided.
     pub fn from_summary(summary: &PodSummary) -> Self {
         let wanted = |has_proxy| {
             Self::Desired(Redirection {

@@ -1,4 +1,4 @@
-//! The enrollment of each pod, kept up to date from a stream of pod-events. If the stream ends, it is read again.
+//! The enrollment of each pod, from a stream of pod-events that is reopened if it ends.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use tonic::{Request, Status, transport::Channel};
 
 use crate::enrollment_status::EnrollmentStatus;
 
-/// The condition of the stream. Readiness does not require it, because broken pods are also detected by their status.
+/// Readiness does not require the stream: broken pods are also detected by their status.
 const CONDITION: &str = "pod-events";
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The initial state of a node's pods may exceed the default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// The enrollments by pod UID; `None` while pod-events is not available.
+/// By pod UID; `None` while pod-events is not available.
 type Statuses = Option<BTreeMap<PodUid, EnrollmentStatus>>;
 
 #[derive(Clone, Debug)]
@@ -39,7 +39,6 @@ pub(crate) struct Enrollments {
 }
 
 impl Enrollments {
-    /// Subscribes to pod-events forever.
     pub(crate) fn start(channel: Channel, conditions: Readiness) -> Self {
         let (sender, changes) = watch::channel(());
         let statuses = Arc::<Mutex<Statuses>>::default();
@@ -67,7 +66,6 @@ impl Enrollments {
         }
     }
 
-    /// Waits until an enrollment has changed.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -79,7 +77,6 @@ fn lock(statuses: &Mutex<Statuses>) -> MutexGuard<'_, Statuses> {
     statuses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The task that reads the stream.
 struct Subscriber {
     statuses: Arc<Mutex<Statuses>>,
     changes: watch::Sender<()>,
@@ -138,11 +135,11 @@ impl Subscriber {
 enum State {
     /// Not all pods were received yet.
     Initial(BTreeMap<PodUid, EnrollmentStatus>),
-    /// All pods were received; what follows are changes.
+    /// All pods were received; changes follow.
     Complete,
 }
 
-/// Applies an event. A pod whose UID is invalid cannot be one of the API server.
+/// A pod whose UID is invalid cannot be one of the API server.
 fn apply(statuses: &mut BTreeMap<PodUid, EnrollmentStatus>, event: Event) {
     match event {
         Event::Pod(summary) => {

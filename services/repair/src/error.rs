@@ -2,9 +2,9 @@
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeError {
-    /// The pod is gone, was replaced, or has changed since it was diagnosed.
+    /// The pod is gone, was replaced, or has changed since its diagnosis.
     Changed,
-    /// The API server refused the request or did not respond, with the reason.
+    /// The API server refused or did not respond, for this reason.
     Failed(String),
 }
 

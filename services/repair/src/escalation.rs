@@ -1,8 +1,8 @@
 //! Decides what to do about pods that lack redirection: the least disruptive action that may still help.
 //!
-//! First, pod-events gets time to apply the rules to the running pod; the failed container passes when it is restarted.
-//! Each action is given [`Modes::wait`] before the next: the label, and then the deletion, if these are enabled. A pod
-//! that serves is never deleted, nor one whose replacement would fare no better.
+//! First, pod-events gets time to apply the rules to the running pod; the failed container passes when restarted.
+//! After each [`Modes::wait`] follow the label and then the deletion, if enabled. A pod that serves is never deleted,
+//! nor one whose replacement would fare no better.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,13 +18,13 @@ use crate::{
     pods::Pod,
 };
 
-/// The time after which the watch must show a change that was made.
+/// After this time the watch must show a change.
 const WATCH_DELAY: Duration = Duration::from_secs(10);
 
-/// The delay before a pod is reconciled again that changed in the meantime.
+/// The delay before a pod that changed meanwhile is reconciled again.
 const CHANGED_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Event reasons. Those of labels and deletions are Istio's.
+/// Event reasons; those of labels and deletions are Istio's.
 const REPAIR_EVENT: &str = "RepairBrokenPod";
 const LABEL_EVENT: &str = "LabelBrokenPod";
 const DELETE_EVENT: &str = "DeleteBrokenPod";
@@ -36,18 +36,14 @@ pub struct Note {
     pub text: String,
 }
 
-/// Something for the controller to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Log it and send an Event.
     Report(Note),
-    /// Count it in the metrics.
     Count(Action, Outcome),
     /// Request it from the API server and record the result.
     Change(Change),
 }
 
-/// A change requested from the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     Label,
@@ -62,9 +58,9 @@ struct Case {
     since: Instant,
     why: String,
     has_failed: bool,
-    /// It was reported that the pod is not repaired in place.
+    /// Reported as not repaired in place.
     is_reported: bool,
-    /// It was reported that the pod is repaired in place.
+    /// Reported as repaired in place.
     is_repaired: bool,
     labelled: Option<Instant>,
     /// The label was set before this service set it.
@@ -72,14 +68,12 @@ struct Case {
     backoff: Backoff,
 }
 
-/// The changes that the diagnosis allows.
 #[derive(Clone, Copy, Debug)]
 struct AllowedChanges {
     label: bool,
     delete: bool,
 }
 
-/// All pods that lack redirection.
 #[derive(Debug)]
 pub struct Escalation {
     modes: Modes,
@@ -98,7 +92,6 @@ impl Escalation {
         }
     }
 
-    /// Drops the cases of pods that no longer exist.
     pub fn retain(&mut self, is_known: impl Fn(&PodUid) -> bool) {
         self.cases.retain(|uid, _| is_known(uid));
     }
@@ -113,7 +106,6 @@ impl Escalation {
         self.cases.values().filter(|case| case.is_reported).count()
     }
 
-    /// Returns the steps that are due for a pod.
     pub fn reconcile(&mut self, pod: &Pod, diagnosis: &Diagnosis, now: Instant) -> Vec<Step> {
         if pod.is_ending {
             self.cases.remove(&pod.pod.uid);
@@ -163,7 +155,7 @@ impl Escalation {
         }
     }
 
-    /// Records the result of a change and returns what to report about it.
+    /// Returns what to report about the result.
     pub fn record_result(
         &mut self,
         pod: &Pod,

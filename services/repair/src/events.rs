@@ -1,4 +1,4 @@
-//! Sends Events to the API server, one after another.
+//! Sends Events to the API server, one at a time.
 
 use inpod_types::{NodeName, PodRef};
 use kube::{
@@ -9,13 +9,13 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{escalation::Note, metrics::Metrics};
 
-/// The reporting controller of Events and the field manager of patches. The instance is the node.
+/// The reporting controller of Events and the field manager of patches.
 pub(crate) const REPORTER: &str = "inpod.io/repair";
 
 /// Required by the Events v1 API.
 const ACTION: &str = "Repair";
 
-/// The maximum number of queued Events; further ones are dropped and counted.
+/// Further queued Events are dropped and counted.
 const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]
@@ -32,7 +32,6 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Starts the task that sends queued Events.
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let recorder = Recorder::new(client, inpod_kube::reporter(REPORTER, node));

@@ -1,12 +1,12 @@
 //! Finds pods of this node that should be redirected and are not, and takes the least disruptive action that helps.
 //!
 //! There are two signs: a failed init container that checks for redirection ([`detect`]), and a pod that pod-events
-//! reports as desired but not redirected ([`enrollment_status`]). [`diagnosis`] combines both; [`escalation`] remembers
-//! how long a pod has been without redirection and decides the next action: nothing while pod-events applies the rules
-//! to the running pod, then a label, then a deletion. All of these are pure functions of their input; `actions` sends
-//! the requests. This service has no privileges in the kernel; only pod-events repairs in place.
+//! reports as desired but not redirected ([`enrollment_status`]). [`diagnosis`] combines both; [`escalation`] decides
+//! by how long redirection has been missing: nothing while pod-events applies the rules to the running pod, then a
+//! label, then a deletion. All of these are pure functions; `actions` sends the requests. This service has no
+//! privileges in the kernel; only pod-events repairs in place.
 //!
-//! Decisions follow from the current state. A restart only loses how long that state has lasted.
+//! Decisions follow from the current state. A restart only loses how long it has lasted.
 
 mod actions;
 pub mod config;
@@ -62,7 +62,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let work = async {
         tokio::select! {
             never = controller.run() => match never {},
-            // Requests in flight are dropped: the next run sees whether the API server has executed them.
+            // Drops requests in flight: the next run sees whether the API server has executed them.
             () = shutdown.requested() => Ok(()),
         }
     };

@@ -4,13 +4,13 @@ use std::{num::NonZeroU16, time::Duration};
 
 use tokio::time::Instant;
 
-/// A token bucket with the capacity of one minute.
+/// Has the capacity of one minute.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     capacity: u32,
     refill_interval: Duration,
     tokens: u32,
-    /// The time of the last refill; `None` before the first token was taken.
+    /// `None` before the first token was taken.
     refilled: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl Backoff {
         self.until = Some(now + time);
     }
 
-    /// Delays the next attempt, twice as long as the time before.
+    /// Each delay is twice the one before.
     pub fn fail(&mut self, now: Instant) {
         let [initial, max] = DELAY_RANGE;
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
@@ -72,7 +72,6 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    /// A clock that has run for long.
     fn later() -> Instant {
         Instant::now() + Duration::from_secs(100_000)
     }

@@ -7,7 +7,7 @@ use prometheus_client::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
-    /// Redirection in place, by pod-events.
+    /// In place, by pod-events.
     Repair,
     Label,
     Delete,
@@ -23,7 +23,6 @@ pub enum Outcome {
 
 type ByActionAndResult = [(&'static str, &'static str); 2];
 
-/// The metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     pods: Family<ByActionAndResult, Counter>,
@@ -58,7 +57,6 @@ impl Metrics {
         self.pods.get_or_create(&labels).inc();
     }
 
-    /// Sets the number of pods that lack redirection.
     pub(crate) fn unhealthy(&self, pods: usize) {
         self.unhealthy.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }

@@ -1,4 +1,4 @@
-//! The pods of this node, reduced to the fields that are used, from a watch.
+//! The pods of this node, reduced to the fields used.
 
 use std::{
     collections::BTreeMap,
@@ -22,11 +22,9 @@ use crate::{
     detect::{Criteria, FailedInit},
 };
 
-/// The readiness condition of the watch.
 pub const CONDITION: &str = "pods";
 
-/// The seconds after which the server ends a watch and the next one begins. A watch that is silent for
-/// much longer is dead.
+/// The server ends a watch after this time and the next one begins. A watch silent for much longer is dead.
 const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
@@ -34,18 +32,17 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub pod: PodRef,
-    /// The `resourceVersion` at which it was last seen.
+    /// The `resourceVersion` last seen.
     pub version: String,
-    /// The value of the label for broken pods, if it is set.
+    /// The label for broken pods, if it is set.
     pub label: Option<String>,
-    /// True if its deletion was requested, or its containers have ended for good.
+    /// Its deletion was requested, or its containers have ended for good.
     pub is_ending: bool,
-    /// The init container that failed because redirection was missing.
     pub failed_init: Option<FailedInit>,
 }
 
 impl Pod {
-    /// Converts a pod; `None` if its metadata is invalid, which the API server prevents.
+    /// Returns `None` if the metadata is invalid, which the API server prevents.
     pub fn of(pod: &k8s::Pod, criteria: &Criteria, label: &str) -> Option<Self> {
         let meta = &pod.metadata;
         let phase = pod
@@ -69,7 +66,6 @@ impl Pod {
 
 pub(crate) type Known = BTreeMap<PodUid, Arc<Pod>>;
 
-/// The current pods. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Pods {
     known: Arc<Mutex<Known>>,
@@ -77,7 +73,6 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Watches the pods forever.
     pub(crate) fn start(client: Client, config: &Config, conditions: Readiness) -> Self {
         let mut wanted = watcher::Config::default()
             .fields(&config.fields())
@@ -106,7 +101,6 @@ impl Pods {
         lock(&self.known).clone()
     }
 
-    /// Waits until a pod has changed.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -118,20 +112,18 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The task that watches the pods.
 struct PodWatcher {
     criteria: Criteria,
     label: String,
     known: Arc<Mutex<Known>>,
-    /// The pods of an unfinished list.
     listed: Known,
     changes: watch::Sender<()>,
     conditions: Readiness,
 }
 
 impl PodWatcher {
-    /// Starts a failed watch again with a list instead of resuming it: on a node whose pods do not change, a resumed
-    /// watch would not show that the API server is available again.
+    /// Starts a failed watch again with a list: on a node whose pods do not change, a resumed watch would not show
+    /// that the API server is available again.
     async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
         let mut delays = DefaultBackoff::default();
         loop {
@@ -142,7 +134,7 @@ impl PodWatcher {
         }
     }
 
-    /// Watches until something fails, and returns the error as text.
+    /// Returns the error as text.
     async fn watch_until_error(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
         let mut events = pin!(watcher(api.clone(), wanted.clone()));
         while let Some(event) = events.next().await {
@@ -156,7 +148,7 @@ impl PodWatcher {
 
     fn handle(&mut self, event: Event<k8s::Pod>) {
         match event {
-            // Sent before the first request, so the API server has not responded yet.
+            // Sent before the first request: the API server has not responded yet.
             Event::Init => {
                 self.listed.clear();
                 return;

@@ -1,8 +1,8 @@
 //! The command line and the environment.
 //!
-//! Besides its own flags the program accepts every flag of `istio-iptables`, so that its image can run the container of
-//! an unmodified Istio template (`istio-iptables ... --run-validation --skip-rule-apply`). Flags that configure rules
-//! are ignored. Without those two flags the command would have to apply rules, which this program refuses.
+//! Besides its own flags the program accepts every flag of `istio-iptables`, so that its image can run the container
+//! of an unmodified Istio template (`istio-iptables ... --run-validation --skip-rule-apply`). Flags that configure
+//! rules are ignored. Without those two flags it would have to apply rules, which it refuses.
 
 mod flags;
 
@@ -50,7 +50,7 @@ pub enum Command {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The time to try, more than zero.
+    /// Always more than zero.
     pub timeout: Duration,
     /// The families that have to be redirected.
     pub families: Families,
@@ -60,27 +60,25 @@ pub struct Settings {
 /// TCP ports, used for both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// The proxy's port for inbound traffic.
+    /// Of the proxy, for inbound traffic.
     pub inbound: u16,
-    /// The proxy's port for outbound traffic.
+    /// Of the proxy, for outbound traffic.
     pub outbound: u16,
     /// The port to connect to, which must have no listener.
     pub probe: u16,
 }
 
-/// The reason why the arguments or the environment are invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     #[error("unknown flag {0}; see --help")]
     Unknown(String),
-    /// An argument that is neither a flag nor a flag's value.
+    /// Neither a flag nor a flag's value.
     #[error("unexpected argument \"{0}\"; see --help")]
     Stray(String),
     #[error("{0} needs a value")]
     NoValue(&'static str),
     #[error("{0}: \"{1}\" is not {2}")]
     Value(&'static str, String, &'static str),
-    /// The flags ask for rules to be applied.
     #[error(
         "this program applies no rules: it replaces istio-iptables only with --run-validation and --skip-rule-apply"
     )]
@@ -123,7 +121,7 @@ pub fn parse(
     draft.finish().map(Command::Validate)
 }
 
-/// The command of the container in Istio's template, with which the arguments may begin.
+/// The command in Istio's template, with which the arguments may begin.
 const ISTIO_IPTABLES: &str = "istio-iptables";
 
 struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
@@ -139,7 +137,7 @@ impl<I: Iterator<Item = OsString>> Arguments<I> {
             .map(|argument| argument.to_string_lossy().into_owned())
     }
 
-    /// Skips the first argument if it is the name of a program, and returns it.
+    /// Skips and returns the first argument if it names a program.
     fn program(&mut self) -> Option<&'static str> {
         let names = |argument: &OsStr| {
             [ISTIO_IPTABLES, "validate"]
@@ -152,7 +150,7 @@ impl<I: Iterator<Item = OsString>> Arguments<I> {
     }
 }
 
-/// Finds a flag and the value that is part of the argument: `--flag`, `--flag=value`, `-f` or `-fvalue`.
+/// Finds a flag and its value in the argument: `--flag`, `--flag=value`, `-f` or `-fvalue`.
 fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
     let unknown = || UsageError::Unknown(argument.to_owned());
     if let Some(rest) = argument.strip_prefix("--") {
@@ -160,7 +158,7 @@ fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (rest, None),
         };
-        // Istio's logging flags. The template passes those that take a value with a "=".
+        // Istio's logging flags. The template passes those with a value with a "=".
         let log = name.starts_with("log_").then_some(flags::LOG);
         let mut known = FLAGS.iter().copied();
         let flag = known.find(|flag| flag.long == name).or(log);
@@ -182,7 +180,6 @@ fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
     ))
 }
 
-/// The settings parsed so far.
 #[derive(Debug)]
 struct Draft {
     settings: Settings,
@@ -256,7 +253,7 @@ impl Draft {
     }
 }
 
-/// Parses a duration in Go's format without fractions: numbers followed by h, m, s or ms.
+/// Parses Go's format without fractions: numbers followed by h, m, s or ms.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut whole = Duration::ZERO;

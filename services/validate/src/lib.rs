@@ -1,13 +1,12 @@
 //! Checks from inside a pod, as its proxy's user and without privileges, that its traffic is redirected.
 //!
-//! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except those to 127.0.0.1 and ::1, to
-//! the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as that user,
+//! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except those to 127.0.0.1 and ::1,
+//! to the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as that user,
 //! connects to such an address at a port without a listener, listens where the proxy will listen, and checks whether
 //! its own connection arrives there.
 //!
-//! [`arguments`] parses the settings, [`probe_target`] selects the address of each family, [`probe`] connects,
-//! [`table`] finds the receiver if another process already listens, and [`verdict`] evaluates the results; the first
-//! and the last do no I/O. The program has one thread, and every wait has a timeout.
+//! [`arguments`] and [`verdict`] do no I/O, [`probe_target`] selects addresses, [`probe`] connects, and [`table`]
+//! finds the receiver if another process already listens. There is one thread, and every wait has a timeout.
 
 pub mod arguments;
 pub mod probe;
@@ -28,7 +27,7 @@ use crate::{
     verdict::Verdict,
 };
 
-/// The file from which the kubelet reads the termination message (Kubernetes, `terminationMessagePath`).
+/// The kubelet reads the termination message here (Kubernetes, `terminationMessagePath`).
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 pub fn main() -> ExitCode {

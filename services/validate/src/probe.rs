@@ -1,9 +1,9 @@
 //! Connections of each family, and where they arrive.
 //!
-//! A connection proves redirection if it is accepted at one of the proxy's ports and the kernel reports another
-//! original destination (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). An established connection alone proves nothing,
-//! because an application may have accepted it. A proxy that already listens shares its port if it set SO_REUSEPORT and
-//! runs as the same user, as Envoy does; otherwise [`table`] shows where a connection arrived.
+//! A connection proves redirection if one of the proxy's ports accepts it and the kernel reports another original
+//! destination (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). An established connection alone proves nothing: an
+//! application may have accepted it. A proxy that already listens shares its port if it set SO_REUSEPORT and runs as
+//! the same user, as Envoy does; otherwise [`table`] shows where a connection arrived.
 
 use std::{
     io,
@@ -25,14 +25,14 @@ use crate::{
     table,
 };
 
-/// The time before another connection is attempted.
+/// The interval between attempts to connect.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Closes sockets without lingering (socket(7), SO_LINGER). Otherwise a connection that arrived would occupy its port
-/// for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR could not start.
+/// Closes sockets without lingering (socket(7), SO_LINGER). Otherwise an arrived connection would occupy its port for
+/// a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR could not start.
 const NO_LINGER: Option<Duration> = Some(Duration::ZERO);
 
-/// The interval at which everything is checked even if no socket is ready.
+/// Everything is checked at this interval even if no socket is ready.
 const POLL_TIMEOUT_MS: u8 = 50;
 
 #[derive(Debug)]
@@ -44,21 +44,18 @@ pub struct ProbeResult {
 /// The evidence for or against redirection of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A connection arrived at this port.
     Proven(u16),
     /// No connection arrived; this was observed instead.
     Missing(Observed),
-    /// The result is not known, for this reason.
     Unknown(String),
 }
 
-/// The fate of a connection that did not arrive at the proxy's ports.
+/// The fate of a connection that did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
-    /// It reached its original destination, where no process listens.
+    /// Reached its original destination, where no process listens.
     Refused,
     Silence,
-    /// Another listener accepted it.
     Answered,
     Failed(String),
 }
@@ -79,7 +76,6 @@ pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<Pro
     }
 }
 
-/// Waits until a socket is ready, or the interval is over.
 fn wait(probes: &[Probe]) {
     let mut sockets: Vec<_> = probes.iter().flat_map(Probe::poll_fds).collect();
     if poll(&mut sockets, POLL_TIMEOUT_MS).is_err() {
@@ -88,13 +84,12 @@ fn wait(probes: &[Probe]) {
     }
 }
 
-/// A listener on a port of the proxy.
 struct ProxyListener {
     port: u16,
     socket: io::Result<Socket>,
 }
 
-/// A connection that is being established, or is established.
+/// A connection being established, or established.
 struct Connection {
     socket: Socket,
     is_answered: bool,
@@ -154,7 +149,6 @@ impl Probe {
         }
     }
 
-    /// Updates the state of the connection.
     fn check_connection(&mut self) {
         let Some(connection) = &mut self.connection else {
             return;
@@ -186,7 +180,7 @@ impl Probe {
             .map(|listener| listener.port)
     }
 
-    /// Returns the port of another process at which the established connection arrived.
+    /// Returns another process's port at which the connection arrived.
     fn port_from_table(&self) -> Option<u16> {
         let connection = self
             .connection
@@ -239,7 +233,7 @@ impl Probe {
         if error.kind() != io::ErrorKind::AddrInUse {
             return Some(format!("cannot listen on {address}: {error}"));
         }
-        // The process that owns the port accepts redirected connections, and the table shows that.
+        // The owner of the port accepts redirected connections, and the table shows that.
         let is_known = self.observed != Observed::Answered || table::is_readable();
         (!is_known).then(|| {
             format!("{address} is in use, and the kernel's table of TCP sockets cannot be read")
@@ -284,7 +278,7 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Starts to connect. The destination is an address of the pod, so the connection leaves through `lo`.
+/// The destination is an address of the pod, so the connection leaves through `lo`.
 fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
     let socket = socket(target.family)?;
     socket.set_linger(NO_LINGER)?;
@@ -298,7 +292,7 @@ fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Returns the original destination of an accepted connection; `None` if it was not redirected.
+/// Returns `None` if the accepted connection was not redirected.
 fn original_destination(socket: &Socket, family: Family) -> Option<SocketAddr> {
     let address = match family {
         Family::V4 => socket.original_dst_v4(),

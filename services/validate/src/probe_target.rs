@@ -1,4 +1,4 @@
-//! Selects the destination and the source address for each family.
+//! Selects destination and source address for each family.
 
 use std::{
     fmt, io,
@@ -14,7 +14,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Returns the loopback address, to which a redirection delivers packets of local processes (nf_nat_redirect.c).
+    /// A redirection delivers packets of local processes to this address (nf_nat_redirect.c).
     pub fn loopback(self) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::LOCALHOST.into(),
@@ -39,7 +39,6 @@ impl fmt::Display for Family {
     }
 }
 
-/// The families that have to be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
     /// Each family of which the pod has an address.
@@ -47,19 +46,17 @@ pub enum Families {
     Only(Family),
 }
 
-/// The destination for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTarget {
     pub family: Family,
-    /// A local address of the pod other than the loopback address.
+    /// An address of the pod other than loopback.
     pub address: IpAddr,
 }
 
 impl ProbeTarget {
-    /// Returns the source address. It must not be the one that Istio's rules exclude as the proxy's own. The
-    /// loopback address would do in every case, but the kernel's reset of a connection from `::1` to an address of
-    /// another interface is lost: tcp_v6_send_response uses the interface on which the packet arrived, and `::1`
-    /// is not there (measured).
+    /// Returns the source address, which must not be the one that Istio's rules exclude as the proxy's own. Loopback
+    /// would do, but the kernel's reset of a connection from `::1` to an address of another interface is lost:
+    /// tcp_v6_send_response uses the interface on which the packet arrived, and `::1` is not there (measured).
     pub fn source(&self) -> IpAddr {
         if self.address == INBOUND_V4 || self.address == INBOUND_V6 {
             self.family.loopback()
@@ -73,13 +70,11 @@ impl ProbeTarget {
     }
 }
 
-/// The source address of Envoy's connections within its pod, which Istio's rules know
-/// (services/docs/facts/istio-sidecar.md, 7.2). Every IPv4 address in 127.0.0.0/8 is local to `lo`; `::6` exists only
-/// where it was added for the rules.
+/// Envoy connects within its pod from this address, which Istio's rules know (services/docs/facts/istio-sidecar.md,
+/// 7.2). All of 127.0.0.0/8 is local to `lo`; `::6` exists only where it was added for the rules.
 const INBOUND_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 const INBOUND_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6));
 
-/// Returns all addresses in this netns.
 pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = getifaddrs().map_err(io::Error::from)?;
     let address = |storage: nix::sys::socket::SockaddrStorage| {
@@ -93,7 +88,7 @@ pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
 ///
 /// # Errors
 ///
-/// If the pod has no address of any family, with a description.
+/// If the pod has no address of any family.
 pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>, String> {
     let has = |family| external_addresses(addresses, family).next().is_some();
     let families: Vec<_> = match wanted {
@@ -115,7 +110,7 @@ pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>
     Ok(families.into_iter().map(target).collect())
 }
 
-/// Connections to a local address leave through `lo`, whichever address it is: without `::6`, another one will do.
+/// Connections to any local address leave through `lo`: without `::6`, another one will do.
 fn target_address(addresses: &[IpAddr], family: Family) -> IpAddr {
     match family {
         Family::V4 => INBOUND_V4,

@@ -1,4 +1,4 @@
-//! Finds the receiver of a connection in the kernel's tables of TCP sockets, which every user
+//! Finds a connection's receiver in the kernel's tables of TCP sockets, which every user
 //! may read (proc(5), `/proc/net/tcp`).
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 /// A dual-stack listener's IPv4 connections are in the second table.
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-/// Returns which of the ports received the connection from `caller`.
+/// Returns the port that received the connection from `caller`.
 pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
     if ports.is_empty() {
         return None;
@@ -22,7 +22,6 @@ pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .find_map(|table| receiver_in(&table, caller, ports))
 }
 
-/// Returns whether any of the tables can be read.
 pub(crate) fn is_readable() -> bool {
     TABLES.iter().any(|path| fs::File::open(path).is_ok())
 }
@@ -33,7 +32,7 @@ fn receiver_in(table: &str, caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .map(|(own, _)| own.port())
 }
 
-/// Parses a row to the local and the remote address.
+/// Parses a row's local and remote address.
 fn row(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let mut fields = line.split_whitespace().skip(1);
     Some((address(fields.next()?)?, address(fields.next()?)?))
@@ -63,7 +62,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    // Written by a little-endian machine with a dual-stack listener on 15006.
+    // From a little-endian machine with a dual-stack listener on 15006.
     const V4: &str = "\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:3A9A 0600007F:3A9A 01 00000000:00000000 00:00000000 00000000  1337        0 1

@@ -7,7 +7,7 @@ use crate::{
     probe::{Observed, Outcome, ProbeResult},
 };
 
-/// Exit codes. 126 is what istio-iptables exits with, and what `repair` looks for.
+/// Exit codes. 126 is that of istio-iptables, and `repair` looks for it.
 const REDIRECTED: u8 = 0;
 const MISSING: u8 = 126;
 const UNKNOWN: u8 = 1;
@@ -43,14 +43,13 @@ impl Verdict {
     }
 }
 
-/// Evaluates the results of probes that ran as user `uid`.
+/// Evaluates the probes of user `uid`.
 pub fn evaluate(found: &[ProbeResult], settings: &Settings, uid: u32) -> Verdict {
     let mut families = String::new();
     for one in found {
         let ProbeResult { target, outcome } = one;
         let address = target.socket_addr(settings.ports.probe);
         let separator = if families.is_empty() { "" } else { "; " };
-        // Writing into a string does not fail.
         write!(
             families,
             "{separator}{}: {}",

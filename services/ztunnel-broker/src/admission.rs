@@ -1,10 +1,9 @@
-//! Admission of connections to the ZDS socket: which ones get a session, which ones wait, and how fast.
+//! Admission of connections to the ZDS socket: which ones get a session or wait, and how fast.
 //!
-//! There are two rates. Checking a peer is cheap and fast, so that a backlog of impostors is soon gone and the ztunnel
-//! behind them is reached. The rate is still bounded, so that impostors that reconnect forever (a refused stock ztunnel
-//! does so 16,000 times per second) cost only a fraction of a core. Sessions start slowly, and only admitted peers
-//! count for that rate. Memory and descriptors are bounded in total and per process or cgroup, so that one peer with a
-//! thousand connections does not displace another.
+//! There are two rates. Peers are checked fast, so that a ztunnel behind a backlog of impostors is soon reached;
+//! still bounded, so that impostors that reconnect forever (a refused stock ztunnel does so 16,000 times per second)
+//! cost only a fraction of a core. Sessions start slowly, and only admitted peers count for that rate. Memory and
+//! descriptors are bounded in total and per process or cgroup, so that no peer displaces another.
 
 use std::{
     convert::Infallible,
@@ -30,19 +29,19 @@ use crate::{
     zds,
 };
 
-/// Peers checked per second. In a debug build, where a check takes 0.3 ms, an endless storm costs a sixth of a core
+/// In a debug build, where a check takes 0.3 ms, an endless storm costs a sixth of a core
 /// (integration/tests/zds_storm.rs), and a backlog of [`LISTEN_BACKLOG`] is gone in two seconds.
 const MAX_CHECKS_PER_SECOND: u32 = 500;
 
-/// Connections that the kernel queues. A ztunnel that finds the queue full retries with growing delays of at most 15 s.
+/// Connections queued by the kernel. A ztunnel that finds the queue full retries with growing delays of at most 15 s.
 pub(crate) const LISTEN_BACKLOG: i32 = 1024;
 
 const MAX_SESSIONS_PER_SECOND: u32 = 5;
 
-/// Peers admitted at once, whether or not their session has started. A node has one ztunnel, or two during an upgrade.
+/// Peers admitted at once, with or without a session. A node has one ztunnel, or two during an upgrade.
 const MAX_SESSIONS: usize = 16;
 
-/// Admitted connections per process. A ztunnel has one connection; the end of an earlier one is noticed at once.
+/// A ztunnel has one connection; the end of an earlier one is noticed at once.
 const MAX_SESSIONS_PER_PROCESS: usize = 8;
 
 /// Peers that wait until pod-events reports them as ztunnels.
@@ -53,7 +52,6 @@ const MAX_WAITING_PER_CGROUP: usize = 2;
 /// The maximum wait of a peer. A refused ztunnel connects again.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pause after `accept` has failed.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -78,7 +76,7 @@ impl Admission {
         })
     }
 
-    /// Accepts connections forever. Dropping the future closes all of them.
+    /// Dropping the future closes all connections.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: UnixSeqpacketListener) -> Infallible {
         let mut connections = JoinSet::new();
         let mut check_rate = RateLimit::new(MAX_CHECKS_PER_SECOND);
@@ -98,7 +96,7 @@ impl Admission {
         }
     }
 
-    /// Refuses a connection, or starts the task that serves it.
+    /// Refuses a connection, or starts its task.
     fn dispatch(self: Arc<Self>, socket: UnixSeqpacket, connections: &mut JoinSet<()>) {
         let decision = self.policy.identify(&socket).and_then(|candidate| {
             let ztunnels = self.hub.ztunnels();
@@ -116,7 +114,7 @@ impl Admission {
             }
         });
         match decision {
-            // A session that panics may leave the state half changed for all the others.
+            // A session that panics may leave the shared state half changed.
             Ok(Decision::Admit(admitted)) => {
                 connections.spawn(abort_on_panic(
                     "session",
@@ -133,7 +131,6 @@ impl Admission {
         }
     }
 
-    /// Reserves a session for an admitted peer.
     fn admit(&self, peer: Peer) -> Result<Admitted, AdmissionError> {
         match self.session_limit.try_acquire(peer.pid) {
             Some(permit) => Ok(Admitted { peer, permit }),
@@ -144,7 +141,7 @@ impl Admission {
         }
     }
 
-    /// Waits until a peer is admitted, and then runs its session.
+    /// Waits until a peer is admitted, then runs its session.
     async fn wait_and_run(
         self: Arc<Self>,
         socket: UnixSeqpacket,

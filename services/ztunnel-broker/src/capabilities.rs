@@ -1,4 +1,4 @@
-//! Capabilities of a process, as procfs and the settings represent them.
+//! Capabilities of a process, in procfs and the settings.
 
 use std::fmt::{self, Write as _};
 
@@ -49,12 +49,11 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// A set of capabilities as a bit mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Parses the permitted set (capabilities(7)) from the content of `/proc/<pid>/status`.
+    /// Parses the permitted set (capabilities(7)) of `/proc/<pid>/status`.
     pub fn permitted(status: &str) -> Option<Self> {
         let text = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
         u64::from_str_radix(text?.trim(), 16).ok().map(Self)
@@ -93,7 +92,6 @@ impl fmt::Display for Capabilities {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredCapabilities {
-    /// These capabilities and no others.
     Exactly(Capabilities),
     Any,
 }
@@ -134,7 +132,7 @@ impl RequiredCapabilities {
     }
 }
 
-/// Accepts a list of names, or `any`.
+/// A list of names, or `any`.
 impl<'de> Deserialize<'de> for RequiredCapabilities {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let names: Vec<String> = inpod_service::list(deserializer)?;

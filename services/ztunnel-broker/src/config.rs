@@ -37,7 +37,6 @@ pub const KEYS: &[Key] = &[
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// The socket on which ztunnels connect.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub zds_socket: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
@@ -45,7 +44,6 @@ pub struct Config {
     ztunnel_capabilities: RequiredCapabilities,
     /// Independent of callers' deadlines. With 0 no session would last.
     ack_timeout_seconds: NonZeroU16,
-    /// Subtracted from callers' deadlines.
     undo_reserve_seconds: u16,
 }
 

@@ -1,11 +1,10 @@
-//! Limits how many connections exist at once, in total and per key.
+//! Limits concurrent connections, in total and per key.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// A limit on concurrent permits, in total and per key.
 #[derive(Debug)]
 pub struct ConnectionLimit<K: Ord> {
     max: usize,
@@ -14,7 +13,6 @@ pub struct ConnectionLimit<K: Ord> {
 }
 
 impl<K: Ord + Clone> ConnectionLimit<K> {
-    /// Allows `max` permits in total and `max_per_key` for each key.
     pub fn new(max: usize, max_per_key: usize) -> Arc<Self> {
         Arc::new(Self {
             max,
@@ -23,7 +21,7 @@ impl<K: Ord + Clone> ConnectionLimit<K> {
         })
     }
 
-    /// Returns a permit that is released when it is dropped, or `None` if a limit is reached.
+    /// Returns a permit until it is dropped, or `None` if a limit is reached.
     pub fn try_acquire(self: &Arc<Self>, key: K) -> Option<ConnectionPermit<K>> {
         let mut taken = self.lock();
         let (all, same) = (

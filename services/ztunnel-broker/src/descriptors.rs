@@ -23,20 +23,19 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
 
-/// The limit that the contract sets for an exchange with netconfig.
+/// The contract's limit for an exchange with netconfig.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// netconfig's responses are far shorter; this bounds the memory that a broken one can make the broker allocate.
+/// Bounds the memory for a broken netconfig's response; others are far shorter.
 const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
 
-/// The descriptor of a netns that netconfig has verified. It is closed with its last clone.
+/// The descriptor of a verified netns, closed with its last clone.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
     fd: Arc<CountedFd>,
     netns: NetnsId,
 }
 
-/// An open descriptor that is counted while it is open.
 #[derive(Debug)]
 struct CountedFd {
     fd: OwnedFd,
@@ -75,7 +74,6 @@ impl Descriptor {
         self.netns
     }
 
-    /// Creates a descriptor without verification.
     #[cfg(test)]
     pub(crate) fn assumed(fd: OwnedFd, netns: NetnsId) -> Self {
         let fd = CountedFd::new(fd, &Arc::default());
@@ -98,7 +96,6 @@ impl AsFd for Descriptor {
     }
 }
 
-/// The reason why a descriptor could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// netconfig does not run, or its directory is not mounted.
@@ -127,7 +124,7 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// Creates a client; it opens nothing before the first fetch.
+    /// Opens nothing before the first fetch.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -201,9 +198,8 @@ fn to_fetch_error(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> 
 #[repr(align(8))]
 struct Control([u8; 64]);
 
-/// Receives the last byte and the descriptor that accompanies it. The type is made for packets, but `recvmsg` works
-/// the same on a stream, and unlike the other types available here it owns what it receives, sets close-on-exec
-/// atomically and reports truncation.
+/// Receives the last byte and its descriptor. The type is made for packets, but `recvmsg` works the same on a stream,
+/// and unlike other types it owns what it receives, sets close-on-exec atomically and reports truncation.
 async fn receive(stream: UnixStream) -> Result<OwnedFd, FetchError> {
     let socket = UnixSeqpacket::try_from(OwnedFd::from(stream.into_std()?))?;
     let (mut byte, mut control) = ([0], Control([0; 64]));
@@ -233,7 +229,7 @@ mod tests {
 
     use super::*;
 
-    /// Fetches from a netconfig that grants everything and sends that many descriptors.
+    /// netconfig grants everything and sends that many descriptors.
     async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");

@@ -1,4 +1,4 @@
-//! The desired set of workloads, and the newest revision of each sandbox.
+//! The desired workloads, and each sandbox's newest revision.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,25 +9,23 @@ use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
 
-/// The time for which the first snapshots wait for descriptors from netconfig. If all services restart, it takes only
-/// moments until netconfig can hand them over, and a fresh ztunnel can do nothing with a Keep.
+/// The first snapshots wait this long for descriptors. After a restart of all services netconfig can hand them over
+/// within moments, and a fresh ztunnel can do nothing with a Keep.
 const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The pods whose state may have changed, each with the sandbox that the change was about.
+/// The pods whose state may have changed, each with the sandbox concerned.
 pub type Changes = BTreeMap<PodUid, SandboxRef>;
 
-/// The reason why a change of a sandbox is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// Workloads can only be added to or removed from a known set.
     #[error("the desired set is not known yet")]
     NotSeeded,
-    /// A newer revision is known.
     #[error("revision {} of the sandbox is known", .known.0)]
     Stale { known: Revision },
 }
 
-/// A desired workload, with the descriptor of its netns once that is fetched.
+/// A desired workload, with its descriptor once fetched.
 #[derive(Clone, Debug)]
 pub struct Entry {
     workload: Workload,
@@ -41,7 +39,6 @@ impl Entry {
         &self.workload
     }
 
-    /// Since when the workload has been known in this form.
     pub fn since(&self) -> Instant {
         self.since
     }
@@ -51,15 +48,15 @@ impl Entry {
     }
 }
 
-/// The desired set, keyed by sandbox. ztunnel's key is the pod's UID: if a pod has several sandboxes, ztunnel receives
-/// the one with the highest revision.
+/// The desired set, keyed by sandbox. ztunnel's key is the pod's UID: of several sandboxes, it receives the one
+/// with the highest revision.
 #[derive(Debug, Default)]
 pub struct Desired {
     /// `None` until the first set; then the time until which snapshots wait for descriptors.
     fetch_deadline: Option<Instant>,
     entries: BTreeMap<SandboxRef, Entry>,
     by_uid: BTreeMap<PodUid, BTreeSet<SandboxRef>>,
-    /// Sandboxes with a known netns without a descriptor. They are few and searched after every change.
+    /// Sandboxes with a known netns without a descriptor: few, and searched after every change.
     missing_descriptors: BTreeSet<SandboxRef>,
     tombstones: Tombstones,
     arrivals: u64,
@@ -71,19 +68,18 @@ impl Desired {
         self.fetch_deadline.is_some()
     }
 
-    /// Returns whether a snapshot may use Keep for pods without a descriptor: if none is missing, or if the time to
-    /// fetch them is over. A fresh ztunnel can do nothing with a Keep.
+    /// Returns whether a snapshot may use Keep for pods without a descriptor: if none is missing, or the time to
+    /// fetch them is over.
     pub fn may_keep(&self, now: Instant) -> bool {
         self.fetch_deadline.is_some_and(|until| until <= now) || self.missing().next().is_none()
     }
 
-    /// The time until which a snapshot waits for missing descriptors.
     pub fn fetch_deadline(&self) -> Option<Instant> {
         self.fetch_deadline
     }
 
-    /// Replaces the set, except for sandboxes with a newer revision. A netns that is already known is retained, because
-    /// a sandbox never changes its netns.
+    /// Replaces the set, except for sandboxes with a newer revision. A known netns is retained: a sandbox
+    /// never changes its netns.
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) -> Changes {
         self.fetch_deadline.get_or_insert(now + FETCH_GRACE_PERIOD);
         let named: BTreeSet<_> = all.iter().map(|w| w.sandbox.clone()).collect();
@@ -143,7 +139,6 @@ impl Desired {
         Ok((previous, changes))
     }
 
-    /// Checks whether [`Self::add`] would accept the workload.
     pub fn check_add(&self, workload: &Workload) -> Result<(), ChangeError> {
         self.check_seeded()?;
         self.check_revision(&workload.sandbox, workload.revision)?;
@@ -215,12 +210,10 @@ impl Desired {
         entries.max_by_key(|entry| (entry.workload.revision, entry.arrival))
     }
 
-    /// The pods, ordered by UID.
     pub fn uids(&self) -> impl Iterator<Item = &PodUid> {
         self.by_uid.keys()
     }
 
-    /// The workloads, ordered by sandbox.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }

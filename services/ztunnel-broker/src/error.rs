@@ -1,4 +1,4 @@
-//! Errors of the RPCs, an enum for each operation, and their conversion to gRPC failures.
+//! Errors of the RPCs, and their conversion to gRPC failures.
 
 use std::time::Duration;
 
@@ -20,7 +20,6 @@ pub struct InstanceMismatch {
     pub instance_id: String,
 }
 
-/// The reason why the desired set was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
     #[error(transparent)]
@@ -60,7 +59,6 @@ pub enum RemoveError {
     Change(#[from] ChangeError),
 }
 
-/// The reason why the ztunnel pods were not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum SetZtunnelsError {
     #[error(transparent)]
@@ -159,7 +157,8 @@ fn reason_of_change(error: &ChangeError) -> Reason {
     }
 }
 
-/// Passes on what the caller can repair by claiming the netns again. Everything else is a problem between two services.
+/// Passes on what the caller can repair by claiming the netns again. Everything else is a
+/// problem between two services.
 fn reason_of_fetch(error: &FetchError) -> Reason {
     match error {
         FetchError::Refused {
@@ -188,7 +187,6 @@ fn reason_of_unserved(error: &Unserved) -> Reason {
     }
 }
 
-/// Converts a failed operation to the status that its caller receives.
 pub(crate) fn into_status(error: impl Into<Failure>) -> Status {
     inpod_proto::into_status(&error.into())
 }

@@ -1,4 +1,4 @@
-//! Test builders with defaults for everything except the fact under test.
+//! Test builders with defaults for everything but the fact under test.
 
 use std::{fs::File, sync::LazyLock};
 
@@ -18,7 +18,6 @@ pub(crate) fn sandbox(container: &str) -> SandboxRef {
     }
 }
 
-/// Returns the info of a pod of that name in the namespace `default`.
 pub(crate) fn info(name: &str) -> WorkloadInfo {
     WorkloadInfo {
         name: name.parse().unwrap(),
@@ -35,7 +34,7 @@ pub(crate) fn netns(inode: u64) -> NetnsId {
     }
 }
 
-/// Returns a descriptor of /dev/null that stands for a netns.
+/// /dev/null stands for a netns.
 pub(crate) fn descriptor(inode: u64) -> Descriptor {
     static NULL: LazyLock<Descriptor> = LazyLock::new(|| {
         let null = File::open("/dev/null").unwrap();
@@ -44,7 +43,7 @@ pub(crate) fn descriptor(inode: u64) -> Descriptor {
     NULL.of(netns(inode))
 }
 
-/// Returns a workload by its container, pod UID, netns inode (0 if not known) and revision.
+/// The netns inode is 0 if not known.
 pub(crate) fn workload(container: &str, pod: &str, inode: u64, revision: u64) -> Workload {
     Workload {
         sandbox: sandbox(container),

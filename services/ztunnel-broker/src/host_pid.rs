@@ -1,4 +1,4 @@
-//! Checks whether this process sees the PIDs of the processes that connect to it.
+//! Checks whether this process sees its peers' PIDs.
 
 use std::{fs, io, process};
 
@@ -22,17 +22,17 @@ pub enum HostPidError {
     OwnPidNamespace(&'static str),
 }
 
-/// This process and process 1 of its PID namespace, as procfs shows them.
+/// This process and process 1 of its PID namespace, by procfs.
 #[derive(Debug)]
 struct Processes {
     own_pid: u32,
     own: Cgroup,
-    /// True if cgroup paths are relative to this process's own container, so that its own path is the root.
+    /// Cgroup paths are relative to this process's container, so its own is the root.
     is_contained: bool,
     first: Cgroup,
 }
 
-/// Checks that process 1 is the node's. If it belongs to this container or this pod, the PID namespace does
+/// Checks that process 1 is the node's. If it belongs to this container or pod, the PID namespace does
 /// not include other pods.
 pub fn check() -> Result<(), HostPidError> {
     let read =

@@ -1,5 +1,5 @@
-//! Connects RPCs and sessions: holds the state behind a lock that is never held across an await, and wakes
-//! whom a change concerns.
+//! Connects RPCs and sessions: holds the state behind a lock that is never held across an await, and wakes the tasks
+//! that a change concerns.
 
 mod queries;
 
@@ -41,10 +41,9 @@ const MAX_WATCHER_LAG: usize = 8192;
 const MAX_CONCURRENT_FETCHES: usize = 8;
 const FETCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The readiness condition that is met once the desired set is known. Nothing is sent to ztunnels before.
+/// Readiness waits until the desired set is known. Nothing is sent to ztunnels before.
 const SEEDED: &str = "desired-set";
 
-/// The condition that is met while a ztunnel is in sync.
 const ZTUNNEL: &str = "ztunnel";
 const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
 
@@ -53,19 +52,19 @@ pub struct Hub {
     state: Mutex<State>,
     descriptors: Descriptors,
     changed: watch::Sender<()>,
-    /// Notified when descriptors may be missing: after a new set, and after a failed add restored a workload.
+    /// Descriptors may be missing: after a new set, and after a failed add restored a workload.
     missing: Notify,
     /// `Arc`, because the channel allocates all its slots in advance.
     events: broadcast::Sender<Arc<Event>>,
     metrics: Metrics,
     conditions: Readiness,
-    /// The pods that are ztunnels; `None` until pod-events has reported them.
+    /// `None` until pod-events has reported the ztunnel pods.
     ztunnels: watch::Sender<Option<BTreeSet<PodUid>>>,
 }
 
 impl Hub {
-    /// Creates a broker without a desired set. Sessions that are silent for `ack_timeout` are closed. `conditions`
-    /// receives the state of readiness.
+    /// Starts without a desired set. Closes sessions that are silent for `ack_timeout`. `conditions` receives
+    /// the state of readiness.
     pub fn new(
         descriptors: Descriptors,
         ack_timeout: Duration,
@@ -89,14 +88,13 @@ impl Hub {
         &self.metrics
     }
 
-    /// Replaces the desired set and returns once it is stored.
     pub fn set(&self, revision: Revision, all: Vec<Workload>) {
         self.update(|state, now| state.set(revision, all, now));
         self.conditions.set(SEEDED, Ok(()));
         self.missing.notify_one();
     }
 
-    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. If there is none, or if the
+    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. Without one, or if the
     /// future is dropped, the desired set is restored.
     pub async fn add(
         self: &Arc<Self>,
@@ -149,18 +147,16 @@ impl Hub {
         self.update(|state, now| state.remove(sandbox, revision, now))
     }
 
-    /// Replaces the set of pods that are ztunnels.
     pub fn set_ztunnels(&self, pods: BTreeSet<PodUid>) {
         self.ztunnels.send_replace(Some(pods));
     }
 
-    /// The pods that are ztunnels; `None` until pod-events has reported them.
+    /// `None` until pod-events has reported the ztunnel pods.
     pub fn ztunnels(&self) -> watch::Receiver<Option<BTreeSet<PodUid>>> {
         self.ztunnels.subscribe()
     }
 
-    /// Closes a session, so that its ztunnel connects again, and returns its view. Returns `None` if there
-    /// is no such session.
+    /// Closes a session, so that its ztunnel connects again. Returns `None` if there is no such session.
     pub fn renew(&self, id: SessionId) -> Option<SessionView> {
         self.update(|state, _| state.renew(id))
     }
@@ -217,7 +213,7 @@ impl Hub {
         }
     }
 
-    /// Returns a receiver that is notified of every change that may concern a session.
+    /// Notifies of every change that may concern a session.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -278,7 +274,6 @@ impl Hub {
             if let Event::Session(_) = event {
                 self.conditions.set(ZTUNNEL, ztunnel_condition(&state));
             }
-            // Having no watcher is no error.
             self.events.send(Arc::new(event)).unwrap_or_default();
         }
         result
@@ -297,7 +292,7 @@ fn ztunnel_condition(state: &State) -> Result<(), String> {
     Err(NO_ZTUNNEL.to_owned())
 }
 
-/// A caller that waits for an add. If it is dropped with its ticket, the caller has gone.
+/// A caller that waits for an add. Dropped with its ticket if the caller has gone.
 struct Waiter {
     hub: Arc<Hub>,
     ticket: Option<Ticket>,

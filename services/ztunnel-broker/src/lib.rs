@@ -1,9 +1,8 @@
 //! Hands each pod's network namespace to the node's ztunnel over ZDS.
 //!
-//! The broker holds the desired set in memory and keeps every connected ztunnel in sync with it. It stores nothing on
-//! disk, opens no path and makes no decisions about pods. [`session`] is one ztunnel's protocol state, [`desired`] the
-//! set it is compared with and [`state`] both together, all without I/O; [`hub`] shares them between tasks, and [`zds`]
-//! and [`server`] serve the two sockets.
+//! Holds the desired set in memory and keeps every connected ztunnel in sync with it. Stores nothing on disk, opens
+//! no path and makes no decisions about pods. Without I/O: [`session`], one ztunnel's protocol state, [`desired`],
+//! and [`state`], both together. [`hub`] shares them between tasks, and [`zds`] and [`server`] serve the two sockets.
 
 mod admission;
 pub mod capabilities;
@@ -89,7 +88,7 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
             never = hub.fetch_missing() => match never {},
             () = daemon.shutdown().requested() => {}
         }
-        // Ztunnels keep serving their pods. Waiting callers are answered so that the drain is short.
+        // Ztunnels keep serving their pods. Waiting callers are answered to keep the drain short.
         hub.stop();
         Ok(())
     };

@@ -1,15 +1,14 @@
-//! Keeps repeated refusals from filling the log by counting them instead.
+//! Counts repeated refusals instead of logging each.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// After a line about an origin, further refusals of it are only counted for this long.
+/// After a line about an origin, its refusals are only counted for this long.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
-/// The approximate number of lines per [`QUIET_PERIOD`]. A process that may create cgroups can invent
-/// any number of origins.
+/// Approximate, per [`QUIET_PERIOD`]. A process that may create cgroups can invent any number of origins.
 const MAX_LINES: usize = 32;
 
 #[derive(Debug, Default)]
@@ -19,8 +18,7 @@ pub struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Records a refusal. Returns `None` if it must not be logged, otherwise how many were suppressed
-    /// since the last line.
+    /// Returns `None` if the refusal must not be logged, otherwise how many were suppressed since the last line.
     pub fn record(&mut self, origin: &str, now: Instant) -> Option<u64> {
         self.lines
             .retain(|_, at| now.saturating_duration_since(*at) < QUIET_PERIOD);

@@ -1,4 +1,4 @@
-//! Requests to ztunnel. What stock ztunnel would exit or disconnect on cannot be constructed: an Add without
+//! Requests to ztunnel. Those on which stock ztunnel exits or disconnects cannot be constructed: an Add without
 //! workload info, a number of descriptors other than one on an Add and zero elsewhere, and a Keep or SnapshotSent
 //! without an open [`Snapshot`].
 
@@ -27,7 +27,7 @@ enum Body {
 }
 
 impl Message {
-    /// Creates the request to serve a pod in the network namespace of `descriptor`.
+    /// Requests to serve a pod in the netns of `descriptor`.
     pub fn add(uid: PodUid, info: WorkloadInfo, descriptor: Descriptor) -> Self {
         Self(Body::Add {
             uid,
@@ -40,7 +40,7 @@ impl Message {
         Self(Body::Del(uid))
     }
 
-    /// The descriptor that is sent along with an Add.
+    /// Sent along with an Add.
     pub fn descriptor(&self) -> Option<&Descriptor> {
         match &self.0 {
             Body::Add { descriptor, .. } => Some(descriptor),
@@ -48,7 +48,7 @@ impl Message {
         }
     }
 
-    /// The pod; `None` for SnapshotSent.
+    /// Returns `None` for SnapshotSent.
     pub fn uid(&self) -> Option<&PodUid> {
         match &self.0 {
             Body::Add { uid, .. } | Body::Keep(uid) | Body::Del(uid) => Some(uid),
@@ -63,7 +63,7 @@ impl Message {
         }
     }
 
-    /// The name of the request, for logs and metrics.
+    /// For logs and metrics.
     pub fn verb(&self) -> &'static str {
         match &self.0 {
             Body::Add { .. } => "add",
@@ -73,7 +73,7 @@ impl Message {
         }
     }
 
-    /// Encodes the packet, which has between 1 and [`MAX_PACKET_BYTES`] bytes.
+    /// Returns between 1 and [`MAX_PACKET_BYTES`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let payload = match &self.0 {
             Body::Add { uid, info, .. } => Payload::Add(zds::AddWorkload {
@@ -103,22 +103,21 @@ fn wire(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// An open snapshot: only while it is open may a Keep be sent. [`Self::end`] consumes it, so that it ends once.
+/// A Keep may be sent only while the snapshot is open. [`Self::end`] consumes it: it ends once.
 #[derive(Debug)]
 pub struct Snapshot(());
 
 impl Snapshot {
-    /// Opens the snapshot of a connection.
     pub(crate) fn open() -> Self {
         Self(())
     }
 
-    /// Creates the request to keep serving a pod if ztunnel already serves it.
+    /// Keeps serving a pod if ztunnel already serves it.
     pub fn keep(&self, uid: PodUid) -> Message {
         Message(Body::Keep(uid))
     }
 
-    /// Ends the snapshot: ztunnel stops every pod that was not named.
+    /// ztunnel stops every pod that the snapshot did not name.
     pub fn end(self) -> Message {
         Message(Body::SnapshotSent)
     }

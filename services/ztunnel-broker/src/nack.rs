@@ -1,9 +1,8 @@
 //! Negative acknowledgements of ztunnel.
 
-/// The maximum length of an error message that is kept.
 const MAX_MESSAGE_BYTES: usize = 512;
 
-/// The kind of an error, by the prefix that stock ztunnel gives its message.
+/// The kind of an error, by the prefix of stock ztunnel's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NackKind {
     /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries.
@@ -18,7 +17,7 @@ pub enum NackKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nack {
     pub kind: NackKind,
-    /// ztunnel's error message, truncated to 512 bytes.
+    /// Truncated to 512 bytes.
     pub message: String,
 }
 
@@ -33,7 +32,7 @@ impl NackKind {
 }
 
 impl Nack {
-    /// Parses the error of an acknowledgement; an empty one means success.
+    /// An empty error means success.
     pub fn parse(error: &str) -> Result<(), Self> {
         if error.is_empty() {
             return Ok(());

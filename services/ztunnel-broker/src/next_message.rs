@@ -1,4 +1,4 @@
-//! Decides the next message about a pod in a session from what ztunnel has acknowledged and what is desired.
+//! Decides a session's next message about a pod from what is acknowledged and what is desired.
 
 use std::time::Instant;
 
@@ -6,7 +6,6 @@ use inpod_types::{NetnsId, WorkloadInfo};
 
 use crate::{desired::Entry, nack::Nack};
 
-/// The content of an Add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub netns: NetnsId,
@@ -14,7 +13,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Returns the content of an Add of this workload; `None` while its descriptor is missing.
+    /// Returns `None` while the workload's descriptor is missing.
     pub fn of(entry: &Entry) -> Option<Self> {
         let netns = entry.descriptor()?.netns();
         let info = entry.workload().info.clone();
@@ -25,12 +24,12 @@ impl Target {
 /// A pod as ztunnel has acknowledged it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodState {
-    /// It serves the pod in this netns, with this info.
+    /// Served in this netns, with this info.
     Added(Target),
-    /// It continues with what it had before.
+    /// ztunnel continues with what it had before.
     Kept,
     Refused(Refusal),
-    /// Deleted within the snapshot, so ztunnel may continue with this info until the snapshot is complete.
+    /// Deleted within the snapshot: ztunnel may continue with this info until the snapshot is complete.
     Cleared(WorkloadInfo),
 }
 
@@ -39,7 +38,7 @@ pub struct Refusal {
     pub target: Target,
     pub nack: Nack,
     pub times: u32,
-    /// True if the pod is still pending in ztunnel, which is not ready until a Del removes it.
+    /// Still pending in ztunnel, which is not ready until a Del removes it.
     pub pending: bool,
     pub retry_at: Instant,
 }
@@ -48,7 +47,7 @@ pub struct Refusal {
 pub enum Action {
     /// The pod is in sync, or no message would improve it.
     Nothing,
-    /// No message; drop the record.
+    /// Drop the record without a message.
     Forget,
     Add,
     /// Only possible within the snapshot.
@@ -56,8 +55,8 @@ pub enum Action {
     Del,
 }
 
-/// Decides the next action. A pod is not deleted before it can be added again: while the descriptor of its new netns is
-/// missing, ztunnel continues with the old one.
+/// A pod is not deleted before it can be added again: while the descriptor of its new netns is missing, ztunnel
+/// continues with the old one.
 pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
     match (state, wanted) {
         (None, None) => Action::Nothing,
@@ -80,7 +79,7 @@ fn decide_change(state: &PodState, wanted: Option<&Target>, now: Instant) -> Act
             let due = refusal.retry_at <= now || refusal.target != *wanted;
             if due { Action::Add } else { Action::Nothing }
         }
-        // ztunnel ignores changed info of a netns that it serves, and it may serve the pod until
+        // ztunnel ignores changed info of a netns that it serves, and may serve the pod until
         // the snapshot is complete.
         (PodState::Cleared(info), Some(wanted)) if *info == wanted.info => Action::Add,
         (PodState::Cleared(_), Some(_)) => Action::Nothing,

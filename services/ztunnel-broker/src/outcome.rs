@@ -1,4 +1,4 @@
-//! Decides whether an add has succeeded and, if no ztunnel serves the workload, why.
+//! Decides whether an add has succeeded and, if not, why.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,6 @@ pub struct Awaited {
     pub sandbox: SandboxRef,
     pub uid: PodUid,
     pub revision: Revision,
-    /// The content that has to be acknowledged.
     pub target: Target,
 }
 
@@ -33,7 +32,7 @@ impl Awaited {
         }
     }
 
-    /// Returns whether the entry is this workload, with the same netns and info.
+    /// Compares the netns and the info.
     pub fn matches(&self, entry: &Entry) -> bool {
         let workload = entry.workload();
         workload.sandbox == self.sandbox
@@ -65,14 +64,13 @@ pub enum Unserved {
         cause: String,
         retry_in: Duration,
     },
-    /// All connected ztunnels refused it.
     #[error("ztunnel refused the workload: {0}")]
     Refused(String),
     #[error("the broker is being stopped")]
     Stopping,
 }
 
-/// The session that serves the workload, or the reason why there is none.
+/// The session that serves the workload, or why there is none.
 pub type Outcome = Result<SessionId, Unserved>;
 
 /// The state that decides the outcome of an add.
@@ -82,8 +80,8 @@ pub struct Evidence<'a> {
     pub sessions: &'a Sessions,
 }
 
-/// Decides an add as soon as that is possible: on the first positive acknowledgement, on the last refusal, when the pod
-/// is in quarantine, or when a newer change supersedes it.
+/// Decides an add as soon as possible: on the first positive acknowledgement, the last refusal, a quarantine of the
+/// pod, or a newer change.
 pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Option<Outcome> {
     let current = evidence.inputs.desired.current(&awaited.uid);
     if !current.is_some_and(|entry| awaited.matches(entry)) {
@@ -104,7 +102,7 @@ pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Optio
     Some(Err(Unserved::Refused(refusals.join("; "))))
 }
 
-/// Returns the shortest quarantine if the pod is in quarantine in every session.
+/// Returns the shortest quarantine if the pod is in one in every session.
 fn quarantined_everywhere(
     evidence: &Evidence<'_>,
     awaited: &Awaited,

@@ -1,8 +1,8 @@
 //! Authentication of the processes that connect to the ZDS socket.
 //!
-//! An admitted process receives every pod's network namespace, so it is not enough that a process of root can open the
-//! socket: its cgroup must name a pod that pod-events reports as a ztunnel, and its capabilities must be exactly those
-//! of a ztunnel. The connecting process is inspected through its pidfd.
+//! An admitted process receives every pod's network namespace, so being root is not enough: its cgroup must name a
+//! pod that pod-events reports as a ztunnel, and its capabilities must be exactly those of a ztunnel. The process is
+//! inspected through its pidfd.
 
 use std::{collections::BTreeSet, io};
 
@@ -16,18 +16,16 @@ use tokio_seqpacket::UnixSeqpacket;
 
 use crate::capabilities::{Capabilities, RequiredCapabilities};
 
-/// A process that may receive descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The PID as the broker sees it; 0 if it is not visible.
+    /// 0 if the broker cannot see it.
     pub pid: i32,
-    /// The cgroup at the time of the connection; `None` if the policy does not check it.
+    /// Read when the process connects; `None` if the policy does not check it.
     pub cgroup: Option<String>,
-    /// The pod that the cgroup names.
     pub pod_uid: Option<PodUid>,
 }
 
-/// The identity of a ztunnel: its pod, or its process if the pod is not known.
+/// A ztunnel's pod, or its process if the pod is not known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ztunnel {
     /// Stays the same if the container restarts.
@@ -41,7 +39,6 @@ impl Peer {
         self.pod_uid.clone().map_or(process, Ztunnel::Pod)
     }
 
-    /// Creates a peer of which only the PID is known.
     pub fn from_pid(pid: i32) -> Self {
         Self {
             pid,
@@ -70,7 +67,6 @@ pub enum AdmissionError {
     /// The cgroup names no pod, or no single one.
     #[error("process {pid} in {cgroup} is in no pod's container")]
     NoPod { pid: i32, cgroup: String },
-    /// The process has more or fewer capabilities than a ztunnel.
     #[error(
         "process {pid} in {cgroup} does not have the capabilities of a ztunnel: it {difference}"
     )]
@@ -120,7 +116,6 @@ impl AdmissionError {
     }
 }
 
-/// The requirements for a ztunnel's process.
 #[derive(Clone, Debug)]
 pub struct Policy {
     uid: u32,
@@ -128,7 +123,7 @@ pub struct Policy {
     capabilities: RequiredCapabilities,
 }
 
-/// A process that has connected and has the user ID of the broker.
+/// A connected process with the user ID of the broker.
 #[derive(Debug)]
 pub struct Candidate {
     pid: i32,
@@ -146,7 +141,7 @@ impl Policy {
         }
     }
 
-    /// Admits every process with the broker's user ID. For demos and development.
+    /// Checks only the user ID. For demos and development.
     pub fn same_uid() -> Self {
         Self::new(Setting::Uid, RequiredCapabilities::Any)
     }
@@ -175,11 +170,11 @@ impl Policy {
         Ok(Candidate { pid, process })
     }
 
-    /// Decides whether the process may receive descriptors, by its current state and the known ztunnel pods.
+    /// Decides by the process's current state and the known ztunnel pods.
     ///
     /// # Errors
     ///
-    /// If it may not; see [`AdmissionError::may_be_admitted_later`].
+    /// If it may not receive descriptors; see [`AdmissionError::may_be_admitted_later`].
     pub fn admit(
         &self,
         candidate: &Candidate,
@@ -265,10 +260,8 @@ impl Policy {
     }
 }
 
-/// A process as procfs shows it.
 struct ProcessInfo {
     pid: i32,
-    /// The content of its `cgroup` file.
     cgroup: String,
     permitted: Option<Capabilities>,
 }

@@ -1,4 +1,4 @@
-//! Adds that wait for an acknowledgement, and how to undo each.
+//! Adds that wait for an acknowledgement, with their undo.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -10,12 +10,10 @@ use crate::{
     outcome::{self, Awaited, Evidence, Outcome, Unserved},
 };
 
-/// The way to undo an add that failed.
 #[derive(Debug)]
 pub enum Undo {
-    /// The workload was desired before, or a caller was answered that it is served.
+    /// The workload was desired before, or a caller's add has succeeded.
     Nothing,
-    /// Restores the entry that was there before.
     Restore(Option<Box<Entry>>),
 }
 
@@ -23,7 +21,6 @@ pub enum Undo {
 #[derive(Clone, Debug)]
 pub struct Ticket {
     pub awaited: Awaited,
-    /// The outcome, once it is decided.
     pub outcome: watch::Receiver<Option<Outcome>>,
     serial: u64,
 }
@@ -37,7 +34,7 @@ struct Pending {
     outcome: watch::Sender<Option<Outcome>>,
 }
 
-/// The pending adds: at most one per sandbox, for which several callers may wait.
+/// At most one per sandbox, for which several callers may wait.
 #[derive(Debug, Default)]
 pub struct PendingAdds {
     by_sandbox: BTreeMap<SandboxRef, Pending>,
@@ -46,7 +43,7 @@ pub struct PendingAdds {
 
 impl PendingAdds {
     /// Waits for an add. A repeated call joins the first one. A newer revision of the sandbox supersedes it and takes
-    /// over its undo, which restores what was there before both.
+    /// over its undo, which restores the state before both.
     pub fn join(&mut self, awaited: Awaited, undo: Undo) -> Ticket {
         let earlier = self.by_sandbox.remove(&awaited.sandbox);
         let pending = match earlier {
@@ -82,7 +79,7 @@ impl PendingAdds {
         }
     }
 
-    /// Ends a wait. Returns what to restore if no caller waits any more and none was answered with success.
+    /// Returns what to restore if no caller waits any more and none was answered with success.
     pub fn leave(&mut self, ticket: &Ticket, served: bool) -> Undo {
         let sandbox = &ticket.awaited.sandbox;
         let Some(pending) = self.by_sandbox.get_mut(sandbox) else {
@@ -102,7 +99,7 @@ impl PendingAdds {
         gone.map_or(Undo::Nothing, |pending| pending.undo)
     }
 
-    /// Keeps the workload whatever the outcome of its add, because the whole set contains it.
+    /// Keeps the workload whatever the outcome of its add: the whole set contains it.
     pub fn confirm(&mut self, sandbox: &SandboxRef, revision: Revision) {
         if let Some(pending) = self.by_sandbox.get_mut(sandbox)
             && pending.awaited.revision <= revision
@@ -111,7 +108,6 @@ impl PendingAdds {
         }
     }
 
-    /// Decides every add that can be decided.
     pub fn decide(&self, evidence: &Evidence<'_>, now: Instant) {
         for pending in self.by_sandbox.values() {
             if pending.outcome.borrow().is_none()
@@ -132,7 +128,6 @@ impl PendingAdds {
 }
 
 impl Pending {
-    /// Sets the outcome unless there is one already.
     fn decide(&self, outcome: Outcome) {
         self.outcome.send_if_modified(|decided| {
             let first = decided.is_none();

@@ -1,11 +1,11 @@
 //! Pods over which sessions ended: ztunnel disconnected, fell silent or gave up while a message about
 //! the pod was unanswered.
 //!
-//! It is not known whether the pod was the cause. After the first loss the pod is sent last, so that it delays no other
-//! pod. After the second it is in quarantine, with growing waits. The pod is suspected rather than its sandbox: a
-//! runtime that creates a new sandbox for each attempt must not cost the node its ztunnel each time. Each ztunnel has
-//! its own suspicions: a broken one loses its sessions over every pod, and its successor must not pay for that. A
-//! ztunnel that accepts a pod, or refuses it in a way that keeps the connection, clears the suspicion.
+//! The pod may not be the cause. After the first loss it is sent last, to delay no other; after the second it is in
+//! quarantine, with growing waits. The pod is suspected, not its sandbox: a runtime that creates a new sandbox for
+//! each attempt must not cost the node its ztunnel each time. Suspicions are per ztunnel: a broken one loses its
+//! sessions over every pod, which its successor must not pay for. A ztunnel that accepts a pod, or refuses it and
+//! keeps the connection, clears the suspicion.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +16,11 @@ use inpod_types::PodUid;
 
 use crate::peer::Ztunnel;
 
-/// Consecutive lost sessions that do not yet put a pod in quarantine.
+/// Consecutive losses that do not yet put a pod in quarantine.
 const TOLERATED_LOSSES: u32 = 1;
 
-/// Each quarantine is twice as long as the one before, up to the maximum. A wait keeps one pod out of the mesh; a retry
-/// may cost the node its ztunnel.
+/// Each quarantine is twice as long as the one before, up to the maximum. A wait keeps one pod out of the mesh; a
+/// retry may cost the node its ztunnel.
 const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
 const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 
@@ -28,34 +28,32 @@ const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 pub struct Suspicion {
     /// Consecutive sessions that ended.
     pub times: u32,
-    /// The reason why the last of them ended, as text for operators.
     pub cause: String,
-    /// The time at which the pod may be sent again.
     pub due: Instant,
     at: Instant,
     during: LostDuring,
 }
 
 impl Suspicion {
-    /// Returns whether a snapshot may name the pod. A Keep of a pod that was never added does nothing, so only a Keep
-    /// over which sessions ended is dangerous. After the first loss it is still sent, because leaving the pod out
+    /// Returns whether a snapshot may name the pod. A Keep of a pod that was never added does nothing, so only a
+    /// Keep over which sessions ended is dangerous. After the first loss it is still sent: leaving the pod out
     /// would certainly stop it.
     fn may_keep(&self) -> bool {
         self.during != LostDuring::Keep || !self.is_in_quarantine()
     }
 
-    /// Returns whether the pod is in quarantine, or is being retried after one.
+    /// Also true while the pod is retried after a quarantine.
     pub fn is_in_quarantine(&self) -> bool {
         self.times > TOLERATED_LOSSES
     }
 
-    /// The end of the quarantine; `None` if it is over or there is none.
+    /// Returns `None` if the quarantine is over or there is none.
     pub fn quarantined_until(&self, now: Instant) -> Option<Instant> {
         (self.is_in_quarantine() && self.due > now).then_some(self.due)
     }
 }
 
-/// The message that was unanswered when a session ended.
+/// The unanswered message when a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostDuring {
     Add,
@@ -65,18 +63,17 @@ pub enum LostDuring {
 /// The conditions under which a ztunnel receives a suspected pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferral {
-    /// The time at which its Add is due; it is sent after everything else.
+    /// Its Add is then sent after everything else.
     pub due: Instant,
-    /// True if a snapshot may name the pod.
     pub may_keep: bool,
 }
 
-/// All suspected pods, each with the ztunnels that lost sessions over it.
+/// Suspected pods, each with the ztunnels that lost sessions over it.
 #[derive(Debug, Default)]
 pub struct Quarantine(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
 
 impl Quarantine {
-    /// Records that a session of the ztunnel ended over the pod. Drops suspicions that have been due for long.
+    /// Records a session's end over the pod. Drops suspicions that have been due for long.
     pub fn record_loss(
         &mut self,
         uid: &PodUid,
@@ -105,14 +102,14 @@ impl Quarantine {
         });
     }
 
-    /// Clears the suspicions against a pod that a ztunnel has answered without ending the session. Returns
+    /// Clears the suspicions against a pod after an answer that did not end the session. Returns
     /// whether there were any.
     pub fn clear(&mut self, uid: &PodUid) -> bool {
         self.0.remove(uid).is_some()
     }
 
-    /// Returns how to send a pod to this ztunnel; `None` if it is not suspected. A suspicion of another ztunnel causes
-    /// no wait, because the other one may be broken.
+    /// Returns how to send a pod to this ztunnel; `None` if it is not suspected. Another ztunnel's suspicion causes
+    /// no wait: that one may be broken.
     pub fn deferral(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Deferral> {
         let by = self.0.get(uid)?;
         let other = |suspicion: &Suspicion| Deferral {
@@ -131,7 +128,7 @@ impl Quarantine {
         self.0.get(uid)?.get(ztunnel)
     }
 
-    /// The suspicion against a pod with the most lost sessions.
+    /// The suspicion with the most lost sessions.
     pub fn worst_suspicion(&self, uid: &PodUid) -> Option<&Suspicion> {
         let by = self.0.get(uid)?;
         by.values().max_by_key(|suspicion| suspicion.times)

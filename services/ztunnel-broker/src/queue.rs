@@ -1,10 +1,10 @@
-//! The queue of pods that a session has to examine.
+//! The pods that a session has to examine.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use inpod_types::PodUid;
 
-/// A queue with two priorities. Callers wait for the urgent pods.
+/// Has two priorities: callers wait for the urgent pods.
 #[derive(Debug, Default)]
 pub struct Queue {
     urgent: UniqueFifo,
@@ -20,7 +20,7 @@ impl Queue {
         self.normal.push(uid);
     }
 
-    /// The number of entries; a pod may be in both parts.
+    /// A pod may be in both parts.
     pub fn len(&self) -> usize {
         self.urgent.order.len() + self.normal.order.len()
     }

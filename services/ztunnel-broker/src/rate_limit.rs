@@ -1,15 +1,13 @@
-//! Limits how fast connections are accepted.
-
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// A limit of operations per second, with a burst of one second's worth after idle time.
+/// Operations per second, with a burst of one second's worth after idle time.
 #[derive(Debug)]
 pub struct RateLimit {
     interval: Duration,
     burst: Duration,
-    /// The time at which the next operation would be due if none ever started early.
+    /// When the next operation would be due, had none started early.
     due: Instant,
     acquired: bool,
 }
@@ -27,7 +25,6 @@ impl RateLimit {
         }
     }
 
-    /// Waits until the next operation may start and counts it.
     pub async fn acquire(&mut self) {
         if std::mem::replace(&mut self.acquired, true) {
             self.due += self.interval;
@@ -37,7 +34,6 @@ impl RateLimit {
         sleep_until(self.due).await;
     }
 
-    /// Does not count the last operation.
     pub fn refund(&mut self) {
         self.acquired = false;
     }

@@ -38,7 +38,7 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// `instance_id` identifies this run. `undo_reserve` is how much of its caller's deadline a failed add leaves.
+    /// `instance_id` identifies this run. A failed add leaves `undo_reserve` of its caller's deadline.
     pub fn new(
         hub: Arc<Hub>,
         instance_id: &str,

@@ -1,8 +1,7 @@
-//! One ztunnel's session without its socket: what the ztunnel has acknowledged, the next message, and the
-//! meaning of its responses.
+//! One ztunnel's session without its socket: acknowledged state, next message, and the meaning of responses.
 //!
-//! The session is level-triggered. The queue only holds which pods to examine; the message follows from what the
-//! ztunnel has acknowledged and what is desired at that moment, so a change that was reverted in time costs nothing.
+//! The session is level-triggered: the queue only holds which pods to examine, and the message follows from
+//! acknowledged and desired state at that moment. A change that was reverted in time costs nothing.
 
 mod add_status;
 mod answer;
@@ -28,7 +27,7 @@ use crate::{
     queue::Queue,
 };
 
-/// The reason why a session ended, as far as its messages are concerned.
+/// The end of a session, as far as its messages are concerned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
     /// The peer may not be a ztunnel.
@@ -49,7 +48,6 @@ pub enum SessionEnd {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Connected, but without a hello.
     Connected,
     /// Receiving the desired set, or waiting until it is known.
     Snapshot,
@@ -71,12 +69,10 @@ enum Phase {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub state: PodState,
-    /// The sandbox that the message was about.
     pub sandbox: SandboxRef,
     pub answered: Instant,
 }
 
-/// The message that waits for its response.
 #[derive(Debug)]
 struct InFlight {
     subject: Subject,
@@ -96,11 +92,10 @@ enum Subject {
     SnapshotSent,
 }
 
-/// The state with which a session compares its own.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionInputs<'a> {
     pub desired: &'a Desired,
-    /// The pods that are sent last, or not for now.
+    /// The pods sent last, or not for now.
     pub quarantine: &'a Quarantine,
 }
 
@@ -124,16 +119,15 @@ pub struct Session {
     /// Suspected pods to add once nothing else is left to send.
     deferred: BTreeSet<PodUid>,
     counts: Counts,
-    /// The number of pods that it has acknowledged serving.
     serves: usize,
-    /// True if a response has arrived since the queue was last found empty.
+    /// A response has arrived since the queue was last found empty.
     busy: bool,
     in_flight: Option<InFlight>,
     renewed: bool,
 }
 
 impl Session {
-    /// Starts a session that has `ack_timeout` for the hello and for each response.
+    /// `ack_timeout` holds for the hello and for each response.
     pub fn new(ztunnel: Ztunnel, ack_timeout: Duration, now: Instant) -> Self {
         Self {
             ztunnel,
@@ -169,7 +163,7 @@ impl Session {
         }
     }
 
-    /// Requests the session to be closed by [`Self::check_deadline`].
+    /// Makes [`Self::check_deadline`] close the session.
     pub fn renew(&mut self) {
         self.renewed = true;
     }
@@ -179,7 +173,6 @@ impl Session {
         self.queue.push_urgent(uid);
     }
 
-    /// Queues a pod without urgency.
     pub fn queue(&mut self, uid: &PodUid) {
         self.queue.push(uid);
     }
@@ -196,8 +189,7 @@ impl Session {
         self.queue.push_urgent(uid);
     }
 
-    /// Returns the next message if one is due. None is due while another is in flight, before the hello, or before the
-    /// desired set is known.
+    /// Returns no message while another is in flight, before the hello, or before the desired set is known.
     pub fn next(&mut self, inputs: SessionInputs<'_>, now: Instant) -> Option<Message> {
         let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
         if !ready || !inputs.desired.is_seeded() {
@@ -274,7 +266,7 @@ impl Session {
         next_message::decide(state, wanted, now)
     }
 
-    /// Sends Keeps after all Adds, so that a descriptor that arrives in the meantime still allows an Add.
+    /// Sends Keeps after all Adds, as a descriptor that arrives meanwhile still allows an Add.
     /// Ends the snapshot last.
     fn next_of_snapshot(
         &mut self,
@@ -297,7 +289,7 @@ impl Session {
         self.end_snapshot()
     }
 
-    /// Returns the entry of a pod that was not sent yet and for which a Keep is the best possible message.
+    /// Returns the entry of a pod not sent yet for which a Keep is the best message.
     fn keepable<'a>(&self, uid: &PodUid, inputs: SessionInputs<'a>) -> Option<&'a Entry> {
         let entry = inputs.desired.current(uid)?;
         let deferral = self.deferral(uid, inputs);

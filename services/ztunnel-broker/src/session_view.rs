@@ -1,4 +1,4 @@
-//! Read-only views of sessions and workloads for callers and watchers.
+//! Read-only views of sessions and workloads.
 
 use std::time::Instant;
 
@@ -27,9 +27,7 @@ pub struct SessionView {
     pub stage: Option<Stage>,
     pub greeted: bool,
     pub counts: Counts,
-    /// The number of pods waiting in its queues.
     pub queued: usize,
-    /// The number of pods that it has acknowledged serving.
     pub workloads: usize,
 }
 
@@ -37,7 +35,6 @@ pub struct SessionView {
 pub enum Progress {
     /// Not sent yet, or not completely.
     Queued,
-    /// Sent, but not acknowledged.
     Sent,
     Added,
     Kept,
@@ -73,7 +70,7 @@ pub fn session(id: SessionId, slot: &Slot) -> SessionView {
     }
 }
 
-/// Returns the current view of a pod in a session. `sandbox` is used if the pod is not desired.
+/// Returns a pod's view. `sandbox` is used if the pod is not desired.
 pub fn workload(
     inputs: SessionInputs<'_>,
     id: SessionId,

@@ -1,4 +1,4 @@
-//! The connected ztunnels, and when and why the last one was lost.
+//! The connected ztunnels, and how the last one was lost.
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
@@ -7,7 +7,7 @@ use crate::{
     session::{Session, Stage},
 };
 
-/// A session number, unique and ascending within one run of the broker.
+/// Unique and ascending within one run of the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
@@ -27,11 +27,9 @@ pub struct Slot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     pub at: Instant,
-    /// The cause, as text for operators.
     pub why: String,
 }
 
-/// The connected ztunnels, oldest first.
 #[derive(Debug, Default)]
 pub struct Sessions {
     open: BTreeMap<SessionId, Slot>,
@@ -47,7 +45,7 @@ impl Sessions {
         id
     }
 
-    /// Removes a session. One that never sent a hello may not have been a ztunnel and does not count as lost.
+    /// A session that never sent a hello may not have been a ztunnel and does not count as lost.
     pub fn close(&mut self, id: SessionId, why: &str, now: Instant) -> Option<Slot> {
         let slot = self.open.remove(&id)?;
         if slot.session.stage() != Stage::Connected {
@@ -73,13 +71,11 @@ impl Sessions {
         self.open.values_mut().map(|slot| &mut slot.session)
     }
 
-    /// The sessions that have sent their hello.
     pub fn greeted(&self) -> impl Iterator<Item = (SessionId, &Session)> {
         let sessions = self.open.iter().map(|(id, slot)| (*id, &slot.session));
         sessions.filter(|(_, session)| session.stage() != Stage::Connected)
     }
 
-    /// The ztunnel that disconnected last.
     pub fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
     }

@@ -1,5 +1,5 @@
-//! The broker's state without sockets and clocks: the desired set, what each ztunnel has acknowledged, and
-//! the adds that wait.
+//! The broker's state without sockets and clocks: the desired set, each ztunnel's acknowledged
+//! state, and waiting adds.
 
 mod views;
 
@@ -27,7 +27,7 @@ pub struct State {
     desired: Desired,
     sessions: Sessions,
     quarantine: Quarantine,
-    /// A pod was cleared of suspicion, so other sessions have to be woken to add it.
+    /// A pod was cleared of suspicion: other sessions have to be woken to add it.
     cleared: bool,
     pending: PendingAdds,
     events: Vec<Event>,
@@ -54,7 +54,6 @@ impl State {
         &self.desired
     }
 
-    /// The pods over which sessions ended.
     pub fn quarantine(&self) -> &Quarantine {
         &self.quarantine
     }
@@ -63,7 +62,6 @@ impl State {
         &self.sessions
     }
 
-    /// Returns the changes since the last call, in order.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
@@ -106,8 +104,8 @@ impl State {
         Ok(ticket)
     }
 
-    /// Ends a wait and returns the outcome of the add as of now. If no caller was answered with success, the set is
-    /// restored and the sessions bring the ztunnels back to it.
+    /// Ends a wait and returns the outcome as of now. If no caller was answered with success, the set is restored and
+    /// the sessions bring the ztunnels back to it.
     pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
         let outcome = ticket.outcome.borrow().clone();
         let outcome = outcome
@@ -116,7 +114,7 @@ impl State {
         outcome
     }
 
-    /// Ends the wait of a caller that has gone without waiting for the outcome.
+    /// Ends the wait of a caller that has gone.
     pub fn abandon_add(&mut self, ticket: &Ticket, now: Instant) {
         self.stop_waiting(ticket, false, now);
     }
@@ -150,7 +148,6 @@ impl State {
         Ok(())
     }
 
-    /// Stores a descriptor that was missing.
     pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor, now: Instant) {
         let changes = self.desired.store(sandbox, descriptor);
         self.queue(&changes, now);
@@ -179,7 +176,6 @@ impl State {
         }
     }
 
-    /// Opens a session for a ztunnel that has connected.
     pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
         let id = self.sessions.open(Slot {
             session: Session::new(peer.ztunnel(), self.ack_timeout, now),
@@ -190,7 +186,7 @@ impl State {
         id
     }
 
-    /// Starts the snapshot of a ztunnel that has sent its hello.
+    /// Starts the snapshot of a ztunnel.
     pub fn hello(&mut self, id: SessionId, now: Instant) {
         if let Some(slot) = self.sessions.get_mut(id) {
             slot.session.on_hello(&self.desired);
@@ -202,7 +198,6 @@ impl State {
         self.decide(now);
     }
 
-    /// Returns the next message for a ztunnel, if one is due.
     pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
         let slot = self.sessions.get_mut(id).filter(|_| !self.stopping)?;
         let inputs = SessionInputs {
@@ -222,7 +217,7 @@ impl State {
         Some(message)
     }
 
-    /// Handles a ztunnel's response and returns which workload it was about.
+    /// Handles a response and returns which workload it was about.
     ///
     /// # Errors
     ///
@@ -255,7 +250,6 @@ impl State {
         std::mem::take(&mut self.cleared)
     }
 
-    /// Notes that the last message was not sent.
     pub fn on_send_failed(&mut self, id: SessionId) {
         if let Some(slot) = self.sessions.get_mut(id) {
             slot.session.on_send_failed();
@@ -277,8 +271,7 @@ impl State {
         slot.map_or(Ok(()), |slot| slot.session.check_deadline(now))
     }
 
-    /// Marks a session to be closed, so that its ztunnel connects again, and returns its view. Returns `None` if there
-    /// is no such session.
+    /// Marks a session to be closed, so that its ztunnel connects again. Returns `None` if there is no such session.
     pub fn renew(&mut self, id: SessionId) -> Option<SessionView> {
         let slot = self.sessions.get_mut(id)?;
         slot.session.renew();
@@ -324,7 +317,6 @@ impl State {
         self.pending.stop();
     }
 
-    /// Fails while the broker is being stopped.
     pub fn check_running(&self) -> Result<(), Unserved> {
         if self.stopping {
             return Err(Unserved::Stopping);
@@ -333,7 +325,7 @@ impl State {
     }
 }
 
-/// Returns whether the ztunnel has answered an Add of the pod and kept the connection.
+/// Returns whether the ztunnel has answered an Add and kept the connection.
 fn was_added(record: &Record) -> bool {
     matches!(record.state, PodState::Added(_) | PodState::Refused(_))
 }

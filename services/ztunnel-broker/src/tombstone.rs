@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use inpod_types::{Revision, SandboxRef};
 
-/// The number of tombstones kept. A node runs a few hundred pods, and calls are delayed by seconds.
+/// A node runs a few hundred pods, and calls are delayed by seconds.
 const MAX_TOMBSTONES: usize = 4096;
 
-/// The revisions at which sandboxes were removed. The oldest tombstone is dropped first.
+/// The revisions at which sandboxes were removed; the oldest is dropped first.
 #[derive(Debug, Default)]
 pub struct Tombstones {
     revisions: BTreeMap<SandboxRef, (Revision, u64)>,
@@ -16,7 +16,6 @@ pub struct Tombstones {
 }
 
 impl Tombstones {
-    /// Returns the revision at which the sandbox was last removed.
     pub fn get(&self, sandbox: &SandboxRef) -> Option<Revision> {
         self.revisions.get(sandbox).map(|(revision, _)| *revision)
     }

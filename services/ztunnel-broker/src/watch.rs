@@ -1,4 +1,4 @@
-//! Conversion of sessions and workloads to protobuf messages, and the stream of their changes.
+//! The stream of changes of sessions and workloads, as protobuf messages.
 
 use std::{
     sync::Arc,
@@ -167,7 +167,6 @@ fn refusal(kind: NackKind) -> wire::Refusal {
     }
 }
 
-/// Converts a past or future instant to wall-clock time.
 fn timestamp(at: Instant) -> prost_types::Timestamp {
     let (now, clock) = (Instant::now(), SystemTime::now());
     let shown = match at.checked_duration_since(now) {

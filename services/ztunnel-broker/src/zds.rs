@@ -30,10 +30,10 @@ use crate::{
     sessions::SessionId,
 };
 
-/// Bounds the responses that are read. Stock ztunnel's negative responses carry a backtrace of up to 1.5 KB.
+/// Stock ztunnel's negative responses carry a backtrace of up to 1.5 KB.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-/// The kernel accepts a packet at once, because there is never a second one unread.
+/// The kernel accepts a packet at once: there is never a second one unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,6 @@ pub enum ZdsError {
     SendTimeout,
 }
 
-/// The socket on which ztunnels connect.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixSeqpacketListener,
@@ -74,8 +73,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a socket that only this user may open, in a directory that only this user may enter, and admits every
-    /// process of this user. Replaces a stale socket, but not one that is being served.
+    /// Listens on a socket and in a directory that only this user may open, and admits every process of this user.
+    /// Replaces a stale socket, but not one that is being served.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let lock = uds::prepare(path, SockType::SeqPacket)?;
         restrict_directory(path)?;
@@ -94,14 +93,12 @@ impl Listener {
         })
     }
 
-    /// Admits the peers that `policy` accepts instead.
     #[must_use]
     pub fn admitting(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Serves ztunnels forever. Dropping the future closes all connections without sending anything, so ztunnels
-    /// keep serving their pods.
+    /// Dropping the future closes all connections without sending anything, so ztunnels keep serving their pods.
     pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
         tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
         Admission::new(hub, self.policy).serve(self.listener).await
@@ -125,7 +122,6 @@ fn restrict_directory(path: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Runs the session of an admitted peer until it ends.
 pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
     let id = hub.connect(peer.clone());
     let guard = SessionGuard { hub, id };
@@ -143,7 +139,7 @@ pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) 
     drop(guard);
 }
 
-/// Removes the session from the hub if its task is dropped. A second removal changes nothing.
+/// Removes the session if its task is dropped. A second removal changes nothing.
 struct SessionGuard<'a> {
     hub: &'a Hub,
     id: SessionId,
@@ -155,7 +151,7 @@ impl Drop for SessionGuard<'_> {
     }
 }
 
-/// Exchanges packets: at most one request is in flight at any time.
+/// At most one request is in flight at any time.
 async fn exchange_messages(
     socket: &UnixSeqpacket,
     hub: &Hub,
@@ -205,7 +201,7 @@ async fn exchange_messages(
     }
 }
 
-/// Fails if a packet has arrived although no request is in flight. It would be credited to the next request.
+/// A packet that arrives without a request in flight would be credited to the next one.
 fn check_no_unsolicited(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
     // Asks the kernel directly: tokio does so only after it was notified that the socket is readable.
     match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
@@ -263,7 +259,7 @@ fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
     }
 }
 
-/// Logs a message that was sent; for an Add, to the audit log, which process received which network namespace.
+/// Logs a message that was sent; an Add to the audit log, with the receiving process and the netns.
 fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     let pid = peer.pid;
     let Some(uid) = message.uid() else {
@@ -281,7 +277,7 @@ fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     }
 }
 
-/// Logs a refusal at warning level, because an operator has to look at a pod that ztunnel cannot start.
+/// At warning level: an operator has to examine a pod that ztunnel cannot start.
 fn log_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
     if let (Some((uid, sandbox)), Some(nack)) = (answered, nack) {
         let (kind, error) = (nack.kind, &nack.message);

@@ -1,4 +1,4 @@
-//! Tests of the binary: its sockets, its RPCs and its shutdown. Time is real.
+//! Tests of the binary: its sockets, RPCs and shutdown. Time is real.
 
 #[cfg(test)]
 #[expect(dead_code, reason = "this binary uses a part of it")]
@@ -30,7 +30,6 @@ mod tests {
 
     type Client = ZtunnelBrokerServiceClient<Channel>;
 
-    /// The broker's process, killed on drop.
     struct Broker(Child);
 
     impl Broker {
@@ -77,7 +76,6 @@ mod tests {
         }
     }
 
-    /// Waits until the broker responds, and returns its instance ID.
     async fn instance_id(client: &mut Client) -> String {
         let deadline = Instant::now() + SOON;
         loop {

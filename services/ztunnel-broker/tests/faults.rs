@@ -1,7 +1,7 @@
 //! Ztunnels that violate the protocol, in every way at every message. Time is virtual.
 //!
-//! In every case no response is credited to another pod than its own, the caller of an add is answered in time, stock
-//! ztunnel would survive every message, and the next session restores everything.
+//! In every case no response is credited to another pod, the caller of an add is answered in time, stock ztunnel
+//! would survive every message, and the next session restores everything.
 
 #![cfg_attr(
     test,
@@ -29,7 +29,7 @@ use bench::{ACK_TIMEOUT, Bench, SOON, Ztunnel, describe, workload};
 /// The deadline of an add's caller: two ack timeouts and the reconnects.
 const CALLER: Duration = Duration::from_secs(45);
 
-/// The reaction of a ztunnel to one message instead of an acknowledgement.
+/// A ztunnel's reaction instead of an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     AcksAfterTheTimeout,
@@ -59,11 +59,9 @@ const FAULTS: [Fault; 11] = [
     Fault::ForbidsIt,
 ];
 
-/// A session as the ztunnel sees it.
 struct Session {
     ztunnel: Ztunnel,
     complete: bool,
-    /// The pods of which it has acknowledged the Add.
     acknowledged: BTreeSet<String>,
 }
 
@@ -76,7 +74,7 @@ impl Session {
         }
     }
 
-    /// Returns the next message, which stock ztunnel must survive; `None` if there is none for a while.
+    /// Returns the next message, which stock ztunnel must survive; `None` after a while.
     async fn next(&self, time: Duration) -> Option<Payload> {
         let (payload, fds) = self.ztunnel.within(time).await?;
         let only_before = matches!(payload, Payload::Keep(_) | Payload::SnapshotSent(_));
@@ -103,10 +101,10 @@ impl Session {
         }
     }
 
-    /// Applies the fault to the next message. Returns whether the broker then closed the connection.
+    /// Returns whether the broker closed the connection after the fault.
     async fn apply(&mut self, fault: Fault) -> bool {
         if matches!(fault, Fault::AcksBeforeItIsTold) {
-            // While a message is in flight, the response would be credited to that; so it is sent when none is.
+            // Sent while no message is in flight, to which the response would be credited.
             self.follow().await;
             self.ztunnel.ack().await;
             return self.ztunnel.hung_up(SOON).await;
@@ -166,7 +164,7 @@ async fn check(fault: Fault, n: usize) {
     assert_eq!(bench.hub.descriptors(), 4, "{fault:?} at {n}");
 }
 
-/// Checks that no pod counts as served that the ztunnel did not acknowledge.
+/// No pod may count as served that the ztunnel did not acknowledge.
 fn check_credit(bench: &Bench, acknowledged: &BTreeSet<String>, fault: Fault, n: usize) {
     let (_, listed) = bench.hub.list();
     for it in listed {
@@ -239,7 +237,7 @@ async fn the_caller_of_a_pod_in_quarantine_receives_the_cause_and_the_wait() {
     let wait = failure.retry_after.unwrap();
     assert!(wait > Duration::from_secs(58) && wait <= Duration::from_secs(60));
 
-    // Other pods are served, and so is this one when its quarantine is over.
+    // Other pods are served, and so is this one after its quarantine.
     loop {
         let message = describe(&ztunnel.ack_next().await);
         assert_ne!(message, "add p1");

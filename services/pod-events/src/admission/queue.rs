@@ -1,15 +1,15 @@
-//! The ADDs that work and those that wait. Keeps no clock: callers report how long work took.
+//! Working and waiting ADDs. Keeps no clock: callers report durations.
 
 use std::{collections::BTreeSet, num::NonZeroUsize, time::Duration};
 
 use tokio::time::Instant;
 
-/// The weight of the newest duration in the mean is 1/WINDOW. There is no estimate before as many durations are
-/// recorded, because the first ADDs of a burst take longest.
+/// The newest duration has weight 1/WINDOW in the mean. No estimate before as many durations are recorded: the first
+/// ADDs of a burst take longest.
 const WINDOW: u32 = 8;
 
-/// An ADD's position in the queue, ordered by deadline and then by arrival. Only ADDs with an earlier deadline can
-/// overtake, and those become fewer as its own deadline approaches: no ADD starves.
+/// An ADD's position in the queue. Only ADDs with an earlier deadline can overtake, ever fewer as its own
+/// approaches: no ADD starves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Ticket {
     pub(super) deadline: Instant,
@@ -18,7 +18,7 @@ pub(super) struct Ticket {
 
 /// A bounded number of working ADDs, and the waiting ones.
 ///
-/// Ordered set instead of a binary heap: an ADD whose caller goes away leaves from the middle.
+/// An ordered set, not a binary heap: a cancelled ADD leaves from the middle.
 #[derive(Debug)]
 pub(super) struct Queue {
     max: NonZeroUsize,
@@ -50,7 +50,6 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Issues a ticket that is not queued yet.
     pub(super) fn issue_ticket(&mut self, deadline: Instant) -> Ticket {
         self.next += 1;
         Ticket {
@@ -87,12 +86,10 @@ impl Queue {
         self.mean_duration = (self.mean_duration * (self.samples - 1) + worked) / self.samples;
     }
 
-    /// Returns the number of ADDs that go before a ticket.
     pub(super) fn ahead(&self, ticket: Ticket) -> usize {
         self.working + self.waiting.range(..ticket).count()
     }
 
-    /// Estimates how long a ticket has to wait, from the mean duration of recent ADDs.
     pub(super) fn estimated_wait(&self, ticket: Ticket) -> Duration {
         if self.working < self.max.get() || self.samples < WINDOW {
             return Duration::ZERO;
@@ -117,7 +114,6 @@ mod tests {
         Enqueue(u64),
         /// The waiting ADD with this index (modulo their number) leaves.
         Remove(usize),
-        /// A working ADD finishes.
         Finish,
     }
 
@@ -130,7 +126,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model is a list that is searched for its minimum; the second field is the order of arrival.
+        /// The model searches a list for its minimum; the second field is the order of arrival.
         #[test]
         fn the_earliest_deadline_works_next_none_is_lost_and_never_more_than_the_maximum_work(
             max in 1..5_usize,

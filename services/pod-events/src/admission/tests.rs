@@ -63,7 +63,7 @@ async fn an_add_that_would_wait_past_its_deadline_is_refused_at_once_with_what_i
     assert_eq!(failure.retry_after, Some(Duration::from_secs(16)));
     assert!(failure.message.contains("1 ADDs are ahead"), "{failure}");
     assert_eq!(admission.waiting(), 0);
-    // By the estimate it would be late, but within the tolerance.
+    // Late by the estimate, but within the tolerance.
     let mut waits = Box::pin(admission.acquire(deadline_in(5_000)));
     assert!(waits.as_mut().now_or_never().is_none());
 }

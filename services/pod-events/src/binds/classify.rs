@@ -1,4 +1,4 @@
-//! Classifies the sockets of one port, and who can reach them.
+//! Classifies the sockets of one port by who can reach them.
 
 use std::net::IpAddr;
 
@@ -11,19 +11,15 @@ use super::{PodNetwork, Port, PortReferences, Protocol, Socket, Ztunnel};
 /// The index of the loopback interface in every netns (`LOOPBACK_IFINDEX` in net/flow.h).
 const LOOPBACK: u32 = 1;
 
-/// The ports on which ztunnel listens in every enrolled pod
-/// (services/docs/facts/istio-ambient.md): outbound, inbound, HBONE.
+/// ztunnel's ports in every enrolled pod (services/docs/facts/istio-ambient.md): outbound, inbound, HBONE.
 const ZTUNNEL_PORTS: [u16; 3] = [15001, 15006, 15008];
 
-/// The port on which ztunnel's DNS proxy listens.
 const ZTUNNEL_DNS_PORT: u16 = 15053;
 
-/// Returns whether ztunnel listens on the port in enrolled pods.
 pub(super) fn is_ztunnel_port((protocol, port): Port) -> bool {
     port == ZTUNNEL_DNS_PORT || (protocol == Protocol::Tcp && ZTUNNEL_PORTS.contains(&port))
 }
 
-/// Describes a port by its references alone.
 pub(super) fn unclassified((protocol, port): Port, references: PortReferences) -> PortBinds {
     let protocol = match protocol {
         Protocol::Tcp => PortProtocol::Tcp,
@@ -39,7 +35,6 @@ pub(super) fn unclassified((protocol, port): Port, references: PortReferences) -
     }
 }
 
-/// Describes a port with its sockets.
 pub(super) fn port(
     port: Port,
     references: PortReferences,
@@ -78,7 +73,7 @@ fn bind(socket: &Socket, network: &PodNetwork) -> Bind {
     }
 }
 
-/// Classifies a bind. The numbers of the kinds increase as fewer clients can reach them.
+/// Classifies a bind. Kinds with greater numbers are reachable by fewer clients.
 fn kind(socket: &Socket, network: &PodNetwork) -> BindKind {
     let address = socket.address;
     if is_local(socket) {
@@ -92,7 +87,6 @@ fn kind(socket: &Socket, network: &PodNetwork) -> BindKind {
     }
 }
 
-/// Returns whether only the pod itself can reach the socket.
 fn is_local(socket: &Socket) -> bool {
     socket.address.is_loopback() || socket.interface == Some(LOOPBACK)
 }
@@ -110,22 +104,19 @@ fn family(address: &IpAddr) -> Family {
     }
 }
 
-/// Returns whether the socket accepts a family.
 fn takes(socket: &Socket, by: Family) -> bool {
     family(&socket.address) == by || (by == Family::V4 && socket.dual_stack)
 }
 
-/// The origin of a connection to the pod's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     /// Another host or pod, through the pod's interface.
     Outside,
-    /// ztunnel in the pod, through loopback. Such a connection has the client's source address, to which a socket that
-    /// is bound to an interface, even to loopback, has no route back (measured).
+    /// ztunnel in the pod, through loopback, with the client's source address: a socket bound to an interface, even
+    /// to loopback, has no route back to it (measured).
     Ztunnel,
 }
 
-/// Returns whether a connection to the pod's address reaches the socket.
 fn is_reached(socket: &Socket, by: Family, from: From) -> bool {
     let is_deliverable = socket.interface.is_none() || from == From::Outside;
     takes(socket, by) && is_deliverable && !is_local(socket)
@@ -144,7 +135,6 @@ fn changes(port: Port, sockets: &[&Socket], network: &PodNetwork) -> Vec<BindCha
     is_lost.then_some(BindChange::Lost).into_iter().collect()
 }
 
-/// Returns the warnings for a port that is referred to.
 fn warnings(
     protocol: Protocol,
     widest: BindKind,

@@ -42,7 +42,6 @@ fn on_interface(address: &str, interface: u32) -> Socket {
     }
 }
 
-/// Classifies the sockets of a port that a container declares.
 fn classified(sockets: Vec<Socket>) -> PortBinds {
     let mut ports = PortIndex::default();
     ports.add_container_port(&DeclaredPort {

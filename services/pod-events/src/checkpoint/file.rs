@@ -1,5 +1,5 @@
-//! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows schema
-//! 1 would withdraw such a pod; this way it sets the file aside instead.
+//! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows
+//! schema 1 sets such a file aside; as schema 1 it would withdraw the pod.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -14,7 +14,6 @@ use crate::{
 
 const SCHEMA: u32 = 2;
 
-/// The schema of pods without a sidecar.
 const AMBIENT: u32 = 1;
 
 #[derive(Debug, thiserror::Error)]
@@ -173,7 +172,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         settings,
         sidecar,
     };
-    // Only a map whose keys are not strings cannot be serialized, and there is none.
+    // Fails only for maps whose keys are not strings; there is none.
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }
 

@@ -1,19 +1,20 @@
 use crate::boottime::BootInstant;
 
-/// The progress of a sandbox. Written before the effects that it announces.
+/// A sandbox's progress, written before the effects that it announces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// Outside the mesh: nothing is in place.
     Out,
     /// Parts of an enrollment may be in place.
     Enrolling,
-    /// Enrolled by another agent, as far as known. Its rules and ztunnel's listeners may be in place, and stay until
-    /// they are replaced or withdrawn in order.
+    /// Enrolled by another agent, as far as known. Rules and ztunnel's listeners may be in place, and stay until
+    /// replaced or withdrawn in order.
     Adopted,
     Enrolled {
         fingerprint: String,
     },
-    /// The pod's annotation is being withdrawn, which announces to peers that it leaves. Everything is still in place.
+    /// The pod's annotation is being withdrawn, which announces to peers that it leaves. Everything
+    /// is still in place.
     Announcing,
     /// Peers are learning that the pod leaves. Everything is still in place.
     Leaving {
@@ -42,7 +43,7 @@ impl Intent {
         }
     }
 
-    /// Returns whether the broker has the sandbox, or does not need it.
+    /// Returns whether the broker has the sandbox or does not need it.
     pub fn is_settled(&self) -> bool {
         matches!(
             self,
@@ -50,17 +51,15 @@ impl Intent {
         )
     }
 
-    /// Returns whether it stays so without further changes.
     pub fn is_stable(&self) -> bool {
         matches!(self, Self::Out | Self::Enrolled { .. } | Self::Adopted)
     }
 
-    /// Returns whether anything may be in place.
     pub fn has_effects(&self) -> bool {
         !matches!(self, Self::Out)
     }
 
-    /// Returns whether the pod was in the mesh: it may have connections that a failure must not cut.
+    /// Returns whether the pod may have mesh connections that a failure must not cut.
     pub fn was_in_mesh(&self) -> bool {
         matches!(
             self,

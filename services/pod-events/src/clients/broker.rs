@@ -8,7 +8,7 @@ use tonic::{Response, Streaming};
 use super::{Clients, call, request, to_failure};
 
 impl Clients {
-    /// Adds a workload and returns once the first ztunnel has acknowledged it.
+    /// Adds a workload; returns once the first ztunnel has acknowledged it.
     pub async fn add_workload(
         &self,
         instance_id: &str,
@@ -90,7 +90,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Lists the broker's desired set and what each ztunnel reported of it.
+    /// Lists the broker's desired set and each ztunnel's report of it.
     pub async fn list_workloads(
         &self,
         deadline: Instant,

@@ -6,7 +6,6 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Clients, call, invalid_response, probe_addresses, request};
 
-/// A netns that netconfig has found, verified and claimed.
 #[derive(Clone, Debug)]
 pub struct FoundNetns {
     pub sandbox: SandboxRef,
@@ -16,7 +15,6 @@ pub struct FoundNetns {
 }
 
 impl Clients {
-    /// Lists the TCP ports that have a listener in a claimed netns.
     pub async fn listening_ports(
         &self,
         sandbox: &SandboxRef,

@@ -11,7 +11,7 @@ use crate::{
 
 impl Clients {
     /// Lists the sockets in a sandbox's netns: through its claim or, without one, at its recorded path, verified by
-    /// everything that is recorded of the netns.
+    /// all recorded facts of the netns.
     pub(crate) async fn sockets(
         &self,
         record: &Record,
@@ -21,7 +21,7 @@ impl Clients {
             let claimed = self
                 .sockets_of(claim_target(&record.sandbox), deadline)
                 .await;
-            // A restarted netconfig has not received its claims yet.
+            // A restarted netconfig has no claims yet.
             let is_unclaimed = |failure: &Failure| failure.reason == Reason::ClaimUnknown;
             if !claimed.as_ref().is_err_and(is_unclaimed) {
                 return claimed;
@@ -50,8 +50,7 @@ impl Clients {
         sockets.map_err(|error| invalid_response("netconfig", &error.within("listeners")))
     }
 
-    /// Finds the netns of a pod for which no ADD was received. Releases the claim again, even if the
-    /// caller has gone away.
+    /// Finds the netns of a pod without an ADD. Releases the claim again, even if the caller is cancelled.
     pub(crate) async fn locate(
         &self,
         placeholder: Record,

@@ -1,4 +1,4 @@
-//! Lists what a decision was based on, for operators.
+//! Lists what a decision was based on.
 
 use inpod_types::keys;
 
@@ -8,7 +8,7 @@ use crate::{
     redirection::PrivilegedRequest,
 };
 
-/// Collects everything that was considered, as name and value. The value of a missing label is empty.
+/// Collects names and values. A missing label has an empty value.
 pub(super) fn collect(
     pod: &Pod,
     namespace: &Namespace,
@@ -85,7 +85,6 @@ fn facts(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> [(String, Str
     ]
 }
 
-/// Lists the pod's privileged requests and who permits what. Empty if it has none.
 fn permissions(
     pod: &Pod,
     namespace: &Namespace,

@@ -1,6 +1,6 @@
 //! Selects pods by labels: the setting `enablement_selectors`, like Istio's `AMBIENT_ENABLEMENT_SELECTOR`.
 //!
-//! An entry selects a pod if both of its selectors match; a pod joins if any entry selects it. An empty selector
+//! A pod joins if both selectors of any entry match. An empty selector
 //! matches everything (services/docs/facts/istio-ambient.md, 1.5).
 
 mod parse;
@@ -15,7 +15,6 @@ pub use parse::InvalidSelectors;
 
 pub type Labels = BTreeMap<String, String>;
 
-/// The entries of the setting, any of which is enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selectors {
     entries: Vec<Entry>,
@@ -38,7 +37,6 @@ struct Requirement {
     operator: Operator,
 }
 
-/// The operator of a LabelSelectorRequirement, with its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Operator {
     In(BTreeSet<String>),
@@ -50,21 +48,20 @@ enum Operator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selected {
     By {
-        /// The first entry that does, counted from 1.
+        /// The first entry that matches, counted from 1.
         entry: usize,
-        /// Set if that entry has a namespace selector.
         by_namespace: bool,
     },
     Not {
-        /// Set if an entry's namespace selector matches and only its pod selector does not.
+        /// An entry's namespace selector matches; only its pod selector does not.
         namespace_matches: bool,
     },
-    /// It depends on labels of the namespace that are not known.
+    /// Depends on unknown labels of the namespace.
     Unknown,
 }
 
 impl Operator {
-    /// Evaluates a label's value, `None` if it is missing. As in Kubernetes, a missing label is in no list.
+    /// As in Kubernetes, a missing label (`None`) is in no list.
     fn holds(&self, value: Option<&str>) -> bool {
         match self {
             Self::In(values) => value.is_some_and(|value| values.contains(value)),
@@ -107,8 +104,7 @@ impl Selector {
         }
     }
 
-    /// Returns whether any value of a label can meet all its requirements: none, one of the values that they list,
-    /// or a different one.
+    /// Returns whether any value of a label meets all its requirements: none, one that they list, or a different one.
     fn can_hold(&self, key: &str) -> bool {
         // No label has this value.
         const ANOTHER: &str = "\0";
@@ -124,7 +120,7 @@ impl Selector {
 }
 
 impl Entry {
-    /// Returns `None` if it depends on labels of the namespace that are not known.
+    /// Returns `None` if unknown labels of the namespace decide.
     fn selects_namespace(&self, namespace: &Namespace, is_known: bool) -> Option<bool> {
         if is_known {
             Some(self.namespaces.selects(|key| namespace.label(key)))
@@ -147,7 +143,7 @@ impl From<Vec<Entry>> for Selectors {
 }
 
 impl Selectors {
-    /// Applies the selectors to a pod. If its namespace is not known, `namespace` has a name but no labels.
+    /// If the namespace is not known, `namespace` has a name but no labels.
     pub fn select(&self, pod: &Labels, namespace: &Namespace, is_known: bool) -> Selected {
         let mut selected = Selected::Not {
             namespace_matches: false,
@@ -173,7 +169,7 @@ impl Selectors {
         selected
     }
 
-    /// Returns whether the namespace selector of an entry matches. Entries without one do not count.
+    /// Matches the namespace selectors; entries without one do not count.
     pub fn selects_namespace(&self, namespace: &Namespace) -> bool {
         let with_namespaces = self
             .entries

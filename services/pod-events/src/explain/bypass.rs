@@ -1,4 +1,4 @@
-//! Lists the traffic of a pod that bypasses ztunnel or its sidecar.
+//! Lists a pod's traffic that bypasses ztunnel or its sidecar.
 
 use inpod_proto::podevents::v1::RulesReport;
 use inpod_types::{Enrollment, keys};
@@ -9,7 +9,7 @@ use crate::{
     redirection::{Redirection, Sidecar},
 };
 
-/// Returns one sentence per bypass. A pod that is not selected for the mesh has a reason instead, and no bypass.
+/// Returns one sentence per bypass. A pod that is not selected for the mesh has none.
 pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<String> {
     let Some(record) = known.current() else {
         return without_sandbox(known).into_iter().collect();
@@ -36,7 +36,7 @@ pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<Str
     all
 }
 
-/// Returns the exclusions that the pod asked for and that were permitted.
+/// Returns the exclusions that the pod asked for and was permitted.
 fn exclusions(record: &Record) -> Vec<String> {
     if !record.intent.has_effects() {
         return Vec::new();
@@ -53,7 +53,6 @@ fn exclusions(record: &Record) -> Vec<String> {
     inbound.into_iter().chain(excluded).chain(kept).collect()
 }
 
-/// Returns the exclusions by the pod's sidecar annotations.
 fn sidecar_exclusions(sidecar: &Sidecar) -> Vec<String> {
     let excluded = sidecar.exclusions();
     let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
@@ -67,7 +66,7 @@ fn is_wanted(known: &PodInfo) -> bool {
     matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar)
 }
 
-/// Covers a pod that should be in the mesh but has no known sandbox.
+/// Covers a pod that belongs in the mesh but has no known sandbox.
 fn without_sandbox(known: &PodInfo) -> Option<String> {
     let wanted = is_wanted(known);
     let why =
@@ -77,7 +76,7 @@ fn without_sandbox(known: &PodInfo) -> Option<String> {
 
 fn intent_sentence(known: &PodInfo, record: &Record) -> Option<String> {
     let wanted = is_wanted(known);
-    // The rules that another agent applied for a sidecar are unknown.
+    // Rules that another agent applied for a sidecar are unknown.
     let is_foreign_sidecar =
         matches!(record.intent, Intent::Adopted) && record.redirection.is_sidecar();
     let sentence = match record.intent {

@@ -1,12 +1,10 @@
-//! Describes the next attempt for a pod.
-
 use crate::{
     checkpoint::{Intent, Record},
     plan::Action,
     task::View,
 };
 
-/// Returns what the next attempt does, or an empty text if none is due.
+/// Returns an empty text if no attempt is due.
 pub(super) fn describe(view: &View) -> &'static str {
     match (view.next_attempt, view.records.last()) {
         (Some(_), Some(current)) => step(current, view.next),
@@ -14,7 +12,6 @@ pub(super) fn describe(view: &View) -> &'static str {
     }
 }
 
-/// Describes the action to repeat, or the one that follows a wait.
 fn step(current: &Record, action: Option<Action>) -> &'static str {
     match action {
         None => "claim its netns again and repair it",

@@ -10,19 +10,15 @@ use inpod_types::Failure;
 
 use crate::checkpoint::Record;
 
-/// Their answers; `None` for questions that were not asked.
+/// Answers of the services; `None` if not asked.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceReports {
-    /// netconfig's plan of the rules.
     pub(crate) plan: Option<Result<PlanRulesResponse, Failure>>,
-    /// netconfig's view of the netns.
     pub(crate) netns: Option<Result<InspectNetnsResponse, Failure>>,
-    /// The broker's view of ztunnel.
     pub(crate) workloads: Option<Result<ListWorkloadsResponse, Failure>>,
 }
 
 impl ServiceReports {
-    /// Returns the missing answers, with the reason of each.
     pub(super) fn unavailable(&self) -> Vec<String> {
         fn failure<T>(answer: &Option<Result<T, Failure>>) -> Option<&Failure> {
             answer.as_ref()?.as_ref().err()
@@ -49,7 +45,6 @@ impl ServiceReports {
         }
     }
 
-    /// Merges the answers on rules and traffic, as far as there are any.
     pub(super) fn rules(self) -> Option<wire::RulesReport> {
         let plan = self.plan.and_then(Result::ok);
         let netns = self.netns.and_then(Result::ok);
@@ -73,7 +68,6 @@ fn finding(finding: &Finding) -> String {
     format!("{}: {}", finding.subject, finding.sentence)
 }
 
-/// Returns the state of a sandbox in each ztunnel session.
 pub(crate) fn ztunnels(all: &ListWorkloadsResponse, record: &Record) -> Vec<wire::ZtunnelReport> {
     let sandbox = types::SandboxRef::from(&record.sandbox);
     let states = all.workloads.iter().flat_map(|workload| &workload.states);

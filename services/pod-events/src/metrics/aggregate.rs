@@ -1,4 +1,4 @@
-//! Aggregates the metrics of all services of the node into one text.
+//! Merges the metrics of all services of the node into one text.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,16 +16,13 @@ use inpod_service::{
 /// The timeout for all other services together. A late service only has its `up` set to 0.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The component name of this service.
 const OWN_NAME: &str = crate::SERVICE.name;
 
-/// The other services of a node.
 const OTHERS: [&str; 4] = ["netconfig", "ztunnel-broker", "installer", "repair"];
 
-/// Services that are not on every node: they are skipped if their directory does not exist.
+/// Not on every node: skipped without their directory.
 const OPTIONAL: [&str; 2] = ["installer", "repair"];
 
-/// Collects the metrics of all services at each scrape.
 #[derive(Clone, Debug)]
 pub(crate) struct AggregatedMetrics {
     own: Metrics,
@@ -68,7 +65,7 @@ impl RenderMetrics for AggregatedMetrics {
     }
 }
 
-/// A metric family: its metadata, declared once, and the samples of all services.
+/// A metric family: its metadata, declared once, and all samples.
 #[derive(Default)]
 struct Family<'a> {
     declared: HashSet<&'a str>,
@@ -76,7 +73,7 @@ struct Family<'a> {
     samples: Vec<&'a str>,
 }
 
-/// The families of all texts, in the order of their first appearance.
+/// In the order of their first appearance.
 #[derive(Default)]
 struct Families<'a> {
     index: HashMap<&'a str, usize>,
@@ -93,7 +90,7 @@ impl<'a> Families<'a> {
         self.all.get_mut(at)
     }
 
-    /// Adds a service's text. The first text that declares a family provides its metadata.
+    /// The first text that declares a family provides its metadata.
     fn add(&mut self, text: &'a str) {
         let mut current = "";
         for line in text.lines() {
@@ -118,8 +115,7 @@ impl<'a> Families<'a> {
     }
 }
 
-/// Merges the texts, each with its component's name. A text that is missing or truncated counts as a
-/// service that is down.
+/// Merges the texts by component. A missing or truncated text counts as a service that is down.
 fn merge(texts: &[(&str, Option<String>)]) -> String {
     let mut families = Families::default();
     let mut merged = String::from(

@@ -12,8 +12,7 @@ use tokio::sync::watch;
 use super::Metric;
 use crate::source::{Inventory, SharedMap};
 
-/// Requests of the plugin. Istio's plugin calls its agent only for pods in
-/// the mesh (services/docs/facts/istio-ambient.md, 3).
+/// Istio's plugin calls its agent only for pods in the mesh (services/docs/facts/istio-ambient.md, 3).
 pub(super) const REQUESTS: Metric = Metric {
     name: "istio_cni_plugin_requests",
     labels: "response_code",
@@ -29,7 +28,6 @@ pub(super) const EVENTS: Metric = Metric {
 
 type ByCode = [(&'static str, &'static str); 1];
 
-/// The counters of Istio's node agent. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct IstioMetrics {
     requests: Family<ByCode, Counter>,
@@ -54,7 +52,7 @@ impl IstioMetrics {
         }
     }
 
-    /// Counts changes of the inventory. What exists at the start counts as added.
+    /// Counts changes of the inventory. Everything present at the start counts as added.
     pub(crate) async fn count_changes(self, mut changes: watch::Receiver<Arc<Inventory>>) {
         let mut before = Arc::default();
         loop {
@@ -88,7 +86,6 @@ fn response_code(added: Result<Enrollment, Reason>) -> Option<&'static str> {
     }
 }
 
-/// Counts the keys that were added, updated and deleted.
 fn count_differences<K, V>(before: &SharedMap<K, V>, now: &SharedMap<K, V>) -> [u64; 3]
 where
     K: Hash + Ord + Clone,

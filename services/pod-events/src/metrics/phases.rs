@@ -1,4 +1,4 @@
-//! Measures how long an ADD spends in each phase.
+//! Measures the phases of an ADD.
 
 use std::{
     collections::BTreeMap,
@@ -10,25 +10,23 @@ use inpod_service::Trace;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-/// A phase of an ADD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Waiting for the pod's task, or for a concurrency slot.
+    /// Waiting for the pod's task or a concurrency slot.
     Queue,
-    /// Identifying the pod and deciding its enrollment, including requests to the source of pods.
+    /// Identifying the pod and deciding, including requests to the source.
     Decide,
     /// netconfig verifies and claims the netns.
     Claim,
-    /// The broker hands the netns over, including the wait for ztunnel.
+    /// The broker hands the netns over and waits for ztunnel.
     HandOver,
     /// netconfig applies the rules and reads them back.
     Rules,
-    /// Everything else: the checkpoint, rollback, waiting for a service to restart.
+    /// Everything else: the checkpoint, undoing, waiting for a service to restart.
     Other,
 }
 
 impl Phase {
-    /// Returns the value of the metric's label.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
@@ -41,7 +39,7 @@ impl Phase {
     }
 }
 
-/// A clock that is always in exactly one phase, so that the phases add up to the total.
+/// A clock in exactly one phase at a time: the phases add up to the total.
 #[derive(Clone, Debug, Default)]
 pub struct Phases(Arc<Mutex<Clock>>);
 
@@ -51,7 +49,6 @@ struct Clock {
     since: Instant,
     spent: BTreeMap<Phase, Duration>,
     trace: Trace,
-    /// The span of the phase, if traces are exported.
     part: Span,
 }
 
@@ -87,7 +84,7 @@ impl Clock {
 }
 
 impl Phases {
-    /// Creates a clock that records its phases as spans of a trace.
+    /// Records the phases as spans of a trace.
     pub fn with_trace(trace: &Trace) -> Self {
         let trace = trace.clone();
         Self(Arc::new(Mutex::new(Clock {
@@ -104,20 +101,19 @@ impl Phases {
         self.lock().set(phase);
     }
 
-    /// Enters a phase until the returned guard is dropped.
+    /// Enters a phase until the guard is dropped.
     pub fn enter(&self, phase: Phase) -> PhaseGuard {
         self.set(phase);
         PhaseGuard(self.clone())
     }
 
-    /// Runs a future within a phase. Calls to other services have the phase's span as their parent.
+    /// Runs a future within a phase. Its calls to other services have the phase's span as parent.
     pub async fn during<F: Future>(&self, phase: Phase, work: F) -> F::Output {
         let _lasts = self.enter(phase);
         let part = self.lock().part.clone();
         work.instrument(part).await
     }
 
-    /// Returns the time spent in each phase so far.
     pub(super) fn spent(&self) -> BTreeMap<Phase, Duration> {
         let mut clock = self.lock();
         clock.count();
@@ -125,7 +121,6 @@ impl Phases {
     }
 }
 
-/// A guard that leaves the phase when it is dropped.
 #[derive(Debug)]
 pub struct PhaseGuard(Phases);
 

@@ -1,4 +1,4 @@
-//! Measures how long the view of this node's pods has been out of sync.
+//! Measures how long the view of the pods has been out of sync.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,12 +6,11 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::source::Health;
 
-/// The time since which the view has been out of sync with its source, if it is. Cheap to clone.
+/// Since when the view has been out of sync, if it is.
 #[derive(Clone, Debug)]
 pub(super) struct ViewAge(Arc<Mutex<Option<Instant>>>);
 
 impl ViewAge {
-    /// Starts to track the health of the source.
     pub(super) fn track(health: watch::Receiver<Health>) -> Self {
         let view_age = Self(Arc::new(Mutex::new(Some(Instant::now()))));
         tokio::spawn(view_age.clone().follow(health));
@@ -37,7 +36,7 @@ impl ViewAge {
         };
     }
 
-    /// Returns for how many seconds the view has been out of sync, or 0 while it is in sync.
+    /// Returns the seconds out of sync, 0 while in sync.
     pub(super) fn seconds(&self) -> u64 {
         let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         since.map_or(0, |since| since.elapsed().as_secs())

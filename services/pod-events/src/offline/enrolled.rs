@@ -1,4 +1,4 @@
-//! The namespaces with pods in the mesh, which the plugin needs to know while pod-events is unavailable.
+//! The namespaces with pods in the mesh, for the plugin while pod-events is unavailable.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +16,15 @@ use crate::{
     source::{Inventory, PodKey},
 };
 
-/// Tracks the namespaces whose pods must not be admitted unenrolled: those that a selector matches by their labels, and
-/// those with a pod that is in the mesh or should be, by ztunnel or by a sidecar. The namespace annotation
-/// `inpod.io/on-unknown` overrides this. A change is processed by looking only at the affected namespaces and their
-/// pods of this node.
+/// Tracks the namespaces whose pods must not be admitted unenrolled: those whose labels a selector matches, and those
+/// with a pod that is or should be in the mesh, by ztunnel or sidecar. Their annotation `inpod.io/on-unknown`
+/// overrides this. A change costs only as much as the namespaces that it affects.
 #[derive(Debug)]
 pub(super) struct EnrolledTracker {
     selectors: Selectors,
     excluded: Vec<NamespaceName>,
     sidecars: bool,
-    /// The inventory that the other fields reflect.
+    /// Reflected by the other fields.
     inventory: Inventory,
     pods: BTreeMap<NamespaceName, BTreeSet<PodName>>,
     held: BTreeSet<NamespaceName>,
@@ -49,7 +48,6 @@ impl EnrolledTracker {
         &self.wanted
     }
 
-    /// Returns the namespaces that have a pod in the mesh.
     pub(super) fn held(&self) -> &BTreeSet<NamespaceName> {
         &self.held
     }
@@ -69,7 +67,6 @@ impl EnrolledTracker {
         }
     }
 
-    /// Sets the namespaces that have a pod in the mesh.
     pub(super) fn set_held(&mut self, held: BTreeSet<NamespaceName>) {
         let before = std::mem::replace(&mut self.held, held);
         let touched: Vec<_> = before.symmetric_difference(&self.held).cloned().collect();
@@ -78,7 +75,6 @@ impl EnrolledTracker {
             .for_each(|namespace| self.evaluate(namespace));
     }
 
-    /// Updates the index of pods by namespace.
     fn index_pod(&mut self, key: &PodKey) {
         let (namespace, name) = key;
         let pods = self.pods.entry(namespace.clone()).or_default();
@@ -108,7 +104,7 @@ impl EnrolledTracker {
         let policy = Policy {
             selectors: &self.selectors,
             excluded: &self.excluded,
-            // Permissions of pods do not affect the enrollment.
+            // Permissions of pods do not affect enrollment.
             pods_may: Permissions::default(),
             sidecars: self.sidecars,
             is_uninstalling: false,
@@ -129,8 +125,8 @@ fn set_member<T: Ord + Clone>(all: &mut BTreeSet<T>, one: &T, is_in: bool) {
     }
 }
 
-/// Writes the list if it changed. While the source is incomplete, the list only grows, and none is created: without a
-/// list the plugin admits no pod unenrolled, with a list it admits those of all other namespaces.
+/// Writes the list if it changed. While the source is incomplete, the list only grows, and none is created: without
+/// one the plugin admits no pod unenrolled, with one those of all other namespaces.
 pub(super) fn write(
     state_dir: &Path,
     mut wanted: BTreeSet<NamespaceName>,
@@ -186,7 +182,6 @@ mod tests {
         [(keys::DATAPLANE_MODE.to_owned(), mode.to_owned())].into()
     }
 
-    /// Returns a tracker with excluded namespaces.
     fn enrolled(selectors: &str, excluded: &[&str]) -> EnrolledTracker {
         let excluded: Vec<_> = names(excluded).into_iter().collect();
         EnrolledTracker::new(&Policy {
@@ -267,7 +262,7 @@ mod tests {
         let found = |selectors| found(selectors, &inventory(), &[]);
         let by_name = "[{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: plain}}}]";
         assert_eq!(found(by_name), names(&["plain"]));
-        // A selector without a namespace part matches namespaces only through the pods that it selects.
+        // A selector without a namespace part matches namespaces only through its pods.
         let every_pod = "[{}]";
         assert_eq!(found(every_pod), names(&["mixed", "plain"]));
         assert_eq!(found("[]"), names(&[]));
@@ -372,7 +367,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let inode = || fs::metadata(dir.path().join(ENROLLED_FILE)).unwrap().ino();
         write(dir.path(), names(&["shop"]), true).unwrap();
-        // Kept open, or the inode number could be reused for the next file.
+        // Kept open, or the inode number could be reused.
         let _open = fs::File::open(dir.path().join(ENROLLED_FILE)).unwrap();
         let before = inode();
         write(dir.path(), names(&["shop"]), true).unwrap();

@@ -1,4 +1,4 @@
-//! Replays the spool in the order in which it was written. A file is removed once its effect is in the checkpoint.
+//! Replays the spool in the order written. A file is removed once its effect is in the checkpoint.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +20,11 @@ use crate::{
     task::{AddCall, OfflineAdd, ReplayOutcome},
 };
 
-/// Appended to the name of a file that cannot be parsed.
 const UNREADABLE_SUFFIX: &str = ".unreadable";
 
-/// The age at which an incomplete file is taken to have no writer any more.
+/// The age at which an incomplete file has no writer any more.
 const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 
-/// An event from the spool.
 #[derive(Debug)]
 pub(super) enum Event {
     /// The runtime ended a sandbox.
@@ -55,7 +53,6 @@ pub(super) trait EventHandler: Send {
     fn handle(&mut self, event: Event) -> impl Future<Output = ReplayOutcome> + Send;
 }
 
-/// The reason why a file is not replayed.
 #[derive(Debug, thiserror::Error)]
 enum SpoolError {
     #[error("it is from another boot")]
@@ -78,8 +75,8 @@ impl From<serde_json::Error> for SpoolError {
     }
 }
 
-/// Replays all events. An event that has to wait blocks only later events of the same sandbox. Continues after errors
-/// and returns the last one.
+/// Replays all events. A waiting event blocks only later events of the same sandbox. Continues after errors and
+/// returns the last one.
 pub(super) async fn replay(
     directory: &Path,
     boot_id: &str,
@@ -99,7 +96,7 @@ pub(super) async fn replay(
     result
 }
 
-/// The blocked sandboxes, each with the file of its admission if nothing else of it is waiting.
+/// The blocked sandboxes, each with the file of its admission if nothing else of it waits.
 type Waiting = BTreeMap<SandboxRef, Option<PathBuf>>;
 
 async fn replay_event(
@@ -119,8 +116,7 @@ async fn replay_event(
         ReplayOutcome::Done => {
             tracing::info!(%sandbox, event = event_name, "Replayed a spooled event");
             waiting.remove(&sandbox);
-            // An ended sandbox needs no admission. The file of the end is removed last, since a replay of the
-            // end alone is harmless.
+            // An ended sandbox needs no admission. The end's file is removed last: replaying it alone is harmless.
             admission.map_or(Ok(()), |admission| remove(&admission))?;
             remove(path)
         }
@@ -136,7 +132,6 @@ async fn replay_event(
     }
 }
 
-/// Removes or sets aside a file that cannot be replayed.
 fn discard(path: &Path, why: SpoolError) -> io::Result<()> {
     match why {
         SpoolError::OtherBoot => {
@@ -153,7 +148,7 @@ fn discard(path: &Path, why: SpoolError) -> io::Result<()> {
     }
 }
 
-/// Returns the spool files, oldest first. A missing directory has none.
+/// Returns the spool files, oldest first.
 fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -176,9 +171,9 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Removes an incomplete file that a crashed plugin left behind.
+/// Removes an incomplete file of a crashed plugin.
 fn remove_abandoned(entry: &fs::DirEntry) -> io::Result<()> {
-    // The writer may have renamed it in the meantime.
+    // The writer may have renamed it meanwhile.
     let Ok(written) = entry.metadata().and_then(|found| found.modified()) else {
         return Ok(());
     };
@@ -220,7 +215,7 @@ fn parse(bytes: &[u8], boot_id: &str) -> Result<Event, SpoolError> {
         return Err(SpoolError::Unreadable(why));
     }
     let entry: Entry = serde_json::from_slice(bytes)?;
-    // An empty boot ID means that the plugin could not read it, so the event may be of this boot.
+    // An empty boot ID: the plugin could not read it, so the event may be of this boot.
     if !entry.boot_id.is_empty() && entry.boot_id != boot_id {
         return Err(SpoolError::OtherBoot);
     }

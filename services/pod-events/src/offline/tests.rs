@@ -8,7 +8,7 @@ use inpod_cni::{
 use super::*;
 use crate::testing::{sandbox, shared};
 
-/// An event for a pod that was admitted unenrolled just now, and that the source does not show yet.
+/// A pod admitted unenrolled just now that the source does not show yet.
 fn unenrolled_admission() -> Entry {
     Entry {
         pod: Some(Pod {

@@ -1,6 +1,6 @@
-//! Enrolls a sandbox: claim, workload, rules; and undoes that if it fails. A pod with a sidecar has no workload.
+//! Enrolls a sandbox: claim, workload, rules; undoes that on failure. A pod with a sidecar has no workload.
 //!
-//! The listeners come before the rules, because rules that redirect to a closed port reset connections.
+//! The listeners come before the rules: rules that redirect to a closed port reset connections.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The part of the caller's time that is reserved for undoing. The broker reserves as much of its own deadline.
+/// The part of the caller's time reserved for undoing. The broker reserves as much of its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Returns until when enrollment steps may start for a caller that waits until `deadline`.
+/// Returns until when enrollment steps may start.
 pub(crate) fn work_deadline(deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
     deadline - UNDO_TIMEOUT.min(left / 3)
@@ -29,7 +29,7 @@ pub(crate) fn work_deadline(deadline: Instant) -> Instant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
     CallerGone,
-    /// A command for the pod arrived that must not queue behind it.
+    /// A command for the pod must not queue behind the enrollment.
     Interrupted,
 }
 
@@ -48,9 +48,8 @@ impl From<CancelReason> for Failure {
 pub struct EnrollContext<'a> {
     pub deadline: Instant,
     pub work_deadline: Instant,
-    /// Resolves when the enrollment is to be cancelled.
     pub cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
-    /// The permit of an ADD; an enrollment in the background needs none.
+    /// The permit of an ADD; background enrollments need none.
     pub permit: Option<Permit>,
     pub phases: Phases,
 }
@@ -64,7 +63,7 @@ impl std::fmt::Debug for EnrollContext<'_> {
 }
 
 impl<'a> EnrollContext<'a> {
-    /// Creates the context of an enrollment without a waiting caller.
+    /// Creates a context without a waiting caller.
     pub fn background(
         deadline: Instant,
         cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
@@ -105,8 +104,8 @@ impl<'a> EnrollContext<'a> {
 }
 
 impl Pipeline {
-    /// Checkpoints that an enrollment starts. The intent of a pod that is in the mesh stays and only its revision
-    /// changes. Returns the broker's instance if the pod needs a workload.
+    /// Checkpoints that an enrollment starts. The intent of a pod in the mesh stays; only its revision changes.
+    /// Returns the broker's instance if the pod needs a workload.
     ///
     /// # Errors
     ///
@@ -123,12 +122,12 @@ impl Pipeline {
         Ok(broker)
     }
 
-    /// Enrolls a sandbox, whatever is in place already. If that fails, what was added is undone, except for a pod that
-    /// was in the mesh before (`intent_before` is its intent): that keeps what it has.
+    /// Enrolls a sandbox, whatever is in place. A failure is undone, except for a pod that was in the mesh before
+    /// (`intent_before`): it keeps what it has.
     ///
     /// # Errors
     ///
-    /// The failure of the first step that failed, with what could not be undone.
+    /// The first failure, with what could not be undone.
     pub async fn enroll(
         &self,
         broker: Option<&str>,
@@ -186,7 +185,6 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Sends the workload to ztunnel and waits until one acknowledges it.
     async fn add_to_ztunnel(
         &self,
         broker: &str,
@@ -200,7 +198,7 @@ impl Pipeline {
         if let Some(permit) = &mut context.permit {
             permit.release();
         }
-        // The broker reserves time for undoing by itself, and undoes a call that is dropped.
+        // The broker reserves its own time for undoing, and undoes a dropped call.
         let add = self
             .clients
             .add_workload(broker, &workload, context.deadline);
@@ -212,8 +210,8 @@ impl Pipeline {
         context.reacquire_permit().await
     }
 
-    /// Undoes an enrollment in reverse order and returns what could not be undone. While anything is left, the record
-    /// keeps saying that something may be in place.
+    /// Undoes an enrollment in reverse order; returns what could not be undone. While anything is left, the
+    /// record still has effects.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
         let deadline = Instant::now() + UNDO_TIMEOUT;
         let mut failures = Vec::new();
@@ -238,7 +236,7 @@ impl Pipeline {
         failures
     }
 
-    /// Removes all rules. A restarted netconfig has no claim, so the netns is claimed again for it.
+    /// Removes all rules. The netns is claimed again for a restarted netconfig.
     pub(super) async fn remove_rules(
         &self,
         record: &Record,

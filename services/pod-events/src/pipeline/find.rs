@@ -1,4 +1,4 @@
-//! Finds the netns of a pod for which no ADD was received, and finds it again later.
+//! Finds the netns of a pod for which no ADD was received.
 
 use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
@@ -7,7 +7,7 @@ use super::{Pipeline, deadline_in, expected_netns};
 use crate::checkpoint::Record;
 
 impl Pipeline {
-    /// Searches for a pod's netns. Returns the record of the sandbox found, which is named after one of its containers.
+    /// Searches for a pod's netns. Returns the record of the sandbox, named after one of its containers.
     ///
     /// # Errors
     ///
@@ -32,8 +32,8 @@ impl Pipeline {
         })
     }
 
-    /// Searches again for the netns of a sandbox that was found through a process which has ended since: other
-    /// processes may still be in it. The sandbox keeps its name. Returns whether the netns still exists.
+    /// Searches again for the netns of a sandbox found through a process that has ended: others may still be in it.
+    /// The sandbox keeps its name. Returns whether the netns still exists.
     pub(super) async fn locate_again(&self, record: &mut Record) -> Result<bool, Failure> {
         if record.sandbox.network_name != NetworkName::default() {
             return Ok(false);

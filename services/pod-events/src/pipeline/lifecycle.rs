@@ -8,15 +8,14 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The processes that are left in a sandbox's netns.
+/// The processes left in a sandbox's netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetnsState {
-    /// The netns does not exist any more or cannot be reached.
+    /// Does not exist any more or cannot be reached.
     Gone,
     Empty,
-    /// Only the sandbox's own process, which holds the netns for the containers.
+    /// Only the sandbox's own process, which holds the netns.
     SandboxOnly,
-    /// Container processes run in it.
     InUse,
 }
 
@@ -56,7 +55,7 @@ impl Pipeline {
         })
     }
 
-    /// Forgets an ended sandbox everywhere. Its rules ended with its netns.
+    /// Its rules ended with its netns.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.has_effects() || record.netns_id.is_some() {
             let workload = self.remove_workload(record, deadline_in(2));
@@ -67,7 +66,7 @@ impl Pipeline {
         Ok(self.checkpoint.remove(&record.sandbox)?)
     }
 
-    /// Claims a sandbox's netns again after a restart of netconfig, and repairs its rules.
+    /// Claims a netns again after a restart of netconfig, and repairs its rules.
     pub async fn reclaim(
         &self,
         record: &mut Record,
@@ -113,7 +112,7 @@ impl Pipeline {
                 differences.join("; ")
             ));
         }
-        // Intact rules count even if their fingerprint differs from the recorded one: the netns may have changed.
+        // Intact rules count even if the fingerprint differs from the recorded one: the netns may have changed.
         let applied = record.intent.fingerprint();
         if applied.is_some_and(|applied| applied != fingerprint) {
             record.intent = Intent::Enrolled { fingerprint };

@@ -9,8 +9,8 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Applies a record's redirection in its claimed netns and checkpoints it. If the checkpoint fails, the next
-    /// verification finds the new rules to differ and reverts them.
+    /// Applies a record's redirection and checkpoints it. If the checkpoint fails, the next verification finds the
+    /// new rules to differ and reverts them.
     ///
     /// # Errors
     ///
@@ -31,8 +31,8 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// The broker's failure, or a transient reason if a command for the pod cancels the wait for ztunnel. The workload
-    /// may be missing from the desired set then: the call has to be repeated until it succeeds.
+    /// The broker's failure, or a transient reason if a command for the pod cancels the wait. The workload may be
+    /// missing from the desired set then: repeat until it succeeds.
     pub async fn readd_workload(
         &self,
         record: &mut Record,
@@ -42,7 +42,7 @@ impl Pipeline {
         let broker = self.broker()?;
         let began = tokio::time::Instant::now();
         let removal = self.revisions.next();
-        // Later than the removal, also in a set that is sent after a crash.
+        // Later than the removal, also in a set sent after a crash.
         record.revision = self.revisions.next();
         self.checkpoint.write(record)?;
         let (clients, sandbox) = (&self.clients, &record.sandbox);

@@ -1,4 +1,4 @@
-//! Withdraws a pod that keeps running: first it is announced to peers, then new connections bypass the mesh, then
+//! Withdraws a running pod: first it is announced to peers, then new connections bypass the mesh, then
 //! the rest is removed.
 
 use inpod_proto::netconfig::v1::RemovePhase;
@@ -31,7 +31,6 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Stops capturing new connections.
     pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let flows = self
             .clients
@@ -44,8 +43,7 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Removes the remaining state once no captured connection is left, or at once if overdue. Returns
-    /// whether it is done.
+    /// Removes the rest once no captured connection is left, or at once if overdue. Returns whether it is done.
     pub async fn finish(
         &self,
         record: &mut Record,
@@ -66,14 +64,14 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Removes workload, rules and claim of a sandbox that keeps running. The rules of a pod with a sidecar stay: the
-    /// proxy is in the pod, and without the rules its traffic would bypass the proxy in plain text.
+    /// Removes workload, rules and claim of a sandbox that keeps running. A sidecar's rules stay: without them the
+    /// pod's traffic would bypass the proxy in plain text.
     ///
     /// # Errors
     ///
-    /// The failure of the first step that failed. Calling again resumes with what is left.
+    /// The first failure. Calling again resumes with what is left.
     pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
-        // Rules that redirect to a closed port make connections fail, so they go before the listeners.
+        // Removed before the listeners: rules that redirect to a closed port make connections fail.
         if !record.redirection.is_sidecar() {
             self.remove_rules(record, deadline_in(5)).await?;
         }
@@ -84,14 +82,13 @@ impl Pipeline {
         self.mark_out(record)
     }
 
-    /// Keeps the redirection to a sidecar but stops managing it: the claim is released. The record keeps the identity
-    /// of the netns, so that a different one at the same path is recognized later.
+    /// Keeps the redirection to a sidecar but releases the claim. The record keeps the identity of the netns, so that
+    /// a different one at the same path is recognized.
     pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         self.clients
             .release(&record.sandbox, deadline_in(5))
             .await?;
         if !matches!(record.intent, Intent::Enrolled { .. }) {
-            // Nothing of ours is in place.
             return self.mark_out(record);
         }
         record.netns = expected_netns(record);

@@ -4,11 +4,11 @@ use k8s_openapi::api::core::v1 as k8s;
 
 use crate::binds::Protocol;
 
-/// A port that a container declares. This is informational only: the container may listen on others.
+/// Informational only: the container may listen on others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredPort {
     pub protocol: Protocol,
-    /// The port number, which is at least 1.
+    /// The number, at least 1.
     pub port: u16,
     pub name: Option<String>,
 }

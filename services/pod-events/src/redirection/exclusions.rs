@@ -1,5 +1,4 @@
-//! The traffic that a pod excludes from capture, parsed by the rules of `netconfig.v1.Exclusions`, so
-//! that netconfig accepts it.
+//! A pod's exclusions from capture, parsed by the rules of `netconfig.v1.Exclusions`, so that netconfig accepts them.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The limit of `netconfig.v1.Exclusions`.
 const MAX_ENTRIES: usize = 64;
 
-/// The port of ztunnel, which is never captured and may not be listed (`netconfig.v1.Exclusions`).
+/// ztunnel's port is never captured and may not be listed (`netconfig.v1.Exclusions`).
 const HBONE_PORT: u16 = 15008;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +29,6 @@ pub struct Malformed {
 }
 
 impl Exclusions {
-    /// Parses a pod's annotations. Duplicate entries are merged.
     pub fn from_annotations<'a>(
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {
@@ -53,7 +51,6 @@ impl Exclusions {
         Ok(exclusions)
     }
 
-    /// Returns the lists that are not empty, as `(annotation, text)`.
     pub fn texts(&self) -> impl Iterator<Item = (&'static str, String)> {
         let lists = [
             (keys::EXCLUDE_OUTBOUND_PORTS, joined(&self.outbound_ports)),
@@ -78,7 +75,7 @@ impl From<&Exclusions> for wire::Exclusions {
     }
 }
 
-/// A network: an address without host bits and a prefix length.
+/// An address without host bits, and a prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Network {
@@ -87,13 +84,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns the network of an address. `None` if the prefix is longer than the address.
+    /// Returns `None` if the prefix is longer than the address.
     pub(super) fn containing(address: IpAddr, bits: u8) -> Option<Self> {
         let address = lists::masked(address, bits)?;
         Some(Self { address, bits })
     }
 
-    /// Returns the network of a single address.
     pub(super) fn single(address: IpAddr) -> Self {
         let bits = if address.is_ipv4() { 32 } else { 128 };
         Self { address, bits }

@@ -1,5 +1,5 @@
-//! Permissions for settings that let traffic bypass ztunnel. Only the node (setting `pods_may`) and the namespace
-//! (annotation `inpod.io/allow`) grant them.
+//! Permissions for settings that let traffic bypass ztunnel, granted only by the node (`pods_may`)
+//! and the namespace (`inpod.io/allow`).
 
 use std::str::FromStr;
 
@@ -34,7 +34,7 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// Parses an annotation. Unknown names permit nothing.
+    /// Unknown names permit nothing.
     pub fn parse(text: &str) -> Self {
         let names = text.split(',').map(str::trim);
         names.filter_map(|name| name.parse().ok()).collect()

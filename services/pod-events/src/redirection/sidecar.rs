@@ -1,6 +1,6 @@
-//! The redirection to a proxy in the pod, parsed from the pod's annotations like Istio's plugin does
-//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). Which of its quirks are kept and which are
-//! not stands in `services/docs/sidecars.md`.
+//! The redirection to a proxy in the pod, parsed from its annotations like Istio's plugin does
+//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). `services/docs/sidecars.md` lists the quirks that are kept
+//! and those that are not.
 
 mod lists;
 mod node;
@@ -23,9 +23,9 @@ const OUTBOUND_DEFAULT: &str = "15020";
 pub struct Proxy {
     pub uid: u32,
     pub gid: u32,
-    /// If set, it serves DNS for the pod.
+    /// The proxy serves DNS for the pod.
     pub dns: bool,
-    /// If set, packets in conntrack state INVALID are dropped.
+    /// Packets in conntrack state INVALID are dropped.
     pub drop_invalid: bool,
 }
 
@@ -41,22 +41,20 @@ pub struct Sidecar {
     pub proxy: Proxy,
     pub inbound: Inbound,
     pub inbound_ports: Selection<NonZeroU16>,
-    /// TCP ports of the pod that are not captured when all others are.
+    /// Ports not captured when all others are.
     pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
     pub outbound_networks: Selection<Network>,
     pub excluded_outbound_networks: BTreeSet<Network>,
-    /// TCP ports of destinations that are captured whatever the network.
+    /// TCP destination ports captured in any network.
     pub outbound_ports: BTreeSet<NonZeroU16>,
     pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
-    /// Interfaces whose traffic is not captured.
     pub excluded_interfaces: BTreeSet<String>,
-    /// Interfaces whose incoming TCP is treated as outbound.
+    /// Their incoming TCP is treated as outbound.
     pub virtual_interfaces: BTreeSet<String>,
 }
 
 impl Sidecar {
-    /// Parses a pod's annotations in the order of Istio's plugin, so that the same one is reported
-    /// if several are malformed.
+    /// Parses in the order of Istio's plugin, so that of several malformed annotations the same one is reported.
     pub fn from_annotations<'a>(
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
@@ -91,8 +89,7 @@ impl Sidecar {
         })
     }
 
-    /// Lists what the pod's annotations exclude from the redirection, as `(annotation, text)`. Ports that are never
-    /// captured are left out.
+    /// Lists exclusions by the pod's annotations, as `(annotation, text)`, without ports that are never captured.
     pub fn exclusions(&self) -> impl Iterator<Item = (&'static str, String)> {
         let other_than = |ports: &BTreeSet<NonZeroU16>, implied: &[u16]| {
             let others = ports.iter().filter(|port| !implied.contains(&port.get()));
@@ -132,7 +129,7 @@ impl Sidecar {
             .filter_map(|(name, text)| Some((name, text?)))
     }
 
-    /// Describes the redirection for operators, as name and value.
+    /// Describes the redirection as names and values.
     pub fn describe(&self) -> Vec<(String, String)> {
         let Proxy {
             uid,
@@ -227,7 +224,7 @@ impl Sidecar {
 }
 
 impl<T: Ord + std::fmt::Display> Selection<T> {
-    /// Returns `None` if nothing is selected, `Some(None)` if everything is, or else the selected entries.
+    /// Returns `None` if nothing is selected, `Some(None)` if everything is.
     fn listed(&self) -> Option<Option<&BTreeSet<T>>> {
         match self {
             Self::All => Some(None),
@@ -235,7 +232,7 @@ impl<T: Ord + std::fmt::Display> Selection<T> {
         }
     }
 
-    /// Returns the entries separated by commas; `None` if everything is selected.
+    /// Returns `None` if everything is selected.
     fn text(&self) -> Option<String> {
         match self {
             Self::All => None,

@@ -12,14 +12,14 @@ use crate::{
     task::{Command, Shared},
 };
 
-/// The time limit of all searches together, as each reads about every process of the node. For pods that are not found
-/// by then, ztunnel keeps the workload it has, and they are searched again later.
+/// The limit of all searches together, as each reads about every process of the node. Pods not found keep their
+/// workload in ztunnel and are searched again later.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MAX_CONCURRENT_SEARCHES: usize = 4;
 
 impl Registry {
-    /// Records the pods that may be in the mesh although no ADD was received for them, with their netns if it is found.
+    /// Records the pods that may be in the mesh without an ADD, with their netns if found.
     pub(crate) async fn adopt(&self) -> Result<(), Failure> {
         let until = Instant::now() + SEARCH_TIMEOUT;
         let unrecorded_pods = self.unrecorded_pods();
@@ -61,11 +61,11 @@ impl Registry {
     }
 }
 
-/// Returns whether another agent may have enrolled the pod. A pod without an address has no network yet, and its ADD
+/// Returns whether another agent may have enrolled the pod. Without an address it has no network yet, and its ADD
 /// is still to come.
 fn may_be_enrolled(shared: &Shared, pod: &Pod) -> bool {
     let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled();
-    // Discovery finds a pod with a sidecar, and ztunnel has nothing to keep for it.
+    // Discovery finds a sidecar's pod; ztunnel has nothing to keep for it.
     let sidecar = shared.decide(pod).enrollment == Enrollment::Sidecar;
     let can = !pod.terminal && !pod.host_network && !sidecar;
     can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))

@@ -1,4 +1,4 @@
-//! An index of pods by container. A CNI request names only the sandbox, and finding its pod must not cost
+//! An index of pods by container: a CNI request names only the sandbox, and finding its pod must not cost
 //! more with each pod.
 
 use std::{
@@ -10,8 +10,8 @@ use inpod_types::{ContainerId, SandboxRef};
 
 use crate::{checkpoint::Record, source::PodKey};
 
-/// The pods by the containers of their sandboxes. Not by sandbox, as a record may match requests of another network
-/// (see [`Record::matches_request`]), but never those of another container.
+/// Not by sandbox: a record may match requests of another network (see [`Record::matches_request`]), but
+/// never of another container.
 #[derive(Debug, Default)]
 pub struct Owners(Mutex<BTreeMap<ContainerId, BTreeSet<PodKey>>>);
 
@@ -44,7 +44,6 @@ impl Owners {
         }
     }
 
-    /// Returns the pods that have a sandbox of the same container.
     pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
         let owners = self.lock();
         owners

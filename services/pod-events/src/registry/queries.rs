@@ -50,7 +50,6 @@ impl Registry {
         self.tasks().running.keys().cloned().collect()
     }
 
-    /// Counts the pods that have a task by kind.
     pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
         let mut counts = BTreeMap::new();
         for handle in self.tasks().running.values() {
@@ -60,7 +59,7 @@ impl Registry {
         counts
     }
 
-    /// Returns a pod's view. That of a pod which failed for good stays available for a while.
+    /// Returns a pod's view, also for a while after it failed for good.
     pub fn view(&self, key: &PodKey) -> Option<View> {
         let tasks = self.tasks();
         let failed = || {

@@ -1,4 +1,4 @@
-//! Forwards events that happened while pod-events was away to the tasks, in the order of their spooling.
+//! Forwards events spooled while pod-events was away to the tasks, in order.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::{
     task::{Command, OfflineAdd, ReplayOutcome},
 };
 
-/// Limits how long a task may be busy with other work. An event that it has not handled by then is replayed later.
+/// Limits how long a task may be busy. Events that it has not handled by then are replayed later.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registry {
-    /// Replays the end of a sandbox. Waits until it is recorded, and for nothing else.
+    /// Waits until the end of a sandbox is recorded, and for nothing else.
     pub async fn replay_delete(&self, sandbox: &SandboxRef) -> ReplayOutcome {
         let Some(key) = self.owner(sandbox) else {
             return ReplayOutcome::Done;
@@ -25,7 +25,7 @@ impl Registry {
         await_reply(answer).await
     }
 
-    /// Replays the admission of a pod. Waits until it is recorded, and for nothing else.
+    /// Waits until the admission of a pod is recorded, and for nothing else.
     pub async fn replay_add(&self, key: &PodKey, admitted: OfflineAdd) -> ReplayOutcome {
         let (reply, answer) = oneshot::channel();
         self.dispatch(key, Command::ReplayAdd(admitted, reply));

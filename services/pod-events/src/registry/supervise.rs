@@ -1,7 +1,7 @@
-//! Restarts a pod's task after a panic, from what is checkpointed of the pod.
+//! Restarts a pod's task after a panic, from its checkpoint.
 //!
-//! Only that pod is affected. A command for the pod starts a new task at once ([`Registry::dispatch`]); without a
-//! command the pod would go unmanaged and unnoticed.
+//! A command for the pod starts a new task at once ([`Registry::dispatch`]); without one the pod
+//! would go unmanaged and unnoticed.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
@@ -11,14 +11,13 @@ use tokio::{sync::oneshot, time::sleep};
 use super::Registry;
 use crate::{source::PodKey, task::Command};
 
-/// Delays the restart: what made the task panic may do so again.
+/// The cause of the panic may persist.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 impl Registry {
-    /// Runs a pod's task, and restarts it after a delay if it panics.
     pub(super) fn supervise(&self, key: PodKey, task: impl Future<Output = ()> + Send + 'static) {
         let registry = self.clone();
-        // Unwind safe, because no state of the task is used after a panic: its view is rebuilt from the checkpoint.
+        // Unwind safe: no state of the task is used after a panic, its view is rebuilt from the checkpoint.
         let task = AssertUnwindSafe(task).catch_unwind();
         tokio::spawn(async move {
             if task.await.is_err() {
@@ -30,7 +29,7 @@ impl Registry {
         });
     }
 
-    /// Starts a new task, which claims again: netconfig may have been restarted while no task ran.
+    /// The new task claims again: netconfig may have restarted while no task ran.
     fn restart(&self, key: &PodKey) {
         let (reply, _unheard) = oneshot::channel();
         self.dispatch(key, Command::Reclaim(reply));

@@ -34,8 +34,7 @@ impl Tasks {
 }
 
 impl Registry {
-    /// Wakes the tasks of all pods that changed or whose namespace changed; every task if
-    /// the source's completeness changed.
+    /// Wakes the tasks of pods that changed or whose namespace changed; all if the source's completeness changed.
     pub(crate) fn wake_changed(&self, changes: &Changes) {
         if changes.completeness {
             return self.wake(|_| true);
@@ -51,7 +50,7 @@ impl Registry {
         }
     }
 
-    /// Starts a task for every pod that is to be in the mesh and has no record.
+    /// Starts a task for every pod without a record that is to be in the mesh.
     pub(crate) fn discover_all(&self) {
         let inventory = self.shared.source.inventory();
         self.discover(inventory.pods.iter().map(|(key, _)| key));
@@ -66,8 +65,8 @@ impl Registry {
         }
     }
 
-    /// Pods are discovered only after those that ran before inpod are recorded. Pods with a sidecar are exempt: they do
-    /// not matter to ztunnel and need netconfig alone.
+    /// Waits until the pods that ran before inpod are recorded, except for pods with a sidecar: they do not matter to
+    /// ztunnel and need netconfig alone.
     fn discover<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
         let all = self.adopted.load(Ordering::Relaxed);
         let claims = self.shared.pipeline.broker_for(Enrollment::Sidecar).is_ok();
@@ -91,7 +90,7 @@ impl Registry {
         }
     }
 
-    /// Returns the namespaces that have a pod in the mesh, or on its way in or out.
+    /// Returns the namespaces with a pod in the mesh, or on its way in or out.
     pub(crate) fn namespaces_with_managed_pods(&self) -> BTreeSet<NamespaceName> {
         let tasks = self.tasks();
         let held = tasks

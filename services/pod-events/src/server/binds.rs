@@ -1,4 +1,4 @@
-//! `ListBinds`: the sockets of pods, and what enrollment changes for them.
+//! `ListBinds`: the sockets of pods, and how enrollment changes them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,20 +26,16 @@ use crate::{
     task::{record_without_netns, should_be_enrolled},
 };
 
-/// The timeout per pod.
 const POD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The part of the caller's deadline that is reserved for the response.
+/// Reserved from the caller's deadline for the response.
 const REPLY_RESERVE: Duration = Duration::from_millis(500);
 
-/// The limit of pods that are inspected concurrently.
 const MAX_CONCURRENT_PODS: usize = 16;
 
-/// The limits of a request.
 const MAX_LABELS: usize = 64;
 const MAX_PORTS: usize = 16_384;
 
-/// A parsed `ListBinds` request.
 #[derive(Debug)]
 struct Query {
     filter: Filter,
@@ -88,7 +84,7 @@ impl Query {
     }
 }
 
-/// Parses `KEY=VALUE`, limited to the characters of Kubernetes labels.
+/// Parses `KEY=VALUE` in the characters of Kubernetes labels.
 fn label(text: &str) -> Result<(String, String), Invalid> {
     let is_plain = |text: &str, more: &str| {
         let allowed = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
@@ -116,7 +112,7 @@ fn service_port(port: wire::ServicePort) -> Result<(PodRef, (Port, ServiceName))
 }
 
 impl Server {
-    /// Returns the sockets of the selected pods. A pod that cannot be inspected does not affect the others.
+    /// A pod that cannot be inspected does not affect the others.
     pub(super) async fn binds(
         &self,
         request: Request<wire::ListBindsRequest>,
@@ -192,8 +188,8 @@ impl Server {
         }
     }
 
-    /// Returns a record to locate the netns of a pod without one. A pod that is to join the mesh is refused, since its
-    /// task is already looking for the netns, and keeps it.
+    /// Returns a record to locate the netns of a pod without one. Refuses a pod that is to join the mesh: its task is
+    /// already searching, and keeps the netns.
     fn undiscovered_record(&self, known: &PodInfo) -> Result<Record, Failure> {
         let not_found_yet = |message: &str| Failure::new(Reason::SandboxAwaited, message);
         let pod = known.shown();
@@ -211,7 +207,7 @@ impl Server {
     }
 }
 
-/// Returns the ports that the pod's containers declare or that Services target.
+/// Returns the ports that containers declare or Services target.
 fn referenced_ports(known: &PodInfo, query: &Query) -> PortIndex {
     let mut ports = PortIndex::default();
     let declared = known.shown().into_iter().flat_map(|pod| &pod.ports);
@@ -222,7 +218,7 @@ fn referenced_ports(known: &PodInfo, query: &Query) -> PortIndex {
     ports
 }
 
-/// Returns all known addresses: the runtime may report one before the status shows it.
+/// The runtime may report an address before the status shows it.
 fn addresses(known: &PodInfo) -> Vec<IpAddr> {
     let recorded = known.current().into_iter();
     let recorded = recorded.flat_map(|record| &record.addresses);

@@ -23,7 +23,6 @@ use crate::{
     task::AddCall,
 };
 
-/// Parses a pod's name, and its UID if it is given.
 fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodUid>), Invalid> {
     let selector = selector.ok_or_else(|| Invalid::new("pod", "pod is required"))?;
     let key = (
@@ -141,7 +140,7 @@ impl Server {
             .map(|()| Enrollment::Ambient)
     }
 
-    /// Returns an error unless a ztunnel has acknowledged the sandbox.
+    /// Fails unless a ztunnel has acknowledged the sandbox.
     async fn check_acknowledged(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
         let workloads = self.clients().list_workloads(deadline).await?;
         let reports = explain::ztunnels(&workloads, record);

@@ -21,7 +21,6 @@ impl Server {
         explain::pod_info(&self.shared, &self.registry, key)
     }
 
-    /// Finds the pod that the selector names, by namespace and name or by UID alone.
     pub(super) fn find(&self, selector: Option<types::PodSelector>) -> Result<PodInfo, Failure> {
         if selector.is_none() {
             return Err(Invalid::new("pod", "pod is required").into());
@@ -54,7 +53,6 @@ impl Server {
         found.ok_or_else(|| pod_unknown(&format!("with UID {uid}")))
     }
 
-    /// Summarizes the selected pods, in the order of their names.
     pub(super) fn summaries(
         &self,
         selection: &Selection,
@@ -86,7 +84,7 @@ impl Server {
         Ok(resynced.map(|known| explain::summary(&known)).collect())
     }
 
-    /// Returns all that is known of a pod. What another service does not answer is listed as unavailable.
+    /// Lists what another service does not answer as unavailable.
     pub(super) async fn explain(&self, known: &PodInfo) -> wire::ExplainPodResponse {
         let reports = match known.current() {
             Some(record) if !matches!(record.intent, Intent::Out) => self.inspect(record).await,
@@ -108,7 +106,7 @@ impl Server {
                 ..ServiceReports::default()
             };
         }
-        // ztunnel does not know of pods with a sidecar.
+        // ztunnel does not know pods with a sidecar.
         let workloads = async {
             let is_ambient = !record.redirection.is_sidecar();
             let query = || self.clients().list_workloads(deadline);

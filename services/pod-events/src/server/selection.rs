@@ -6,7 +6,7 @@ use inpod_types::{NamespaceName, PodName, PodUid};
 use super::parse_field;
 use crate::{explain::PodInfo, source::PodKey};
 
-/// Selects pods by namespace, name and UID. An absent part matches any.
+/// Selects by namespace, name and UID. An absent part matches any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selection {
     pub(super) namespace: Option<NamespaceName>,
@@ -35,29 +35,26 @@ impl Selection {
         })
     }
 
-    /// Returns the pod's key, if namespace and name are both given.
     pub(super) fn key(&self) -> Option<PodKey> {
         self.namespace.clone().zip(self.name.clone())
     }
 
-    /// Returns whether the selection names a pod, which then has to exist.
+    /// Such a pod has to exist.
     pub(super) fn names_pod(&self) -> bool {
         self.name.is_some() || self.uid.is_some()
     }
 
-    /// Returns whether a pod with this key can match.
     pub(super) fn matches_key(&self, (namespace, name): &PodKey) -> bool {
         self.namespace.as_ref().is_none_or(|it| it == namespace)
             && self.name.as_ref().is_none_or(|it| it == name)
     }
 
-    /// Returns whether the UID matches, or for a static pod the hash.
+    /// For a static pod, compares the hash.
     pub(super) fn matches(&self, known: &PodInfo) -> bool {
         self.uid.as_ref().is_none_or(|uid| known.has_uid(uid))
     }
 }
 
-/// Filters pods by their summary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Filter {
     pub(super) selection: Selection,

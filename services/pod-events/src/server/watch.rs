@@ -1,8 +1,7 @@
 //! `WatchEnrollments`: a stream of the state of pods.
 //!
-//! A watcher computes its next event only when its client reads one. Its own state is bounded by the number of
-//! pods of the node. Further changes wait in the broadcast channel; a client that falls behind its capacity has to
-//! read all pods again.
+//! A watcher computes an event only when its client reads one, so its state is bounded by the node's number of pods.
+//! Changes wait in the broadcast channel; a client that exceeds its capacity has to read all pods again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,17 +51,13 @@ struct Watcher {
     shared: Arc<Shared>,
     registry: Registry,
     selection: Selection,
-    /// The keys of pods whose view changed.
     pod_changes: broadcast::Receiver<Arc<PodKey>>,
-    /// The inventory of the source; `None` once it has ended.
+    /// `None` once the source has ended.
     source: Option<watch::Receiver<Arc<Inventory>>>,
-    /// The inventory that has last been compared.
     before: Arc<Inventory>,
     instance_id: Option<String>,
     complete: bool,
-    /// The pods to evaluate.
     pending: BTreeSet<PodKey>,
-    /// The last event that was sent per pod.
     sent: BTreeMap<PodKey, PodSummary>,
 }
 
@@ -108,7 +103,7 @@ impl Watcher {
         }
     }
 
-    /// Returns the event to send for a pod, if its summary changed.
+    /// Returns an event if the pod's summary changed.
     fn event_for(&mut self, key: PodKey) -> Option<Event> {
         let pod = explain::pod_info(&self.shared, &self.registry, &key);
         let pod = pod.filter(|pod| self.selection.matches(pod));
@@ -116,7 +111,7 @@ impl Watcher {
         let is_other = |sent: &PodSummary| now.as_ref().is_none_or(|now| now.pod != sent.pod);
         if self.sent.get(&key).is_some_and(is_other) {
             let sent = self.sent.remove(&key)?;
-            // The pod that succeeds it under the same name is sent next.
+            // Its successor under the same name is sent next.
             self.pending.insert(key);
             return Some(Event::Gone(sent.pod?));
         }
@@ -129,7 +124,6 @@ impl Watcher {
         (before.as_ref() != Some(&timeless)).then_some(Event::Pod(now))
     }
 
-    /// Waits for a change, and marks the affected pods as pending.
     async fn wait(&mut self) -> Result<(), Failure> {
         tokio::select! {
             key = self.pod_changes.recv() => match key {
@@ -155,7 +149,7 @@ impl Watcher {
     }
 }
 
-/// Returns the next inventory, or `None` when the source ends. Pends forever after that.
+/// Returns `None` when the source ends. Pends forever after that.
 async fn changed(source: &mut Option<watch::Receiver<Arc<Inventory>>>) -> Option<Arc<Inventory>> {
     let Some(source) = source else {
         return std::future::pending().await;

@@ -1,7 +1,7 @@
-//! Pods from a directory of manifests, as kubectl writes them, for trying inpod and for running it without a cluster.
+//! Pods from a directory of manifests, as kubectl writes them, to try inpod or run it without a cluster.
 //!
-//! A file that becomes unusable keeps its previous content, so that a typing error does not take pods out of the mesh.
-//! For the same reason the view is kept while the directory is missing.
+//! An unusable file keeps its previous content, and a missing directory its view: a typing error takes no pod
+//! out of the mesh.
 
 mod manifest;
 mod metadata;
@@ -28,7 +28,6 @@ use watcher::Watcher;
 /// The interval of checks whether the path names another directory.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The reason why a directory cannot be a source.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     #[error("setting pods_from: cannot read directory {}", .path.display())]
@@ -43,8 +42,7 @@ type WatchHandles = (
     mpsc::Sender<oneshot::Sender<()>>,
 );
 
-/// Reads a directory, and reads it again whenever it changes. `check` is the interval at which to check whether the
-/// directory has been replaced.
+/// Reads a directory again whenever it changes. `check` is the interval of checks whether it was replaced.
 pub(super) async fn watch(
     path: PathBuf,
     scope: Scope,
@@ -62,18 +60,17 @@ pub(super) async fn watch(
     Ok((inventory, reread))
 }
 
-/// A directory with its watcher.
 #[derive(Debug)]
 struct DirectorySource {
     directory: Directory,
     watcher: Watcher,
-    /// True if the last attempt to read or watch it failed, which has been logged.
+    /// The last read or watch failed, which has been logged.
     is_lost: bool,
 }
 
 impl DirectorySource {
     fn start(path: PathBuf, scope: Scope) -> Result<Self, DirectoryError> {
-        // The watch starts before the first read, or changes in between would be missed.
+        // The watch starts before the first read, so that no change in between is missed.
         let watcher = Watcher::open(&path).map_err(|source| DirectoryError::Watch {
             path: path.clone(),
             source,
@@ -117,13 +114,12 @@ impl DirectorySource {
             waiting.extend(iter::from_fn(|| requests.try_recv().ok()));
             self.read(&sender).await;
             for waiting in waiting {
-                // The requester may have given up.
                 waiting.send(()).unwrap_or_default();
             }
         }
     }
 
-    /// Watches the directory at the path if it is another one than before. Returns whether it does.
+    /// Watches the directory at the path if it is another one than before. Returns whether it is.
     fn reopen_if_replaced(&mut self) -> bool {
         if self.watcher.is_watching(&self.directory.path) {
             return false;
@@ -140,7 +136,7 @@ impl DirectorySource {
         }
     }
 
-    /// Reads on a blocking thread, since many manifests would occupy a worker thread for longer than calls may wait.
+    /// Reads on a blocking thread: many manifests would occupy a worker thread for longer than calls may wait.
     async fn read(&mut self, sender: &watch::Sender<Arc<Inventory>>) {
         let (mut directory, sender) = (self.directory.clone(), sender.clone());
         let read = tokio::task::spawn_blocking(move || {
@@ -157,8 +153,7 @@ impl DirectorySource {
         }
     }
 
-    /// Keeps the view. Drops the watch even if the directory stays the same, since changes in the
-    /// meantime were not read.
+    /// Keeps the view. Drops the watch even if the directory stays the same, since changes meanwhile were not read.
     fn mark_lost(&mut self, error: &io::Error) {
         if !self.is_lost {
             let path = self.directory.path.display();
@@ -187,23 +182,21 @@ struct Directory {
     unusable: BTreeSet<PathBuf>,
 }
 
-/// The last usable content of a file.
 #[derive(Clone, Debug)]
 struct File {
     manifests: Arc<Vec<Manifest>>,
-    /// The file's metadata when it was read, or `None` if it has to be read again in any case.
+    /// Read together with the content; `None` if it has to be read again in any case.
     metadata: Option<FileMetadata>,
 }
 
 impl Directory {
-    /// Reads the files whose metadata changed.
     fn read(&mut self) -> io::Result<()> {
         let paths = manifest_files(&self.path)?;
         let mut before = mem::take(&mut self.files);
         let unusable = mem::take(&mut self.unusable);
         for path in paths {
             let previous = before.remove(&path);
-            // Taken before the file is read, so that a write in the meantime causes another read.
+            // Taken before the read, so that a write in between causes another read.
             let metadata = FileMetadata::of(&path);
             if let Some(previous) = previous
                 .as_ref()
@@ -240,7 +233,6 @@ impl Directory {
         Ok(())
     }
 
-    /// Keeps the previous content of a file, if it has any.
     fn keep_previous(&mut self, path: PathBuf, previous: Option<File>, error: ManifestError) {
         let error = format!("{:#}", anyhow::Error::from(error));
         let file = path.display();
@@ -260,7 +252,7 @@ impl Directory {
         }
     }
 
-    /// Builds the inventory. If two files describe the same pod, the first in the order of file names wins.
+    /// Of two files for the same pod, the first in the order of file names wins.
     fn inventory(&self) -> Inventory {
         let mut inventory = Inventory {
             gaps: Arc::new(
@@ -283,7 +275,7 @@ impl Directory {
     }
 }
 
-/// Adds a manifest's object unless the inventory already has it. Returns whether it was added.
+/// Returns whether the object was added; it is not if the inventory has it.
 fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     match manifest {
         Manifest::Pod(pod) => {
@@ -298,7 +290,7 @@ fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     }
 }
 
-/// Publishes the inventory if it differs, sharing all unchanged parts with the previous one.
+/// Publishes the inventory if it differs, sharing all unchanged parts.
 fn publish(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
     // Compares outside of the channel's lock, so as not to block readers. There is only one sender.
     let mut next = Inventory::clone(&sender.borrow());

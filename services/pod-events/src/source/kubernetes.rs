@@ -1,9 +1,9 @@
-//! Pods and namespaces from the API server: a watch on this node's pods, a watch on the metadata of all namespaces, and
+//! Pods and namespaces from the API server: a watch on this node's pods, one on the metadata of all namespaces, and
 //! single GETs for pods that the watch has not shown yet.
 //!
 //! A watch resumes from its last resource version. If it cannot, everything is listed again; until then the known
-//! objects are kept and the inventory is marked incomplete. A server that is gone is noticed at once, one that hangs
-//! within 30 s (see `liveness`), and a watch that stays silent within 65 s (see `list_watch`).
+//! objects are kept and the inventory is incomplete. A server that is gone is noticed at once, one that hangs within
+//! 30 s (see `liveness`), and a silent watch within 65 s (see `list_watch`).
 
 mod client;
 mod get;
@@ -46,18 +46,17 @@ struct Stores {
     pods: Store<PodKey, Pod>,
     namespaces: Store<NamespaceName, Namespace>,
     gaps: Arc<BTreeSet<String>>,
-    /// The namespace labels that are kept.
     namespace_labels: Arc<BTreeSet<String>>,
 }
 
-/// The reader for single objects, the inventory, and the health of the view.
+/// The reader for single objects, the inventory, and its health.
 type WatchHandles = (
     ApiReader,
     watch::Receiver<Arc<Inventory>>,
     watch::Receiver<Health>,
 );
 
-/// Starts to watch this node's pods and all namespaces. Returns before anything is known.
+/// Returns before anything is known.
 pub(super) fn watch(
     Connection {
         client,
@@ -169,7 +168,7 @@ fn observe_namespace(
     }
 }
 
-/// Parses a resource version. Versions of one kind of object are comparable as numbers; anything else counts as oldest.
+/// Resource versions of one kind are comparable as numbers; anything else counts as oldest.
 fn parse_version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

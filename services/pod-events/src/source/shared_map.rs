@@ -1,8 +1,8 @@
-//! A persistent map: clones share their common parts. A clone is free, a change of a clone copies a few small nodes,
-//! and the differences of two clones are found without visiting the shared parts.
+//! A persistent map: clones are free and share their common parts, a change copies a few small nodes, and differences
+//! are found without visiting shared parts.
 //!
-//! This allows a snapshot per event at a cost that does not grow with the map. It is a hash trie of our own, because no
-//! crate with such a map (imbl) is available where inpod is built.
+//! Allows a snapshot per event at a cost that does not grow with the map. A hash trie of our own, because no crate
+//! with such a map (imbl) is available where inpod is built.
 
 use std::{
     array, fmt,
@@ -10,19 +10,18 @@ use std::{
     sync::Arc,
 };
 
-/// The bits of a hash that select a child, and the number of children of a branch.
+/// The bits of a hash that select a child of a branch.
 const BITS: u32 = 4;
 const CHILDREN: usize = 1 << BITS;
 
-/// A leaf with more entries becomes a branch.
 const MAX_LEAF_ENTRIES: usize = 16;
 
-/// The depth at which a hash has no bits left. A leaf at this depth holds any number of entries.
+/// A hash has no bits left at this depth; a leaf here holds any number of entries.
 const MAX_DEPTH: u32 = u64::BITS / BITS;
 
 type Entry<K, V> = Arc<(K, V)>;
 
-/// A map that is cheap to clone and to compare with its earlier clones. The iteration order is unspecified.
+/// Cheap to clone and to compare with earlier clones. The iteration order is unspecified.
 pub struct SharedMap<K, V> {
     root: Arc<Node<K, V>>,
     len: usize,
@@ -42,7 +41,7 @@ impl<K, V> Clone for Node<K, V> {
     }
 }
 
-/// A key's hash, whose lowest bits select the next child. It is the same in every map, so that two maps are comparable.
+/// A key's hash, whose lowest bits select the next child. It is the same in every map, so that maps are comparable.
 #[derive(Clone, Copy)]
 struct Path {
     rest: u64,
@@ -66,7 +65,6 @@ impl Path {
         }
     }
 
-    /// Returns the index of the child, and the path from there.
     fn step(self) -> (usize, Self) {
         let child = self.rest % (1 << BITS);
         let next = Self {
@@ -88,7 +86,7 @@ impl<K: Hash + Eq, V> Node<K, V> {
         }
     }
 
-    /// Inserts an entry. Returns whether the key is new.
+    /// Returns whether the key is new.
     fn insert_entry(&mut self, path: Path, entry: Entry<K, V>) -> bool {
         match self {
             Self::Branch(children) => {
@@ -165,11 +163,10 @@ fn entries<K, V>(node: &Node<K, V>) -> impl Iterator<Item = &Entry<K, V>> {
     leaves.flatten()
 }
 
-/// The differences between two maps.
 struct Differences<K, V> {
-    /// Entries that are new or changed in the first map.
+    /// New or changed in the first map.
     set: Vec<Entry<K, V>>,
-    /// Entries of the second map whose key the first lacks.
+    /// Entries whose key the first map lacks.
     removed: Vec<Entry<K, V>>,
 }
 
@@ -248,7 +245,6 @@ impl<K: Hash + Eq, V> SharedMap<K, V> {
         self.get(key).is_some()
     }
 
-    /// Removes a key. Returns whether it existed.
     pub fn remove(&mut self, key: &K) -> bool {
         let path = Path::of(key);
         if self.root.find(path, key).is_none() {
@@ -268,7 +264,7 @@ impl<K: Hash + Eq, V> SharedMap<K, V> {
 }
 
 impl<K: Hash + Eq, V: PartialEq> SharedMap<K, V> {
-    /// Sets the value of a key. Returns whether it differs from before; if not, nothing is copied.
+    /// Returns whether the value differs from before; if not, nothing is copied.
     pub fn insert(&mut self, key: K, value: V) -> bool {
         let is_new = self.get(&key) != Some(&value);
         if is_new {
@@ -277,8 +273,7 @@ impl<K: Hash + Eq, V: PartialEq> SharedMap<K, V> {
         is_new
     }
 
-    /// Takes over the content of another map. Equal entries stay shared with earlier clones.
-    /// Returns whether anything changed.
+    /// Takes over the content of another map; equal entries stay shared. Returns whether anything changed.
     pub fn update_to(&mut self, other: &Self) -> bool {
         let Differences { set, removed } = Differences::of(other, self);
         let is_new = !set.is_empty() || !removed.is_empty();

@@ -1,4 +1,4 @@
-//! The controller that keeps annotations in sync and sends Events when a pod's view or the source changes.
+//! Keeps annotations in sync and sends Events when a pod's view or the source changes.
 
 use std::sync::Arc;
 
@@ -27,11 +27,9 @@ use crate::{
     task::Shared,
 };
 
-/// The condition that reports whether annotations can be written. It does not affect readiness, since ADDs
-/// do not need annotations.
+/// Reports whether annotations can be written. Does not affect readiness, since ADDs do not need annotations.
 const CONDITION: &str = "annotations";
 
-/// Keeps annotations in sync with the pods, and reports their failures as Events.
 pub(super) struct Controller {
     reporter: StatusReporter,
     inner: Arc<Inner>,
@@ -148,7 +146,7 @@ impl Controller {
         }
     }
 
-    /// Sends the patches that are due, up to the limit of patches in flight.
+    /// Sends due patches, up to the limit in flight.
     fn send(&mut self) {
         loop {
             let Some(request) = self.inner.queue().next(Instant::now()) else {

@@ -1,7 +1,7 @@
-//! Computes the annotation that a pod should have, from its status and its desired enrollment.
+//! Computes a pod's annotation from its status and its desired enrollment.
 //!
 //! Peers use HBONE with a pod that has the value `enabled`. The value changes only at enrollment, at withdrawal and
-//! with a new sandbox; it does not reflect whether a ztunnel is running at the moment, as with Istio's agent
+//! with a new sandbox; as with Istio's agent, it does not reflect whether a ztunnel is running
 //! (services/docs/facts/istio-ambient.md, 1.7 and 3.1).
 
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef, keys};
@@ -14,14 +14,12 @@ use crate::{
     task::View,
 };
 
-/// A value of the annotation `ambient.istio.io/redirection`.
+/// A value of `ambient.istio.io/redirection`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Annotation {
-    /// The pod is in the mesh.
     Enabled,
-    /// The pod should be in the mesh, but no ztunnel has acknowledged it in this sandbox yet.
+    /// Belongs in the mesh, but no ztunnel has acknowledged this sandbox yet.
     Pending,
-    /// The pod is outside of the mesh.
     Absent,
 }
 
@@ -39,23 +37,19 @@ impl Annotation {
     }
 }
 
-/// The state of a pod that the source shows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodStatus<'a> {
     pub(crate) pod: &'a Pod,
-    /// The record of its current sandbox, if one is known.
     pub(crate) record: Option<&'a Record>,
-    /// The unresolved failure of that sandbox.
     pub(crate) failure: Option<&'a Failure>,
     pub(crate) wanted: Enrollment,
-    /// The reason of the desired enrollment.
     pub(crate) why: Reason,
-    /// True if pods that ran before this process have been adopted, so that a pod without a record has no sandbox.
+    /// Pods that ran before this process are adopted: without a record there is no sandbox.
     pub(crate) adoption_done: bool,
 }
 
 impl<'a> PodStatus<'a> {
-    /// Combines a pod with its task's view. The view's failure is of the last sandbox, which may be a successor's.
+    /// Combines a pod with its task's view, whose failure is of the last sandbox and may be a successor's.
     pub(crate) fn of(
         pod: &'a Pod,
         view: Option<&'a View>,
@@ -76,7 +70,7 @@ impl<'a> PodStatus<'a> {
         }
     }
 
-    /// Returns the sandbox in which the pod is both Ready and in the mesh.
+    /// Returns the sandbox in which the pod is Ready and in the mesh.
     pub(crate) fn serving_sandbox(&self) -> Option<&'a SandboxRef> {
         let record = self.record?;
         let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
@@ -84,7 +78,7 @@ impl<'a> PodStatus<'a> {
         serves.then_some(&record.sandbox)
     }
 
-    /// Returns the annotation that the pod should have, or `None` if any value is acceptable.
+    /// Returns `None` if any value is acceptable.
     pub(crate) fn desired(&self) -> Option<Annotation> {
         let Some(record) = self.record else {
             return self.desired_without_sandbox();
@@ -99,7 +93,7 @@ impl<'a> PodStatus<'a> {
         let is_wanted = self.wanted == Enrollment::Ambient;
         let has_failed = is_wanted && self.failure.is_some();
         match record.intent {
-            // A pod that should rejoin but fails: each attempt passes through `Enrolling` and must not flip the value.
+            // Should rejoin but fails: each attempt passes through `Enrolling` and must not flip the value.
             Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. } => {
                 Some(if has_failed {
                     Annotation::Pending

@@ -1,6 +1,6 @@
 //! Sends Events to the API server, one at a time.
 //!
-//! An Event that repeats the reason of a recent one increments the count of that Event's series.
+//! An Event that repeats a recent reason increments the count of that series.
 
 use inpod_types::{NodeName, PodRef, Reason};
 use kube::{
@@ -11,10 +11,9 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{EventKind, metrics::StatusMetrics};
 
-/// The number of Events that may wait for the API server.
 pub(super) const QUEUE_CAPACITY: usize = 256;
 
-/// The action of all Events, which the Event v1 API requires.
+/// Required by the Event v1 API.
 const ACTION: &str = "Redirect";
 
 #[derive(Clone, Debug)]
@@ -26,7 +25,6 @@ pub(super) struct QueuedEvent {
     pub(super) created: Instant,
 }
 
-/// Sends queued Events until all senders are dropped.
 pub(super) async fn send(
     client: Client,
     node: NodeName,

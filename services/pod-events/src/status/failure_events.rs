@@ -1,4 +1,4 @@
-//! Decides which failures of a pod are worth an Event: new or changed ones, and their end.
+//! Selects the failures of a pod that are worth an Event: new or changed ones, and their end.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,6 @@ use inpod_types::{PodUid, Reason};
 use super::{EventKind, desired::PodStatus};
 use crate::{checkpoint::Intent, source::PodKey};
 
-/// The failures that have been reported and are not resolved.
 #[derive(Debug, Default)]
 pub(super) struct FailureEvents(HashMap<PodKey, Reported>);
 
@@ -15,12 +14,11 @@ pub(super) struct FailureEvents(HashMap<PodKey, Reported>);
 struct Reported {
     uid: PodUid,
     reason: Reason,
-    /// True while the failure persists. One that disappears and comes back is reported again.
+    /// A failure that disappears and comes back is reported again.
     is_current: bool,
 }
 
 impl FailureEvents {
-    /// Returns the Event to send for the pod's current status, if any.
     pub(super) fn event_for(
         &mut self,
         key: &PodKey,

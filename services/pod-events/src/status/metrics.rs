@@ -36,7 +36,6 @@ pub(crate) const UNMET: Metric = Metric {
 
 type ByResult = [(&'static str, &'static str); 1];
 
-/// Counts patches and Events by result. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct StatusMetrics {
     lag: Histogram,

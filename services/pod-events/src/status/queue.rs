@@ -1,6 +1,6 @@
-//! The pods whose annotation is not in sync, and the patches that fix them. It performs no I/O and is given the time.
+//! The pods whose annotation is not in sync, and their patches. Performs no I/O and is given the time.
 //!
-//! A pod that is in sync has no entry.
+//! A pod in sync has no entry.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -18,10 +18,10 @@ const MAX_IN_FLIGHT: usize = 8;
 /// The first and the longest delay between attempts. It doubles in between, minus a random part of up to one half.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
-/// The time for which an accepted patch counts although the watch does not show its effect.
+/// An accepted patch counts this long although the watch does not show it.
 const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The time after which an Event reports a Ready pod of the mesh without the annotation.
+/// After this time, an Event reports a Ready pod of the mesh without the annotation.
 pub(super) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -29,14 +29,13 @@ pub(super) struct PatchQueue {
     entries: BTreeMap<PodKey, Entry>,
 }
 
-/// The pod as the source shows it, and its desired annotation.
 #[derive(Clone, Debug)]
 pub(super) struct PodObservation<'a> {
     pub(super) uid: &'a PodUid,
     pub(super) observed: Option<&'a str>,
     /// `None` if any value is acceptable.
     pub(super) desired: Option<Annotation>,
-    /// The sandbox in which the pod is both Ready and in the mesh.
+    /// The sandbox in which the pod is Ready and in the mesh.
     pub(super) serving_sandbox: Option<&'a SandboxRef>,
 }
 
@@ -50,9 +49,7 @@ pub(super) struct PatchRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PatchOutcome {
     Accepted,
-    /// The pod does not exist, or has another UID.
     Gone,
-    /// The API server rejected the patch with this message and wrote nothing.
     Refused(String),
     /// It is unknown whether the patch was written.
     Unanswered(String),
@@ -73,22 +70,20 @@ struct Entry {
     is_gone: bool,
 }
 
-/// The outcome of the last write, as far as the watch does not show it yet.
+/// The last write, as far as the watch does not show it yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LastWrite {
-    /// The watch shows the current value.
     Observed,
-    /// This value was accepted. It counts until the watch shows something other than `replaced`, or until `until`.
+    /// Counts until the watch shows something other than `replaced`, or until `until`.
     Accepted {
         annotation: Annotation,
         replaced: Option<String>,
         until: Instant,
     },
-    /// It is unknown whether the last patch was written.
     Uncertain,
 }
 
-/// A pod that is Ready and in the mesh without the annotation.
+/// A Ready pod of the mesh without the annotation.
 #[derive(Debug)]
 struct Unannotated {
     sandbox: SandboxRef,
@@ -97,7 +92,6 @@ struct Unannotated {
 }
 
 impl LastWrite {
-    /// Returns whether the annotation is known to have this value.
     fn has_value(&self, annotation: Annotation, observed: Option<&str>, now: Instant) -> bool {
         match self {
             Self::Uncertain => false,
@@ -140,7 +134,7 @@ impl Entry {
                 .is_none_or(|annotation| self.has_value(annotation, now))
     }
 
-    /// Updates the entry. Only a changed desired value cuts a retry delay short.
+    /// Only a changed desired value cuts a retry delay short.
     fn observe(&mut self, observation: &PodObservation<'_>, now: Instant) {
         self.observed = observation.observed.map(str::to_owned);
         if let LastWrite::Accepted {
@@ -191,7 +185,6 @@ impl Entry {
         unannotated.since.map(|since| since + ANNOTATION_TIMEOUT)
     }
 
-    /// Returns whether the entry can be dropped.
     fn is_idle(&self, now: Instant) -> bool {
         let is_reported = self.unannotated.as_ref().is_some_and(|it| it.is_reported);
         self.last_write == LastWrite::Observed
@@ -266,8 +259,7 @@ impl PatchQueue {
         self.entries.remove(key);
     }
 
-    /// Takes the patch to send now, for the pod that is out of sync the longest. Returns `None` while too
-    /// many are in flight.
+    /// Takes the patch of the pod that is out of sync the longest. Returns `None` while too many are in flight.
     pub(super) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
         if !self.has_capacity() {
             return None;
@@ -292,7 +284,7 @@ impl PatchQueue {
         in_flight.count() < MAX_IN_FLIGHT
     }
 
-    /// Records the outcome of a patch. Returns how long the desired value took to be written, if the patch wrote it.
+    /// Returns how long the desired value took to be written, if the patch wrote it.
     pub(super) fn complete(
         &mut self,
         request: &PatchRequest,
@@ -308,7 +300,7 @@ impl PatchQueue {
             .then(|| now.saturating_duration_since(entry.since))
     }
 
-    /// Returns the time at which the queue needs attention even if nothing else changes.
+    /// Returns when the queue needs attention even if nothing changes.
     pub(super) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let has_capacity = self.has_capacity();
         let entries = self.entries.values();
@@ -327,8 +319,8 @@ impl PatchQueue {
         times.flatten().min()
     }
 
-    /// Returns the pods to report as unannotated, each once per sandbox, and the pods to observe again because the
-    /// watch has not shown an accepted patch in time.
+    /// Returns the pods to report as unannotated, once per sandbox, and those to observe again because the watch has
+    /// not shown an accepted patch in time.
     pub(super) fn expired(&mut self, now: Instant) -> (Vec<PodKey>, Vec<PodKey>) {
         let (mut late, mut stale) = (Vec::new(), Vec::new());
         for (key, entry) in &mut self.entries {
@@ -345,14 +337,14 @@ impl PatchQueue {
         (late, stale)
     }
 
-    /// Retries failed patches at once, since the API server is reachable again.
+    /// The API server is reachable again.
     pub(super) fn retry_now(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             entry.retry_at = entry.retry_at.min(now);
         }
     }
 
-    /// Returns whether a pod that the source shows is known not to be announced to peers as redirected.
+    /// Returns whether peers are known not to see the pod as redirected.
     pub(super) fn is_withdrawn(
         &self,
         key: &PodKey,
@@ -364,7 +356,6 @@ impl PatchQueue {
         let Some(entry) = entry else {
             return !Annotation::Enabled.matches(observed);
         };
-        // A desired value may be sent at any time.
         let is_known =
             entry.last_write != LastWrite::Uncertain && entry.desired != Some(Annotation::Enabled);
         entry.is_gone
@@ -374,7 +365,6 @@ impl PatchQueue {
                     .has_value(Annotation::Enabled, observed, now))
     }
 
-    /// Counts the pods whose annotation is not in sync.
     pub(super) fn unmet(&self) -> u64 {
         let now = Instant::now();
         let unmet = self.entries.values().filter(|it| !it.is_satisfied(now));

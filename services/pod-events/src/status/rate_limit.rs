@@ -15,7 +15,7 @@ const PER_NODE: Rate = Rate {
     interval: Duration::from_millis(100),
 };
 
-/// The number of tracked buckets above which full ones are evicted: a full bucket is equal to a new one.
+/// Above this number, full buckets are evicted: a full bucket equals a new one.
 const MAX_TRACKED: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,8 @@ struct Rate {
     interval: Duration,
 }
 
-/// A token bucket, represented by the time at which it was empty or would have been. A full bucket's time is
-/// at least [`Rate::refill_time`] ago.
+/// A token bucket, represented by the time at which it was or would have been empty; at least [`Rate::refill_time`]
+/// ago if it is full.
 #[derive(Clone, Copy, Debug)]
 struct Bucket(Instant);
 
@@ -37,8 +37,7 @@ impl Rate {
 
 impl Bucket {
     fn full(rate: Rate, now: Instant) -> Self {
-        // `Instant` cannot represent times before the boot: soon after it the bucket is only as full as
-        // the clock is old.
+        // `Instant` cannot precede the boot: soon after it the bucket is only as full as the clock is old.
         Self(now.checked_sub(rate.refill_time()).unwrap_or(now))
     }
 
@@ -46,7 +45,7 @@ impl Bucket {
         now.saturating_duration_since(self.0) >= rate.refill_time()
     }
 
-    /// Returns the bucket after one token is taken, or `None` if it is empty.
+    /// Returns `None` if the bucket is empty.
     fn take(self, rate: Rate, now: Instant) -> Option<Self> {
         let full = Self::full(rate, now);
         let taken = Self(self.0.max(full.0) + rate.interval);
@@ -61,7 +60,7 @@ pub(super) struct RateLimits {
 }
 
 impl RateLimits {
-    /// Takes a token for one Event and returns whether the Event may be sent.
+    /// Returns whether the Event may be sent, taking a token for it.
     pub(super) fn allow(&mut self, pod: &PodUid, reason: Reason, now: Instant) -> bool {
         let key = (pod.clone(), reason);
         let known = self.pods.get(&key).copied();
@@ -90,7 +89,7 @@ mod tests {
         limits.allow(&pod.parse().unwrap(), Reason::ZtunnelRefused, now)
     }
 
-    /// A time far enough from the boot for full buckets.
+    /// Far enough from the boot for full buckets.
     fn later() -> Instant {
         Instant::now() + Duration::from_secs(100_000)
     }

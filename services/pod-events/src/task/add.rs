@@ -18,24 +18,22 @@ use crate::{
     resolve::Resolved,
 };
 
-/// An ADD as received from the plugin.
 #[derive(Clone, Debug)]
 pub struct AddCall {
     pub sandbox: SandboxRef,
-    /// The pod's UID, if the runtime passed it.
+    /// `None` if the runtime passed none.
     pub uid: Option<PodUid>,
-    /// The netns as the plugin saw it.
     pub netns: NetnsRef,
     pub addresses: Vec<IpAddr>,
     pub deadline: Instant,
-    /// Until when enrollment steps may start. The time after that is reserved for undoing them.
+    /// Enrollment steps may start until then. The time after is reserved for undoing them.
     pub work_deadline: Instant,
     pub trace: Trace,
     pub phases: Phases,
 }
 
 impl Task {
-    /// Enrolls the sandbox if its pod is to be in the mesh. An ADD that fails undoes what it did.
+    /// Enrolls the sandbox if its pod is to be in the mesh. A failed ADD undoes what it did.
     pub(super) async fn add(
         &mut self,
         call: AddCall,
@@ -60,7 +58,7 @@ impl Task {
         let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
             && !self.is_redirected_elsewhere(&call.sandbox, added.enrollment);
         if joins {
-            // Before anything is recorded, so that there is nothing to undo.
+            // Before anything is recorded: there is nothing to undo.
             self.shared.pipeline.broker_for(added.enrollment)?;
             self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
             permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
@@ -85,7 +83,7 @@ impl Task {
         Ok(added)
     }
 
-    /// Waits for the permit to work on the ADD. The wait can be cancelled.
+    /// Waits for the ADD's permit; the wait can be cancelled.
     async fn acquire_permit(
         &mut self,
         call: &AddCall,
@@ -103,8 +101,7 @@ impl Task {
         permit
     }
 
-    /// Records a sandbox of which it is unknown whether it is to be in the mesh. Once that is known, it is enrolled
-    /// like any other sandbox outside the mesh.
+    /// Records a sandbox whose decision is unknown. Once decided, it is enrolled like any other.
     async fn admit_unenrolled(
         &mut self,
         call: &AddCall,
@@ -141,7 +138,7 @@ impl Task {
         Ok(added)
     }
 
-    /// Completes the record of a pod that was admitted unenrolled as soon as the source shows the pod.
+    /// Completes the record of a pod admitted unenrolled once the source shows it.
     pub(super) fn identify(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self
@@ -173,8 +170,8 @@ impl Task {
         Ok(())
     }
 
-    /// Returns whether the sandbox is another interface of a recorded container. It changes nothing: capture works on
-    /// the netns, not on an interface.
+    /// Returns whether the sandbox is another interface of a recorded container. That changes nothing: capture
+    /// works on the netns.
     pub(super) fn is_additional_interface(&self, sandbox: &SandboxRef) -> bool {
         let same = |record: &Record| {
             record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
@@ -182,8 +179,8 @@ impl Task {
         self.records.iter().any(same)
     }
 
-    /// Makes the sandbox the pod's current one. A repeated ADD keeps its record; a different netns replaces the
-    /// recorded one only if that has ended.
+    /// Makes the sandbox the current one. A repeated ADD keeps its record; a different netns replaces the recorded
+    /// one only if that has ended.
     async fn set_current(&mut self, call: &AddCall, new: Record) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
@@ -205,7 +202,7 @@ impl Task {
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
         if self.records.iter().any(Record::has_unknown_netns) {
-            // It is forgotten once this one is enrolled.
+            // Forgotten once this one is enrolled.
             self.wake_in(POLL_INTERVAL);
         }
         self.records.push(record);
@@ -213,7 +210,6 @@ impl Task {
         Ok(())
     }
 
-    /// Creates the record of a sandbox in which nothing is in place.
     pub(super) fn new_record(&self, call: &AddCall, pod: &Pod) -> Record {
         Record {
             sandbox: call.sandbox.clone(),
@@ -248,7 +244,7 @@ impl Task {
         pipeline.forget(known).await
     }
 
-    /// Enrolls for a waiting caller. If that fails, the runtime deletes the sandbox, so its record is not kept.
+    /// If it fails, the runtime deletes the sandbox, so its record is not kept.
     async fn enroll_for_caller(
         &mut self,
         call: &AddCall,
@@ -296,7 +292,7 @@ impl Task {
     }
 }
 
-/// Updates the pod's identity in a record. A placeholder identity never replaces a known one.
+/// A placeholder identity never replaces a known one.
 fn merge_identity(known: Record, new: Record) -> Record {
     if new.admitted_unenrolled && !known.admitted_unenrolled {
         return known;

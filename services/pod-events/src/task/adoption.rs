@@ -1,8 +1,8 @@
-//! Adoption of a pod that another agent enrolled, and for which inpod received no ADD.
+//! Adoption of a pod that another agent enrolled, without an ADD to inpod.
 //!
 //! If its netns is not found at once, the pod is recorded without one. The desired set then names it without a netns,
-//! and ztunnel keeps the workload it has. Such a record is named after the pod's UID, with an empty network name, and
-//! is superseded by the pod's next sandbox.
+//! and ztunnel keeps its workload. Such a record is named after the pod's UID, with an empty network name; the pod's
+//! next sandbox supersedes it.
 
 use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use crate::{
 const SEARCH_SECONDS: u64 = 5;
 
 impl Task {
-    /// Records the pod as enrolled, with its netns if that is found in time.
+    /// Records the pod as enrolled, with its netns if found in time.
     pub(super) async fn adopt(&mut self, until: Instant) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory.pod(&self.key) else {
@@ -59,8 +59,8 @@ impl Task {
         acts && self.records.last().is_some_and(Record::has_unknown_netns)
     }
 
-    /// Searches the netns of the current sandbox and replaces its record with that of the sandbox found. A pod that is
-    /// gone or terminal and has no process left has ended.
+    /// Replaces the current record with that of the sandbox found. A gone or terminal pod
+    /// without processes has ended.
     pub(super) async fn locate_netns(&mut self, action: Action) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {

@@ -1,4 +1,4 @@
-//! The end of sandboxes, as reported by the runtime or the source, or as found by inspection.
+//! The end of sandboxes, reported by the runtime or the source, or found by inspection.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Task {
-    /// Handles a DEL. Returns whether the deletion was deferred.
+    /// Returns whether the deletion was deferred.
     pub(super) async fn delete(&mut self, sandbox: &SandboxRef) -> bool {
         let Some(index) = self.index_of(sandbox) else {
             return false;
@@ -68,8 +68,8 @@ impl Task {
         }
     }
 
-    /// Forgets the current sandbox if it has ended. A DEL alone does not end a sandbox in which processes run and whose
-    /// pod the source still shows.
+    /// Forgets the current sandbox if it has ended. A DEL alone does not end a sandbox in which processes run and
+    /// whose pod the source still shows.
     pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
@@ -89,8 +89,7 @@ impl Task {
         self.forget_current().await
     }
 
-    /// Cleans up after a pod that is missing from the source: forgets an ended sandbox, and withdraws a running
-    /// one after the timeout.
+    /// Forgets an ended sandbox of a pod missing from the source, and withdraws a running one after the timeout.
     pub(super) async fn garbage_collect(&mut self, overdue: bool) -> Result<Step, Failure> {
         let Some(record) = self.records.last_mut() else {
             return Ok(Step::Done);
@@ -125,10 +124,9 @@ impl Task {
 
     /// Forgets earlier sandboxes of the pod.
     ///
-    /// A sandbox whose DEL was received is forgotten at once: the broker knows that the pod's UID belongs to a later
-    /// sandbox. One whose netns is unknown is forgotten once the current one is settled; until then it may be all that
-    /// the broker has of the pod. One of an earlier pod of the same name is forgotten when it has ended, without
-    /// waiting for a DEL.
+    /// After its DEL, at once: the broker knows that the pod's UID belongs to a later sandbox. With an unknown netns,
+    /// once the current one is settled: until then it may be all that the broker has of the pod. Of an earlier pod of
+    /// the same name, when it has ended, even without a DEL.
     pub(super) async fn forget_superseded(&mut self) {
         let current = self.records.pop();
         let settled = current
@@ -154,8 +152,7 @@ impl Task {
         self.records.extend(current);
     }
 
-    /// Returns whether the sandbox of an earlier pod of the same name has ended. Until then it stays enrolled
-    /// and is checked again.
+    /// Until an earlier pod's sandbox has ended, it stays enrolled and is checked again.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
@@ -192,7 +189,7 @@ impl Task {
     }
 }
 
-/// Marks a sandbox that ended unnoticed, so that it is forgotten at once.
+/// Marks a sandbox that ended unnoticed, to be forgotten at once.
 pub(super) fn mark_ended(record: &mut Record) {
     record.intent = Intent::Deleting {
         since: BootInstant::BOOT,

@@ -1,5 +1,4 @@
-//! Discovery of a pod that is to be in the mesh and for which no ADD was received: it ran before inpod, or
-//! the ADD never arrived.
+//! Discovery of a pod that is to be in the mesh without an ADD: it ran before inpod, or the ADD never arrived.
 
 use std::time::Duration;
 
@@ -14,14 +13,13 @@ use crate::{
     redirection::Redirection,
 };
 
-/// The time that a pod with an address may lack a sandbox before its netns is searched. While its sandbox is replaced,
-/// between DEL and ADD, the pod's status still shows the previous sandbox's address.
+/// A pod with an address may lack a sandbox this long before its netns is searched: between DEL and ADD of a replaced
+/// sandbox, its status still shows the previous address.
 const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
 
 const SEARCH_SECONDS: u64 = 5;
 
-/// Returns whether a pod runs and is to be in the mesh. Pods that would be enrolled with ztunnel count only
-/// if `by_ztunnel` is set.
+/// Pods that would be enrolled with ztunnel count only if `by_ztunnel` is set.
 pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -> bool {
     let ends = pod.terminal || pod.is_terminating;
     let runs = !ends && !pod.host_network && !pod.addresses.is_empty();
@@ -33,8 +31,7 @@ pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -
 }
 
 impl Task {
-    /// Finds the netns of a pod that has no record and is to be in the mesh. Records it as a sandbox that
-    /// the next steps enroll.
+    /// Finds the netns of a pod without a record, and records it as a sandbox that the next steps enroll.
     pub(super) async fn discover(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let pod = inventory
@@ -76,9 +73,8 @@ impl Task {
         Ok(())
     }
 
-    /// Determines the redirection to record. That of a pod with a sidecar must be valid before the pod is
-    /// recorded, as it would be recorded as an ambient one otherwise. That of an ambient pod is determined again
-    /// when it is enrolled.
+    /// A sidecar's redirection must be valid, or the pod would be recorded as an ambient one. An ambient one is
+    /// determined again when the pod is enrolled.
     fn redirection_for_discovery(&self, pod: &Pod) -> Result<Redirection, Failure> {
         let enrollment = self.shared.decide(pod).enrollment;
         if enrollment == Enrollment::Sidecar {

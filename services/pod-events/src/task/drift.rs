@@ -1,4 +1,4 @@
-//! Repair of drift: restores what was in place and no longer is.
+//! Repair of drift: restores what is no longer in place.
 
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -23,7 +23,7 @@ impl Task {
     }
 
     /// Claims, verifies and repairs what netconfig may have lost or reports as drifted. Repeated repairs are delayed
-    /// more and more: two agents that fight over the rules cost the pod more than one that wins.
+    /// more and more: two agents fighting over the rules cost the pod more than one that wins.
     pub(super) async fn repair(&mut self) -> Result<(), Failure> {
         if !self.unclaimed && self.drifted.is_none() {
             return Ok(());

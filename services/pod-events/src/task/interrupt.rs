@@ -1,11 +1,11 @@
-//! Interruption of the wait for ztunnel by commands that must not queue behind it.
+//! Commands that must not queue behind the wait for ztunnel interrupt it.
 
 use tokio::sync::watch;
 
 use super::{CancelReason, Command};
 
-/// Counts commands by urgency. `sent` counts them as they are sent, `seen` as they are handled: while `sent` is ahead
-/// of `seen`, a command is waiting.
+/// Counts commands by urgency, as they are sent (`sent`) and as they are handled (`seen`): while `sent` is ahead,
+/// a command is waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts {
     routine: u64,
@@ -26,17 +26,16 @@ impl Interrupts {
     }
 }
 
-/// Resolves when a command waits that must not queue behind an ADD: the end of a sandbox, or a restarted netconfig.
+/// Resolves when the end of a sandbox or a restarted netconfig waits behind an ADD.
 pub(super) async fn urgent(
     mut sent: watch::Receiver<Interrupts>,
     seen: Interrupts,
 ) -> CancelReason {
-    // An error means that the sender is gone: the process ends.
+    // On an error the sender is gone: the process ends.
     drop(sent.wait_for(|sent| sent.urgent > seen.urgent).await);
     CancelReason::Interrupted
 }
 
-/// Resolves when any command waits.
 pub(super) async fn any(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> CancelReason {
     drop(
         sent.wait_for(|sent| sent.urgent > seen.urgent || sent.routine > seen.routine)

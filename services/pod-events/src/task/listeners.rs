@@ -1,5 +1,5 @@
-//! Checks that ztunnel listens on the ports that a pod's rules redirect to. Where it acknowledged a pod but does not
-//! listen, the pod's connections are refused.
+//! Checks that ztunnel listens on the ports that a pod's rules redirect to. Otherwise the
+//! pod's connections are refused.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,8 +15,7 @@ use crate::{
     pipeline::{Pipeline, deadline_in},
 };
 
-/// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound,
-/// inbound plaintext, inbound HBONE).
+/// ztunnel's TCP ports in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext, inbound HBONE).
 const PORTS: [u32; 3] = [15001, 15006, 15008];
 
 impl Task {
@@ -25,8 +24,7 @@ impl Task {
         self.listeners_due = period.map(|period| Instant::now() + jittered(period));
     }
 
-    /// Checks the listeners if that is due and the pod is enrolled. Sends the workload to ztunnel again
-    /// if they are lost.
+    /// Sends the workload to ztunnel again if its listeners are lost.
     pub(super) async fn check_listeners(&mut self) {
         let Some(period) = self.shared.config.listener_check() else {
             return;
@@ -82,7 +80,7 @@ impl Task {
     }
 }
 
-/// Returns whether the pod is in the desired set and no ztunnel has acknowledged it: the next one receives it anyway.
+/// Returns whether no ztunnel has acknowledged the desired pod: the next one receives it anyway.
 async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
     let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
@@ -99,7 +97,7 @@ fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
         .collect()
 }
 
-/// Returns 75 % to 125 % of the period, so that the pods of a node are not all checked at once.
+/// Returns 75 % to 125 % of the period, so that a node's pods are not all checked at once.
 fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.75 + fastrand::f64() / 2.0)
 }

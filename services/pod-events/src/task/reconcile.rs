@@ -13,10 +13,10 @@ use crate::{
     trace,
 };
 
-/// The interval of checking that the pod's withdrawal is announced. The announcement wakes the task, too.
+/// The interval of checking that the withdrawal is announced. The announcement wakes the task, too.
 const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The delay after an interrupted enrollment. The command that interrupted it usually reconciles earlier.
+/// The delay after an interrupted enrollment. The interrupting command usually reconciles earlier.
 const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
@@ -58,14 +58,13 @@ impl Task {
         }
     }
 
-    /// Returns whether the pod is to be left as it is for another agent. Changes that were started are completed first.
+    /// Returns whether the pod is left to another agent. Started changes are completed first.
     fn is_handed_over(&self) -> bool {
         let is_stable = |record: &Record| record.intent.is_stable();
         self.shared.leave_mode.is(UninstallMode::Handover)
             && self.records.last().is_none_or(is_stable)
     }
 
-    /// Runs the next actions for the current sandbox and schedules the next reconcile.
     pub(super) async fn reconcile(&mut self) {
         (self.wake, self.next) = (None, None);
         if self.is_handed_over() {
@@ -118,7 +117,6 @@ impl Task {
                         .skip(1)
                         .any(Record::has_unknown_netns)
                     {
-                        // The enrolled sandbox has superseded it.
                         self.wake_in(POLL_INTERVAL);
                     }
                     return self.check_listeners().await;
@@ -174,7 +172,7 @@ impl Task {
         }
     }
 
-    /// Enrolls the current sandbox without a waiting caller. Any new command interrupts it.
+    /// Enrolls without a waiting caller. Any new command interrupts it.
     async fn enroll_in_background(&mut self) -> Result<Step, Failure> {
         let mut cancelled = pin!(interrupt::any(self.sent.clone(), self.seen));
         let context = EnrollContext::background(
@@ -228,7 +226,7 @@ impl Task {
         Ok(())
     }
 
-    /// Clears the failure once nothing is left to do: what failed was done since, or is no longer desired.
+    /// The failed action was done since, or is no longer desired.
     fn clear_failure(&mut self, desired: Desired) {
         let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
         if is_known && self.drifted.is_none() {
@@ -241,12 +239,12 @@ impl Task {
         self.wake = Some(self.wake.map_or(then, |wake| wake.min(then)));
     }
 
-    /// Schedules a retry. The wait doubles with each failure, and any event ends it early.
+    /// The wait doubles with each failure, and any event ends it early.
     pub(super) fn retry_later(&mut self, failure: Failure) {
         let wait = POLL_INTERVAL
             .saturating_mul(1 << self.attempts.min(6))
             .min(MAX_RETRY_INTERVAL)
-            // Jitter: pods that failed together must not retry together.
+            // Pods that failed together must not retry together.
             .mul_f64(0.75 + fastrand::f64() / 2.0);
         if is_transient(failure.reason) {
             tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will retry");

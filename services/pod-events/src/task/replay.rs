@@ -1,5 +1,5 @@
-//! Replay of events that happened while pod-events was away. They are only recorded here and acted on by the reconcile
-//! that follows, so that replaying never waits for another service.
+//! Replays events that happened while pod-events was away. They are only recorded; the reconcile that follows acts on
+//! them, so that replaying waits for no other service.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::{
     source::Inventory,
 };
 
-/// The time that the source may take to show a pod after it was admitted.
+/// The source may take this long to show an admitted pod.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 pub struct OfflineAdd {
-    /// The ADD as it would have been received. Its deadlines are meaningless.
+    /// Its deadlines are meaningless.
     pub call: AddCall,
     pub at: BootInstant,
 }
@@ -27,7 +27,7 @@ pub enum ReplayOutcome {
     Done,
     /// The event is obsolete, for this reason.
     Dropped(String),
-    /// The event has to be replayed again, for this reason.
+    /// Has to be replayed again, for this reason.
     Retry(String),
 }
 
@@ -69,7 +69,7 @@ impl Task {
         ReplayOutcome::Done
     }
 
-    /// Replays an admission: the sandbox becomes the current one, outside the mesh until the next reconcile.
+    /// The sandbox becomes the current one, outside the mesh until the next reconcile.
     pub(super) fn replay_add(&mut self, admitted: &OfflineAdd) -> ReplayOutcome {
         let call = &admitted.call;
         let inventory = self.shared.source.inventory();
@@ -94,7 +94,7 @@ impl Task {
         ReplayOutcome::Done
     }
 
-    /// Returns the outcome if the sandbox need not or cannot be recorded now.
+    /// Returns an outcome if the sandbox need not or cannot be recorded now.
     fn existing_outcome(&self, admitted: &OfflineAdd, pod: &Pod) -> Option<ReplayOutcome> {
         let call = &admitted.call;
         if self.is_additional_interface(&call.sandbox) {
@@ -121,7 +121,7 @@ impl Task {
     }
 }
 
-/// Returns the outcome for a pod that the source does not show. It may still appear.
+/// A pod that the source does not show may still appear.
 fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
     if inventory.is_complete() && BootInstant::now().since(at) >= SOURCE_TIMEOUT {
         ReplayOutcome::Dropped("the source does not show the pod".to_owned())
@@ -138,7 +138,7 @@ fn is_ending(record: &Record) -> bool {
     matches!(record.intent, Intent::Deleting { .. })
 }
 
-/// Returns whether a later sandbox of the same pod was recorded after an instant. Revisions count from boot, too.
+/// Returns whether a later sandbox of the pod was recorded after `at`. Revisions count from boot, too.
 fn is_successor(record: &Record, pod: &Pod, at: BootInstant) -> bool {
     let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
     record.belongs_to(pod) && !is_ending(record) && later

@@ -1,5 +1,4 @@
-//! Determines a pod's redirection: which of the settings that its annotations request are permitted. Reports
-//! those that are not.
+//! Determines a pod's redirection from its annotations, and reports requested settings that are not permitted.
 
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 
@@ -14,8 +13,7 @@ use crate::{
     status::EventKind,
 };
 
-/// Returns whether it is known which requested settings are permitted: the node permits them all, or
-/// the namespace is known.
+/// Returns true if the node permits all requested settings, or the namespace is known.
 pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> bool {
     let is_permitted = |request: PrivilegedRequest| pods_may.include(request.needs);
     pod.requested.privileged().all(is_permitted)
@@ -45,7 +43,7 @@ fn invalid(malformed: &Malformed) -> Failure {
 
 /// Determines the redirection to enroll a sandbox with.
 ///
-/// What is already applied stays while the new redirection is unknown or malformed, or would switch between ztunnel and
+/// What is applied stays while the new redirection is unknown or malformed, or would switch between ztunnel and
 /// sidecar. Otherwise a malformed annotation is an error, and settings whose permission is unknown are left out.
 fn effective_redirection(
     requested: Result<Redirection, Failure>,
@@ -67,7 +65,7 @@ fn effective_redirection(
 }
 
 impl Shared {
-    /// Returns the requested settings that the node or the namespace permits. Fails like [`Self::redirection_of`].
+    /// Returns the permitted settings. Fails like [`Self::redirection_of`].
     fn settings_of(&self, pod: &Pod) -> Result<RequestedSettings, Failure> {
         let inventory = self.source.inventory();
         permitted_settings(&inventory, pod, self.config.pods_may())
@@ -77,13 +75,12 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// INVALID_FIELD if an annotation that counts is malformed, NAMESPACE_UNKNOWN if the permissions are not known. A
-    /// pod that is enrolled keeps its redirection then.
+    /// INVALID_FIELD if an annotation that counts is malformed, NAMESPACE_UNKNOWN if the permissions are not known.
+    /// An enrolled pod keeps its redirection then.
     pub fn redirection_of(&self, pod: &Pod) -> Result<Redirection, Failure> {
         self.redirection_for(pod, self.decide(pod).enrollment)
     }
 
-    /// Does the same for a known enrollment.
     pub fn redirection_for(
         &self,
         pod: &Pod,
@@ -98,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// Emits an Event that lists the requested settings that are not permitted.
+    /// Emits an Event that lists requested settings without permission.
     pub(super) fn report_not_permitted(&self, key: &PodKey, record: &Record) {
         let inventory = self.source.inventory();
         let Some(pod) = inventory.pod(key).filter(|pod| record.belongs_to(pod)) else {
@@ -118,8 +115,7 @@ impl Shared {
 }
 
 impl Task {
-    /// Refuses a pod whose permitted annotations are malformed. A pod that is in the mesh
-    /// keeps its redirection instead.
+    /// Refuses malformed permitted annotations. A pod in the mesh keeps its redirection instead.
     pub(super) fn reject_malformed(
         &mut self,
         sandbox: &SandboxRef,
@@ -178,7 +174,7 @@ mod tests {
         }
     }
 
-    /// Creates an inventory whose namespace permits something, or is unknown if `None`.
+    /// The namespace permits something, or is unknown if `None`.
     fn permitting(names: Option<&str>) -> Inventory {
         let mut inventory = Inventory {
             namespaces_required: true,

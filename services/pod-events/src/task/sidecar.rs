@@ -1,4 +1,4 @@
-//! Pods with a sidecar. They stay redirected until the sandbox ends, like their proxy: without the rules their traffic
+//! Pods with a sidecar stay redirected until the sandbox ends, like their proxy: without the rules their traffic
 //! would bypass it in plain text (decision 54).
 
 use inpod_service::UninstallMode;
@@ -30,13 +30,13 @@ impl Task {
         }
     }
 
-    /// Manages a pod again that was detached by an uninstall that was called off.
+    /// Manages a pod again that a cancelled uninstall had detached.
     pub(super) fn reattach(&mut self) {
         let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
         self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 
-    /// Returns whether the sandbox is redirected to a different proxy than an enrollment would use.
+    /// Returns whether an enrollment would use a different proxy.
     pub(super) fn is_redirected_elsewhere(
         &self,
         sandbox: &SandboxRef,

@@ -1,4 +1,4 @@
-//! Updates the rules of a running pod whose annotations or addresses changed. The pod stays in the mesh.
+//! Updates the rules of a pod whose annotations or addresses changed. It stays in the mesh.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -8,7 +8,7 @@ use super::{Step, Task};
 use crate::{checkpoint::Record, pipeline::deadline_in, pod::Pod};
 
 impl Task {
-    /// Returns whether a record matches what the pod requests now, as far as that is known.
+    /// Compares a record with what the pod requests now, as far as that is known.
     pub(super) fn is_in_sync(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
         let compared = pod.addresses.is_empty()
             || self.compared_addresses == pod.addresses
@@ -21,7 +21,7 @@ impl Task {
         compared && wished
     }
 
-    /// Applies the pod's current settings and addresses. If that fails, nothing changes.
+    /// Applies the pod's current settings and addresses. A failure changes nothing.
     pub(super) async fn update(&mut self) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(known) = self.records.last() else {
@@ -54,8 +54,8 @@ impl Task {
         Ok(Step::Continue)
     }
 
-    /// Returns the addresses of the pod's status that are present in the netns; if there are none, the recorded ones.
-    /// The status may still show the addresses of the previous sandbox.
+    /// Returns the addresses of the pod's status that are present in the netns, or else the recorded ones. The status
+    /// may still show the previous sandbox's addresses.
     async fn verified_addresses(
         &self,
         record: &Record,

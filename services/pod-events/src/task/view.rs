@@ -4,23 +4,22 @@ use inpod_types::Failure;
 
 use crate::{checkpoint::Record, drift::Drift, explain::state, plan::Action, timeline::Timeline};
 
-/// A pod's state for operators, readable without waiting for the task.
+/// A pod's state, readable without waiting for the task.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// The pod's sandboxes, the current one last.
+    /// The current sandbox is the last.
     pub records: Vec<Record>,
     pub failure: Option<Failure>,
     pub timeline: Timeline,
     pub next_attempt: Option<SystemTime>,
-    /// The action of the next attempt; `None` if it claims the netns again.
+    /// The next attempt; `None` if it claims the netns again.
     pub next: Option<Action>,
-    /// Since when the current sandbox is in its state; `None` if this process found it so.
+    /// Since when the sandbox is in its state; `None` if this process found it so.
     pub since: Option<SystemTime>,
     pub drift: Drift,
 }
 
 impl View {
-    /// Returns since when the state that these records show has lasted, given the previous view.
     pub(super) fn state_since(&self, records: &[Record]) -> Option<SystemTime> {
         let place = |record: &Record| (record.sandbox.clone(), state(Some(record)));
         let before = self.records.last().map(place);

@@ -98,7 +98,7 @@ fn a_selector_is_a_namespace_a_label_and_a_value() {
     }
 }
 
-/// Simulates the source and the broker, and records what the broker receives. The broker refuses `fails` updates first.
+/// Simulates the source and the broker, and records what the broker receives. It refuses `fails` updates first.
 struct Fixture {
     inventory: watch::Sender<Arc<Inventory>>,
     health: watch::Sender<Health>,

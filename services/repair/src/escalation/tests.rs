@@ -5,14 +5,13 @@ use crate::{detect::FailedInit, diagnosis::MissingRedirection};
 
 const WAIT: Duration = Duration::from_secs(30);
 
-/// An escalation and a clock that has run for long.
 struct Fixture {
     escalation: Escalation,
     now: Instant,
 }
 
 impl Fixture {
-    /// Enables the modes `r`, `l` and `d` that the text contains.
+    /// Enables the modes `r`, `l` and `d` in the text.
     fn new(modes: &str) -> Self {
         Self::limited(modes, 600)
     }
@@ -56,7 +55,6 @@ impl Fixture {
     }
 }
 
-/// Describes a step in short form.
 fn describe(step: &Step) -> String {
     match step {
         Step::Report(note) => format!("{}{}", if note.is_warning { "!" } else { "" }, note.reason),

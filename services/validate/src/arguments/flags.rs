@@ -1,4 +1,4 @@
-//! The flags of this program and those of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
+//! The flags of this program and of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagKind {
@@ -11,7 +11,7 @@ pub(super) enum FlagKind {
     Probe,
     RunValidation,
     SkipRules,
-    /// Configures the rules, which this program detects itself or does not need to know.
+    /// Configures rules, which this program detects itself or does not need to know.
     Nothing,
 }
 
@@ -19,9 +19,9 @@ pub(super) enum FlagKind {
 pub(super) struct Flag {
     pub(super) long: &'static str,
     pub(super) short: Option<char>,
-    /// The environment variable with the same meaning.
+    /// The equivalent environment variable.
     pub(super) variable: Option<&'static str>,
-    /// True if the next argument is its value.
+    /// The next argument is its value.
     pub(super) takes_value: bool,
     pub(super) kind: FlagKind,
 }
@@ -47,10 +47,8 @@ const fn switch(long: &'static str) -> Flag {
     flag(long, false, FlagKind::Nothing)
 }
 
-/// Any of Istio's logging flags.
 pub(super) const LOG: Flag = switch("log_*");
 
-/// All flags except those for logging.
 pub(super) const FLAGS: &[Flag] = &[
     Flag {
         short: Some('h'),

@@ -18,25 +18,21 @@ use crate::{
 pub struct Status {
     pub seeded: bool,
     pub sessions: Vec<SessionView>,
-    /// Every desired pod in every session.
     pub workloads: Vec<WorkloadView>,
 }
 
-/// A desired workload with its state in each session.
 #[derive(Debug)]
 pub struct Listed {
     pub workload: Workload,
-    /// True if the broker holds the descriptor of its netns.
     pub descriptor_held: bool,
-    /// Since when the workload has been known in this form.
     pub since: Instant,
     pub suspicion: Option<Suspicion>,
-    /// Its state in each session; empty for a sandbox that its pod no longer uses.
+    /// Empty for a sandbox that its pod no longer uses.
     pub states: Vec<WorkloadView>,
 }
 
 impl Hub {
-    /// Returns the desired set, ordered by sandbox, with the state of each workload.
+    /// Returns the desired set, ordered by sandbox, with each workload's state.
     pub fn list(&self) -> (Status, Vec<Listed>) {
         let state = self.lock();
         let entries = state.desired().entries().map(|entry| {
@@ -60,7 +56,7 @@ impl Hub {
         sessions.map(|(_, slot)| slot.session.stage()).collect()
     }
 
-    /// The number of pods that wait in the queues of all sessions.
+    /// The number of pods waiting in all sessions' queues.
     pub(crate) fn queued(&self) -> usize {
         let state = self.lock();
         let sessions = state.sessions().iter();
@@ -75,7 +71,6 @@ impl Hub {
         views.map(|view| view.progress).collect()
     }
 
-    /// The number of open descriptors.
     pub fn descriptors(&self) -> u64 {
         self.descriptors.open()
     }
@@ -84,12 +79,11 @@ impl Hub {
         self.lock().desired().is_seeded()
     }
 
-    /// The number of desired workloads.
     pub(crate) fn desired(&self) -> usize {
         self.lock().desired().entries().count()
     }
 
-    /// Returns the current state and a receiver of every later change.
+    /// Returns the current state and a receiver of later changes.
     pub fn watch(&self) -> (Status, broadcast::Receiver<Arc<Event>>) {
         let state = self.lock();
         (status(&state), self.events.subscribe())

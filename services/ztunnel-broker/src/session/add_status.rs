@@ -1,4 +1,4 @@
-//! The status of a workload in one session.
+//! A workload's status in one session.
 
 use std::time::Instant;
 
@@ -10,13 +10,11 @@ use crate::{
     next_message::{PodState, Target},
 };
 
-/// The status of a workload in one session, for the add that waits for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddStatus {
     Added,
     /// Refused, and not retried for a while.
     Refused(Nack),
-    /// The Add is in flight.
     Sent,
     Queued,
 }
@@ -35,12 +33,11 @@ impl Session {
         }
     }
 
-    /// Returns what this ztunnel has acknowledged about a pod.
     pub fn record_of(&self, uid: &PodUid) -> Option<&Record> {
         self.records.get(uid)
     }
 
-    /// Returns whether an Add or a Keep of this pod is in flight.
+    /// Returns whether an Add or a Keep is in flight.
     pub fn is_sent(&self, uid: &PodUid) -> bool {
         match self.in_flight.as_ref().map(|in_flight| &in_flight.subject) {
             Some(Subject::Add { uid: sent, .. } | Subject::Keep(sent, _)) => sent == uid,

@@ -1,5 +1,3 @@
-//! Applies a ztunnel's responses to the session.
-
 use std::time::{Duration, Instant};
 
 use inpod_types::{PodUid, SandboxRef};
@@ -123,8 +121,7 @@ impl Session {
         self.serves = (self.serves + usize::from(serves)).saturating_sub(usize::from(served));
     }
 
-    /// Ends the snapshot. ztunnel has now stopped what was not named, so pods deleted in the snapshot
-    /// can be added again.
+    /// ztunnel has now stopped pods that the snapshot did not name, so those deleted in it can be added again.
     fn go_live(&mut self) {
         self.phase = Phase::Live;
         let cleared = |(uid, record): (&PodUid, &Record)| {

@@ -1,4 +1,4 @@
-//! Deadlines of a session, which are independent of the callers' deadlines.
+//! A session's deadlines, independent of the callers'.
 
 use std::time::Instant;
 

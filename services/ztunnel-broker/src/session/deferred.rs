@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Session {
-    /// Defers an Add. The snapshot still names the pod, so that a ztunnel that already serves it continues to.
+    /// Defers an Add. The snapshot still names the pod, so that a ztunnel that serves it continues to.
     pub(super) fn defer(&mut self, uid: PodUid) {
         if matches!(self.phase, Phase::Snapshot(_)) {
             self.keeps.insert(uid.clone());
@@ -21,8 +21,7 @@ impl Session {
         self.deferred.insert(uid);
     }
 
-    /// Queues the pods that another ztunnel has taken in the meantime. They are no longer suspected, even in the
-    /// rest of a snapshot.
+    /// Queues the pods that another ztunnel has taken meanwhile: no longer suspected, even in the rest of a snapshot.
     pub(super) fn queue_cleared(&mut self, inputs: SessionInputs<'_>) {
         let ztunnel = &self.ztunnel;
         let cleared = |uid: &PodUid| inputs.quarantine.deferral(uid, ztunnel).is_none();
@@ -58,7 +57,7 @@ impl Session {
         inputs.quarantine.deferral(uid, &self.ztunnel)
     }
 
-    /// Forgets the message in flight because it was not sent: its pod did not cause the end of the session.
+    /// The message was not sent, so its pod did not cause the end of the session.
     pub fn on_send_failed(&mut self) {
         self.in_flight = None;
     }
@@ -67,7 +66,6 @@ impl Session {
         &self.ztunnel
     }
 
-    /// Returns when the first of the deferred pods is due.
     pub(super) fn deferred_until(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
         let due = |uid| self.deferral(uid, inputs).map_or(self.since, |it| it.due);
         self.deferred.iter().map(due).min()
@@ -87,12 +85,10 @@ impl Session {
         self.counts
     }
 
-    /// The number of pods that wait to be examined.
     pub fn queued(&self) -> usize {
         self.queue.len() + self.keeps.len() + self.deferred.len()
     }
 
-    /// The number of pods that it has acknowledged serving.
     pub fn serves(&self) -> usize {
         self.serves
     }

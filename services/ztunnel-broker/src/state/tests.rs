@@ -1,7 +1,7 @@
 //! The model test: random schedules of calls, sessions, responses, faults, restarts and time, against ztunnels that
-//! behave as stock ztunnel does.
+//! behave like stock ztunnel.
 //!
-//! Each schedule follows from its seed. `MODEL_SCHEDULES` sets how many are run, `MODEL_SEED` runs and
+//! Each schedule follows from its seed. `MODEL_SCHEDULES` sets their number, `MODEL_SEED` runs and
 //! prints a single one.
 
 mod schedule;
@@ -17,7 +17,7 @@ use std::{
 use schedule::Schedule;
 use world::World;
 
-/// The number of schedules without `MODEL_SCHEDULES`.
+/// Without `MODEL_SCHEDULES` in the environment.
 const SCHEDULES: u64 = 100_000;
 
 #[expect(
@@ -29,7 +29,6 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// Runs a schedule and lets the model settle.
 fn play(seed: u64) -> World {
     let schedule = Schedule::of(seed);
     let mut world = World::new(schedule.nature);

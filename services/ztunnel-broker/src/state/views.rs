@@ -1,5 +1,3 @@
-//! The parts of the state that callers and watchers see.
-
 use inpod_types::{PodUid, SandboxRef};
 
 use super::State;
@@ -9,7 +7,7 @@ use crate::{
 };
 
 impl State {
-    /// Returns all sessions, oldest first.
+    /// Oldest first, by session number.
     pub fn session_views(&self) -> Vec<SessionView> {
         let slots = self.sessions.iter();
         slots
@@ -17,13 +15,11 @@ impl State {
             .collect()
     }
 
-    /// Returns all desired pods in a session.
     pub fn workload_views(&self, id: SessionId) -> Vec<WorkloadView> {
         let uids = self.desired.uids();
         uids.filter_map(|uid| self.workload_view(id, uid)).collect()
     }
 
-    /// Returns a desired pod in a session.
     pub fn workload_view(&self, id: SessionId, uid: &PodUid) -> Option<WorkloadView> {
         let slot = self.sessions.get(id)?;
         let sandbox = &self.desired.current(uid)?.workload().sandbox;

@@ -40,7 +40,6 @@ use ztunnel_broker::{
 /// The limit for everything that is expected to happen.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
 
-/// The default of the setting ack_timeout_seconds.
 pub(crate) const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Bench {
@@ -76,7 +75,7 @@ impl Bench {
         }
     }
 
-    /// Starts a broker with a desired set and a ztunnel whose snapshot is complete.
+    /// A broker with a desired set and a ztunnel whose snapshot is complete.
     pub(crate) async fn live(all: Vec<Workload>) -> (Self, Ztunnel) {
         let bench = Self::start();
         bench.set(0, all);
@@ -109,14 +108,12 @@ impl Bench {
         tokio::spawn(async move { hub.add(workload, until).await })
     }
 
-    /// Connects a ztunnel and sends its hello.
     pub(crate) async fn ztunnel(&self) -> Ztunnel {
         let ztunnel = Ztunnel::connect(&self.socket()).await;
         ztunnel.send(b"\x08\x01").await;
         ztunnel
     }
 
-    /// Ends the ZDS side as a shutdown does.
     pub(crate) fn stop(&self) {
         self.ztunnels.abort();
         self.hub.stop();
@@ -147,7 +144,7 @@ impl Ztunnel {
         self.within(SOON).await.expect("a message was due")
     }
 
-    /// Like [`Self::next`]; `None` if there is none in that time.
+    /// Returns `None` if there is none in that time.
     pub(crate) async fn within(&self, time: Duration) -> Option<(Payload, Vec<OwnedFd>)> {
         let packet = timeout(time, self.receive()).await.ok()?;
         let (bytes, fds) = packet.expect("the connection was to stay");
@@ -227,7 +224,7 @@ pub(crate) fn netconfig_at(socket: &Path, on: &Arc<AtomicBool>) -> JoinHandle<()
     tokio::spawn(hand_out(claims, Arc::clone(on)))
 }
 
-/// Implements netconfig's side of netns.sock; while `on` is not set, no claim is known.
+/// netconfig's side of netns.sock; unless `on` is set, no claim is known.
 async fn hand_out(claims: UnixListener, on: Arc<AtomicBool>) {
     loop {
         let (mut stream, _) = claims.accept().await.unwrap();
@@ -284,7 +281,6 @@ pub(crate) fn sandbox(container: &str) -> SandboxRef {
     }
 }
 
-/// Returns a workload by its container, pod UID, netns number and revision.
 pub(crate) fn workload(container: &str, pod: &str, number: usize, revision: u64) -> Workload {
     Workload {
         sandbox: sandbox(container),
@@ -299,7 +295,6 @@ pub(crate) fn workload(container: &str, pod: &str, number: usize, revision: u64)
     }
 }
 
-/// Describes a message by its verb and pod.
 pub(crate) fn describe(payload: &Payload) -> String {
     match payload {
         Payload::Add(add) => {

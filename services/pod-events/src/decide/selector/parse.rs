@@ -1,4 +1,4 @@
-//! Parses the setting: YAML or JSON, a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
+//! Parses YAML or JSON: a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
 
 use std::{collections::BTreeSet, str::FromStr};
 
@@ -19,13 +19,12 @@ pub enum InvalidSelectors {
     Entry {
         /// The entry's number, counted from 1.
         entry: usize,
-        /// The field's path within the entry.
         field: String,
         why: String,
     },
 }
 
-/// An error in a field, whose path grows while the error is passed up.
+/// An error in a field; the path grows as it is passed up.
 #[derive(Debug)]
 struct FieldError {
     field: String,
@@ -141,7 +140,7 @@ fn require_empty(values: &BTreeSet<String>) -> Result<(), FieldError> {
     Err(FieldError::new("is not empty: Exists and DoesNotExist name no value").within("values"))
 }
 
-/// Parses a field. As in Go, null counts as absent, and an absent field is `T::default()`.
+/// As in Go, null counts as absent, and an absent field is `T::default()`.
 fn field<T: Default>(
     fields: &Map<String, Value>,
     name: &str,

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::testing::namespace;
 
-/// A pod selector and a namespace selector in Kubernetes' own types.
+/// A pod selector and a namespace selector.
 type Both = (Option<LabelSelector>, Option<LabelSelector>);
 
 fn labels(all: &[(&str, &str)]) -> Labels {
@@ -86,7 +86,7 @@ fn parsed(entries: &[Both]) -> Selectors {
     text.parse().unwrap()
 }
 
-/// Returns all labels that the namespace `shop` could have, as far as the selectors of these tests distinguish them.
+/// Returns all labels that `shop` could have, as far as these selectors distinguish them.
 fn possible() -> Vec<Labels> {
     let values = [
         None,

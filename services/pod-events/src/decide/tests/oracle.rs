@@ -1,7 +1,6 @@
 //! Compares decisions on random pods with a plain implementation of the reference
-//! (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that shares only the names of annotations with the code.
-//! Deviations from Istio that `services/docs/sidecars.md` lists as corrected quirks are corrected here too, with the
-//! number of the quirk.
+//! (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that shares only annotation names with the code. Quirks of
+//! Istio that `services/docs/sidecars.md` lists as corrected are corrected here too, with their number.
 
 mod pods;
 
@@ -21,7 +20,6 @@ use pods::pods;
 
 const TRAFFIC: &str = "traffic.sidecar.istio.io/";
 
-/// The expected decision on a pod, with its reason, its sidecar redirection, or its malformed annotation.
 #[derive(Debug, PartialEq)]
 enum Verdict {
     Out(&'static str),
@@ -34,7 +32,6 @@ fn text<'a>(pod: &'a Value, kind: &str, name: &str) -> Option<&'a str> {
     pod["metadata"][kind].get(name)?.as_str()
 }
 
-/// Returns all containers, init containers first.
 fn containers(pod: &Value) -> Vec<&Value> {
     let mut all = Vec::new();
     for list in ["initContainers", "containers"] {
@@ -154,7 +151,6 @@ fn octets(address: &str) -> Option<Vec<u8>> {
     (parts.len() == 4 && octets.len() == 4).then_some(octets)
 }
 
-/// Clears the bits after the prefix one by one.
 fn network(entry: &str) -> Option<String> {
     let (address, length) = entry.split_once('/')?;
     let mut octets = octets(address)?;
@@ -296,8 +292,7 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
     })
 }
 
-/// Returns the code's decision on the same pod, with its networks sorted like the oracle's, as their
-/// order has no meaning.
+/// Returns the code's decision, with networks sorted like the oracle's, as their order has no meaning.
 fn decided(pod: &Value, is_excluded: bool) -> Verdict {
     let pod: k8s::Pod = serde_json::from_value(pod.clone()).unwrap();
     let pod = Pod::try_from(pod).unwrap();

@@ -5,7 +5,7 @@ use crate::testing::sandbox;
 
 const BOOT: &str = "this-boot";
 
-/// Records events, and settles them according to the container's ID.
+/// Settles events according to the container's ID.
 #[derive(Default)]
 struct Recorder {
     directory: PathBuf,

@@ -17,7 +17,7 @@ use crate::{
     testing::{capture, record},
 };
 
-/// A broker that removes workloads at once, and whose ztunnel never acknowledges any.
+/// A broker whose ztunnel never acknowledges a workload.
 struct Waiting;
 
 fn no_part<T>() -> Result<Response<T>, Status> {

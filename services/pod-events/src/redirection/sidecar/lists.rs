@@ -6,7 +6,6 @@ use inpod_types::lists::{self, InvalidList};
 
 use super::{Malformed, Network, Selection};
 
-/// The name and value of an annotation.
 type Annotation<'a> = (&'static str, &'a str);
 
 fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T, Malformed> {

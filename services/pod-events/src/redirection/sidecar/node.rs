@@ -13,7 +13,7 @@ use super::Network;
 /// The limit of groups (`netconfig.v1.SidecarRedirection`; Istio's limit, services/docs/facts/istio-sidecar.md, 4.1).
 const MAX_GROUPS: usize = 64;
 
-/// The address from which the proxy connects to the application, and to which the validation container connects
+/// The proxy connects to the application from this address, and the validation container connects to it
 /// (services/docs/facts/istio-sidecar.md, 4.7). If it bypassed the rules, every pod would fail its validation.
 const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 
@@ -25,7 +25,7 @@ pub struct Sidecars {
     pub loopback: Loopback,
 }
 
-/// A numeric group id. Names would differ between the node and its images.
+/// A numeric group id: names would differ between the node and its images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(pub u32);
 
@@ -41,7 +41,7 @@ impl FromStr for Group {
     }
 }
 
-/// The groups whose outbound traffic is captured; `None` stands for every process.
+/// The groups whose outbound traffic is captured; `None` means every process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerGroups(Option<BTreeSet<Group>>);
 

@@ -174,11 +174,10 @@ fn interfaces_are_named_and_the_older_name_of_an_annotation_counts_where_the_new
     assert_eq!(of(&[(older, "vm0")]), ["vm0"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "vm1")]), ["vm1"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "")]), [""; 0]);
-    // The annotation that is overridden need not be valid.
+    // An overridden annotation need not be valid.
     assert_eq!(of(&[(older, "no name"), (newer, "vm1")]), ["vm1"]);
 }
 
-/// Malformed values by kind of annotation.
 const PORTS: &[&str] = &[
     "-1",
     "+80",

@@ -30,7 +30,7 @@ use crate::{
 
 const WEB: &str = "kind: Pod\nmetadata: {namespace: shop, name: web, uid: uid-of-web}\nspec: {nodeName: node-1, containers: []}\n";
 
-/// A registry on a node without any other service.
+/// A registry on a node without other services.
 struct Scene {
     _dir: tempfile::TempDir,
     registry: Registry,
@@ -71,7 +71,7 @@ impl Scene {
         }
     }
 
-    /// Returns the checkpointed intents in the order of container ids.
+    /// Returns the checkpointed intents, ordered by container id.
     fn written(&self) -> Vec<(String, Intent)> {
         let records = self.shared.pipeline.checkpoint.records().unwrap();
         let mut written: Vec<_> = records

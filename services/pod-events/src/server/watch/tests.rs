@@ -49,7 +49,6 @@ impl Fixture {
     }
 }
 
-/// Returns the next event in short form.
 async fn next(events: &mut Events) -> String {
     let next = timeout(Duration::from_secs(10), events.next())
         .await

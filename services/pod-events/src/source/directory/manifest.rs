@@ -1,4 +1,4 @@
-//! Parses a manifest file: documents of Pods, Namespaces, and Lists of them.
+//! Parses the documents of a manifest file: Pods, Namespaces, and Lists of them.
 
 use std::{fmt, io};
 
@@ -26,7 +26,6 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// The reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ManifestError {
     #[error("cannot read it")]
@@ -49,7 +48,7 @@ pub(super) enum ManifestError {
     },
 }
 
-/// Parses all documents of a file. An empty List counts as a document.
+/// An empty List counts as a document.
 pub(super) fn parse(text: &str, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| ManifestError::Yaml(error.to_string()))?;

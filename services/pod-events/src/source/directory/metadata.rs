@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// A file's identity, size and times. Every write updates ctime, which cannot be set back.
+/// Every write updates ctime, which cannot be set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileMetadata {
     device: u64,
@@ -22,7 +22,7 @@ pub(super) struct FileMetadata {
 const MIN_AGE: Duration = Duration::from_secs(3);
 
 impl FileMetadata {
-    /// Returns the file's metadata, or `None` if a further write might leave it the same.
+    /// Returns `None` if a further write might leave the metadata the same.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let metadata = Self::read(path)?;
         metadata.is_settled(SystemTime::now()).then_some(metadata)

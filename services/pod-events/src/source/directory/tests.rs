@@ -157,7 +157,7 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     assert_eq!(inventory.borrow().namespaces.len(), 1);
 }
 
-/// Returns the inventory after a file had these contents one after the other.
+/// Returns the inventory after a file had these contents in order.
 fn after(texts: &[&str]) -> Inventory {
     let dir = tempfile::tempdir().unwrap();
     let mut directory = Directory {
@@ -205,7 +205,7 @@ fn a_list_of_nothing_takes_the_pods_away() {
     assert!(inventory.pods.is_empty() && inventory.is_complete());
 }
 
-/// Replaces the directory at a path, which may be a link, by an empty one.
+/// Replaces the directory at a path by an empty one.
 type Replace = fn(&Path);
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn while_the_directory_is_missing_what_is_known_stays() {
     source.read(&sender).await;
     assert_eq!(source.directory.inventory().pods.len(), 1);
     assert!(source.is_lost);
-    // The same directory is back, with a change made in the meantime.
+    // The same directory is back, changed meanwhile.
     fs::remove_file(away.join("web.yaml")).unwrap();
     fs::rename(&away, &path).unwrap();
     assert!(source.reopen_if_replaced());
@@ -330,7 +330,7 @@ fn only_a_file_with_changed_metadata_is_read_again() {
     };
     directory.read().unwrap();
     assert_eq!(directory.inventory().pods.len(), 1);
-    // A file that has just changed is read each time, until its last change is old enough.
+    // A file is read each time until its last change is old enough.
     let forget = |directory: &mut Directory, metadata| {
         let manifests = Arc::default();
         let file = File {

@@ -1,14 +1,13 @@
-//! An inotify watch on a directory. It stays with that directory when another one takes its place at the path.
+//! An inotify watch. It stays with its directory when another one takes its place at the path.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 
-/// Device and inode. They may be reused once the directory is deleted, but the watch reports the deletion.
+/// Device and inode. They may be reused after a deletion, which the watch reports.
 type Identity = (u64, u64);
 
-/// Watches the directory that the path named when the watcher was opened.
 #[derive(Debug)]
 pub(super) struct Watcher {
     events: EventStream<[u8; 4096]>,
@@ -17,11 +16,11 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches for complete files only: one that is being written is reported when it is closed. Kubernetes swaps the
-    /// link `..data` of a mounted ConfigMap, which is reported as a move.
+    /// Watches for complete files only: a file is reported when it is closed. Kubernetes swaps the link `..data` of a
+    /// mounted ConfigMap, which is reported as a move.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        // Read before the watch starts: a directory that is replaced in between is then found to differ at the next
-        // check, whereas the reverse order would miss it.
+        // Read before the watch starts: a directory replaced in between differs at the next check; the reverse
+        // order would miss it.
         let target = identity(path)?;
         let inotify = Inotify::init()?;
         let mask = WatchMask::CLOSE_WRITE
@@ -36,16 +35,15 @@ impl Watcher {
         })
     }
 
-    /// Waits for the next event.
     pub(super) async fn changed(&mut self) {
         let Some(event) = self.events.next().await else {
-            // An inotify stream does not end. If it did, that would be no event.
+            // An inotify stream does not end; its end would be no event.
             return std::future::pending().await;
         };
         self.check(event);
     }
 
-    /// Discards the events that are pending, which the next read covers.
+    /// Discards pending events, which the next read covers.
     pub(super) fn discard_pending(&mut self) {
         while let Some(Some(event)) = self.events.next().now_or_never() {
             self.check(event);
@@ -59,7 +57,6 @@ impl Watcher {
         }
     }
 
-    /// Returns whether the directory at a path is being watched.
     pub(super) fn is_watching(&self, path: &Path) -> bool {
         self.target
             .is_some_and(|target| identity(path).is_ok_and(|found| found == target))

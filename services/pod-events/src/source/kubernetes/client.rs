@@ -1,4 +1,4 @@
-//! The client of the API server, with an observer for `Retry-After`.
+//! The API server's client, with an observer for `Retry-After`.
 
 use std::path::Path;
 
@@ -11,7 +11,6 @@ use super::retry_after::RetryAfter;
 #[derive(Clone)]
 pub(in crate::source) struct Connection {
     pub(super) client: Client,
-    /// The time at which the server accepts requests again.
     pub(super) retry_after: RetryAfter,
 }
 

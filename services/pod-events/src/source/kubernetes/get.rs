@@ -13,14 +13,13 @@ use crate::{
     source::{Inventory, PodKey, RefreshOutcome, Scope},
 };
 
-/// The timeout of one GET. A slower API server counts as unavailable.
+/// A slower API server counts as unavailable.
 const GET_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The interval at which a pod is fetched again that the watch has not reported. A working watch
+/// The interval of fetching a pod again that the watch has not reported. A working watch
 /// reports it within milliseconds.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Reads single objects from the API server.
 #[derive(Clone)]
 pub(in crate::source) struct ApiReader {
     client: Client,
@@ -60,7 +59,7 @@ impl ApiReader {
         Arc::clone(&self.cache.inventory.borrow())
     }
 
-    /// Waits for the first lists, then fetches the pod and then its namespace. Returns as soon as `is_enough` holds.
+    /// Waits for the first lists, then fetches the pod and its namespace. Returns as soon as `is_enough` holds.
     pub(in crate::source) async fn refresh(
         &self,
         key: &PodKey,
@@ -86,17 +85,17 @@ impl ApiReader {
         RefreshOutcome::Current(self.inventory())
     }
 
-    /// Waits for the first lists for at most half of the time, which leaves the rest for the GETs.
+    /// Leaves half of the time for the GETs.
     async fn wait_for_first_lists(&self, until: Instant) {
         let now = Instant::now();
         let half = now + until.saturating_duration_since(now) / 2;
         let mut health = self.cache.health.subscribe();
-        // Health is set as soon as the server fails to answer, so that a failed server is not waited for.
+        // Health is set as soon as the server fails, so a failed server is not waited for.
         let first = health.wait_for(Option::is_some);
         let _late = timeout_at(half, first).await;
     }
 
-    /// Fetches a pod, and adds it to the store if it is of this node.
+    /// Fetches a pod, and stores it if it is of this node.
     async fn get_pod(&self, key: &PodKey, until: Instant) -> Result<Option<Pod>, String> {
         let (namespace, name) = key;
         let api = Api::<k8s::Pod>::namespaced(self.client.clone(), namespace.as_str());
@@ -133,7 +132,7 @@ impl ApiReader {
         Ok(())
     }
 
-    /// Fetches pods again that the watch has not reported, since they may be gone.
+    /// Fetches pods again that the watch has not reported: they may be gone.
     pub(super) async fn confirm_fetched(self) {
         loop {
             sleep(CONFIRM_INTERVAL).await;
@@ -150,8 +149,8 @@ impl ApiReader {
         }
     }
 
-    /// Sends a request, and repeats it if the server's `Retry-After` ends within the timeout of one GET. The wait does
-    /// not shorten the timeout of the repeated request.
+    /// Repeats a request if the server's `Retry-After` ends within the timeout of one GET. The wait does not shorten
+    /// the repeated request's timeout.
     async fn request<T, F>(&self, ask: impl Fn() -> F, until: Instant) -> Result<Option<T>, String>
     where
         F: Future<Output = kube::Result<Option<T>>>,

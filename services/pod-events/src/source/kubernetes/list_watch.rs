@@ -1,12 +1,12 @@
 //! Lists one kind of object in pages and watches it from there on.
 //!
-//! A watch that ends resumes from its last resource version without a list. Bookmarks keep that version recent, and a
-//! restarted server is not asked for full lists by every node at once. A list is needed if the server has expired the
-//! version (410), if an event cannot be read, if a watch stayed silent past its timeout, and if the server's store has
-//! been restored to a state before the version.
+//! A watch that ends resumes from its last resource version. Bookmarks keep that version recent, and a
+//! restarted server is not asked for full lists by every node at once. A list is needed if the version has
+//! expired (410), an event cannot be read, a watch stayed silent past its timeout, or the server's store was
+//! restored to a state before the version.
 //!
-//! A watch from a version in the future is no error (Kubernetes 1.34): it stays silent until the store reaches that
-//! version. So after a watch without any event, the server is asked for its current version.
+//! A watch from a future version is no error (Kubernetes 1.34): it stays silent until the store reaches that version.
+//! So after a watch without events, the server is asked for its current version.
 
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
@@ -26,58 +26,51 @@ use super::{Cache, Stores, liveness::Liveness, retry_after::RetryAfter};
 /// The first and the longest delay between attempts. It doubles in between, minus a random part of up to one half.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
-/// A watch that lasted this long resets the delay to the shortest.
+/// A watch that lasted this long resets the delay.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// A watch that ends sooner than this is not resumed without a delay.
+/// A watch that ends sooner is not resumed without a delay.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
-/// The timeout of a watch in seconds, minus a random part of up to a quarter, so that the nodes of a
-/// cluster do not renew their watches at the same time. The server sends a bookmark shortly before it ends
-/// a watch (Kubernetes, "API Concepts").
+/// The timeout of a watch in seconds, minus a random part of up to a quarter, so that the nodes do not renew their
+/// watches together. The server sends a bookmark shortly before it ends a watch (Kubernetes, "API Concepts").
 const WATCH_SECONDS: u32 = 60;
 
-/// The time after its timeout by which a watch must end. Past that the watch is dead, or a proxy withholds its events:
-/// even if the server answers everything else, this is noticed within [`WATCH_SECONDS`] plus this time.
+/// A watch that outlives its timeout by this is dead, or a proxy withholds its events: noticed within
+/// [`WATCH_SECONDS`] plus this even if the server answers everything else.
 const WATCH_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The timeout for a page of a list, and for the start of a watch.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The page size for complete objects. It bounds the memory held until they are reduced to what is kept.
+/// Bounds the memory of complete objects until they are reduced.
 pub(super) const PAGE_OF_OBJECTS: u32 = 100;
 
-/// The page size for metadata alone, which takes one to two kilobytes per object.
+/// Metadata alone takes one to two kilobytes per object.
 pub(super) const PAGE_OF_METADATA: u32 = 500;
 
-/// An update of one kind of object.
 pub(super) enum Update<K> {
     ListStarted,
     ListPage(Vec<K>),
-    /// The list is complete as of this version.
     ListComplete(u64),
-    /// A watch continues where the last one ended.
+    /// Continues where the last watch ended.
     Resumed,
-    /// An object was added or modified.
     Applied(K),
     Deleted(K),
-    /// The connection was lost, for this reason.
     Lost(String),
 }
 
-/// The reason why a watch ended.
 #[derive(Debug)]
 enum End {
     /// It timed out, or its connection broke. It resumes from its version.
     Ended,
-    /// The server does not answer or refuses the request. The watch resumes from its version later.
+    /// The server does not answer or refuses. The watch resumes from its version later.
     Disconnected(String),
-    /// The watch cannot resume from its version.
     Expired(String),
 }
 
 impl End {
-    /// Classifies an error. Refusals for lack of authorization or because of load do not concern the version.
+    /// Refusals for lack of authorization or because of load do not concern the version.
     fn of(error: &kube::Error) -> Self {
         let is_version_refused = if let kube::Error::Api(status) = error {
             !matches!(status.code, 401 | 403 | 429 | 500..)
@@ -93,18 +86,17 @@ impl End {
     }
 }
 
-/// Keeps a store up to date with one kind of object.
+/// Keeps a store in sync with one kind of object.
 pub(super) struct Reflector<K> {
     pub(super) api: Api<K>,
     /// The field selector; `None` selects all objects.
     pub(super) fields: Option<String>,
-    /// The number of objects per page of a list.
     pub(super) page: u32,
     pub(super) cache: Arc<Cache>,
     pub(super) liveness: Arc<Liveness>,
     pub(super) retry_after: RetryAfter,
     pub(super) apply: fn(&mut Stores, Update<K>),
-    /// The version up to which everything is known; `None` if a list is needed.
+    /// Everything is known up to this version; `None` if a list is needed.
     pub(super) version: Option<String>,
 }
 
@@ -112,7 +104,7 @@ impl<K> Reflector<K>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Lists and watches until the process ends. The first list starts at once, since ADDs wait for it.
+    /// Lists and watches forever. The first list starts at once, since ADDs wait for it.
     pub(super) async fn run(mut self) {
         let [shortest, longest] = RETRY_INTERVAL;
         let mut wait = shortest;
@@ -132,7 +124,7 @@ where
                     self.publish(Update::Lost(why));
                 }
             }
-            // The server's `Retry-After` comes first; the jitter spreads the clients that were given the same.
+            // The server's `Retry-After` comes first; the jitter spreads clients that were given the same.
             sleep(self.retry_after.remaining() + with_jitter(wait)).await;
             wait = longest.min(wait * 2);
         }
@@ -153,7 +145,7 @@ where
         }
     }
 
-    /// Lists all objects and returns the version of the list.
+    /// Returns the version of the list.
     async fn list(&mut self) -> Result<String, End> {
         let mut params = ListParams {
             field_selector: self.fields.clone(),
@@ -222,9 +214,8 @@ where
         }
     }
 
-    /// Checks whether the server's store has fallen behind the watched version. It asks for the metadata of
-    /// a single object of any node: the list's version is all it needs, and a server that selects by node
-    /// would search many pods.
+    /// Checks whether the server's store has fallen behind the watched version. Asks for one object of any node, as
+    /// only the list's version matters and selecting by node would search many pods.
     async fn check_rollback(&self, watched: &str) -> End {
         let any = ListParams::default().limit(1);
         let Ok(page) = with_timeout(self.api.list_metadata(&any)).await else {
@@ -240,7 +231,7 @@ where
         End::Ended
     }
 
-    /// Publishes an event. Returns an end if the event is an error.
+    /// Publishes an event. Returns an end for an error.
     fn handle(&mut self, event: WatchEvent<K>) -> Option<End> {
         let (version, update) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -256,7 +247,6 @@ where
                 ))));
             }
         };
-        // An object without a version leaves the version as it was.
         let version = version.filter(|text| !text.is_empty());
         if version.is_some() {
             self.version = version;
@@ -268,7 +258,6 @@ where
     }
 }
 
-/// Waits for the liveness probe to fail.
 async fn liveness_failure(failures: &mut watch::Receiver<String>) -> String {
     match failures.changed().await {
         Ok(()) => failures.borrow_and_update().clone(),
@@ -285,7 +274,7 @@ async fn with_timeout<T>(call: impl Future<Output = kube::Result<T>>) -> Result<
     }
 }
 
-/// Returns between one half and the whole of a delay, so that the nodes of a cluster do not reconnect all at once.
+/// Returns between one half and the whole of a delay, so that the nodes do not reconnect together.
 fn with_jitter(wait: Duration) -> Duration {
     wait / 2 + (wait / 2).mul_f64(fastrand::f64())
 }

@@ -1,5 +1,5 @@
-//! Probes the API server. In a quiet cluster a watch is silent for a minute, and so is a server that hangs. After
-//! [`IDLE_TIMEOUT`] without any activity the server is sent the cheapest request that there is.
+//! Probes the API server: in a quiet cluster a watch is silent for a minute, and so is a server that hangs. After
+//! [`IDLE_TIMEOUT`] it is sent the cheapest request there is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,14 +9,13 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// The idle time before a probe, minus a random part of up to a quarter. A cluster of 5,000 idle nodes sends at most
-/// 334 probes a second, while the kubelets' leases alone take 500 requests.
+/// Minus a random part of up to a quarter. A cluster of 5,000 idle nodes sends at most 334 probes a second, while the
+/// kubelets' leases alone take 500 requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The timeout of a probe. A server that hangs is noticed within [`IDLE_TIMEOUT`] plus this time.
+/// A server that hangs is noticed within [`IDLE_TIMEOUT`] plus this.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time of the last activity, and a channel for failed probes.
 #[derive(Debug)]
 pub(super) struct Liveness {
     last_activity: watch::Sender<Instant>,
@@ -35,12 +34,11 @@ impl Liveness {
         self.last_activity.send_replace(Instant::now());
     }
 
-    /// Returns a channel that receives the reason of each later failure.
+    /// The channel receives the reason of each later failure.
     pub(super) fn failures(&self) -> watch::Receiver<String> {
         self.failures.subscribe()
     }
 
-    /// Probes the server whenever it has been idle for too long.
     pub(super) async fn poll(self: Arc<Self>, client: Client) {
         loop {
             let idle = IDLE_TIMEOUT - (IDLE_TIMEOUT / 4).mul_f64(fastrand::f64());
@@ -59,7 +57,7 @@ impl Liveness {
     }
 }
 
-/// Sends a probe. Any answer counts, even a refusal.
+/// Any answer counts, even a refusal.
 async fn probe(client: &Client) -> Result<(), String> {
     let request = http::Request::get("/version").body(Vec::new());
     let request = request.map_err(|error| error.to_string())?;

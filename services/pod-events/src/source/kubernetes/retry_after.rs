@@ -1,5 +1,5 @@
-//! Honors `Retry-After` (RFC 9110, section 10.2.3), which the API server sends with 429 from priority and fairness, and
-//! with 503 while it shuts down.
+//! Honors `Retry-After` (RFC 9110, section 10.2.3), which the API server sends with 429 from priority and fairness,
+//! and with 503 while it shuts down.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -8,15 +8,14 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The longest delay that is honored: more may be the mistake of a proxy.
+/// Longer delays may be the mistake of a proxy.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The latest time that the server asked to wait for. Cheap to clone.
+/// The latest time that the server asked to wait for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RetryAfter(Arc<Mutex<Option<Instant>>>);
 
 impl RetryAfter {
-    /// Reads `Retry-After` from an error response.
     pub(super) fn observe<B>(&self, response: &http::Response<B>) {
         let status = response.status();
         if !status.is_client_error() && !status.is_server_error() {
@@ -31,7 +30,6 @@ impl RetryAfter {
         }
     }
 
-    /// Returns how long to wait before the next request.
     pub(super) fn remaining(&self) -> Duration {
         let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         until.map_or(Duration::ZERO, |until| {

@@ -1,7 +1,7 @@
-//! The objects of one kind, merged from the watch and from single GETs.
+//! The objects of one kind, merged from the watch and single GETs.
 //!
-//! Resource versions of one kind grow in the order of the watch's events. So an object that was fetched is newer than
-//! the watch as long as its version is above all versions that the watch has reported.
+//! Resource versions of one kind grow in the order of the watch's events: a fetched object is newer than the watch
+//! while its version is above all that the watch has reported.
 //!
 //! Changes are made in place: the cost of an event does not depend on the number of objects.
 
@@ -13,33 +13,28 @@ use std::{
 
 use crate::source::SharedMap;
 
-/// An object as received, parsed if possible.
 #[derive(Clone, Debug)]
 pub(super) struct Observed<K, V> {
-    /// The display name, for example `Pod shop/web`.
+    /// For example `Pod shop/web`.
     pub(super) title: String,
-    /// The resource version, or 0 if it is not comparable.
+    /// 0 if it is not comparable.
     pub(super) version: u64,
-    /// The parsed object, or why it cannot be used.
+    /// The object, or why it cannot be used.
     pub(super) parsed: Result<(K, V), String>,
 }
 
-/// The progress of the watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// The first list is not complete.
     Listing,
     InSync,
-    /// The connection was lost, for this reason. The known objects stay until a watch resumes or a list is complete.
+    /// The known objects stay until a watch resumes or a list is complete.
     Lost(String),
 }
 
-/// All objects of one kind.
 #[derive(Debug)]
 pub(super) struct Store<K, V> {
-    /// The objects of the watch, overlaid with those that were fetched.
+    /// The objects of the watch, overlaid with those fetched.
     objects: SharedMap<K, V>,
-    /// The highest version that the watch has reported.
     watch_version: u64,
     fetched: BTreeMap<K, Fetched<V>>,
     /// The keys of `fetched`, ordered by version.
@@ -50,15 +45,13 @@ pub(super) struct Store<K, V> {
     changed: Changed,
 }
 
-/// A fetched object that the watch has not reported yet.
 #[derive(Debug)]
 struct Fetched<V> {
     version: u64,
-    /// The object as the watch last reported it, if it did.
+    /// The object as the watch last reported it.
     watched: Option<V>,
 }
 
-/// The changes since the last call of [`Store::take_changes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     pub(super) objects: bool,
@@ -66,7 +59,7 @@ pub(super) struct Changed {
     pub(super) gaps: bool,
 }
 
-/// A list in progress, which replaces the known objects when it is complete.
+/// A list in progress, which will replace the known objects.
 #[derive(Debug)]
 struct PendingList<K, V> {
     objects: SharedMap<K, V>,
@@ -113,7 +106,6 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         }
     }
 
-    /// Replaces the known objects with the list, which is complete as of a version.
     pub(super) fn finish_list(&mut self, at: u64) {
         let mut list = mem::replace(&mut self.list, PendingList::new());
         let at = list.version.max(at);
@@ -133,15 +125,15 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.advance_to(at);
     }
 
-    /// Forgets versions and fetched objects after the server's store was restored from a backup: they belong to a
-    /// discarded history, and would stay above the current versions for long.
+    /// After the server's store was restored from a backup, versions and fetched objects belong to a discarded
+    /// history, and would stay above the current versions for long.
     fn reset_versions(&mut self) {
         self.watch_version = 0;
         self.fetched.clear();
         self.by_version.clear();
     }
 
-    /// Applies an object from the watch. One that cannot be used keeps its previous version.
+    /// An object that cannot be used keeps its previous version.
     pub(super) fn apply(&mut self, observed: Observed<K, V>) {
         match observed.parsed {
             Ok((key, value)) => {
@@ -156,7 +148,6 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.advance_to(observed.version);
     }
 
-    /// Removes an object that the watch reports as deleted.
     pub(super) fn delete(&mut self, observed: Observed<K, V>) {
         self.changed.gaps |= self.unusable.remove(&observed.title);
         if let Ok((key, _)) = observed.parsed {
@@ -196,7 +187,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.set_progress(Progress::Lost(why));
     }
 
-    /// Marks the watch as resumed: its further events cover everything since the connection was lost.
+    /// Further events cover everything since the connection was lost.
     pub(super) fn resumed(&mut self) {
         self.set_progress(Progress::InSync);
     }
@@ -206,7 +197,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.progress = progress;
     }
 
-    /// Adds a fetched object, unless the watch has already passed its version.
+    /// Ignores an object whose version the watch has already passed.
     pub(super) fn insert_fetched(&mut self, key: K, version: u64, value: V) {
         if version <= self.watch_version {
             return;
@@ -223,7 +214,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.fetched.insert(key, Fetched { version, watched });
     }
 
-    /// Drops a fetched object: it does not exist, or the watch has reached its version.
+    /// The object does not exist, or the watch has reached its version.
     pub(super) fn remove_fetched(&mut self, key: &K) {
         if let Some(fetched) = self.fetched.remove(key) {
             self.by_version.remove(&(fetched.version, key.clone()));
@@ -244,7 +235,6 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         mem::take(&mut self.changed)
     }
 
-    /// Returns the display names of objects that cannot be used.
     pub(super) fn unusable(&self) -> &BTreeSet<String> {
         &self.unusable
     }

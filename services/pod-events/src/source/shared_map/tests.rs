@@ -3,7 +3,7 @@ use std::{cell::Cell, collections::BTreeMap, hash::Hasher};
 use super::*;
 
 thread_local! {
-    /// Counts hashes of keys and comparisons of keys and values.
+    /// Counts hashes of keys and comparisons.
     static TOUCHED: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -17,7 +17,7 @@ fn touched(act: impl FnOnce()) -> usize {
     TOUCHED.get()
 }
 
-/// Counts the operations on it, and cannot be cloned.
+/// Counts the operations on it; cannot be cloned.
 #[derive(Debug, Eq)]
 struct Counted(u32);
 
@@ -35,7 +35,6 @@ impl Hash for Counted {
     }
 }
 
-/// A key whose hash is always the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Alike(u32);
 
@@ -45,7 +44,7 @@ impl Hash for Alike {
     }
 }
 
-/// Counts the nodes that a map does not share with an earlier clone.
+/// Counts the nodes not shared with an earlier clone.
 fn own_nodes<K, V>(now: &Arc<Node<K, V>>, before: &Arc<Node<K, V>>) -> usize {
     if Arc::ptr_eq(now, before) {
         return 0;

@@ -5,7 +5,6 @@ fn key(name: &str) -> PodKey {
     ("shop".parse().unwrap(), name.parse().unwrap())
 }
 
-/// A queue with a clock of its own.
 struct Fixture {
     queue: PatchQueue,
     now: Instant,

@@ -1,8 +1,7 @@
-//! Sessions that ended while a message about a pod was unanswered.
+//! Sessions that ended while a message was unanswered.
 
 use super::*;
 
-/// Ends the session, after which the ztunnel connects again.
 fn reconnect(script: &mut Script, cause: &str) {
     if let Some((uid, during)) = script.session.suspect() {
         let uid = uid.clone();

@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-/// Sandboxes, pods and ztunnels are few, so that operations often concern the same ones.
+/// Few, so that operations often concern the same ones.
 pub(super) const CONTAINERS: u8 = 4;
 pub(super) const PODS: u8 = 3;
 pub(super) const ZTUNNELS: usize = 2;
@@ -27,7 +27,6 @@ pub(super) enum Op {
     Wait(u64),
 }
 
-/// A workload as pod-events describes it.
 #[derive(Clone, Debug)]
 pub(super) struct Given {
     pub(super) container: u8,
@@ -36,12 +35,11 @@ pub(super) struct Given {
     pub(super) name: u8,
 }
 
-/// The properties of a whole schedule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nature {
-    /// True if a ztunnel that reconnects is a new process; otherwise it still serves its pods.
+    /// A ztunnel that reconnects is a new process; otherwise it still serves its pods.
     pub(super) fresh: bool,
-    /// A pod for which ztunnels disconnect whenever they have to add it.
+    /// Ztunnels disconnect whenever they have to add this pod.
     pub(super) poison: Option<u8>,
 }
 
@@ -68,7 +66,7 @@ impl Schedule {
     }
 }
 
-/// Starts with a known set and connected ztunnels, so that schedules get beyond the start.
+/// A known set and connected ztunnels, so that schedules get beyond the start.
 fn beginning(rng: &mut Rng) -> Vec<Op> {
     let named = (0..rng.usize(..4)).map(|_| given(rng)).collect();
     let set = Op::Set { named, behind: 0 };

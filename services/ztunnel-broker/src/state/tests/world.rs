@@ -1,5 +1,3 @@
-//! A broker with its callers and ztunnels.
-
 use std::{
     collections::BTreeMap,
     ops::AddAssign,
@@ -54,7 +52,6 @@ impl AddAssign for Reached {
     }
 }
 
-/// Each ztunnel is a separate process.
 fn peer(n: usize) -> Peer {
     Peer::from_pid(i32::try_from(n).unwrap() + 1)
 }
@@ -65,7 +62,7 @@ pub(super) struct World {
     revision: u64,
     ztunnels: [Ztunnel; ZTUNNELS],
     waiting: Vec<Waiting>,
-    /// The number of accepted changes per sandbox, to know when an undo has nothing to restore.
+    /// The number of accepted changes per sandbox: after one, an undo has nothing to restore.
     changes: BTreeMap<SandboxRef, u64>,
     nature: Nature,
     pub(super) reached: Reached,
@@ -154,7 +151,7 @@ impl World {
         let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
         if let Ok(ticket) = self.state.add(workload, descriptor, self.now) {
             self.count_change(&sandbox);
-            // A second add in a row restores what was there before the first; the model does not track that.
+            // A second add in a row restores the state before the first; the model does not track that.
             let changes = if busy {
                 u64::MAX
             } else {
@@ -188,7 +185,7 @@ impl World {
         }
     }
 
-    /// Checks that a failed add leaves the set as it was, unless its sandbox has changed since.
+    /// A failed add leaves the set as it was, unless its sandbox has changed since.
     fn check_undone(&self, waiting: &Waiting) {
         let sandbox = &waiting.ticket.awaited.sandbox;
         if self.changes[sandbox] == waiting.changes {
@@ -252,7 +249,7 @@ impl World {
         true
     }
 
-    /// Checks that the end of a snapshot stops only pods that are not desired, or that must not be kept because
+    /// The end of a snapshot may stop only pods that are not desired, or must not be kept because
     /// sessions ended over that.
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
@@ -291,7 +288,7 @@ impl World {
         }
     }
 
-    /// ztunnel reports that it cannot read the message, and disconnects.
+    /// ztunnel cannot read the message, and disconnects.
     fn misread(&mut self, n: usize) {
         let ztunnel = &self.ztunnels[n];
         if let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) {
@@ -309,7 +306,7 @@ impl World {
         }
     }
 
-    /// Replaces the broker by a new one with the same desired set. The callers' connections have failed.
+    /// The new broker has the same desired set; the callers' connections have failed.
     fn restart(&mut self) {
         let desired = self.state.desired();
         let seeded = desired.is_seeded();
@@ -336,7 +333,7 @@ impl World {
         }
     }
 
-    /// Responds to everything, fetches everything and reconnects until nothing happens any more.
+    /// Responds, fetches and reconnects until nothing happens any more.
     pub(super) fn settle(&mut self) {
         while !self.waiting.is_empty() {
             self.finish(0);
@@ -354,7 +351,7 @@ impl World {
 
     fn answer_all(&mut self) {
         for n in 0..ZTUNNELS {
-            // A pod that is poison costs several sessions until it is in quarantine.
+            // A poison pod costs several sessions until it is in quarantine.
             for _ in 0..8 {
                 if self.ztunnels[n].session.is_none() {
                     self.connect(n);

@@ -16,7 +16,7 @@ pub(super) struct Ztunnel {
     pub(super) running: BTreeMap<String, (NetnsId, String)>,
     pub(super) pending: BTreeSet<String>,
     named: BTreeSet<String>,
-    /// Deleted during this snapshot; they run until its end.
+    /// Run until the end of the snapshot that deleted them.
     deleted: BTreeSet<String>,
     complete: bool,
 }
@@ -56,7 +56,7 @@ impl Ztunnel {
         }
     }
 
-    /// The pods that the SnapshotSent in flight stops, without those that were deleted.
+    /// The pods that the SnapshotSent in flight stops, without deleted ones.
     pub(super) fn stopping(&self) -> Vec<&str> {
         if !matches!(self.in_flight, Some((Payload::SnapshotSent(_), _))) {
             return Vec::new();
@@ -95,8 +95,8 @@ impl Ztunnel {
         }
     }
 
-    /// Refuses the Add in flight because its proxy cannot start; the old one is already stopped. Returns whether there
-    /// was an Add to refuse.
+    /// Refuses the Add in flight because its proxy cannot start; the old one is already stopped. Returns
+    /// whether there was one.
     pub(super) fn refuse(&mut self) -> bool {
         let Some((Payload::Add(add), Some(netns))) = &self.in_flight else {
             return false;

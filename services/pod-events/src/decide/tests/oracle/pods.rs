@@ -1,4 +1,4 @@
-//! Generates random pods: most of them injected, some as only a generator would write them.
+//! Generates random pods, mostly injected, some as only a generator would write them.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ fn text_of(texts: &'static [&'static str]) -> impl Strategy<Value = String> {
     select(texts).prop_map(str::to_owned)
 }
 
-/// Generates lists, some of them malformed, and seldom a wildcard or nothing.
+/// Generates lists, some malformed, seldom a wildcard or nothing.
 fn list(good: &'static [&'static str], bad: &'static [&'static str]) -> BoxedStrategy<String> {
     let joined = |all: Vec<String>| all.join(",");
     let good = vec(text_of(good), 0..5).prop_map(joined).boxed();
@@ -15,7 +15,7 @@ fn list(good: &'static [&'static str], bad: &'static [&'static str]) -> BoxedStr
     prop_oneof![20 => good, 1 => mixed, 2 => Just("*".to_owned()), 1 => text_of(bad)].boxed()
 }
 
-/// Generates lists of ports, some of them longer than netconfig accepts.
+/// Some are longer than netconfig accepts.
 fn ports() -> BoxedStrategy<String> {
     let good = &["80", " 443 ", "0", "0022", "65535", "15020", "15090"];
     let long = vec(1..2000_u32, 60..70).prop_map(|all| {
@@ -125,7 +125,6 @@ fn proxies() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Generates pods as the API server would show them.
 pub(super) fn pods() -> impl Strategy<Value = Value> {
     let labels = (
         option::weighted(0.2, text_of(&["true", "false", "False", ""])),

@@ -23,7 +23,6 @@ fn whole(text: String) -> ResponseBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The events of a watch before it times out.
 #[derive(Clone, Copy, Debug)]
 enum WatchBehavior {
     Silent,
@@ -35,7 +34,7 @@ enum WatchBehavior {
 struct Server {
     at: Option<u64>,
     behavior: WatchBehavior,
-    /// The queries of requests other than watches.
+    /// The requests other than watches.
     requests: Arc<Mutex<Vec<String>>>,
 }
 
@@ -86,7 +85,6 @@ impl Server {
         StreamBody::new(chunk.chain(end)).boxed_unsync()
     }
 
-    /// Returns a reflector that is connected to this server.
     fn reflector(&self) -> Reflector<Namespaces> {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -115,7 +113,6 @@ impl Server {
     }
 }
 
-/// Returns how a watch from version 5000 ends.
 async fn end_of_watch(server: &Server) -> End {
     server.reflector().watch("5000".to_owned()).await
 }

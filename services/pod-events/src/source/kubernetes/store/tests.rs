@@ -16,7 +16,6 @@ fn broken(key: &'static str, version: u64) -> Observed<&'static str, u32> {
     }
 }
 
-/// Returns a store after a list at version 10.
 fn store() -> Store<&'static str, u32> {
     let mut store = Store::new();
     store.begin_list();
@@ -89,7 +88,7 @@ fn updates_without_a_difference_are_not_reported() {
     assert_eq!(store.take_changes(), changed(true, false));
     store.apply(broken("b", 14));
     assert_eq!(store.take_changes(), changed(false, true));
-    // A list without differences is no change of objects.
+    // A list without differences changes no object.
     store.begin_list();
     for (key, value) in [("b", 1), ("a", 2)] {
         store.add_listed(observed(key, 14, value));
@@ -200,7 +199,6 @@ fn of_two_fetched_versions_the_later_wins_and_the_watch_replaces_both() {
     assert!(store.unconfirmed().is_empty());
 }
 
-/// Counts how often it is cloned, hashed and compared.
 #[derive(Debug)]
 struct Counted(u32);
 
@@ -248,8 +246,8 @@ impl Hash for Counted {
     }
 }
 
-/// Counts the operations on keys and values of a store of this size when one object changes, is fetched, confirmed and
-/// deleted, each with a snapshot and its differences from the one before.
+/// Counts the operations on keys and values of a store of this size when one object changes, is fetched, confirmed
+/// and deleted, each with a snapshot and its differences.
 fn cost_in(objects: u32) -> u32 {
     let observed = |key, version, value| Observed {
         title: "object".to_owned(),
