@@ -1,5 +1,5 @@
-//! A tonic client that makes one unary call over a Unix socket: the baseline for the plugin's cold start
-//! (`integration/bench/run`). Takes the path of the `pod-events` socket.
+//! The baseline for the plugin's cold start (`integration/bench/run`): a tonic client with one call
+//! over the `pod-events` socket.
 
 use std::{env::args, error::Error, time::Duration};
 

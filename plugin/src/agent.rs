@@ -18,22 +18,19 @@ use crate::call::{Call, Trace};
 /// Connecting to a Unix socket succeeds or fails immediately.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The client waits this much longer than the deadline that it sends: the agent's error names the step that timed out.
+/// The agent's error names the step that timed out, so it gets this much time to arrive.
 const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
-/// gRPC client of the agent's socket.
 pub(crate) type Client = PodEventsServiceClient<Channel>;
 
-/// Error of a call to the agent.
 #[derive(Debug)]
 pub(crate) enum AgentError {
-    /// No process listens on the socket: the agent has not seen the call.
+    /// No process listens: the agent has not seen the call.
     Unreachable(String),
-    /// The agent returned an error or did not answer: it may have acted on the call.
+    /// An error or no answer: the agent may have acted on the call.
     Failed(Code, Failure),
 }
 
-/// Address of the agent and the time left to call it.
 pub(crate) struct Agent<'a> {
     socket: &'a Path,
     trace: Option<&'a Trace>,
@@ -41,7 +38,7 @@ pub(crate) struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Takes the socket from `settings`; the deadline is the time left of `call`, less `reserve`.
+    /// Sets the deadline to the time left of `call`, less `reserve`.
     pub(crate) fn new(settings: &'a Settings, call: &'a Call, reserve: Duration) -> Self {
         Self {
             socket: &settings.agent_socket,
@@ -50,13 +47,12 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Sends one request and waits for its response.
     pub(crate) fn send<Req, Res>(
         &self,
         message: Req,
         rpc: impl AsyncFnOnce(&mut Client, Request<Req>) -> Result<Response<Res>, Status>,
     ) -> Result<Res, AgentError> {
-        // Without time left, the socket cannot even be tried: report a timeout, not an unreachable agent.
+        // Without time left, report a timeout, not an unreachable agent.
         if self.remaining.is_zero() {
             return Err(self.timed_out());
         }
@@ -88,7 +84,6 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Wraps a message with the deadline (`grpc-timeout`) and the trace (`traceparent`).
     fn request<Req>(&self, message: Req) -> Result<Request<Req>, AgentError> {
         let mut request = Request::new(message);
         request.set_timeout(self.remaining);
@@ -110,7 +105,7 @@ impl<'a> Agent<'a> {
     }
 
     fn to_error(&self, status: &Status) -> AgentError {
-        // tonic sets a source when the transport created the status; then its code is not the agent's answer.
+        // tonic sets a source if the transport created the status: its code is not the agent's.
         if status.source().is_none() {
             return AgentError::Failed(status.code(), failure_of(status));
         }
@@ -141,7 +136,7 @@ fn internal_error(problem: String) -> AgentError {
     AgentError::Failed(Code::Internal, Failure::new(Reason::Internal, problem))
 }
 
-/// Returns the innermost error: the outer ones only report "transport error".
+/// Returns the innermost error: the outer ones are only "transport error".
 fn root_cause(error: &dyn Error) -> String {
     let mut root_cause = error;
     while let Some(source) = root_cause.source() {
@@ -162,7 +157,7 @@ impl From<AgentError> for CniError {
     }
 }
 
-/// Formats a failure as the runtime shows it in the pod's events: the problem and its remedy.
+/// Formats problem and remedy for the pod's events.
 fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     let mut msg = failure.message.clone();
     if !failure.field.is_empty() {
@@ -175,7 +170,7 @@ fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     CniError::new(code, format!("inpod: {msg}")).with_details(details)
 }
 
-/// Maps a gRPC code to a CNI code: 11 where a retry can succeed, else 100.
+/// Returns 11 where a retry can succeed, else 100.
 fn error_code(code: Code) -> ErrorCode {
     match code {
         Code::Unavailable

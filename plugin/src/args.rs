@@ -1,5 +1,5 @@
-//! Parses `CNI_ARGS` (CNI spec, "Parameters") into the pod that a call is for. The `K8S_*` keys are a convention
-//! between the runtimes of the kubelet and plugins; their order is random.
+//! Parses `CNI_ARGS` (CNI spec, "Parameters"). The `K8S_*` keys are a convention of the kubelet's runtimes;
+//! their order is random.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -15,7 +15,6 @@ const UID: &str = "K8S_POD_UID";
 const INFRA_CONTAINER: &str = "K8S_POD_INFRA_CONTAINER_ID";
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// A pod as the runtime names it in `CNI_ARGS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPod {
     pub namespace: NamespaceName,
@@ -25,15 +24,14 @@ pub struct NamedPod {
 }
 
 impl NamedPod {
-    /// Parses the value of `CNI_ARGS`. Returns `None` if it names no namespace or no pod: the call is not
-    /// for a Kubernetes pod.
+    /// Returns `None` if no namespace or no pod is named: the call is not for a Kubernetes pod.
     ///
-    /// podman sends a container's name as the pod name, without a namespace. With a `default` namespace, such a
-    /// container counts as a pod of it if its name is a valid pod name.
+    /// podman sends a container's name as the pod name, without a namespace. With a `default` namespace, the
+    /// container counts as a pod if that name is valid.
     ///
     /// # Errors
     ///
-    /// Code 4, naming the pair, if one has no `=`, appears twice or has an invalid value, or if its key is unknown and
+    /// Code 4, naming the pair, if one has no `=`, appears twice or is invalid, or its key is unknown and
     /// `IgnoreUnknown` is not true.
     pub fn from_args(
         text: &str,
@@ -43,7 +41,7 @@ impl NamedPod {
         reject_unknown_keys(&pairs)?;
         let name = match parse_value(&pairs, NAMESPACE)? {
             Some(namespace) => parse_value(&pairs, NAME)?.map(|name| (namespace, name)),
-            // podman's generated names such as "festive_hopper" are not valid pod names.
+            // podman's names such as "festive_hopper" are not valid pod names.
             None => default
                 .cloned()
                 .zip(parse_value(&pairs, NAME).ok().flatten()),
@@ -95,7 +93,7 @@ fn ignores_unknown(pairs: &BTreeMap<&str, &str>) -> Result<bool, CniError> {
     }
 }
 
-/// An empty value counts as absent.
+/// Treats an empty value as absent.
 fn parse_value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
 where
     T: FromStr<Err: fmt::Display>,

@@ -1,5 +1,3 @@
-//! One plugin call: its start, deadline and trace id.
-
 use std::{
     fs::File,
     io::Read as _,
@@ -9,26 +7,22 @@ use std::{
 use inpod_cni::invocation::{Invocation, Verb};
 use nix::unistd::alarm;
 
-/// Time limit until the configuration, which sets its own, has been read.
+/// Applies until the configuration, which sets its own, has been read.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time limit of DEL and VERSION. The runtime tears the pod down meanwhile, so a DEL only reports it to the agent.
+/// For DEL and VERSION. The runtime tears the pod down meanwhile, so a DEL only reports it.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The kernel's alarm fires this long after the deadline.
 const ALARM_GRACE: Duration = Duration::from_secs(5);
 
-/// One run of the plugin process.
 pub(crate) struct Call {
     started: Instant,
-    /// By then the runtime must have its answer.
     pub(crate) deadline: Instant,
-    /// Identifies the call in `traceparent` and in the log.
     pub(crate) trace: Option<Trace>,
 }
 
 impl Call {
-    /// Starts the clock and the kernel's alarm.
     pub(crate) fn start(verb: Option<Verb>) -> Self {
         let timeout = match verb {
             Some(Verb::Del | Verb::Version) => SHORT_TIMEOUT,
@@ -44,7 +38,6 @@ impl Call {
         call
     }
 
-    /// Applies the timeout from the network configuration.
     pub(crate) fn apply_timeout(&mut self, invocation: &Invocation) {
         let Some(config) = invocation.config() else {
             return;
@@ -61,8 +54,8 @@ impl Call {
 
     fn set_timeout(&mut self, timeout: Duration) {
         self.deadline = self.started + timeout;
-        // Every wait in this process ends at the deadline. Blocking in the kernel (a hanging file system, a runtime
-        // that does not read its pipe) does not; SIGALRM then kills the process, whose caller has given up long ago.
+        // Every wait here ends at the deadline, except blocking in the kernel (a hanging file system, a full pipe to
+        // the runtime): then SIGALRM kills the process, whose caller has given up long ago.
         let seconds = u32::try_from((timeout + ALARM_GRACE).as_secs()).unwrap_or(u32::MAX);
         alarm::set(seconds);
     }
@@ -71,22 +64,21 @@ impl Call {
         self.started.elapsed()
     }
 
-    /// Returns the time until the deadline, less a reserve for later steps.
+    /// Returns the time left, less a reserve for later steps.
     pub(crate) fn remaining(&self, reserve: Duration) -> Duration {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         remaining.saturating_sub(reserve)
     }
 }
 
-/// A trace that starts in this process (W3C Trace Context, level 1).
+/// A new trace (W3C Trace Context, level 1).
 pub(crate) struct Trace {
-    /// Identifies the call in every process that handles it.
     pub(crate) id: String,
     span_id: String,
 }
 
 impl Trace {
-    /// Returns a new trace, or `None` if the host provides no random bytes; the call is then untraced.
+    /// Returns `None` if the host provides no random bytes; the call is then untraced.
     fn random() -> Option<Self> {
         let mut bytes = [0; 24];
         File::open("/dev/urandom")
@@ -101,7 +93,7 @@ impl Trace {
         })
     }
 
-    /// Formats `traceparent`: version 00, trace id, span id of this process, sampled.
+    /// Formats version 00, trace id, span id and the sampled flag.
     pub(crate) fn traceparent(&self) -> String {
         format!("00-{}-{}-01", self.id, self.span_id)
     }

@@ -16,15 +16,11 @@ pub const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 const MAX_TIMEOUT_SECONDS: u64 = 600;
 
-/// The network configuration as far as the plugin reads it. Unknown keys are ignored: the spec allows them, and
-/// runtimes add keys of their own.
+/// The keys that the plugin reads. Unknown ones are ignored: the spec allows them, and runtimes add their own.
 #[derive(Clone, Debug)]
 pub struct NetworkConfig {
-    /// `cniVersion`: the spec version of the reply.
     pub version: SpecVersion,
-    /// `name` of the network; never empty.
     pub name: NetworkName,
-    /// `type`: the name of this executable.
     pub plugin_type: String,
     /// `prevResult`, passed on byte for byte. Later DELs have none.
     pub prev_result: Option<Box<RawValue>>,
@@ -40,26 +36,25 @@ pub struct Settings {
     pub agent_socket: PathBuf,
     /// `stateDir`: files shared with `pod-events`.
     pub state_dir: PathBuf,
-    /// `timeoutSeconds`: time limit of a call, from the start of the process.
+    /// `timeoutSeconds`, from the start of the process.
     pub timeout: Duration,
-    /// `excludeNamespaces`: pods in these namespaces are never enrolled.
+    /// `excludeNamespaces`: their pods are never enrolled.
     pub exclude_namespaces: Vec<NamespaceName>,
-    /// `defaultNamespace`: namespace of pods for which the runtime names none, as podman does. If unset, such calls are
-    /// not for a pod.
+    /// `defaultNamespace`, for pods without one (podman). If unset, such calls are not for a pod.
     pub default_namespace: Option<NamespaceName>,
     pub agent_unavailable: AgentUnavailable,
-    /// `logLevel`: least severe level that is written to stderr.
+    /// `logLevel`: the least severe level on stderr.
     pub log_level: Level,
 }
 
-/// Handling of an ADD for a pod of an enrolled namespace while the agent is unreachable.
+/// Decides ADDs for enrolled namespaces while the agent is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AgentUnavailable {
-    /// The ADD fails and the runtime retries: no pod of the mesh starts outside it.
+    /// Fails the ADD, and the runtime retries: no pod of the mesh starts outside it.
     #[default]
     Fail,
-    /// The pod starts unenrolled and is spooled; `pod-events` enrolls it later.
+    /// Starts the pod unenrolled and spools it; `pod-events` enrolls it later.
     Allow,
 }
 
@@ -74,9 +69,9 @@ pub enum Level {
     /// A pod was added, deleted or checked.
     #[default]
     Info,
-    /// The call was passed through untouched.
+    /// A call was passed through untouched.
     Debug,
-    /// Same as debug, since the other components accept it.
+    /// Same as debug: the other components accept it.
     Trace,
 }
 
@@ -87,7 +82,7 @@ pub struct ValidAttachment {
     pub ifname: IfName,
 }
 
-/// Raw values of the keys, so that an error can name its key.
+/// Raw values, so that an error can name its key.
 #[derive(Deserialize)]
 struct Document<'a> {
     #[serde(borrow, rename = "cniVersion")]
@@ -117,15 +112,15 @@ struct Document<'a> {
 }
 
 impl NetworkConfig {
-    /// Parses the network configuration from stdin.
+    /// Parses the configuration in stdin.
     ///
     /// # Errors
     ///
-    /// Code 6 if it is not a JSON object, 1 if its version is not supported, 7 if a required key is missing or a key
-    /// has an invalid value; the message names the key.
+    /// Code 6 if it is not a JSON object, 1 for an unsupported version, 7 for a missing or invalid key,
+    /// which the message names.
     pub fn parse(stdin: &[u8]) -> Result<Self, CniError> {
         let document = Document::parse(stdin)?;
-        // The version goes first, since keys may mean something else in another one.
+        // The version goes first: keys may mean something else in another one.
         let version: String = parse_key("cniVersion", document.version)?.unwrap_or_default();
         Ok(Self {
             version: version.parse()?,
@@ -139,7 +134,6 @@ impl NetworkConfig {
 }
 
 impl Settings {
-    /// Returns whether pods of `namespace` are never enrolled.
     pub fn excludes(&self, namespace: &NamespaceName) -> bool {
         self.exclude_namespaces.contains(namespace)
     }
@@ -151,7 +145,7 @@ impl<'a> Document<'a> {
             let msg = format!("the network configuration on stdin is not a JSON object: {problem}");
             CniError::new(ErrorCode::Decode, msg)
         };
-        // serde would also accept an array, with its elements as the fields in order.
+        // serde would also accept an array of the fields.
         match stdin.trim_ascii_start().first() {
             Some(b'{') => {}
             Some(_) => return Err(decode_error("it does not begin with '{'".to_owned())),
@@ -213,7 +207,7 @@ impl<'a> Document<'a> {
     fn agent_socket(&self) -> Result<PathBuf, CniError> {
         const KEY: &str = "agentSocket";
         let socket = parse_path(KEY, self.agent_socket, "/run/inpod/pod-events/grpc.sock")?;
-        // unix(7): sun_path holds 108 bytes including the final NUL.
+        // unix(7): sun_path holds 108 bytes with the final NUL.
         if socket.as_os_str().len() > 107 {
             return Err(CniError::in_config(KEY, "is longer than 107 bytes"));
         }
@@ -246,7 +240,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Parses the value of a key; `null` counts as absent.
+/// Treats `null` as absent.
 fn parse_key<T: DeserializeOwned>(
     name: &str,
     raw: Option<&RawValue>,

@@ -7,18 +7,18 @@ use std::{
     path::Path,
 };
 
-/// Creates a directory with mode 0700, and its parents, unless it exists.
+/// Creates it with mode 0700, and its parents.
 pub(crate) fn create_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Writes a file atomically. The temporary name begins with a dot and must not exist.
+/// Writes atomically. The temporary name begins with a dot and must not exist.
 pub(crate) fn write_file(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!(".{name}"));
     let renamed =
         write_synced(&temporary, content).and_then(|()| fs::rename(&temporary, dir.join(name)));
     if renamed.is_err() {
-        // Best effort: readers skip a leftover temporary file, and the first error is the one to report.
+        // Best effort: readers skip leftovers, and the first error is the one to report.
         let _ignored = fs::remove_file(&temporary);
     }
     renamed?;

@@ -1,5 +1,5 @@
-//! Files in the plugin's `stateDir` that decide calls while the agent is unreachable: the enrolled namespaces, written
-//! by `pod-events` with the code below, and the kill switch.
+//! Files in `stateDir` that decide calls while the agent is unreachable: the enrolled namespaces, written by
+//! `pod-events` with this code, and the kill switch.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -7,22 +7,18 @@ use inpod_types::NamespaceName;
 
 use crate::durable;
 
-/// File in `stateDir` that only `pod-events` writes, by rename. It stays valid across reboots.
+/// Written only by `pod-events`, by rename; stays valid across reboots.
 pub const ENROLLED_FILE: &str = "enrolled-namespaces";
 
-/// Kill switch in `stateDir`: while it exists, the plugin passes every call through. `installer disable` creates it.
+/// While it exists, the plugin passes every call through. `installer disable` creates it.
 pub const DISABLED_FILE: &str = "disabled";
 
-/// Namespaces that have, or may get, pods in the mesh: one name per line.
+/// Namespaces with actual or possible pods in the mesh, one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolledNamespaces(String);
 
 impl EnrolledNamespaces {
-    /// Reads the file. Returns `None` if it does not exist because `pod-events` has never run on this node.
-    ///
-    /// # Errors
-    ///
-    /// If the file exists and cannot be read.
+    /// Returns `None` if `pod-events` has never run on this node.
     pub fn read(state_dir: &Path) -> io::Result<Option<Self>> {
         match fs::read_to_string(state_dir.join(ENROLLED_FILE)) {
             Ok(text) => Ok(Some(Self(text))),
@@ -31,40 +27,36 @@ impl EnrolledNamespaces {
         }
     }
 
-    /// Builds the list: sorted, one name per line.
     pub fn of(namespaces: &BTreeSet<NamespaceName>) -> Self {
         let lines = namespaces.iter().map(|name| format!("{name}\n"));
         Self(lines.collect())
     }
 
-    /// Replaces the file atomically and durably, and creates the directory if it is missing. Only one process may
-    /// write at a time.
+    /// Replaces the file atomically and durably. Only one process may write at a time.
     ///
     /// # Errors
     ///
-    /// If it cannot be written; the previous file remains.
+    /// The previous file remains.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
         durable::create_dir(state_dir)?;
-        // Left by a writer that crashed. If it cannot be removed, the next step reports why.
+        // Left by a writer that crashed. If this fails, the next step reports why.
         let _ignored = fs::remove_file(state_dir.join(format!(".{ENROLLED_FILE}")));
         durable::write_file(state_dir, ENROLLED_FILE, self.0.as_bytes())
     }
 
-    /// Returns the names, without lines that are not valid ones.
+    /// Returns the names, without invalid lines.
     pub fn names(&self) -> BTreeSet<NamespaceName> {
         let lines = self.0.lines().filter_map(|line| line.trim().parse().ok());
         lines.collect()
     }
 
-    /// Returns whether pods of `namespace` may be in the mesh.
     pub fn contains(&self, namespace: &NamespaceName) -> bool {
         self.0.lines().any(|line| line.trim() == namespace.as_str())
     }
 }
 
-/// Returns whether the kill switch is set.
 pub fn is_disabled(state_dir: &Path) -> bool {
-    // A dangling symlink counts, too: it was put there on purpose.
+    // A dangling symlink counts: it was put there on purpose.
     fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok()
 }
 

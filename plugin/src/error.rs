@@ -6,30 +6,30 @@ use serde::Serialize;
 
 use crate::version::SpecVersion;
 
-/// Error codes: up to 99 those of the spec, from 100 the plugin's own.
+/// The spec's codes up to 99; the plugin's own from 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// 1: the configuration's `cniVersion` is not supported, or does not have the verb.
+    /// 1: unsupported `cniVersion`, or one without the verb.
     IncompatibleVersion,
-    /// 2: a field of the configuration is not supported.
+    /// 2: unsupported field of the configuration.
     UnsupportedField,
-    /// 3: the container is unknown; there is nothing to clean up.
+    /// 3: unknown container; there is nothing to clean up.
     UnknownContainer,
-    /// 4: a required environment variable is missing or invalid; the message names it.
+    /// 4: missing or invalid environment variable, which the message names.
     InvalidEnvironment,
-    /// 5: reading or writing failed.
+    /// 5: failed read or write.
     Io,
-    /// 6: the input cannot be decoded.
+    /// 6: input that cannot be decoded.
     Decode,
-    /// 7: the configuration is invalid; the message names the key.
+    /// 7: invalid configuration; the message names the key.
     InvalidConfig,
     /// 11: a retry can succeed.
     TryAgainLater,
     /// 50 (STATUS): the plugin cannot serve ADD.
     NotAvailable,
-    /// 51 (STATUS): the plugin cannot serve ADD, and running containers may have limited connectivity.
+    /// 51 (STATUS): no ADD, and running containers may have limited connectivity.
     LimitedConnectivity,
-    /// 100: the agent refused the call; a retry does not help.
+    /// 100: refused by the agent; a retry does not help.
     Refused,
 }
 
@@ -51,13 +51,12 @@ impl ErrorCode {
     }
 }
 
-/// A failed call. Runtimes show it as `msg; details` in the pod's events.
+/// Runtimes show it as `msg; details` in the pod's events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct CniError {
     pub code: ErrorCode,
-    /// The problem, on one line.
     pub msg: String,
-    /// The remedy; empty if there is none.
+    /// The remedy, which may be empty.
     pub details: String,
 }
 
@@ -70,7 +69,6 @@ impl CniError {
         }
     }
 
-    /// Sets the remedy of the error.
     #[must_use]
     pub fn with_details(self, details: impl Into<String>) -> Self {
         Self {
@@ -79,13 +77,11 @@ impl CniError {
         }
     }
 
-    /// Returns the error for an invalid key of the network configuration.
     pub fn in_config(key: &str, problem: impl fmt::Display) -> Self {
         let msg = format!("network configuration: {key}: {problem}");
         Self::new(ErrorCode::InvalidConfig, msg)
     }
 
-    /// Returns the error for an invalid environment variable.
     pub fn in_variable(variable: &str, problem: impl fmt::Display) -> Self {
         Self::new(
             ErrorCode::InvalidEnvironment,
@@ -93,7 +89,6 @@ impl CniError {
         )
     }
 
-    /// Formats the error object for stdout.
     pub fn to_json(&self, version: SpecVersion) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]

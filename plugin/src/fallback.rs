@@ -1,21 +1,15 @@
-//! Decides on an ADD while no process serves the agent's socket.
-
 use std::io;
 
 use inpod_cni::{config::AgentUnavailable, enrolled::EnrolledNamespaces};
 use inpod_types::NamespaceName;
 
-/// Decision on a pod whose enrollment is unknown.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The pod starts unenrolled and is spooled.
     Admit,
-    /// The pod waits, for this reason.
     Wait(String),
 }
 
-/// Decides on an ADD: a pod that may belong to the mesh waits unless the configuration allows it to start outside, and
-/// no other pod waits for the agent.
+/// Pods that may belong to the mesh wait, unless the configuration admits them; others do not wait for the agent.
 pub(crate) fn decide(
     policy: AgentUnavailable,
     enrolled: io::Result<Option<EnrolledNamespaces>>,

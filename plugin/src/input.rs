@@ -19,18 +19,18 @@ use nix::{
 
 use crate::call::Call;
 
-/// Parses the runtime's call, and leaves what was read in `stdin`.
+/// Leaves what was read in `stdin`.
 ///
 /// # Errors
 ///
-/// Code 5 if stdin cannot be read or does not end before the deadline, 6 if it exceeds the size limit, else
-/// the errors of [`Invocation::parse`].
+/// Code 5 if stdin fails or does not end before the deadline, 6 if it is too large,
+/// else those of [`Invocation::parse`].
 pub(crate) fn read_invocation(
     variables: &Variables,
     call: &Call,
     stdin: &mut Vec<u8>,
 ) -> Result<Invocation, CniError> {
-    // Without a valid verb, stdin is not read at all.
+    // Without a valid verb, stdin is not read.
     let verb = variables.verb()?;
     let read = read_all(io::stdin().as_fd(), stdin, call.deadline);
     if verb != Verb::Version {
@@ -56,14 +56,14 @@ fn read_all(from: BorrowedFd<'_>, into: &mut Vec<u8>, deadline: Instant) -> Resu
     }
 }
 
-/// Waits until stdin is readable or at its end.
+/// Returns at the end of stdin, too.
 fn wait_readable(from: BorrowedFd<'_>, deadline: Instant) -> Result<(), CniError> {
     loop {
         let remaining = deadline.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(from, PollFlags::POLLIN)], timeout) {
             Ok(0) if remaining.is_zero() => return Err(not_closed()),
-            // poll(2) counts in milliseconds and may return slightly early.
+            // poll(2) counts milliseconds and may return early.
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(read_error(error)),

@@ -1,4 +1,4 @@
-//! Parsed calls: the verb and the parameters that the spec requires for it (CNI spec, "CNI operations").
+//! Calls with the parameters that the spec requires for each verb (CNI spec, "CNI operations").
 
 mod variables;
 mod verb;
@@ -15,7 +15,6 @@ use crate::{
     version::SpecVersion,
 };
 
-/// One call with the parameters of its verb.
 #[derive(Clone, Debug)]
 pub enum Invocation {
     Add(Attachment),
@@ -23,51 +22,42 @@ pub enum Invocation {
     Check(Attachment),
     Gc(Collection),
     Status(NetworkConfig),
-    /// VERSION, with the version of the reply.
     Version(SpecVersion),
 }
 
-/// A sandbox that joins the network.
 #[derive(Clone, Debug)]
 pub struct Attachment {
     pub config: NetworkConfig,
     pub sandbox: SandboxRef,
-    /// Absolute path; not yet verified to be a netns.
+    /// Absolute; not yet verified to be a netns.
     pub netns: PathBuf,
-    /// The sandbox's pod; `None` outside Kubernetes.
+    /// `None` for a sandbox outside Kubernetes.
     pub pod: Option<NamedPod>,
 }
 
-/// A sandbox that leaves the network.
 #[derive(Clone, Debug)]
 pub struct Detachment {
     pub config: NetworkConfig,
     pub sandbox: SandboxRef,
-    /// Path of the netns, if it still exists: a DEL after a reboot and the second of a pod's two DELs have none.
+    /// A DEL after a reboot and the second of a pod's two DELs have none.
     pub netns: Option<PathBuf>,
-    /// The sandbox's pod. An error here must not fail the call: a failing DEL keeps the runtime from removing the
-    /// sandbox, and the sandbox alone identifies what to delete.
+    /// An error must not fail the DEL, which would keep the runtime from removing the sandbox; the sandbox alone
+    /// identifies what to delete.
     pub pod: Result<Option<NamedPod>, CniError>,
 }
 
-/// The attachments of a network that are in use.
 #[derive(Clone, Debug)]
 pub struct Collection {
     pub config: NetworkConfig,
-    /// Attachments in use; all others are garbage.
+    /// All other attachments are garbage.
     pub valid: Vec<ValidAttachment>,
 }
 
 impl Invocation {
-    /// Parses a call from the environment and stdin.
-    ///
-    /// # Errors
-    ///
-    /// Code 4, naming the variables, or those of [`NetworkConfig::parse`].
     pub fn parse(variables: &Variables, stdin: &[u8]) -> Result<Self, CniError> {
         let verb = variables.verb()?;
         if verb == Verb::Version {
-            // Before spec 1.0.0, VERSION had no input; answering helps the runtime to choose a version.
+            // Before spec 1.0.0, VERSION had no input; the answer lets the runtime choose a version.
             return Ok(Self::Version(SpecVersion::for_reply(stdin)));
         }
         let config = NetworkConfig::parse(stdin)?;
@@ -82,7 +72,6 @@ impl Invocation {
         }
     }
 
-    /// Returns the network configuration; VERSION has none.
     pub fn config(&self) -> Option<&NetworkConfig> {
         match self {
             Self::Add(call) | Self::Check(call) => Some(&call.config),
@@ -93,7 +82,6 @@ impl Invocation {
         }
     }
 
-    /// Returns the sandbox of the call, if it is for one.
     pub fn sandbox(&self) -> Option<&SandboxRef> {
         match self {
             Self::Add(call) | Self::Check(call) => Some(&call.sandbox),
@@ -102,7 +90,6 @@ impl Invocation {
         }
     }
 
-    /// Returns the pod of the call, if it is for one.
     pub fn pod(&self) -> Option<&NamedPod> {
         match self {
             Self::Add(call) | Self::Check(call) => call.pod.as_ref(),
@@ -137,7 +124,7 @@ impl Detachment {
 }
 
 impl Collection {
-    /// A missing list is an error, since an empty one declares every attachment garbage.
+    /// Rejects a missing list: an empty one declares every attachment garbage.
     fn new(mut config: NetworkConfig) -> Result<Self, CniError> {
         let missing = || CniError::in_config("cni.dev/valid-attachments", "is missing");
         let valid = config.valid_attachments.take().ok_or_else(missing)?;

@@ -1,8 +1,8 @@
-//! Types of the CNI spec (1.1.0 back to 0.3.0), and the files that the plugin shares with `pod-events`.
+//! Types of the CNI spec (1.1.0 back to 0.3.0), and the files shared with `pod-events`.
 //!
-//! A runtime's call is parsed into an [`Invocation`](invocation::Invocation), which has a variant per verb with the
-//! parameters that the verb requires. The library neither calls the agent nor prints. Its only I/O is in [`spool`] and
-//! [`enrolled`] (files in the plugin's `stateDir`), and [`invocation`] reads the `CNI_*` variables.
+//! A call is parsed into an [`Invocation`](invocation::Invocation), with a variant per verb. The library
+//! neither calls the agent nor prints; its only I/O is in [`spool`] and [`enrolled`], and [`invocation`]
+//! reads the `CNI_*` variables.
 
 pub mod args;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Writes one JSON line per call to stderr, from where the runtime copies it to its own log.
+//! Writes one JSON line per call to stderr, which the runtime copies to its log.
 
 use std::io::{self, Write as _};
 
@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::{call::Call, output::Outcome};
 
-/// One line of the log.
 #[derive(Serialize)]
 struct Line<'a> {
     level: &'static str,
@@ -33,19 +32,16 @@ struct Line<'a> {
     trace_id: Option<&'a str>,
 }
 
-/// A finished call as the log shows it.
 pub(crate) struct Report<'a> {
     pub(crate) call: &'a Call,
-    /// Value of `CNI_COMMAND`.
     pub(crate) verb: Option<&'a str>,
     pub(crate) invocation: Option<&'a Invocation>,
     pub(crate) outcome: &'a Result<Outcome, CniError>,
-    /// Whether the reply reached the runtime.
+    /// An error if the reply did not reach the runtime.
     pub(crate) printed: &'a io::Result<()>,
 }
 
 impl Report<'_> {
-    /// Writes the line if its level is enabled.
     pub(crate) fn write(&self) {
         let config = self.invocation.and_then(Invocation::config);
         let threshold = config.map_or(Level::Info, |config| config.settings.log_level);

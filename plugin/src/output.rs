@@ -1,4 +1,4 @@
-//! Outcome of a call, and the JSON document on stdout that reports it to the runtime.
+//! The outcome of a call, as stdout reports it to the runtime.
 
 use std::io::{self, Write as _};
 
@@ -6,18 +6,16 @@ use inpod_cni::{config::Level, error::CniError, version::SpecVersion};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Document for stdout; empty for verbs without one.
+    /// Empty for verbs without a document.
     pub(crate) stdout: String,
-    /// Level of the log line.
     pub(crate) level: Level,
-    /// Message of the log line.
     pub(crate) message: &'static str,
-    /// Reason, if the message does not suffice.
+    /// The reason, if the message does not suffice.
     pub(crate) cause: String,
 }
 
 impl Outcome {
-    /// The agent has handled the call.
+    /// Succeeds: the agent has handled the call.
     pub(crate) fn done(message: &'static str) -> Self {
         Self {
             stdout: String::new(),
@@ -27,7 +25,7 @@ impl Outcome {
         }
     }
 
-    /// The call does not concern inpod.
+    /// Succeeds: the call does not concern inpod.
     pub(crate) fn skipped(message: &'static str) -> Self {
         Self {
             level: Level::Debug,
@@ -35,12 +33,11 @@ impl Outcome {
         }
     }
 
-    /// Sets the document for stdout.
     pub(crate) fn with_stdout(self, stdout: String) -> Self {
         Self { stdout, ..self }
     }
 
-    /// Reports success despite a problem.
+    /// Succeeds, but logs the problem.
     pub(crate) fn with_problem(self, level: Level, cause: impl Into<String>) -> Self {
         Self {
             level,
@@ -50,7 +47,7 @@ impl Outcome {
     }
 }
 
-/// Writes the reply; nothing else writes to stdout.
+/// Prints to stdout, as nothing else does.
 pub(crate) fn print(outcome: &Result<Outcome, CniError>, version: SpecVersion) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match outcome {

@@ -1,4 +1,4 @@
-//! CNI results (CNI spec, "Success"): reads those of other plugins and prints the plugin's own.
+//! Reads the results of other plugins and prints the plugin's own (CNI spec, "Success").
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{config::NetworkConfig, error::CniError};
 
-/// The fields that are read; they are the same from 0.3.0 to 1.1.0, except that 0.x has `version` in each of `ips`.
+/// These are the same from 0.3.0 to 1.1.0; in 0.x, each of `ips` has a `version`, too.
 #[derive(Deserialize)]
 struct PrevResult {
     #[serde(default)]
@@ -27,17 +27,17 @@ struct Interface {
 #[derive(Deserialize)]
 struct Address {
     address: String,
-    /// Index into `interfaces`. Some IPAM plugins write -1 for none.
+    /// An index into `interfaces`; some IPAM plugins write -1 for none.
     #[serde(default)]
     interface: Option<i64>,
 }
 
-/// Returns the addresses, without prefix length, that the chain assigned to an interface in the sandbox, or those of
-/// all interfaces if the result does not assign them. Returns none without a prevResult.
+/// Returns addresses without prefix length: those of the interface in the sandbox, or all if the result assigns
+/// them to no interface; none without a prevResult.
 ///
 /// # Errors
 ///
-/// Code 7, naming `prevResult`, if it is not a result or contains an invalid address.
+/// Code 7 if `prevResult` is not a result or has an invalid address.
 pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>, CniError> {
     let Some(raw) = &config.prev_result else {
         return Ok(Vec::new());
@@ -54,7 +54,7 @@ pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>,
     chosen.into_iter().map(parse).collect()
 }
 
-/// Returns the indices of interfaces of that name in a sandbox: the host's end of a veth pair may have the same name.
+/// Considers only the sandbox: the host's end of a veth pair may have the same name.
 fn sandbox_interface_indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
     let is_ours = |interface: &Interface| {
         let in_sandbox = interface.sandbox.as_ref().is_some_and(|it| !it.is_empty());
@@ -73,8 +73,8 @@ fn parse(ip: &Address) -> Result<IpAddr, CniError> {
         .map_err(|error| CniError::in_config("prevResult", format_args!("ips: {error}")))
 }
 
-/// Returns the output of ADD: the prevResult byte for byte, or an empty result if there is none (CNI spec, "ADD": a
-/// chained plugin that changes nothing passes its prevResult on).
+/// Returns the prevResult byte for byte, else an empty result (CNI spec, "ADD": a chained plugin that changes nothing
+/// passes its prevResult on).
 pub fn pass_through(config: &NetworkConfig) -> String {
     match &config.prev_result {
         Some(raw) => raw.get().to_owned(),

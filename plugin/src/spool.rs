@@ -1,7 +1,7 @@
-//! Spools events that the agent could not receive: one file per event in `stateDir/spool`.
+//! Spools events that the agent could not receive, one file each in `stateDir/spool`.
 //!
-//! The plugin only writes; `pod-events` reads each file and deletes it once its effect is checkpointed. Names sort by
-//! time. A name that begins with a dot belongs to a write in progress or to a plugin that crashed.
+//! `pod-events` deletes a file once its effect is checkpointed. Names sort by time; a leading dot marks a write in
+//! progress or one that crashed.
 
 use std::{
     fs, io,
@@ -16,60 +16,52 @@ use serde::{Deserialize, Serialize};
 
 use crate::{args::NamedPod, durable};
 
-/// Name of the directory in `stateDir`.
 pub const SPOOL_DIR: &str = "spool";
 
-/// Schema that this version writes. Readers skip and report entries of a later one.
+/// Readers skip and report entries of a later schema.
 pub const SCHEMA: u32 = 1;
 
-/// At this size no process is reading the spool; more entries would only fill the disk.
+/// A spool of this size has no reader; more entries would only fill the disk.
 const MAX_ENTRIES: usize = 20_000;
 
-/// One event, the content of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Schema of this entry, [`SCHEMA`].
     pub schema: u32,
     pub verb: SpooledVerb,
     pub cause: Cause,
-    /// Milliseconds since 1970.
     pub time_unix_ms: u64,
-    /// Boot (`/proc/sys/kernel/random/boot_id`) in which the event occurred, since no sandbox survives a
+    /// The boot of the event (`/proc/sys/kernel/random/boot_id`), since no sandbox survives a
     /// reboot; empty if unknown.
     pub boot_id: String,
     pub sandbox: Sandbox,
-    /// Absent if the runtime did not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<Pod>,
-    /// Absent if the runtime did not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<Netns>,
-    /// Addresses that the chain assigned to the interface; empty for DEL and without a prevResult.
+    /// Assigned by the chain; empty for DEL and without a prevResult.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
 }
 
-/// Verbs that are spooled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum SpooledVerb {
-    /// A pod was admitted unenrolled; whether it belongs to the mesh is not decided yet.
+    /// A pod was admitted unenrolled; its enrollment is undecided.
     Add,
     Del,
 }
 
-/// Reason why the agent did not receive the event.
+/// The cause of the agent not receiving the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
     /// No process listened on its socket.
     AgentAway,
-    /// It returned an error or did not answer in time.
+    /// It failed, or did not answer in time.
     AgentFailed,
     Disabled,
 }
 
-/// Sandbox of an event; see [`SandboxRef`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
     pub network_name: String,
@@ -77,30 +69,27 @@ pub struct Sandbox {
     pub ifname: String,
 }
 
-/// Pod of an event, as the runtime named it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pod {
     pub namespace: String,
     pub name: String,
-    /// Absent if the runtime did not name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
 
-/// Netns of an event, at the time of the event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netns {
     pub path: PathBuf,
-    /// `st_dev`; absent if the path was not examined.
+    /// `st_dev`, unless the path was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<u64>,
-    /// `st_ino`; absent if the path was not examined.
+    /// `st_ino`, unless the path was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
 }
 
 impl Entry {
-    /// Returns an event of the current time and boot with only its sandbox set.
+    /// Sets time, boot and sandbox only.
     pub fn new(verb: SpooledVerb, cause: Cause, sandbox: &SandboxRef) -> Self {
         Self {
             schema: SCHEMA,
@@ -115,11 +104,7 @@ impl Entry {
         }
     }
 
-    /// Writes the event atomically and durably.
-    ///
-    /// # Errors
-    ///
-    /// If it could not be written; then no file remains.
+    /// Writes atomically and durably; a failure leaves no file.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {
@@ -134,7 +119,7 @@ impl Entry {
         durable::write_file(&dir, &self.file_name(), &content).map_err(at)
     }
 
-    /// The time comes first, for the order of reading; the process id distinguishes events of the same millisecond.
+    /// Orders files by time; the process id distinguishes events of one millisecond.
     fn file_name(&self) -> String {
         let verb = match self.verb {
             SpooledVerb::Add => "add",
@@ -144,7 +129,6 @@ impl Entry {
     }
 }
 
-/// Error of spooling an event.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     #[error("cannot write to {}: {source}", .path.display())]
@@ -154,13 +138,12 @@ pub enum SpoolError {
     Full(PathBuf),
 }
 
-/// Returns milliseconds since 1970; 0 if the clock is earlier.
 pub fn now_unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }
 
-/// Returns the id of the running boot; empty if the kernel does not provide it.
+/// Returns "" if the kernel does not provide it.
 pub fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

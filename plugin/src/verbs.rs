@@ -27,7 +27,7 @@ use crate::{
     output::Outcome,
 };
 
-/// Time that a DEL reserves for spooling if the agent does not take it.
+/// Reserved by a DEL for spooling.
 const SPOOL_RESERVE: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniError> {
@@ -39,7 +39,7 @@ pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniEr
         Invocation::Check(attachment) => check(attachment, call),
         Invocation::Del(detachment) => Ok(del(detachment, call)),
         Invocation::Gc(collection) => gc(collection, call),
-        // A failing STATUS makes the node not ready, so that no pod can start: STATUS does not depend on the agent.
+        // Independent of the agent: a failing STATUS makes the node not ready, so that no pod can start.
         Invocation::Status(_) => Ok(Outcome::skipped("Ready")),
         Invocation::Version(version) => {
             Ok(Outcome::skipped("Reported the supported versions").with_stdout(version.report()))
@@ -77,7 +77,7 @@ fn add(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     }
 }
 
-/// Returns the pod of a call that inpod handles, or else the outcome of the call.
+/// Returns the call's outcome if inpod does not handle its pod.
 fn pod_in_scope(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
     match &attachment.pod {
         None => Err(Outcome::skipped("Skipped: not for a Kubernetes pod")),
@@ -88,8 +88,8 @@ fn pod_in_scope(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
     }
 }
 
-/// Reads device and inode of the path without opening it: holding a netns open, or blocking on a FIFO, would do harm.
-/// netconfig verifies that it is a netns.
+/// Does not open the path: holding a netns open, or blocking on a FIFO, would do harm. netconfig verifies
+/// that it is a netns.
 fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
     match fs::metadata(path) {
         Ok(found) => Ok(NetnsRef {
@@ -110,7 +110,6 @@ fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
     }
 }
 
-/// Handles an ADD while the agent is unreachable.
 fn add_without_agent(
     settings: &Settings,
     pod: &NamedPod,
@@ -121,7 +120,7 @@ fn add_without_agent(
     let enrolled = EnrolledNamespaces::read(&settings.state_dir);
     match fallback::decide(settings.agent_unavailable, enrolled, &pod.namespace) {
         Decision::Wait(why) => Err(wait(why).into()),
-        // pod-events must find a pod that was admitted unenrolled: without a spool entry there is no admission.
+        // No admission without a spool entry, by which pod-events finds the pod.
         Decision::Admit => match entry.write(&settings.state_dir) {
             Ok(()) => Ok(
                 Outcome::done("Admitted the pod unenrolled: the agent is unreachable")
@@ -132,7 +131,7 @@ fn add_without_agent(
     }
 }
 
-/// Admits a pod while the kill switch is set. No error may keep the pod from starting, not even a full disk.
+/// Never fails, even on a full disk: the kill switch must let pods start.
 fn admit_disabled(attachment: &Attachment, pod: &NamedPod) -> Outcome {
     let settings = &attachment.config.settings;
     let netns = stat_netns(&attachment.netns).ok();
@@ -188,7 +187,7 @@ fn check(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     Ok(Outcome::done("Checked the pod"))
 }
 
-/// Never fails: a failing DEL keeps the runtime from removing the sandbox and is retried until it succeeds.
+/// Never fails: the runtime would keep the sandbox and retry until it succeeds.
 fn del(detachment: &Detachment, call: &Call) -> Outcome {
     if matches!(detachment.pod, Ok(None)) {
         return Outcome::skipped("Skipped: not for a Kubernetes pod");
@@ -223,7 +222,6 @@ fn pod_of(detachment: &Detachment) -> Option<&NamedPod> {
     detachment.pod.as_ref().ok().and_then(Option::as_ref)
 }
 
-/// Spools a DEL that the agent did not take.
 fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outcome {
     let entry = Entry {
         pod: pod_of(detachment).map(Into::into),

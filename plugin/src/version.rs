@@ -1,4 +1,4 @@
-//! Supported versions of the CNI spec (CNI spec, "VERSION").
+//! Supported versions (CNI spec, "VERSION").
 
 use std::{fmt, str::FromStr};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CniError, ErrorCode};
 
-/// A supported version of the CNI spec. Later ones are greater.
+/// A spec version; later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
     /// 0.3.0: results with several addresses and interfaces, plugin chains.
@@ -21,7 +21,6 @@ pub enum SpecVersion {
 }
 
 impl SpecVersion {
-    /// All versions, oldest first, as VERSION reports them.
     pub const ALL: [Self; 5] = [
         Self::V0_3_0,
         Self::V0_3_1,
@@ -30,7 +29,6 @@ impl SpecVersion {
         Self::V1_1_0,
     ];
 
-    /// Version of the reply if the runtime's is unknown.
     pub const NEWEST: Self = Self::V1_1_0;
 
     pub fn as_str(self) -> &'static str {
@@ -43,8 +41,7 @@ impl SpecVersion {
         }
     }
 
-    /// Returns the version of the reply to a call, even to one that cannot be parsed otherwise: the version that its
-    /// configuration names, else the newest.
+    /// Returns the version of the configuration, even if nothing else can be parsed, else the newest.
     pub fn for_reply(stdin: &[u8]) -> Self {
         #[derive(Deserialize)]
         struct Request<'a> {
@@ -57,7 +54,7 @@ impl SpecVersion {
             .unwrap_or(Self::NEWEST)
     }
 
-    /// Formats the reply to VERSION (CNI spec, "VERSION": output) in this version.
+    /// Formats the output of VERSION (CNI spec, "VERSION").
     pub fn report(self) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]

@@ -2,11 +2,11 @@ use std::net::IpAddr;
 
 use crate::Invalid;
 
-/// Parses a list of addresses. The error names the field.
+/// Parses addresses; the error names the field.
 ///
 /// # Errors
 ///
-/// If one is not an address, or is an IPv4-mapped IPv6 address.
+/// If one is invalid, or an IPv4-mapped IPv6 address.
 pub fn addresses_from(texts: &[String], field: &'static str) -> Result<Vec<IpAddr>, Invalid> {
     texts
         .iter()

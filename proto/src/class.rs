@@ -1,19 +1,18 @@
-/// The class of callers that may call an RPC. The comment of each RPC in its proto file states its class;
-/// a test compares them.
+/// The class of callers of an RPC. The RPC's comment in its proto file states it, too; a test compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Host processes and inpod's services, for calls that change nothing.
+    /// Host processes and inpod's services; the call changes nothing.
     Read,
-    /// Host processes: the container runtime's plugin.
+    /// Host processes: the runtime's plugin.
     Cni,
-    /// Host processes, audited: operators and their tools, for actions that do not change a pod.
+    /// Host processes, audited: operators, for actions that change no pod.
     Operator,
     /// Only the authenticated service.
     Service,
 }
 
-/// Returns the class of a call by its path (`/package.Service/Method`). A path without a class may not be called at
-/// all. Health and reflection are [`Class::Read`].
+/// Returns the class by path (`/package.Service/Method`); paths without one may not be called. Health
+/// and reflection are [`Class::Read`].
 pub fn class_of(path: &str) -> Option<Class> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     match service {
@@ -67,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns path and comment of every call in a file. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
+    /// Returns path and comment of every call. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
     fn calls(file: &FileDescriptorProto) -> Vec<(String, String)> {
         let comment = |path: &[i32]| {
             let info = file.source_code_info.as_ref().unwrap();

@@ -1,4 +1,4 @@
-//! Conversions between messages and the checked types that they represent.
+//! Conversions between messages and checked types.
 
 use std::{fmt::Display, str::FromStr};
 
@@ -15,7 +15,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Creates an error for a field with a description of the problem.
+    /// Creates the error with a description of the problem.
     pub fn new(field: impl Into<String>, message: impl Display) -> Self {
         Self {
             field: field.into(),
@@ -28,7 +28,7 @@ impl Invalid {
         &self.field
     }
 
-    /// Returns the same error with the field's path relative to the enclosing message.
+    /// Prefixes the field's path with the enclosing message.
     #[must_use]
     pub fn within(self, parent: &str) -> Self {
         Self {
@@ -44,11 +44,11 @@ impl From<Invalid> for Failure {
     }
 }
 
-/// Converts a required message field. The error names the field.
+/// Converts a required field; the error names it.
 ///
 /// # Errors
 ///
-/// If the field is absent or its content is invalid.
+/// If it is absent or invalid.
 pub fn required<M, T>(field: &'static str, message: Option<M>) -> Result<T, Invalid>
 where
     T: TryFrom<M, Error = Invalid>,
@@ -57,7 +57,6 @@ where
     T::try_from(message).map_err(|invalid| invalid.within(field))
 }
 
-/// Parses a text field.
 fn text<T>(field: &'static str, value: &str) -> Result<T, Invalid>
 where
     T: FromStr<Err: Display>,

@@ -8,7 +8,7 @@ use crate::types::v1;
 
 const TYPE_URL: &str = "type.googleapis.com/inpod.types.v1.Failure";
 
-/// Returns the gRPC code for a reason. This is the only place that maps reasons to codes.
+/// Returns the gRPC code; reasons are mapped only here.
 pub fn code_of(reason: Reason) -> Code {
     match reason {
         Reason::InvalidField | Reason::NetnsPathRefused | Reason::NetnsNotANetns => {
@@ -69,8 +69,7 @@ pub fn code_of(reason: Reason) -> Code {
     }
 }
 
-/// Converts a failure to a status with its code, its message, and the failure itself
-/// in the details (`google.rpc.Status`).
+/// Converts a failure to a status, with the failure in the details (`google.rpc.Status`).
 pub fn into_status(failure: &Failure) -> Status {
     let code = code_of(failure.reason);
     let details = tonic_types::pb::Status {
@@ -84,8 +83,7 @@ pub fn into_status(failure: &Failure) -> Status {
     Status::with_details(code, &failure.message, details.encode_to_vec().into())
 }
 
-/// Returns the failure that a status carries. A status from elsewhere (a transport error, a deadline of the library) is
-/// converted by its code.
+/// Returns the failure in a status, else converts its code (a transport error, a deadline of the library).
 pub fn failure_of(status: &Status) -> Failure {
     carried(status).unwrap_or_else(|| Failure::new(reason_of(status.code()), status.message()))
 }
@@ -101,7 +99,7 @@ fn carried(status: &Status) -> Option<Failure> {
         .retry_after
         .and_then(|wait| Duration::try_from(wait).ok());
     Some(Failure {
-        // A newer peer may use reasons that this version does not know.
+        // A newer peer may use unknown reasons.
         reason: Reason::from_number(wire.reason).unwrap_or_else(|| reason_of(status.code())),
         field: wire.field,
         message: status.message().to_owned(),
@@ -172,7 +170,7 @@ mod tests {
         }
     }
 
-    /// Returns the comment of an enum value, whose path in the descriptor is `[5, e, 2, v]`.
+    /// Reads the comment at the path `[5, e, 2, v]` of the descriptor.
     fn comment_of(reason: Reason) -> String {
         let set = prost_types::FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         let is_file = |file: &&prost_types::FileDescriptorProto| file.package() == "inpod.types.v1";

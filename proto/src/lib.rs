@@ -1,8 +1,6 @@
-//! The API contracts of inpod: the protobuf packages as modules, and their conversions to the
-//! checked types of [`inpod_types`].
+//! The API contracts of inpod: the protobuf packages, with conversions to the types of [`inpod_types`].
 //!
-//! The `.proto` files of this crate document every message and call. The generated code is written to
-//! `OUT_DIR` and never edited.
+//! The `.proto` files document every message and call. Generated code is in `OUT_DIR`.
 
 mod address;
 mod class;
@@ -14,7 +12,7 @@ pub use class::{Class, class_of};
 pub use convert::{Invalid, required};
 pub use failure::{code_of, failure_of, into_status};
 
-/// The descriptors of all messages and calls, for server reflection.
+/// The descriptors of everything, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// `inpod.types.v1`: the messages and enums that all packages share.

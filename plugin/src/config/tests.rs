@@ -2,7 +2,6 @@ use super::*;
 
 const HEAD: &str = r#""cniVersion":"1.0.0","name":"net","type":"inpod-cni""#;
 
-/// Parses a configuration with additional keys.
 fn with(keys: &str) -> Result<NetworkConfig, CniError> {
     NetworkConfig::parse(format!("{{{HEAD},{keys}}}").as_bytes())
 }

@@ -8,8 +8,8 @@ use crate::{args::NamedPod, config::NetworkConfig, error::CniError};
 /// PATH_MAX of Linux.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// The `CNI_*` variables (CNI spec, "Parameters"), the only part of the environment that the plugin reads. An empty
-/// variable counts as absent. `CNI_PATH` is for plugins that execute others.
+/// The `CNI_*` variables (CNI spec, "Parameters"); the plugin reads no others. Empty ones count as absent. `CNI_PATH`
+/// is for plugins that execute others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables {
     pub command: Option<String>,
@@ -20,7 +20,6 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// Reads the variables from the environment of the process.
     pub fn from_environment() -> Self {
         Self {
             command: read_variable("CNI_COMMAND"),
@@ -31,16 +30,11 @@ impl Variables {
         }
     }
 
-    /// Returns whether `CNI_COMMAND` is set, even to an empty value: whether a runtime has started this process.
+    /// Returns whether a runtime started this process: it sets `CNI_COMMAND`, if only to an empty value.
     pub fn has_command() -> bool {
         env::var_os("CNI_COMMAND").is_some()
     }
 
-    /// Returns the verb of the call.
-    ///
-    /// # Errors
-    ///
-    /// Code 4 if `CNI_COMMAND` is missing or unknown.
     pub fn verb(&self) -> Result<Verb, CniError> {
         match &self.command {
             Some(command) => command.parse(),
@@ -48,7 +42,6 @@ impl Variables {
         }
     }
 
-    /// Fails with the names of all missing variables.
     pub(super) fn require(&self, names: &[&str]) -> Result<(), CniError> {
         let missing = [
             ("CNI_CONTAINERID", self.container_id.is_none()),
@@ -99,7 +92,7 @@ impl Variables {
 fn read_variable(name: &str) -> Option<String> {
     let value = match env::var(name) {
         Ok(value) => value,
-        // The replacement characters then fail the validation of the variable.
+        // The replacement characters fail the validation.
         Err(env::VarError::NotUnicode(value)) => value.to_string_lossy().into_owned(),
         Err(env::VarError::NotPresent) => return None,
     };

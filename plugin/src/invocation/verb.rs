@@ -5,7 +5,7 @@ use crate::{
     version::SpecVersion,
 };
 
-/// The operation that a runtime asks for (CNI spec, "CNI operations").
+/// The operation of a call (CNI spec, "CNI operations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Add,
@@ -17,7 +17,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Returns the value of `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -29,7 +28,7 @@ impl Verb {
         }
     }
 
-    /// Returns the first version of the spec that has the verb.
+    /// Returns the first spec version with the verb.
     fn since(self) -> SpecVersion {
         match self {
             Self::Add | Self::Del | Self::Version => SpecVersion::V0_3_0,

@@ -1,5 +1,3 @@
-//! ADD with a running agent.
-
 use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
 
 use inpod_proto::{
@@ -21,7 +19,7 @@ fn containerds_add() -> Recorded {
     Recorded::number("04")
 }
 
-/// Returns the request that a recorded ADD must lead to.
+/// Returns the request that a recorded ADD leads to.
 fn expected(call: &Recorded, node: &Node) -> AddPodRequest {
     let netns = fs::metadata(node.netns()).unwrap();
     let prev_result: Value = serde_json::from_str(&call.key("prevResult").unwrap()).unwrap();
@@ -146,7 +144,7 @@ fn an_agent_that_hangs_is_11_within_the_deadline() {
 
 #[test]
 fn an_agent_that_dies_over_the_call_is_11_and_not_taken_for_one_that_is_away() {
-    // The namespace is not enrolled: were the agent unreachable, the pod would be admitted.
+    // Without the agent, a pod of this unenrolled namespace would be admitted.
     let node = Node::new().with_state("enrolled-namespaces", "");
     let _agent = FakeAgent::on(&node, Script::Die);
     let run = node.run(&containerds_add());
@@ -192,7 +190,7 @@ fn a_pod_of_an_excluded_namespace_passes_at_once_even_with_the_agent_away() {
 fn a_netns_in_proc_is_looked_at_through_its_link() {
     let node = Node::new();
     let agent = FakeAgent::on(&node, Script::Accept);
-    // The plugin's netns is that of this test.
+    // The plugin shares the netns of this test.
     let own = fs::metadata("/proc/self/ns/net").unwrap();
     let call = containerds_add().with_var("CNI_NETNS", "/proc/self/ns/net");
     assert_eq!(node.run(&call).code, Some(0));

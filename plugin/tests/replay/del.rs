@@ -1,5 +1,3 @@
-//! DEL, which never fails because of the agent.
-
 use std::time::Duration;
 
 use inpod_cni::spool::{Cause, SpooledVerb};

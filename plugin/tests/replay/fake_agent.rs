@@ -1,4 +1,4 @@
-//! An agent that implements `PodEventsService` and answers by script.
+//! An agent with scripted answers to `PodEventsService`.
 
 use std::{
     future,
@@ -20,18 +20,16 @@ use tonic::{Request, Response, Status, metadata::MetadataMap, transport::Server}
 
 use crate::node::Node;
 
-/// Reaction of the agent to every call.
 #[derive(Clone, Debug)]
 pub(crate) enum Script {
     Accept,
     Refuse(Status),
-    /// Accepts the call and never answers.
+    /// Accepts the call, never answers.
     Hang,
-    /// Accepts the call and exits.
+    /// Accepts the call, then exits.
     Die,
 }
 
-/// A request that arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Question {
     Add(AddPodRequest),
@@ -55,7 +53,6 @@ struct Service {
 }
 
 impl FakeAgent {
-    /// Serves a node's socket until it is dropped.
     pub(crate) fn on(node: &Node, script: Script) -> Self {
         let received = Received::default();
         let stop = Arc::new(Notify::new());
@@ -82,7 +79,7 @@ impl FakeAgent {
                     () = until.notified() => {}
                 }
             });
-            // Pending calls are dropped as when a process dies, not drained.
+            // Drops pending calls, as when a process dies.
             runtime.shutdown_background();
         });
         listens.recv().unwrap();
@@ -93,7 +90,6 @@ impl FakeAgent {
         }
     }
 
-    /// Returns the requests that have arrived.
     pub(crate) fn questions(&self) -> Vec<Question> {
         let received = self.received.lock().unwrap();
         received
@@ -102,7 +98,6 @@ impl FakeAgent {
             .collect()
     }
 
-    /// Returns the only request that has arrived, with its metadata.
     pub(crate) fn only(&self) -> (Question, MetadataMap) {
         let received = self.received.lock().unwrap();
         assert_eq!(received.len(), 1, "{received:?}");

@@ -1,5 +1,3 @@
-//! ADD while the agent is unreachable, and the kill switch.
-
 use std::{fs, os::unix::net::UnixListener};
 
 use inpod_cni::spool::{Cause, SpooledVerb};

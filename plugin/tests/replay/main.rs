@@ -1,5 +1,4 @@
-//! Executes the real binary with recorded calls of real runtimes (`tests/calls`) against an agent
-//! that answers by script.
+//! Executes the real binary with recorded calls of real runtimes (`tests/calls`) against a scripted agent.
 // cfg(test) marks all of this as test code for clippy.
 #![cfg(test)]
 

@@ -1,4 +1,4 @@
-//! A node as the plugin sees it: a socket path, a state directory and a netns.
+//! A node as the plugin sees it.
 
 use std::{
     fs,
@@ -19,7 +19,6 @@ pub(crate) struct Node {
     keys: String,
 }
 
-/// Result of one run of the plugin.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -38,13 +37,11 @@ impl Node {
         }
     }
 
-    /// Adds keys to the plugin's entry in the conflist.
     pub(crate) fn with(mut self, keys: &str) -> Self {
         self.keys = format!("{keys},");
         self
     }
 
-    /// Adds a file to the plugin's state directory.
     pub(crate) fn with_state(self, file: &str, content: &str) -> Self {
         fs::create_dir_all(self.state_dir()).unwrap();
         fs::write(self.state_dir().join(file), content).unwrap();
@@ -63,7 +60,6 @@ impl Node {
         self.dir.path().join("state")
     }
 
-    /// Returns the entries of the spool in the order of their names.
     pub(crate) fn spooled(&self) -> Vec<Entry> {
         let Ok(files) = fs::read_dir(self.state_dir().join("spool")) else {
             return Vec::new();
@@ -85,12 +81,10 @@ impl Node {
         call.stdin.replacen('{', &ours, 1)
     }
 
-    /// Runs the plugin as the runtime did.
     pub(crate) fn run(&self, call: &Recorded) -> Run {
         self.run_with(call, self.stdin(call).as_bytes())
     }
 
-    /// Runs the plugin with another stdin.
     pub(crate) fn run_with(&self, call: &Recorded, stdin: &[u8]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_inpod-cni"));
         command.env_clear().envs(&call.env);
@@ -104,7 +98,7 @@ impl Node {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // The plugin may exit without reading all of it.
+        // The plugin may exit without reading it all.
         let _unread = child.stdin.take().unwrap().write_all(stdin);
         let output = child.wait_with_output().unwrap();
         Run {
@@ -117,18 +111,17 @@ impl Node {
 }
 
 impl Run {
-    /// Returns the error object; asserts that the run failed and printed nothing else.
+    /// Asserts that the run failed and printed nothing but the error object.
     pub(crate) fn error(&self) -> Value {
         assert_eq!(self.code, Some(1), "{self:?}");
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the code of the error object.
     pub(crate) fn error_code(&self) -> u64 {
         self.error()["code"].as_u64().unwrap()
     }
 
-    /// Asserts that the run succeeded and printed exactly this.
+    /// Asserts success and exactly this output.
     pub(crate) fn printed(&self, stdout: &str) {
         assert_eq!(
             (self.code, self.stdout.as_str()),
@@ -138,7 +131,6 @@ impl Run {
         );
     }
 
-    /// Returns the only line of the log.
     pub(crate) fn log(&self) -> Value {
         serde_json::from_str(&self.stderr).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }

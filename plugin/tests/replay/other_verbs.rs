@@ -1,5 +1,3 @@
-//! VERSION, CHECK, GC and STATUS.
-
 use inpod_proto::{
     into_status,
     podevents::v1::{Attachment, CheckPodRequest, CollectGarbageRequest},
@@ -13,7 +11,7 @@ use crate::{
     recorded::Recorded,
 };
 
-/// A call of spec 1.1.0; none was recorded, since no runtime made one.
+/// A call of spec 1.1.0; no runtime made one to record.
 fn call(verb: &str, keys: &str) -> Recorded {
     let stdin = format!(r#"{{"cniVersion":"1.1.0","name":"net","type":"inpod-cni"{keys}}}"#);
     Recorded {

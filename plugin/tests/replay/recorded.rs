@@ -14,7 +14,7 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Returns the call of the file whose name begins with this number.
+    /// Finds the file by its leading number.
     pub(crate) fn number(number: &str) -> Self {
         let mut found = all()
             .into_iter()
@@ -36,26 +36,24 @@ impl Recorded {
         self
     }
 
-    /// Returns the value of a key in `CNI_ARGS`.
+    /// Returns a value of `CNI_ARGS`.
     pub(crate) fn arg(&self, key: &str) -> &str {
         let pairs = self.var("CNI_ARGS").split(';');
         let mut values = pairs.filter_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
         values.next().unwrap_or("")
     }
 
-    /// Returns the value of a key in stdin, byte for byte.
+    /// Returns a value of stdin, byte for byte.
     pub(crate) fn key(&self, key: &str) -> Option<String> {
         let keys: BTreeMap<String, Box<RawValue>> = serde_json::from_str(&self.stdin).unwrap();
         keys.get(key).map(|raw| raw.get().to_owned())
     }
 
-    /// Returns whether the call names a Kubernetes pod.
     pub(crate) fn is_for_a_pod(&self) -> bool {
         !self.arg("K8S_POD_NAMESPACE").is_empty()
     }
 }
 
-/// Returns all recorded calls in the order of their numbers.
 pub(crate) fn all() -> Vec<Recorded> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls");
     let mut calls: Vec<Recorded> = fs::read_dir(dir)
@@ -75,7 +73,6 @@ pub(crate) fn all() -> Vec<Recorded> {
     calls
 }
 
-/// Returns the recorded calls of one verb.
 pub(crate) fn of_verb(verb: &str) -> Vec<Recorded> {
     let calls: Vec<Recorded> = all()
         .into_iter()

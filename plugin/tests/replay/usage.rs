@@ -1,5 +1,3 @@
-//! The plugin run by hand, without `CNI_COMMAND`.
-
 use std::process::{Command, Stdio};
 
 use crate::{

@@ -1,4 +1,4 @@
-//! TLS certificate of the webhook, used from the next handshake on.
+//! The webhook's TLS certificate, replaced from the next handshake on.
 
 use std::{
     fmt,
@@ -18,7 +18,6 @@ use x509_cert::{
     der::{self, Decode as _},
 };
 
-/// Reason why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     #[error("cannot read {path}: {source}")]
@@ -26,18 +25,17 @@ pub enum CertificateError {
         path: String,
         source: std::io::Error,
     },
-    /// A file has no PEM block of the required kind.
+    /// A PEM block of the required kind is missing.
     #[error("{0} contains no {1} in PEM")]
     Pem(&'static str, &'static str),
-    /// Key and certificate do not match, or are of an unsupported kind.
+    /// The pair does not match, or is of an unsupported kind.
     #[error("tls.crt and tls.key cannot be used together: {0}")]
     Unfit(#[from] rustls::Error),
-    /// A certificate is not valid DER, so that its expiry is unknown.
+    /// The expiry of invalid DER is unknown.
     #[error("tls.crt contains an invalid certificate: {0}")]
     Unreadable(#[from] der::Error),
 }
 
-/// Contents of `tls.crt` and `tls.key`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Files {
     certificate: Vec<u8>,
@@ -45,7 +43,6 @@ pub struct Files {
 }
 
 impl fmt::Debug for Files {
-    /// The private key must not appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Files").finish_non_exhaustive()
     }
@@ -54,12 +51,8 @@ impl fmt::Debug for Files {
 impl Files {
     /// Reads both files of a directory.
     ///
-    /// The kubelet updates a mounted Secret by renaming the symlink `..data`; it is resolved once, so that both files
-    /// are of the same version.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be read.
+    /// The kubelet updates a Secret by renaming the symlink `..data`; resolving it once yields two files
+    /// of the same version.
     pub fn read(directory: &Path) -> Result<Self, CertificateError> {
         let data = directory.join("..data").canonicalize();
         let directory = data.unwrap_or_else(|_| directory.to_owned());
@@ -82,7 +75,7 @@ impl Files {
         let chain = chain.ok_or(CertificateError::Pem("tls.crt", "certificate"))?;
         let key = PrivateKeyDer::from_pem_slice(&self.key);
         let key = key.map_err(|_| CertificateError::Pem("tls.key", "private key"))?;
-        // Rejects a key that belongs to another certificate.
+        // Rejects a key of another certificate.
         Ok(CertifiedKey::from_der(
             chain,
             key,
@@ -91,7 +84,7 @@ impl Files {
     }
 }
 
-/// Returns the earliest expiry in a chain, in seconds since 1970 (`notAfter`, RFC 5280, section 4.1.2.5).
+/// Returns the earliest `notAfter` (RFC 5280, section 4.1.2.5), in seconds since 1970.
 fn earliest_expiry(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
     let end = |certificate: &CertificateDer<'_>| {
         let certificate = Certificate::from_der(certificate)?;
@@ -102,12 +95,11 @@ fn earliest_expiry(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError
     Ok(ends?.into_iter().min().unwrap_or_default())
 }
 
-/// Certificate that handshakes present; none at first.
+/// The certificate of handshakes; none at first.
 #[derive(Debug, Default)]
 pub struct CurrentCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl CurrentCertificate {
-    /// Returns whether a certificate is loaded.
     pub fn is_loaded(&self) -> bool {
         let certificate = self.0.read();
         certificate
@@ -115,13 +107,12 @@ impl CurrentCertificate {
             .is_some()
     }
 
-    /// Replaces the certificate from the next handshake on, and returns its expiry in seconds since 1970.
-    /// Open connections are unaffected. An expired certificate is presented like any other: the client's
-    /// error names the cause.
+    /// Returns the new certificate's expiry in seconds since 1970. Open connections are unaffected. An expired
+    /// certificate is presented, too: the client's error names the cause.
     ///
     /// # Errors
     ///
-    /// If it cannot be used; the previous one remains.
+    /// The previous certificate remains in use.
     pub fn replace(&self, files: &Files) -> Result<u64, CertificateError> {
         let certified = Arc::new(files.certified()?);
         let ends = earliest_expiry(&certified.cert)?;

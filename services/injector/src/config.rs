@@ -1,5 +1,4 @@
-//! Settings of this service. The content of an injection is configured in a file
-//! of its own (`inpod_injection::Config`).
+//! Settings of the service. Injection has a configuration file of its own (`inpod_injection::Config`).
 
 use std::{
     net::SocketAddr,

@@ -1,5 +1,5 @@
-//! Limits the number of connections. At the limit, a new connection evicts the one that has been idle for longest: API
-//! servers keep theirs open for the next review, and other clients must not keep an API server out.
+//! At the limit, a new connection evicts the one idle for longest: API servers keep theirs open for the next review,
+//! and other clients must not keep them out.
 
 use std::{
     collections::BTreeMap,
@@ -9,40 +9,38 @@ use std::{
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// All connections of the server.
 #[derive(Debug)]
 pub(crate) struct Connections {
     free: Arc<Semaphore>,
     max: usize,
     idle: Mutex<Idle>,
-    /// Wakes a task that waits for a slot once a connection has become idle.
+    /// Wakes a task that waits for a slot.
     became_idle: Notify,
     evictions: Counter,
 }
 
-/// Idle connections in the order in which they became idle.
 #[derive(Debug, Default)]
 struct Idle {
     last: u64,
     waiting: BTreeMap<u64, Arc<Notify>>,
 }
 
-/// Slot of one connection; dropping it frees the slot.
+/// A connection's slot, freed on drop.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
-    /// Position in the order of idle connections; `None` while a request is in progress.
+    /// `None` while a request is in progress.
     idle_position: Mutex<Option<u64>>,
     evict: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// Marks a connection as busy until it is dropped.
+/// A guard that keeps a connection busy.
 #[derive(Debug)]
 pub(crate) struct BusyGuard(Arc<ConnectionSlot>);
 
 impl Connections {
-    /// Allows up to `max` connections, and counts evictions.
+    /// Creates `max` slots, and counts evictions.
     pub(crate) fn new(max: usize, evictions: Counter) -> Arc<Self> {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(max)),
@@ -53,14 +51,14 @@ impl Connections {
         })
     }
 
-    /// Acquires a slot for a connection, which is idle until its first request. Without a free slot it evicts the
-    /// idlest connection, or the first that becomes idle.
+    /// Acquires a slot, idle until the first request. Without a free one it evicts the idlest connection, or the
+    /// first that becomes idle.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Arc<ConnectionSlot> {
         loop {
             let is_slot_expected = self.free.available_permits() > 0 || self.evict_idlest();
             tokio::select! {
                 () = self.became_idle.notified(), if !is_slot_expected => {}
-                // The semaphore is never closed, so this cannot fail.
+                // The semaphore is never closed.
                 permit = Arc::clone(&self.free).acquire_owned() => {
                     if let Ok(permit) = permit {
                         return ConnectionSlot::new(self, permit);
@@ -70,7 +68,6 @@ impl Connections {
         }
     }
 
-    /// Waits until no connection is left.
     pub(crate) async fn wait_empty(&self) {
         let all = u32::try_from(self.max).unwrap_or(u32::MAX);
         drop(self.free.acquire_many(all).await);
@@ -124,18 +121,15 @@ impl ConnectionSlot {
         }
     }
 
-    /// Marks the connection as busy.
     pub(crate) fn start_request(self: &Arc<Self>) -> BusyGuard {
         self.mark_busy();
         BusyGuard(Arc::clone(self))
     }
 
-    /// Returns whether a request is in progress.
     pub(crate) fn is_busy(&self) -> bool {
         self.idle_position().is_none()
     }
 
-    /// Waits until the connection is evicted.
     pub(crate) async fn wait_evicted(&self) {
         self.evict.notified().await;
     }
@@ -164,7 +158,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
     const A_WHILE: Duration = Duration::from_millis(50);
 
-    /// Holds a slot until it is evicted, as a connection does.
+    /// Holds a slot until it is evicted, as connections do.
     fn held(slot: Arc<ConnectionSlot>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move {
             slot.wait_evicted().await;
@@ -181,7 +175,7 @@ mod tests {
         let evictions = Counter::default();
         let connections = Connections::new(2, evictions.clone());
         let (first, second) = (take(&connections).await, take(&connections).await);
-        // The first connection has had a request since the second one came.
+        // It had a request since the second connection came.
         drop(first.start_request());
         let (first, second) = (held(first), held(second));
         let _third = take(&connections).await;

@@ -1,8 +1,7 @@
-//! Mutating admission webhook that injects sidecars into pods.
+//! Mutating admission webhook that injects sidecars.
 //!
-//! The crate `inpod_injection` computes the patch, as a function of the review, the path and the configuration. Here,
-//! [`server`] serves HTTPS, [`review`] decodes reviews and encodes responses, [`path`] parses the proxy environment in
-//! the URL path, and [`reload`] reloads certificate and configuration.
+//! `inpod_injection` computes the patch from review, path and configuration. Here, [`server`] serves HTTPS,
+//! [`review`] translates reviews, [`path`] parses the proxy environment, and [`reload`] reloads files.
 //!
 //! The injector has no Kubernetes credential and calls no other service.
 
@@ -28,11 +27,11 @@ pub const SERVICE: Service = Service {
     keys: config::KEYS,
 };
 
-/// Serves the webhook until shutdown is requested.
+/// Serves the webhook until shutdown.
 ///
 /// # Errors
 ///
-/// If the address or the service's socket is not available.
+/// If the address or the socket is not available.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     daemon.readiness().require(reload::SERVING, "not read yet");
     let metrics = Metrics::default();
@@ -54,12 +53,11 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let server = Server::new(&config, current, metrics)?;
     let listener = server::listen(config.listen_address).await?;
     let served = server.serve(listener, daemon.shutdown());
-    // The socket closes at shutdown; the webhook serves reviews for `linger_seconds` longer.
+    // The webhook serves reviews for `linger_seconds` longer than the socket.
     let (own, ()) = tokio::join!(daemon.server().serve(), served);
     own
 }
 
-/// Metrics of this process for a scrape over HTTP.
 #[derive(Clone, Debug)]
 struct Text(inpod_service::Metrics);
 

@@ -1,16 +1,16 @@
-//! Parses the proxy environment in the webhook's path (services/docs/facts/istio-sidecar.md, 6.2): a remote cluster
-//! that uses this injector names itself there.
+//! Parses the proxy environment in the path, by which a remote cluster
+//! names itself (services/docs/facts/istio-sidecar.md, 6.2).
 
-/// Path of the webhook, and prefix of paths with variables.
+/// The webhook's path, and prefix of paths with variables.
 const INJECT: &str = "/inject";
 
-/// Prefix of a variable in the older syntax.
+/// The mark of variables in the older syntax.
 const ENV_MARKER: &str = ":ENV:";
 
-/// Escape of a slash in a value.
+/// The escape of a slash in a value.
 const SLASH_ESCAPE: &str = "--slash--";
 
-/// Returns the variables of a path in their order, or `None` if it is not the webhook's. Skips keys without a value.
+/// Returns the variables in order, or `None` for a foreign path. Skips keys without a value.
 pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
     let rest = path.strip_prefix(INJECT)?;
     if rest.is_empty() {
@@ -48,7 +48,7 @@ fn variable(key: &str, value: &str) -> Option<(String, String)> {
     Some((name, value.replace(SLASH_ESCAPE, "/")))
 }
 
-/// Decodes percent-encoding; invalid escapes remain as they are.
+/// Leaves invalid escapes as they are.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

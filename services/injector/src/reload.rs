@@ -1,8 +1,8 @@
-//! Reloads certificate and configuration without a restart. An invalid file is reported, and the previous
+//! Reloads certificate and configuration without a restart. An invalid file is reported; the previous
 //! one stays in use.
 //!
-//! The files are polled: the kubelet updates a mounted volume by a rename that a watch on the files misses, and reading
-//! a few kilobytes takes microseconds.
+//! Files are polled: the kubelet updates a volume by a rename that a watch misses, and reading a
+//! few kilobytes takes microseconds.
 
 use std::{
     io,
@@ -18,14 +18,13 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Readiness needs some usable certificate and configuration, not the newest ones: otherwise one invalid update would
-/// remove every replica from the Service.
+/// Requires usable files, not the newest ones: otherwise one invalid update would remove every
+/// replica from the Service.
 pub const SERVING: &str = "serving";
 
 /// Conditions that report whether the newest files are usable.
 pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
 
-/// Certificate and configuration in use.
 #[derive(Debug, Default)]
 pub struct Current {
     pub certificate: Arc<CurrentCertificate>,
@@ -33,7 +32,7 @@ pub struct Current {
 }
 
 impl Current {
-    /// Returns the injector in use; `None` until a configuration has been read.
+    /// Returns `None` until a configuration has been read.
     pub fn injector(&self) -> Option<Arc<Injector>> {
         self.injector
             .read()
@@ -58,14 +57,13 @@ impl Current {
     }
 }
 
-/// Files as last read, whether or not they were usable.
+/// Files as last read, usable or not.
 #[derive(Debug, Default)]
 struct LastRead {
     files: Option<Files>,
     text: Option<String>,
 }
 
-/// Polls both files forever.
 pub(crate) async fn poll(
     config: Config,
     current: Arc<Current>,
@@ -116,7 +114,7 @@ fn reload_certificate(
             );
             last.files = Some(files);
         }
-        // The kubelet may be replacing the volume; the certificate in use stays.
+        // The kubelet may be replacing the volume.
         Err(error) => conditions.set(file, Err(error.to_string())),
     }
 }

@@ -1,4 +1,4 @@
-//! Decodes an AdmissionReview and encodes its response (admission.k8s.io/v1 and v1beta1).
+//! Translates AdmissionReviews (admission.k8s.io/v1 and v1beta1).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use inpod_injection::{Injector, Request, SkipReason};
@@ -7,31 +7,27 @@ use serde_json::{Value, json};
 
 const GROUP: &str = "admission.k8s.io/";
 
-/// Version of the response if that of the review is unknown; every API server since 1.22 supports it.
+/// Version of responses to reviews of unknown version; API servers support it since 1.22.
 const V1: &str = "admission.k8s.io/v1";
 
-/// Outcome of a review, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Injected,
-    /// The pod was injected before; the patch is empty.
+    /// Injected before; the patch is empty.
     Unchanged,
     Skipped(SkipReason),
-    /// The pod should be injected but cannot be.
+    /// It should be injected but cannot be.
     Refused,
-    /// The review is not about a new pod, and is allowed.
+    /// It is not about a new pod, and is allowed.
     OtherKind,
-    /// The body is not an AdmissionReview.
     Undecodable,
-    /// The HTTP request is not valid.
     BadRequest,
-    /// The deadline passed before the review was handled.
+    /// The deadline passed before handling began.
     Overloaded,
     Failed,
 }
 
 impl Outcome {
-    /// Returns the value of the metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Injected => "injected",
@@ -47,18 +43,16 @@ impl Outcome {
     }
 }
 
-/// An encoded response with its metadata.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub body: String,
     pub outcome: Outcome,
-    /// UID of the review; empty if it could not be decoded.
+    /// Empty if it could not be decoded.
     pub uid: String,
-    /// Number of operations in the patch.
+    /// Counts the operations of the patch.
     pub operations: usize,
 }
 
-/// An AdmissionReview with a request.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Review {
@@ -104,11 +98,11 @@ struct Response {
 }
 
 impl Review {
-    /// Decodes a review from a request body.
+    /// Decodes a request body.
     ///
     /// # Errors
     ///
-    /// A message for the client, if the body is not an AdmissionReview.
+    /// A message for the client.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let review: Self = serde_json::from_slice(body)
             .map_err(|error| format!("the body is not an AdmissionReview: {error}"))?;
@@ -133,7 +127,6 @@ fn excerpt(text: &str) -> String {
     format!("{:?}", text.chars().take(64).collect::<String>())
 }
 
-/// Decodes a review and computes its response.
 pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]) -> Answer {
     match Review::parse(body) {
         Ok(review) => {
@@ -172,8 +165,7 @@ fn allowed() -> Response {
     }
 }
 
-/// Injects into a new pod. Any other object is allowed: denying it would break requests that have nothing
-/// to do with injection.
+/// Allows other objects than new pods: denying them would break unrelated requests.
 fn inject(
     injector: &Injector,
     environment: &[(String, String)],

@@ -1,5 +1,4 @@
-//! HTTPS server of the webhook: HTTP/1.1 over TLS, with a limit on
-//! every resource (services/docs/facts/istio-sidecar.md, 6.2).
+//! Serves the webhook: HTTP/1.1 over TLS, with a limit on every resource (services/docs/facts/istio-sidecar.md, 6.2).
 
 use std::{
     convert::Infallible,
@@ -39,22 +38,21 @@ use crate::{
     review::{self, Answer, Outcome},
 };
 
-/// Limit of the request body: twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md, 6.2).
+/// Twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md, 6.2).
 const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Exceeds the 90 s after which an API server closes its idle connections (client-go's transport), so that the server
-/// never closes one just as a review arrives.
+/// Longer than the 90 s after which API servers close idle connections (client-go's transport): closing one here
+/// could lose a review.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long pending reviews may take at shutdown, or on an evicted connection.
+/// For pending reviews at shutdown, or on an evicted connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the rest of a response may take on an evicted connection.
+/// For the rest of a response on an evicted connection.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Server of the webhook.
 #[derive(Clone, Debug)]
 pub struct Server(Arc<Inner>);
 
@@ -74,11 +72,6 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Binds the webhook's address.
-///
-/// # Errors
-///
-/// If the address is not available.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
     let listener = listener
@@ -88,11 +81,6 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 impl Server {
-    /// Creates a server that presents the current certificate.
-    ///
-    /// # Errors
-    ///
-    /// If the TLS configuration is invalid.
     pub fn new(config: &Config, current: Arc<Current>, metrics: Metrics) -> anyhow::Result<Self> {
         let tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let tls = tls
@@ -113,7 +101,7 @@ impl Server {
         })))
     }
 
-    /// Serves until shutdown and for `linger_seconds` longer, then drains pending reviews.
+    /// Serves for `linger_seconds` beyond shutdown, then drains reviews.
     pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
         let last = shutdown.clone();
         let linger = self.0.linger;
@@ -125,7 +113,7 @@ impl Server {
         loop {
             let accepted = async {
                 let accepted = listener.accept().await;
-                // A connection without a slot waits here; later ones wait in the kernel's accept queue.
+                // One connection waits here for a slot; later ones wait in the accept queue.
                 let slot = self.0.connections.acquire().await;
                 (accepted, slot)
             };
@@ -160,7 +148,7 @@ impl Server {
         slot: Arc<ConnectionSlot>,
         shutdown: Shutdown,
     ) {
-        // Handshake errors concern the client alone.
+        // Handshake errors concern only the client.
         let Some(stream) = self.handshake(stream, &slot).await else {
             return;
         };
@@ -183,7 +171,7 @@ impl Server {
             done = connection.as_mut() => drop(done),
             () = slot.wait_evicted() => {
                 connection.as_mut().graceful_shutdown();
-                // The head of a request may be half received and never be completed.
+                // A half-received request may never be completed.
                 let limit = if slot.is_busy() { DRAIN_TIMEOUT } else { FLUSH_TIMEOUT };
                 drop(timeout(limit, connection).await);
             }
@@ -206,7 +194,6 @@ impl Server {
         }
     }
 
-    /// Handles one request, from its head to its response.
     async fn serve_inject(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let began = Instant::now();
         let (response, outcome) = match self.review(request, began).await {
@@ -253,7 +240,7 @@ impl Server {
         let injector = self.0.current.injector();
         let injector = injector
             .ok_or_else(|| overloaded("the configuration is not read yet or cannot be used"))?;
-        // A large pod takes milliseconds, which would block other connections.
+        // A large pod takes milliseconds, blocking other connections.
         let work = tokio::task::spawn_blocking(move || {
             let answer = review::answer(&injector, &environment, &body);
             drop(permit);
@@ -269,7 +256,7 @@ impl Server {
         })
     }
 
-    /// Returns the shorter of the configured deadline and the API server's (`?timeout=10s`).
+    /// Returns the shorter of configuration and API server (`?timeout=10s`).
     fn review_timeout(&self, query: Option<&str>) -> Duration {
         let mut parameters = query.unwrap_or_default().split('&');
         let seconds = parameters.find_map(|it| {
@@ -284,7 +271,7 @@ impl Server {
     }
 }
 
-/// The UID finds the review in the API server's audit log.
+/// Logs the UID, which leads to the API server's audit log.
 fn log_review(answer: &Answer) {
     let Answer {
         body,
@@ -296,7 +283,6 @@ fn log_review(answer: &Answer) {
     tracing::debug!(uid, outcome, operations, bytes, "Reviewed");
 }
 
-/// A request that is answered with an HTTP error.
 struct Refused {
     status: StatusCode,
     why: String,

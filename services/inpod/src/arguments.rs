@@ -1,5 +1,3 @@
-//! Parses the command line of the client.
-
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, value_parser};
@@ -19,22 +17,20 @@ pub(crate) use uninstall::{Mode, UninstallOptions};
 
 use crate::{doctor::DoctorOptions, inject::InjectOptions};
 
-/// The output format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// A table for people, which may change between releases.
+    /// For people; may change between releases.
     Table,
-    /// Protobuf's JSON mapping of the response, which is a contract.
+    /// Protobuf's JSON mapping, which is a contract.
     Json,
 }
 
-/// A subcommand with its options.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
     Pods(PodQuery),
     Explain(PodSelector, Format),
     Binds(BindsQuery),
-    /// All pods where none is given.
+    /// All pods if none is given.
     Resync(Option<PodSelector>, Format),
     Status,
     Doctor(DoctorOptions, Format),
@@ -43,7 +39,6 @@ pub(crate) enum Command {
     Inject(InjectOptions),
 }
 
-/// The parsed command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Arguments {
     pub(crate) run_dir: PathBuf,
@@ -51,12 +46,11 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// A command line without a command to run.
 #[derive(Debug)]
 pub(crate) enum ParseError {
-    /// It asks for help or the version: print this and succeed.
+    /// Print this and succeed: help or version.
     Help(String),
-    /// It is wrong: print this and fail.
+    /// Print this and fail: wrong usage.
     Usage(String),
 }
 
@@ -189,7 +183,6 @@ fn command() -> clap::Command {
 }
 
 impl Arguments {
-    /// Parses a command line, which starts with the program's name.
     pub(crate) fn parse(command_line: impl Iterator<Item = OsString>) -> Result<Self, ParseError> {
         let refused = |error: clap::Error| {
             let text = error.to_string();

@@ -1,4 +1,4 @@
-//! `inpod binds`: what applications listen on, and what enrollment changes about who can reach them.
+//! `inpod binds`: what applications listen on, and how enrollment changes who can reach it.
 
 mod render;
 mod selectors;
@@ -17,7 +17,7 @@ use crate::{
     print_error,
 };
 
-/// Prints the ports. Fails if a pod could not be inspected, else if enrollment changes something, else if the Services
+/// Fails if a pod could not be inspected, else if enrollment changes something, else if the Services
 /// could not be read.
 pub(crate) async fn run(
     node: &Node,
@@ -52,8 +52,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Reads the ports of Services if the query asks for them. Without Kubernetes only the ports that containers declare
-/// are known; everything else is as accurate as with it.
+/// Reads the ports of Services; without Kubernetes only those that containers declare are known.
 async fn service_ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     if query.services {
         services::ports(node, query).await

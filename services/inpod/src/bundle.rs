@@ -1,7 +1,7 @@
-//! `inpod bundle`: collects the state of inpod on a node, without secrets, for a bug report.
+//! `inpod bundle`: collects the state of a node, without secrets, for a bug report.
 //!
-//! Each part has a deadline of its own, and so has the whole; the manifest lists what is missing, with the cause.
-//! Everything that is written passes `redact`.
+//! Each part has a deadline, and so has the whole; the manifest lists what is missing, with the cause.
+//! All output passes `redact`.
 
 mod collect;
 mod files;
@@ -13,7 +13,6 @@ mod tar;
 use crate::{arguments::BundleOptions, error::CommandError, node::Node, out::Out};
 use collect::Collector;
 
-/// Collects the bundle and prints its path.
 pub(crate) async fn run(
     node: &Node,
     options: &BundleOptions,

@@ -1,11 +1,10 @@
-//! Names of the contract's enums as they are displayed.
+//! Display names of the contract's enums.
 
 use inpod_proto::{
     podevents::v1::PodState,
     types::v1::{Enrollment, Reason},
 };
 
-/// Returns the name of a pod's state.
 pub(crate) fn state(state: PodState) -> &'static str {
     match state {
         PodState::Unspecified => "unknown",
@@ -17,7 +16,6 @@ pub(crate) fn state(state: PodState) -> &'static str {
     }
 }
 
-/// Returns the name of an enrollment.
 pub(crate) fn enrollment(enrollment: Enrollment) -> &'static str {
     match enrollment {
         Enrollment::Unspecified | Enrollment::Unknown => "unknown",
@@ -27,7 +25,7 @@ pub(crate) fn enrollment(enrollment: Enrollment) -> &'static str {
     }
 }
 
-/// Returns the name of a reason as in logs and Events, or its number if a newer service sent it.
+/// Returns the name as in logs and Events, or a newer service's number.
 pub(crate) fn reason(number: i32) -> String {
     let name = |reason: Reason| {
         let name = reason.as_str_name();

@@ -1,6 +1,6 @@
-//! `inpod doctor`: diagnoses a node and reports each problem with a code and a remedy.
+//! `inpod doctor`: reports each problem of a node with code and remedy.
 //!
-//! `collect` gathers facts without judging them; `checks` judges facts without gathering any.
+//! `collect` only gathers facts; `checks` only judges them.
 
 mod chain;
 mod check;
@@ -19,7 +19,6 @@ use crate::{arguments::Format, error::CommandError, host_fs::HostFs, node::Node,
 use check::Check;
 use codes::Verdict;
 
-/// The options of an examination.
 #[derive(Clone, Debug)]
 pub(crate) struct DoctorOptions {
     pub(crate) root: HostFs,
@@ -27,7 +26,7 @@ pub(crate) struct DoctorOptions {
     pub(crate) self_test: bool,
 }
 
-/// Prints the report, and fails if a check failed.
+/// Fails if a check failed.
 pub(crate) async fn run(
     node: &Node,
     options: &DoctorOptions,
@@ -48,7 +47,6 @@ pub(crate) async fn run(
     }
 }
 
-/// Returns the report as JSON.
 pub(crate) async fn as_json(node: &Node, options: &DoctorOptions) -> String {
     report::json(&evaluate(node, options).await)
 }

@@ -2,50 +2,45 @@ use std::{io, path::PathBuf};
 
 use inpod_types::{Failure, Reason};
 
-/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// The service responded with a failure.
+    /// Responded with a failure.
     #[error("{service} at {} answered: {failure}\n  What to do: {}", .socket.display(), .failure.reason.remedy())]
     Failed {
         service: &'static str,
         socket: PathBuf,
         failure: Box<Failure>,
     },
-    /// The service did not respond.
+    /// Did not respond at all.
     #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node, that you may open its socket (run as root), and that --run-dir is right.", .socket.display())]
     Unreachable {
         service: &'static str,
         socket: PathBuf,
         cause: String,
     },
-    /// A service reports that it is not ready.
     #[error("{0} is not ready")]
     NotReady(&'static str),
-    /// The response cannot be converted to JSON, since it is of another release's contract.
+    /// The response is of another release's contract.
     #[error("cannot write the response as JSON: {0}")]
     Json(String),
-    /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
-    /// Checks of the node failed.
+    /// Counts failed checks of the node.
     #[error("failed checks: {0}; the report says what to do about each")]
     ChecksFailed(usize),
-    /// Pods could not be inspected.
+    /// Counts pods that could not be inspected.
     #[error(
         "pods that could not be inspected: {0}; the cause and what to do are below the table, or in each failure"
     )]
     PodsUnreadable(usize),
-    /// Enrollment changes who can reach a port.
+    /// Enrollment changes who reaches ports.
     #[error("ports that enrollment changes: {0}")]
     PortsChange(usize),
-    /// The bundle cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// A request to Kubernetes failed.
     #[error("cannot {what}: {cause}")]
     Kubernetes { what: String, cause: String },
-    /// The ports of Services are unknown or incomplete; everything else was printed.
+    /// Everything else was printed.
     #[error(
         "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io) and services, and pods where a Service has no EndpointSlice."
     )]
@@ -53,16 +48,14 @@ pub(crate) enum CommandError {
     /// Reachable nodes were not done in time.
     #[error("not done in time: {0}")]
     UninstallIncomplete(String),
-    /// The manifest or the injector's configuration is unusable.
+    /// Manifest or configuration is unusable.
     #[error("{0}")]
     Manifest(String),
-    /// The async runtime cannot be started.
     #[error("cannot start: {0}")]
     Runtime(io::Error),
 }
 
 impl CommandError {
-    /// Returns the exit code that `--help` documents.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Unreachable { .. } | Self::Kubernetes { .. } | Self::ServicesUnknown(_) => 3,
@@ -80,18 +73,16 @@ impl CommandError {
         }
     }
 
-    /// Returns the error without its remedy.
     pub(crate) fn first_line(&self) -> String {
         let text = self.to_string();
         text.lines().next().unwrap_or_default().to_owned()
     }
 
-    /// Returns whether a service responded with a failure.
     pub(crate) fn is_failure(&self) -> bool {
         matches!(self, Self::Failed { .. })
     }
 
-    /// Returns whether a service rejected this process as a caller.
+    /// Returns whether the service rejected this process.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Failed { failure, .. } if failure.reason == Reason::CallerRefused)
     }

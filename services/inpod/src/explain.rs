@@ -1,4 +1,4 @@
-//! `inpod explain`: everything that is known about a pod.
+//! `inpod explain`: all that is known about a pod.
 
 use std::{fmt::Write as _, time::SystemTime};
 
@@ -18,7 +18,6 @@ use crate::{
     time,
 };
 
-/// Prints the explanation of a pod.
 pub(crate) async fn run(
     node: &Node,
     pod: &PodSelector,
@@ -37,7 +36,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Renders the facts, then a paragraph for each list that is not empty.
+/// Renders facts, then non-empty lists.
 fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     let mut text = String::new();
     for (name, value) in facts(known, now) {
@@ -193,7 +192,7 @@ fn timeline(known: &ExplainPodResponse, now: SystemTime) -> Vec<String> {
     columns(&["AGO", "TOOK", "EVENT"], rows)
 }
 
-/// Renders a table; returns no lines if it has no rows.
+/// Returns no lines without rows.
 fn columns(header: &[&str], rows: impl ExactSizeIterator<Item = Vec<String>>) -> Vec<String> {
     if rows.len() == 0 {
         return Vec::new();

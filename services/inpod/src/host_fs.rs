@@ -1,4 +1,4 @@
-//! Access to the node's file system from inside or outside a container: a debug pod sees it below `/host`.
+//! Access to the node's files, from a container too: a debug pod has them below `/host`.
 
 use std::{
     collections::VecDeque,
@@ -8,16 +8,15 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The maximum size of a file that is read; the largest is the kernel's symbol table.
+/// The largest file is the kernel's symbol table.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
-/// The kernel's limit of symbolic links in a path (path_resolution(7)).
+/// The kernel's limit (path_resolution(7)).
 const MAX_SYMLINKS: usize = 40;
 
-/// A fact, or the reason why it could not be read.
+/// The error is the reason for the missing fact.
 pub(crate) type Observed<T> = Result<T, String>;
 
-/// The root directory of the node.
 #[derive(Clone, Debug)]
 pub(crate) struct HostFs(PathBuf);
 
@@ -26,8 +25,7 @@ impl HostFs {
         Self(path.to_owned())
     }
 
-    /// Translates a path on the node into one for this process. Symbolic links are resolved within the root, as they
-    /// are on the node: `/var/run` is almost always a link to `/run`.
+    /// Translates a path on the node. Links are resolved within the root: `/var/run` is usually one to `/run`.
     pub(crate) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         if self.0 == Path::new("/") {
             return path.as_ref().to_owned();
@@ -64,7 +62,7 @@ impl HostFs {
             .fold(self.0.clone(), |path, part| path.join(part))
     }
 
-    /// Reads a file as text, replacing what is not UTF-8.
+    /// Replaces what is not UTF-8.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
         let read = File::open(self.at(path)).and_then(|file| {
@@ -76,7 +74,7 @@ impl HostFs {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Reads a file as text; returns `None` if it does not exist.
+    /// Returns `None` without the file.
     pub(crate) fn text_if_there(&self, path: impl AsRef<Path>) -> Observed<Option<String>> {
         match fs::symlink_metadata(self.at(path.as_ref())) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -84,7 +82,7 @@ impl HostFs {
         }
     }
 
-    /// Lists a directory, sorted; returns `None` if it does not exist.
+    /// Returns sorted names, or `None` without the directory.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> Observed<Option<Vec<String>>> {
         let path = path.as_ref();
         let entries = match fs::read_dir(self.at(path)) {

@@ -1,4 +1,4 @@
-//! `inpod inject`: injects sidecars into a manifest for review, like the injector does for the API server.
+//! `inpod inject`: injects into a manifest like the injector, for review.
 
 use std::{
     io::Read as _,
@@ -10,25 +10,24 @@ use serde_json::{Value, json};
 
 use crate::{error::CommandError, out::Out};
 
-/// The input, the configuration and the output format.
 #[derive(Clone, Debug)]
 pub(crate) struct InjectOptions {
-    /// The manifest's path; `-` is standard input.
+    /// A path, or `-` for stdin.
     pub(crate) file: PathBuf,
-    /// The configuration of the injector; its defaults if unset.
+    /// Configures the injector; defaults if unset.
     pub(crate) config: Option<PathBuf>,
-    /// Prints a patch of each object instead of the object.
+    /// Prints patches instead of objects.
     pub(crate) is_patch: bool,
 }
 
-/// The text for standard output, and the remarks for standard error.
+/// Texts for standard output, and for standard error.
 #[derive(Debug, PartialEq, Eq)]
 struct Output {
     text: String,
     remarks: Vec<String>,
 }
 
-/// Prints the injected manifest; the result for each object goes to standard error.
+/// Prints results to standard error.
 pub(crate) fn run(options: &InjectOptions, out: &mut Out) -> Result<(), CommandError> {
     let config = options.config.as_deref().map(read).transpose()?;
     let output = inject(
@@ -55,7 +54,7 @@ fn read(path: &Path) -> Result<String, CommandError> {
     Ok(text)
 }
 
-/// Prints nothing if one object is rejected, so that no half of a manifest is applied.
+/// Fails if one object is rejected, so that no half of a manifest is applied.
 fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandError> {
     let injector = Config::parse(config).and_then(Injector::new);
     let injector = injector.map_err(|error| CommandError::Manifest(error.to_string()))?;

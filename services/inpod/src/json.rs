@@ -1,4 +1,4 @@
-//! Converts messages to protobuf's JSON mapping, like grpcurl.
+//! Protobuf's JSON mapping, like grpcurl's.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::error::CommandError;
 static POOL: LazyLock<Result<DescriptorPool, String>> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
 
-/// Returns a message with its descriptor; a name without a package is one of pod-events.
+/// Names without a package are pod-events' own.
 fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, CommandError> {
     let pool = POOL
         .as_ref()
@@ -27,13 +27,11 @@ fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, Comma
     DynamicMessage::decode(descriptor, bytes.as_slice()).map_err(odd)
 }
 
-/// Renders a message over several lines.
 pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, CommandError> {
     let message = described(message, name)?;
     serde_json::to_string_pretty(&message).map_err(|error| CommandError::Json(error.to_string()))
 }
 
-/// Renders a message in one line.
 pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, CommandError> {
     let message = described(message, name)?;
     serde_json::to_string(&message).map_err(|error| CommandError::Json(error.to_string()))

@@ -1,4 +1,4 @@
-//! Access to Kubernetes with the rights of the user.
+//! Kubernetes with the user's rights.
 
 use std::{fmt, path::Path, time::Duration};
 
@@ -9,7 +9,6 @@ use kube::{
 
 use crate::error::CommandError;
 
-/// The timeout of a request to the API server.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 pub(crate) fn error(what: &str, cause: &dyn fmt::Display) -> CommandError {
@@ -19,8 +18,8 @@ pub(crate) fn error(what: &str, cause: &dyn fmt::Display) -> CommandError {
     }
 }
 
-/// Creates a client and returns the namespace of its context. Without a file, the kubeconfig is found like kubectl
-/// does, or it is the pod's service account.
+/// Returns the client and its context's namespace. Without a file, finds the kubeconfig like kubectl, or
+/// the pod's service account.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, String), CommandError> {
     let mut config = config(kubeconfig).await?;
     config.connect_timeout = Some(Duration::from_secs(5));

@@ -1,10 +1,9 @@
-//! The command-line client for operators: lists and explains the pods of a node (`pods`, `explain`, `binds`,
-//! `resync`, `status`), diagnoses the node (`doctor`, `bundle`), removes inpod from a cluster (`uninstall`,
-//! `handover`), and previews injection (`inject`).
+//! The client for operators: lists and explains pods (`pods`, `explain`, `binds`, `resync`, `status`), diagnoses the
+//! node (`doctor`, `bundle`), removes inpod (`uninstall`, `handover`), and previews injection (`inject`).
 //!
-//! Everything comes from the services' sockets and the node's files; the program has no credentials of its own.
-//! `uninstall`, `handover` and `binds --services` use the user's credentials for Kubernetes. Tables may change between
-//! releases; `-o json` is the contract (`proto/`), in protobuf's JSON mapping.
+//! It uses the services' sockets and the node's files, without credentials of its own; `uninstall`, `handover` and
+//! `binds --services` use the user's for Kubernetes. Tables may change between releases; `-o json` is the contract
+//! (`proto/`), in protobuf's JSON mapping.
 
 mod arguments;
 mod binds;
@@ -40,7 +39,7 @@ use crate::{
     out::Out,
 };
 
-/// Runs the program with a command line that starts with its name. `--help` documents the exit codes.
+/// Runs a command line that starts with the program's name; `--help` documents exit codes.
 pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::parse(command_line) {
         Ok(arguments) => arguments,
@@ -82,7 +81,7 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
 fn ended(result: Result<(), CommandError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of the pipe has closed it.
+        // The pipe's reader has closed it.
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
@@ -94,6 +93,6 @@ fn ended(result: Result<(), CommandError>) -> ExitCode {
 }
 
 fn print_error(text: &str) {
-    // There is no way left to report a failure.
+    // Nothing is left to report a failure to.
     io::stderr().write_all(text.as_bytes()).unwrap_or_default();
 }

@@ -1,4 +1,4 @@
-//! Calls to the services of a node over their sockets.
+//! Calls to a node's services.
 
 use std::{
     error::Error as _,
@@ -17,22 +17,18 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::error::CommandError;
 
-/// The service that decides on enrollment.
 pub(crate) const POD_EVENTS: &str = "pod-events";
 
-/// The service that enters network namespaces.
 pub(crate) const NETCONFIG: &str = "netconfig";
 
-/// The service that ztunnel connects to.
 pub(crate) const BROKER: &str = "ztunnel-broker";
 
-/// The response with all pods of a node may exceed the default of 4 MiB.
+/// All pods of a node may exceed the default of 4 MiB.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// The time to wait for a response beyond the deadline that the service knows.
+/// The wait beyond the service's deadline.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The directory of the services' sockets, and the timeout of calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     run_dir: PathBuf,
@@ -64,24 +60,20 @@ impl Node {
             .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
-    /// Returns the path of a service's socket.
     pub(crate) fn socket(&self, service: &str) -> PathBuf {
         inpod_service::socket(&self.run_dir, service)
     }
 
-    /// Returns the same node with another timeout.
     pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
         Self::new(&self.run_dir, timeout)
     }
 
-    /// Creates a request with the timeout.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.timeout);
         request
     }
 
-    /// Waits for a response.
     pub(crate) async fn answer<T>(
         &self,
         service: &'static str,
@@ -103,7 +95,7 @@ impl Node {
         }
     }
 
-    /// Converts a status. A service reports failures in the details; without them the transport failed.
+    /// Reads failures from the details; without them the transport failed.
     pub(crate) fn error(&self, service: &'static str, status: &Status) -> CommandError {
         if status.details().is_empty() && is_of_transport(status.code()) {
             return self.unreachable(service, cause(status));
@@ -116,7 +108,7 @@ impl Node {
     }
 }
 
-/// Returns whether a watcher has to start over because it was too slow.
+/// Returns whether the watcher was too slow and must start over.
 pub(crate) fn is_behind(error: &CommandError) -> bool {
     let overloaded = |failure: &Failure| failure.reason == Reason::Overloaded;
     matches!(error, CommandError::Failed { failure, .. } if overloaded(failure))
@@ -133,7 +125,7 @@ fn is_of_transport(code: Code) -> bool {
     )
 }
 
-/// Returns the message of the innermost error: "tcp connect error" is not specific enough.
+/// Returns the innermost message: "tcp connect error" is too vague.
 fn cause(status: &Status) -> String {
     let mut source = status.source();
     let mut message = status.message().to_owned();

@@ -1,10 +1,8 @@
-//! Standard output, flushed after each write.
-
 use std::io::{self, BufWriter, StdoutLock, Write};
 
 use crate::error::CommandError;
 
-/// A writer that flushes after each call: the reader of a watch waits for every line.
+/// Flushes after each call: the reader of a watch waits for every line.
 #[derive(Debug)]
 pub(crate) struct Out<W: Write = BufWriter<StdoutLock<'static>>>(W);
 

@@ -1,4 +1,4 @@
-//! `inpod pods`: lists the pods of the node.
+//! `inpod pods`: lists pods.
 
 use std::time::SystemTime;
 
@@ -29,7 +29,6 @@ const HEADER: [&str; 8] = [
     "UNHEALTHY",
 ];
 
-/// Prints the pods once.
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     let request = ListPodsRequest {
         pod: selector(query),
@@ -55,7 +54,6 @@ pub(crate) fn selector(query: &PodQuery) -> Option<PodSelector> {
     })
 }
 
-/// Renders the table of pods.
 pub(crate) fn table(pods: &[PodSummary]) -> String {
     let mut table = empty();
     let now = SystemTime::now();
@@ -67,7 +65,6 @@ pub(crate) fn empty() -> Table {
     Table::new(&HEADER)
 }
 
-/// Returns the cells of a pod.
 pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
     let who = pod.pod.clone().unwrap_or_default();
     vec![

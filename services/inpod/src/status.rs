@@ -1,4 +1,4 @@
-//! `inpod status`: shows whether the services are ready.
+//! `inpod status`: shows the services' readiness.
 
 use std::time::SystemTime;
 
@@ -17,8 +17,7 @@ use crate::{
 
 const SERVICES: [&str; 3] = [POD_EVENTS, "netconfig", "ztunnel-broker"];
 
-/// Prints each service's health and the conditions of pod-events. Fails if a service is unreachable, else if
-/// one is not ready.
+/// Fails if a service is unreachable, else if one is not ready.
 pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> {
     let mut table = Table::new(&["SERVICE", "CONDITION", "OK", "SINCE", "MESSAGE"]);
     let mut result = Ok(());
@@ -48,7 +47,6 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
     result
 }
 
-/// Returns the more severe of two results.
 fn worse(
     one: Result<(), CommandError>,
     other: Result<(), CommandError>,
@@ -69,7 +67,6 @@ async fn health(node: &Node, service: &'static str) -> Result<(), CommandError> 
     Err(CommandError::NotReady(service))
 }
 
-/// Asks a service whether it is ready.
 pub(crate) async fn is_serving(node: &Node, service: &'static str) -> Result<bool, CommandError> {
     let mut client = HealthClient::new(node.channel(service));
     let question = HealthCheckRequest {

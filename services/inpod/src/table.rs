@@ -1,10 +1,8 @@
-//! Renders text in columns.
-
 use std::iter::zip;
 
 const GAP: &str = "  ";
 
-/// A header and rows of equally many cells.
+/// A table whose rows have equally many cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     widths: Vec<usize>,
@@ -21,7 +19,7 @@ impl Table {
         table
     }
 
-    /// Adds a row. Control characters are escaped, and an empty cell is shown as a dash.
+    /// Escapes control characters; an empty cell becomes a dash.
     pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
         let row: Vec<_> = row.into_iter().map(|cell| shown(&cell)).collect();
         for (width, cell) in zip(&mut self.widths, &row) {
@@ -30,7 +28,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Renders and removes all rows so far; later rows keep the columns' widths.
+    /// Removes rendered rows; later ones keep the widths.
     pub(crate) fn take(&mut self) -> String {
         let rows = std::mem::take(&mut self.rows);
         rows.iter().map(|row| self.render(row) + "\n").collect()
@@ -50,7 +48,7 @@ fn shown(cell: &str) -> String {
     clean(cell)
 }
 
-/// Escapes characters of foreign text that move the cursor or start a line.
+/// Escapes foreign text that would move the cursor or start a line.
 pub(crate) fn clean(text: &str) -> String {
     let is_odd =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -1,19 +1,17 @@
-//! Formats times for people.
-
 use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
-/// Formats how long ago a time was; empty if it is unset.
+/// Returns "" for an unset time.
 pub(crate) fn age(at: Option<Timestamp>, now: SystemTime) -> String {
     let at = at.and_then(|at| SystemTime::try_from(at).ok());
-    // A clock that was set back makes recent times lie in the future.
+    // A clock set back puts recent times in the future.
     at.map_or_else(String::new, |at| {
         span(now.duration_since(at).unwrap_or_default())
     })
 }
 
-/// Formats how far a time is in the future; empty if it is unset.
+/// Returns "" for an unset time.
 pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     let at = at.and_then(|at| SystemTime::try_from(at).ok());
     at.map_or_else(String::new, |at| match at.duration_since(now) {
@@ -22,7 +20,7 @@ pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     })
 }
 
-/// Formats a duration with its two largest units.
+/// Shows the two largest units.
 fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -34,7 +32,6 @@ fn span(time: Duration) -> String {
     }
 }
 
-/// Formats how long something took.
 pub(crate) fn took(time: Option<prost_types::Duration>) -> String {
     let time = time.and_then(|time| Duration::try_from(time).ok());
     time.map_or_else(String::new, |time| {

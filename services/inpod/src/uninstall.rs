@@ -1,8 +1,8 @@
-//! `inpod uninstall` and `inpod handover`: removes inpod from every node and waits until they are done.
+//! `inpod uninstall` and `inpod handover`: removes inpod from every node and waits for it.
 //!
-//! The request is a ConfigMap that the agent's containers mount. Containers with work to do write one line when they
-//! are done, which the kubelet shows as their termination message, so that nothing on the node needs a right to write.
-//! The command may be repeated: an earlier request and its results count.
+//! The request is a ConfigMap mounted by the agent's containers. Their one-line receipts appear as
+//! termination messages, so that nothing on a node needs a right to write. The command is repeatable: earlier
+//! requests and results count.
 
 mod progress;
 
@@ -28,14 +28,13 @@ use crate::{
 };
 use progress::{NodeProgress, installer_image, progress_by_node};
 
-/// The ConfigMap that the agent's containers mount, and the key in it.
+/// The ConfigMap and its key.
 const CONFIG_MAP: &str = "inpod-leave";
 const MODE_KEY: &str = "mode";
 
-/// The time of the request: earlier receipts do not count.
+/// The request's time; earlier receipts do not count.
 const SINCE_ANNOTATION: &str = inpod_types::keys::LEAVE_SINCE;
 
-/// How often the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The client, and where the agent is installed.
@@ -45,7 +44,7 @@ struct Cluster {
     selector: String,
 }
 
-/// Requests the removal, waits, and prints the progress of each node.
+/// Prints the progress of each node.
 pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(), CommandError> {
     let cluster = Cluster::connect(options).await?;
     let since = cluster.request(options.mode).await?;
@@ -71,7 +70,6 @@ pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(),
     }
 }
 
-/// Prints a line for each node whose progress has changed.
 fn report_changes(
     nodes: &BTreeMap<String, NodeProgress>,
     reported: &mut BTreeMap<String, NodeProgress>,
@@ -90,7 +88,7 @@ fn report_changes(
     Ok(())
 }
 
-/// Prints the commands for nodes that are not done, and fails if there are reachable ones.
+/// Prints commands for unfinished nodes; fails if any is reachable.
 fn report_result(
     nodes: &BTreeMap<String, NodeProgress>,
     mode: Mode,
@@ -122,14 +120,12 @@ fn report_result(
     Err(CommandError::UninstallIncomplete(waiting.join(", ")))
 }
 
-/// An error of a request.
 struct QueryError {
     error: CommandError,
-    /// Whether a retry would fail for the same reason.
+    /// A retry would fail, too.
     is_final: bool,
 }
 
-/// Adds a timeout to a request.
 async fn with_timeout<T>(
     what: &str,
     answer: impl Future<Output = kube::Result<T>>,
@@ -137,7 +133,7 @@ async fn with_timeout<T>(
     match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(QueryError {
-            // The server rejected the request.
+            // Rejected by the API server.
             is_final: matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429),
             error: kubernetes::error(what, &error),
         }),
@@ -161,7 +157,7 @@ impl Cluster {
         })
     }
 
-    /// Sets the ConfigMap and returns the time of the request, in seconds since 1970.
+    /// Returns the request's time in seconds since 1970.
     async fn request(&self, mode: Mode) -> Result<i64, CommandError> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
         let what = format!("read ConfigMap {}/{CONFIG_MAP}", self.namespace);
@@ -213,7 +209,7 @@ impl Cluster {
     }
 }
 
-/// Returns the time of an earlier request for the same mode.
+/// Requires the same mode.
 fn requested_since(map: &ConfigMap, mode: Mode) -> Option<i64> {
     let mode_set = map.data.as_ref()?.get(MODE_KEY)?;
     let since = map

@@ -1,4 +1,4 @@
-//! `inpod pods --watch`: prints the pods, then every change.
+//! `inpod pods --watch`: prints pods, then changes.
 
 use std::{
     collections::BTreeSet,
@@ -25,14 +25,14 @@ use crate::{
     table::Table,
 };
 
-/// The pause before starting over, since the service may be overloaded.
+/// Delays a new start: the service may be overloaded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Prints changes until the service ends, or the output is closed.
+/// Runs until the service ends, or the output is closed.
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     loop {
         match watch(node, query, out).await {
-            // Start over to read what was missed.
+            // Start over to read missed changes.
             Err(error) if is_behind(&error) => sleep(RETRY_INTERVAL).await,
             ended => return ended,
         }
@@ -40,7 +40,7 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
 }
 
 async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
-    // A timeout would apply to the whole stream.
+    // A timeout would end the whole stream.
     let request = Request::new(WatchEnrollmentsRequest {
         pod: pods::selector(query),
     });
@@ -57,12 +57,11 @@ async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), Comma
     }
 }
 
-/// The displayed part of a stream.
 struct Screen<'a> {
     query: &'a PodQuery,
     table: Table,
     complete: bool,
-    /// The pods that matched the query last, so that a pod that no longer matches is printed once more.
+    /// The last matches: a pod that no longer matches is printed once more.
     shown: BTreeSet<(String, String)>,
 }
 
@@ -111,7 +110,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Renders an event: the table once the initial state is complete, then one line per change.
+    /// Renders the initial table once complete, then a line per change.
     fn lines(&mut self, response: &WatchEnrollmentsResponse) -> String {
         match &response.event {
             Some(Event::Pod(pod)) => self.table.push(pods::row(pod, SystemTime::now())),

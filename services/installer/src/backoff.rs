@@ -1,17 +1,16 @@
-//! Backoff against a component that keeps removing inpod from the chain.
+//! Against a component that keeps removing inpod from the chain.
 
 use std::time::{Duration, Instant};
 
-/// Rewrites without any delay.
+/// The rewrites without a delay.
 const MAX_IMMEDIATE: u32 = 5;
 
-/// Maximum delay between two rewrites.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// After this time without a rewrite the backoff starts anew.
+/// Restarts the backoff after so long without a rewrite.
 const RESET_AFTER: Duration = Duration::from_secs(300);
 
-/// Allows a few immediate rewrites, then delays each twice as long as the one before, up to a minute.
+/// Allows a few immediate rewrites, then doubles the delay up to a minute.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     streak: u32,
@@ -19,7 +18,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns how long the next rewrite has to wait.
+    /// Returns the delay of the next rewrite.
     pub fn delay(&self, now: Instant) -> Duration {
         let since = self.since(now);
         let over = self.streak.saturating_sub(MAX_IMMEDIATE);
@@ -41,12 +40,11 @@ impl Backoff {
         self.last = Some(now);
     }
 
-    /// Returns whether there were more rewrites than an update of another component explains.
+    /// Returns whether an update of another component cannot explain so many rewrites.
     pub fn is_contested(&self, now: Instant) -> bool {
         self.streak > MAX_IMMEDIATE && self.since(now) < RESET_AFTER
     }
 
-    /// Returns the number of rewrites since the last reset.
     pub fn streak(&self) -> u32 {
         self.streak
     }

@@ -1,4 +1,4 @@
-//! Installs the plugin: writes a temporary file, executes it as a test, then renames it.
+//! Installs the plugin: writes a temporary file, tests it, then renames it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -14,28 +14,25 @@ use inpod_cni_config::INPOD_CNI;
 
 use crate::{error::BinaryError, files};
 
-/// Time limit for the new binary's answer to VERSION.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Result of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// An identical file was present; nothing was written.
+    /// An identical file was present.
     Unchanged,
-    /// The file was written.
     Written,
 }
 
-/// Metadata of source and installed plugin: while it is unchanged, their contents need not be compared.
+/// While these of source and plugin are unchanged, contents need not be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamps([(u64, u64, u64, i64, i64); 2]);
 
 impl FileStamps {
-    /// Reads the metadata of both files; `None` if one is missing.
+    /// Returns `None` if a file is missing.
     pub fn of(source: &Path, dir: &Path) -> Option<Self> {
         let one = |path: &Path| {
             let found = fs::metadata(path).ok()?;
-            // A file cannot change without its ctime.
+            // Any change of a file changes its ctime.
             Some((
                 found.dev(),
                 found.ino(),
@@ -48,7 +45,7 @@ impl FileStamps {
     }
 }
 
-/// Returns whether the installed plugin is identical to the source and executable.
+/// Compares content and mode with the source.
 ///
 /// # Errors
 ///
@@ -68,7 +65,7 @@ pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
 ///
 /// # Errors
 ///
-/// If it cannot be written or does not work; the previous file remains.
+/// The previous file remains.
 pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
     if is_current(source, dir)? {
         return Ok(Installed::Unchanged);
@@ -112,24 +109,24 @@ fn write(path: &PathBuf, content: &[u8]) -> io::Result<()> {
         .mode(0o755)
         .open(path)?;
     file.write_all(content)?;
-    // The umask may have removed permissions that the runtime needs.
+    // The umask may have removed needed permissions.
     file.set_permissions(fs::Permissions::from_mode(0o755))?;
     file.sync_all()
 }
 
-/// Executes VERSION with the new file, as a runtime would.
+/// Executes VERSION like a runtime.
 fn try_out(plugin: &Path) -> Result<(), String> {
     let deadline = Instant::now() + TRIAL_TIMEOUT;
     let mut child = spawn(plugin, deadline)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A plugin may answer VERSION without reading stdin.
+        // A plugin may answer without reading stdin.
         drop(stdin.write_all(br#"{"cniVersion":"1.1.0"}"#));
     }
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
             None if Instant::now() >= deadline => {
-                // Best effort: a process that cannot be killed is not waited for.
+                // Best effort: an unkillable process is not waited for.
                 drop(child.kill());
                 drop(child.wait());
                 return Err(format!(
@@ -153,7 +150,7 @@ fn try_out(plugin: &Path) -> Result<(), String> {
     }
 }
 
-/// Retries ETXTBSY: a fork in another thread may briefly hold the new file open for writing.
+/// Retries ETXTBSY: a fork in another thread may briefly hold the file open for writing.
 fn spawn(plugin: &Path, deadline: Instant) -> Result<Child, String> {
     loop {
         let mut command = Command::new(plugin);

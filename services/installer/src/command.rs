@@ -1,4 +1,4 @@
-//! Commands that an operator runs on a node, with the settings of the service.
+//! Commands for operators on a node, with the service's settings.
 
 use std::{
     ffi::OsString,
@@ -13,7 +13,6 @@ use crate::{
     SERVICE, config::Config, kill_switch, metrics::Metrics, reconcile::Installer, uninstall,
 };
 
-/// First argument of the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Disable,
@@ -33,7 +32,6 @@ impl Command {
     }
 }
 
-/// Runs the command and prints its result.
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
     let message = inpod_service::load_settings::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
@@ -50,7 +48,7 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
             )
         }
     };
-    // There is no other way to report this error.
+    // There is no other way to report it.
     written.unwrap_or(Ok(())).unwrap_or_default();
     code
 }

@@ -1,5 +1,3 @@
-//! Settings of the installer service.
-
 use std::{
     num::NonZeroU16,
     path::{Path, PathBuf},
@@ -128,7 +126,7 @@ pub const KEYS: &[Key] = &[
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// Mount point of the host's file system.
+    /// The mount point of the host's file system.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub host_root: PathBuf,
     #[serde(deserialize_with = "optional_path")]
@@ -137,17 +135,13 @@ pub struct Config {
     pub(crate) bin_dir: Option<PathBuf>,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub mode: Mode,
-    /// File name in mode owned.
     #[serde(deserialize_with = "list_name")]
     pub owned_file: String,
-    /// File name in mode standalone.
     #[serde(deserialize_with = "file_name")]
     pub standalone_file: String,
-    /// Network name in mode standalone.
     pub standalone_name: String,
     #[serde(deserialize_with = "optional_name")]
     pub(crate) primary_file: Option<String>,
-    /// Source of the plugin binary.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_source: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
@@ -165,10 +159,10 @@ pub struct Config {
     sweep_seconds: NonZeroU16,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     record_dir: PathBuf,
-    /// Requests uninstall or handover.
+    /// The uninstall or handover request.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
-    /// Receives the receipt of an uninstall or handover.
+    /// Receives its receipt when done.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     binary_grace_seconds: u16,
@@ -176,18 +170,18 @@ pub struct Config {
 }
 
 impl Config {
-    /// Maps a path of the host to this mount namespace.
+    /// Maps a host path to this mount namespace.
     pub fn on_host(&self, path: &Path) -> PathBuf {
         let below = path.strip_prefix("/").unwrap_or(path);
         self.host_root.join(below)
     }
 
-    /// Returns the plugin's `stateDir`, as a path of the host.
+    /// Returns a host path.
     pub fn plugin_state_dir(&self) -> &Path {
         &self.plugin_state_dir
     }
 
-    /// Returns the directory of the record, in this mount namespace.
+    /// Returns a path in this mount namespace.
     pub fn record_dir(&self) -> PathBuf {
         self.on_host(&self.record_dir)
     }
@@ -197,7 +191,7 @@ impl Config {
         Duration::from_secs(self.sweep_seconds.get().into())
     }
 
-    /// Returns how long the plugin stays installed after inpod has left the chain.
+    /// Returns the time by which the plugin outlives its entry in the chain.
     pub fn binary_grace(&self) -> Duration {
         Duration::from_secs(self.binary_grace_seconds.into())
     }
@@ -227,7 +221,7 @@ where
     optional(deserializer)?.map(parse).transpose()
 }
 
-/// Checks that runtimes load a file of this name.
+/// Checks that runtimes load such a file.
 fn named(name: &str) -> Result<(), String> {
     if name.contains('/') || name.starts_with('.') || !is_loaded(name) {
         return Err(format!(

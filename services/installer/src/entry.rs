@@ -1,4 +1,4 @@
-//! Renders the settings as inpod's entry in the conflist.
+//! Renders inpod's conflist entry.
 
 use inpod_cni::config::{AgentUnavailable, Level};
 use inpod_cni_config::{Entry, INPOD_CNI};
@@ -6,11 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 
-/// Spec version of a file of inpod's own: the one that istio-cni uses and every runtime supports.
+/// The version that istio-cni uses; every runtime supports it.
 const STANDALONE_VERSION: &str = "0.3.1";
 
-/// Renders every key that the plugin reads (`inpod_cni::config::Settings`), so that the conflist shows
-/// the values in force.
+/// Renders every key (`inpod_cni::config::Settings`): the conflist shows the values in force.
 pub fn entry(config: &Config) -> Entry {
     Entry {
         kind: INPOD_CNI.to_owned(),
@@ -18,7 +17,7 @@ pub fn entry(config: &Config) -> Entry {
     }
 }
 
-/// Renders the file of mode standalone: a list if its name ends in `.conflist`, else a single configuration.
+/// Renders a list if the file ends in `.conflist`, else a single configuration.
 pub fn standalone(config: &Config, entry: &Entry) -> Vec<u8> {
     let mut file = Map::new();
     file.insert("cniVersion".to_owned(), STANDALONE_VERSION.into());

@@ -1,4 +1,4 @@
-//! Atomic, durable file changes that lose no concurrent change of a file's owner.
+//! Atomic, durable changes that lose no concurrent change of a file's owner.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -9,25 +9,24 @@ use std::{
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-/// Suffix of temporary files; runtimes do not load it.
+/// Not loaded by any of the runtimes.
 const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
 
-/// Reason why a file was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplaceError {
-    /// Its content is not the expected one.
+    /// The content is unexpected.
     #[error("it was changed at the same time")]
     Raced,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Writes a file of inpod's own with mode 0600.
+/// Writes with mode 0600.
 pub(crate) fn write_private(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     write_with_mode(dir, name, content, None)
 }
 
-/// Writes a file with the mode that it had before.
+/// Writes with the previous mode.
 pub(crate) fn write_with_mode(
     dir: &Path,
     name: &str,
@@ -44,8 +43,8 @@ pub(crate) fn write_with_mode(
     sync_dir(dir)
 }
 
-/// Replaces a file of the expected content and keeps mode and owner. A concurrent write by its owner is not lost: the
-/// two files are exchanged, and the old content is verified afterwards.
+/// Replaces expected content, and keeps mode and owner. The files are exchanged and the old one verified afterwards,
+/// so that no write of the owner is lost.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
@@ -55,7 +54,7 @@ pub(crate) fn replace(
     let (temporary, target) = (temporary_path(dir, name), dir.join(name));
     let replaced = exchange_or_rename(&temporary, &target, expected, content);
     remove_on_error(replaced, &temporary)?;
-    // The temporary name now holds the old content.
+    // The temporary name holds the old content now.
     remove(&temporary)?;
     sync_dir(dir)?;
     Ok(())
@@ -74,7 +73,7 @@ fn exchange_or_rename(
     write_synced(temporary, content, Some(&found))?;
     match exchange(temporary, target) {
         Ok(()) => {}
-        // Some file systems do not support the exchange (NFS, some FUSE): compare just before the rename.
+        // Without support for the exchange (NFS, some FUSE), compare just before the rename.
         Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) => {
             if fs::read(target)? != expected {
                 return Err(ReplaceError::Raced);
@@ -87,7 +86,7 @@ fn exchange_or_rename(
     if fs::read(temporary)? == expected {
         return Ok(());
     }
-    // Restores what the owner wrote; if the owner wrote again meanwhile, the last content wins.
+    // Restores the owner's content; if the owner wrote again meanwhile, the last one wins.
     exchange(temporary, target).map_err(io::Error::from)?;
     if fs::read(temporary)? != content {
         exchange(temporary, target).map_err(io::Error::from)?;
@@ -99,7 +98,6 @@ fn exchange(one: &Path, other: &Path) -> nix::Result<()> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
 }
 
-/// Removes a file that may be gone already.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -107,13 +105,12 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a file durably.
 pub(crate) fn remove_synced(dir: &Path, name: &str) -> io::Result<()> {
     remove(&dir.join(name))?;
     sync_dir(dir)
 }
 
-/// Removes temporary files that a killed writer left in a directory.
+/// Removes what a killed writer left.
 pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -130,7 +127,7 @@ pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// fsync of the directory makes a rename durable.
+/// Makes a rename durable by fsync.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -139,7 +136,7 @@ pub(crate) fn temporary_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!(".{name}{TEMPORARY_SUFFIX}"))
 }
 
-/// Writes a file with mode 0600, or with mode and owner of another file.
+/// Uses mode 0600, or mode and owner of `original`.
 fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) -> io::Result<()> {
     remove(path)?;
     let mut options = OpenOptions::new();
@@ -159,7 +156,7 @@ fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) ->
     file.sync_all()
 }
 
-/// Without `CAP_CHOWN` the file belongs to this process's user; runtimes read it as root anyway.
+/// Leaves the file to this user without `CAP_CHOWN`; runtimes read as root anyway.
 fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
     match fchown(file, Some(original.uid()), Some(original.gid())) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -174,8 +171,7 @@ fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
     }
 }
 
-/// Removes the temporary file of a failed operation. Best effort: a leftover is removed later, and the first error is
-/// the one to report.
+/// Removes it with best effort: leftovers are removed later, and the first error is the one to report.
 pub(crate) fn remove_on_error<T, E>(result: Result<T, E>, temporary: &Path) -> Result<T, E> {
     if result.is_err() {
         let _ignored = fs::remove_file(temporary);

@@ -1,4 +1,4 @@
-//! Kill switch: while its file exists, the plugin passes every call through.
+//! While this file exists, the plugin passes every call through.
 
 use std::{
     fs::{self, DirBuilder},
@@ -11,7 +11,7 @@ use inpod_cni::enrolled::DISABLED_FILE;
 
 use crate::files;
 
-/// Sets the kill switch; returns whether it was not set before.
+/// Returns whether it was not set before.
 pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
     DirBuilder::new()
         .recursive(true)
@@ -24,7 +24,7 @@ pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes the kill switch; returns whether it was set.
+/// Returns whether it was set.
 pub(crate) fn enable(state_dir: &Path) -> io::Result<bool> {
     match fs::remove_file(state_dir.join(DISABLED_FILE)) {
         Ok(()) => files::sync_dir(state_dir).map(|()| true),

@@ -1,10 +1,10 @@
-//! Components that are known to remove inpod from the chain, and the remedies.
+//! Components that remove inpod from the chain, with remedies.
 
 use std::{fs, path::Path};
 
 use inpod_cni_config::{Directory, ISTIO_CNI};
 
-/// Returns the remedy for the component that the files in the directory point to, or `None` if none is known.
+/// Finds the component by its files; `None` if none is known.
 pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static str> {
     let has_type = |kind: &str| {
         let mut lists = directory.files.iter().filter_map(|file| file.list());
@@ -31,7 +31,7 @@ pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static s
     }
 }
 
-/// Lists the files in a directory that runtimes do not load.
+/// Lists files that runtimes do not load.
 pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());

@@ -1,9 +1,8 @@
 //! Installs the plugin, adds inpod to the node's CNI chain, keeps both in place, and removes them without a trace.
 //!
-//! [`plan`] computes the desired state of each file in the CNI directory, [`removal`] the state after an
-//! uninstall; both do no I/O. [`record`] stores what removal needs before the first change. [`steps`] and
-//! [`files`] apply a plan with one rename per file, [`binary`] installs the plugin, and [`reconcile`] does all of
-//! it whenever something changes.
+//! [`plan`] and [`removal`] compute the desired files with and without inpod, without I/O. [`record`] first stores
+//! what removal needs. [`steps`] and [`files`] apply a plan with one rename per file, [`binary`] installs the plugin,
+//! and [`reconcile`] does it all on every change.
 
 pub mod backoff;
 pub mod binary;
@@ -40,7 +39,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
     keys: config::KEYS,
 };
 
-/// Runs the service, or the command in the first argument.
+/// Runs the service or a command.
 pub fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let command = arguments.get(1).and_then(|argument| argument.to_str());
@@ -53,11 +52,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Keeps plugin and chain in sync until shutdown. A shutdown changes nothing on the host.
+/// Runs until shutdown, which changes nothing on the host.
 ///
 /// # Errors
 ///
-/// If another installer runs on this node, the record cannot be read, or the socket is not available.
+/// If another installer runs, the record cannot be read, or the socket is not available.
 pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     for condition in ["binary", "chain"] {
         daemon.readiness().require(condition, "not checked yet");
@@ -74,7 +73,7 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
             () = shutdown.requested() => Ok(()),
         }
     };
-    // The socket is served until shutdown, or until inpod has left the node.
+    // The socket is served until shutdown, or until inpod has left.
     tokio::pin!(served, work);
     tokio::select! {
         done = &mut work => {

@@ -1,5 +1,3 @@
-//! Metrics of the installer.
-
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,

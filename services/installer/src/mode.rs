@@ -1,16 +1,13 @@
-//! Ways of joining the CNI chain.
-
 use std::str::FromStr;
 
-/// Way of joining the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A file of inpod's own that sorts before the primary: a copy of it with inpod's entry appended. After a reboot
-    /// pods wait for the agent instead of starting unenrolled.
+    /// A copy of the primary with inpod's entry, in a file of inpod's own that sorts first. After a reboot pods wait
+    /// for the agent instead of starting unenrolled.
     Owned,
-    /// An entry in the primary's own file, the default of istio-cni.
+    /// An entry in the primary's file, istio-cni's default.
     InPlace,
-    /// A file with only inpod's entry, for Multus and OpenShift.
+    /// A file with only inpod's entry (Multus, OpenShift).
     Standalone,
 }
 

@@ -1,4 +1,4 @@
-//! Computes the desired state of the files in the CNI directory from files, settings and record, without I/O.
+//! Computes the desired CNI files from files, settings and record, without I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,41 +18,39 @@ use crate::{
     removal::{self, Restore},
 };
 
-/// Desired state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileState {
     Content(Vec<u8>),
     Absent,
 }
 
-/// Desired state of all files; files without an entry are left alone.
+/// The desired files; others are left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub files: BTreeMap<String, FileState>,
-    /// Files that are then as their owners want them, and leave the record.
+    /// Files that are then their owners' again, and leave the record.
     pub forget: BTreeSet<String>,
 }
 
-/// Reason why there is no plan, or why inpod is not in the chain after it was applied. Nothing is changed meanwhile.
+/// The reason for no plan, or for an ineffective one. Nothing is changed meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// There is no network to join. Files of inpod remain, so that no pod starts unenrolled.
+    /// There is no network to join. Inpod's files remain, so that no pod starts unenrolled.
     #[error("no valid network configuration to join: waiting for the primary CNI")]
     NoPrimary,
-    /// The file that `primary_file` names is missing or invalid.
+    /// `primary_file` names a missing or invalid file.
     #[error("{0}, which the setting primary_file names, is missing or invalid: waiting for it")]
     NoSuchPrimary(String),
-    /// Runtimes would load another file first.
+    /// Another file would be loaded first.
     #[error(
         "owned_file {owned} does not sort before {other}, which runtimes would load: set owned_file to a name that does"
     )]
     SortsBehind { owned: String, other: String },
-    /// Runtimes load a file without inpod's entry.
+    /// The loaded file lacks inpod's entry.
     #[error("runtimes load {0}, which has no entry of inpod")]
     NotEffective(String),
 }
 
-/// Desired chain, as the settings define it.
 #[derive(Clone, Debug)]
 pub struct DesiredChain {
     mode: Mode,
@@ -76,12 +74,12 @@ impl DesiredChain {
         }
     }
 
-    /// Returns whether a file belongs entirely to inpod.
+    /// Returns whether the whole file is inpod's.
     pub fn is_own(&self, name: &str) -> bool {
         name == self.owned_file || name == self.standalone_file
     }
 
-    /// Removes the backups that Cilium made of inpod's files: a later Cilium would restore them.
+    /// Removes Cilium's backups of inpod's files, which a later Cilium would restore.
     pub(crate) fn remove_backups(&self, dir: &Path) -> io::Result<()> {
         for name in [&self.owned_file, &self.standalone_file] {
             files::remove(&dir.join(format!("{name}.cilium_bak")))?;
@@ -89,11 +87,6 @@ impl DesiredChain {
         Ok(())
     }
 
-    /// Computes the desired state of each file.
-    ///
-    /// # Errors
-    ///
-    /// If there is no network to join, or the settings do not allow it.
     pub fn plan(&self, directory: &Directory, record: &Record) -> Result<Plan, PlanError> {
         let planner = Planner {
             desired: self,
@@ -111,11 +104,11 @@ impl DesiredChain {
         Ok(planner.with_reverts(files))
     }
 
-    /// Checks that the file that runtimes load has inpod's entry.
+    /// Checks the file that runtimes load.
     ///
     /// # Errors
     ///
-    /// If runtimes load no file, or one without the entry.
+    /// If there is none, or it lacks the entry.
     pub fn check_effective(&self, directory: &Directory) -> Result<(), PlanError> {
         if self.mode == Mode::Standalone {
             let file = directory.file(&self.standalone_file);
@@ -132,7 +125,6 @@ impl DesiredChain {
     }
 }
 
-/// Inputs of one plan.
 struct Planner<'a> {
     desired: &'a DesiredChain,
     directory: &'a Directory,
@@ -163,7 +155,7 @@ impl<'a> Planner<'a> {
         let mut files = BTreeMap::new();
         let stem = stem(&file.name);
         for single in [format!("{stem}.conf"), format!("{stem}.json")] {
-            // The single configuration that the list replaces must not come back.
+            // The list's single configuration must not come back.
             if file.name == single || self.is_removed(&single) {
                 files.insert(single, FileState::Absent);
             }
@@ -177,7 +169,7 @@ impl<'a> Planner<'a> {
         [(self.desired.standalone_file.clone(), content)].into()
     }
 
-    /// Returns the names of istio-cni's own files, present or already removed.
+    /// Returns istio-cni's own files, also removed ones.
     fn istio_files(&self) -> Vec<String> {
         let present = self
             .directory
@@ -195,12 +187,11 @@ impl<'a> Planner<'a> {
         names
     }
 
-    /// Returns the primary's file and its list.
     fn primary(&self) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
         let found = match &self.desired.primary_file {
             Some(name) => {
                 let is_it = |file: &&NetworkFile| file.name == *name;
-                // The owner may have changed its form, or the installer has turned it into a list.
+                // The owner may have changed its form, or the installer made it a list.
                 let is_sibling = |file: &&NetworkFile| stem(&file.name) == stem(name);
                 let found = self.candidates().find(is_it);
                 let found = found.or_else(|| self.candidates().find(is_sibling));
@@ -213,7 +204,7 @@ impl<'a> Planner<'a> {
         found.and_then(list).ok_or(PlanError::NoPrimary)
     }
 
-    /// Returns the single configuration that a list replaces, if its owner has written it anew.
+    /// Returns the single configuration that the owner of a replaced list has written anew.
     fn rewritten_single(&self, list: &NetworkFile) -> Option<&'a NetworkFile> {
         self.candidates().find(|file| {
             matches!(file.loaded, Ok(Loaded::Single(..)))
@@ -227,7 +218,7 @@ impl<'a> Planner<'a> {
         changed.is_some_and(|changed| changed.ours.is_none() && changed.before.is_some())
     }
 
-    /// Returns the valid files of neither inpod nor istio-cni, in the order of runtimes.
+    /// Returns valid files of others than inpod and istio-cni, in runtimes' order.
     fn candidates(&self) -> impl Iterator<Item = &'a NetworkFile> {
         self.directory.files.iter().filter(|file| {
             let is_own = self
@@ -242,7 +233,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Adds the reversal of earlier changes to files that this plan does not name.
+    /// Reverts earlier changes to files that the plan does not name.
     fn with_reverts(&self, mut files: BTreeMap<String, FileState>) -> Plan {
         let mut forget = BTreeSet::new();
         for (name, changed) in &self.record.files {
@@ -260,7 +251,7 @@ impl<'a> Planner<'a> {
 }
 
 impl Plan {
-    /// Returns the record after this plan is applied.
+    /// Returns the record after the plan.
     pub fn updated_record(
         &self,
         desired: &DesiredChain,
@@ -303,7 +294,7 @@ fn changed_file(
         .and_then(|list| list.plugin(ISTIO_CNI));
     ChangedFile {
         before,
-        // Filled from the file when the record is written.
+        // Filled when the record is written.
         mode: known.and_then(|known| known.mode),
         own,
         ours: match state {
@@ -316,7 +307,7 @@ fn changed_file(
     }
 }
 
-/// Returns whether a file belongs to istio-cni: its copy of a chain, or its plugin alone.
+/// Recognizes a chain's copy, or the plugin alone.
 pub(crate) fn is_istio_file(file: &NetworkFile) -> bool {
     file.list().is_some_and(|list| {
         let is_alone = list.plugins().all(|plugin| plugin.kind == ISTIO_CNI);

@@ -1,4 +1,4 @@
-//! Brings plugin and chain into the desired state, one reconcile at a time.
+//! Brings plugin and chain into the desired state.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -26,13 +26,12 @@ use crate::{
     steps::{self, Cause, Step},
 };
 
-/// Events within this time lead to one reconcile.
+/// The time in which events are coalesced.
 pub(crate) const COALESCE_DELAY: Duration = Duration::from_millis(5);
 
-/// Delay before a failed operation is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The node's CNI directories and the changes made to them.
+/// The CNI directories and their changes.
 #[derive(Debug)]
 pub struct Installer {
     pub(crate) config: Config,
@@ -41,38 +40,36 @@ pub struct Installer {
     pub(crate) dirs: Dirs,
     metrics: Metrics,
     backoff: Backoff,
-    /// Last problem that was logged.
+    /// Logged once, not at every reconcile.
     last_problem: String,
-    /// Metadata at which the installed plugin was found to be current.
+    /// The installed plugin was current with these.
     verified: Option<FileStamps>,
-    /// Excludes other installers on this node.
+    /// Excludes other installers of this node.
     _lock: Flock<fs::File>,
 }
 
-/// The two CNI directories, as paths of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
     pub conf: PathBuf,
     pub bin: PathBuf,
 }
 
-/// State after a reconcile.
 #[derive(Debug)]
 pub struct Outcome {
     pub(crate) binary: Result<(), String>,
     pub(crate) chain: Result<(), String>,
-    /// Error that keeps containerd from loading the directory. Other runtimes skip invalid files.
+    /// An error keeps containerd from loading the directory; other runtimes skip invalid files.
     pub(crate) directory: Result<(), String>,
-    /// Delay until the next reconcile, unless an event comes first.
+    /// The delay unless an event comes first.
     pub(crate) retry_after: Option<Duration>,
 }
 
 impl Installer {
-    /// Takes over from an earlier installer by means of its record.
+    /// Takes over an earlier installer's record.
     ///
     /// # Errors
     ///
-    /// If another installer runs, or the record cannot be used.
+    /// If another installer runs, or the record is unusable.
     pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
         let dir = config.record_dir();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
@@ -98,11 +95,10 @@ impl Installer {
         })
     }
 
-    /// Brings plugin and chain into the desired state.
     pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
         self.dirs = dirs(&self.config);
         let binary = self.reconcile_binary().map_err(|error| with_causes(&error));
-        // An entry without a plugin fails every pod: wait for the plugin, unless the entry exists already.
+        // An entry without a plugin fails every pod: wait, unless the entry exists already.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
             self.reconcile_chain(now)
         } else {
@@ -130,11 +126,10 @@ impl Installer {
         }
     }
 
-    /// Logs a problem once, not at every reconcile.
     fn log_problem(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
         let why = binary.as_ref().err().or_else(|| chain.as_ref().err());
         let why = why.map_or("", String::as_str);
-        // A changed remaining delay is not a new problem.
+        // A changed delay is no new problem.
         let stable_part = |text: &str| {
             text.split(", next in ")
                 .next()
@@ -179,7 +174,7 @@ impl Installer {
         }
         let installed = binary::install(source, &dir);
         if installed.is_err() && !was_recorded {
-            // Nothing was installed: a plugin that someone else installs now must not be removed by inpod.
+            // Nothing was installed: a plugin that someone else installs later must stay.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
                 tracing::warn!(why = with_causes(&error), "Cannot write the record");
@@ -198,7 +193,7 @@ impl Installer {
         Ok(())
     }
 
-    /// Brings inpod into the chain. The inner error needs an operator, or time.
+    /// Returns as inner error what needs an operator, or time.
     fn reconcile_chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
         let conf = self.dirs.conf.display().to_string();
         if !self.record.files.is_empty() && self.record.conf_dir != conf {
@@ -236,7 +231,6 @@ impl Installer {
         Ok(Ok(()))
     }
 
-    /// Removes inpod from the chain.
     pub(crate) fn leave_chain(&mut self, restore: Restore) -> Result<Vec<Step>, ChainError> {
         if !self.record.conf_dir.is_empty() {
             self.dirs.conf = PathBuf::from(&self.record.conf_dir);
@@ -288,7 +282,6 @@ impl Installer {
         self.update_record(record)
     }
 
-    /// Writes the current record to disk.
     pub(crate) fn save(&self) -> Result<(), crate::error::RecordError> {
         self.record.write(&self.config.record_dir())
     }
@@ -298,7 +291,7 @@ impl Installer {
     }
 }
 
-/// Adds the modes of files that were not changed before to the record.
+/// Records modes of files that were not changed before.
 fn with_modes(mut record: Record, dir: &Path) -> Record {
     for (name, changed) in &mut record.files {
         if changed.mode.is_none() && changed.before.is_some() {
@@ -309,7 +302,7 @@ fn with_modes(mut record: Record, dir: &Path) -> Record {
     record
 }
 
-/// Locks the record: only one installer may change a node, whatever container it runs in.
+/// Allows one installer per node, in whatever container.
 fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     let path = dir.join("lock");
     let mut options = OpenOptions::new();
@@ -320,7 +313,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
         .mode(0o600)
         .open(&path);
     let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    // A child of a killed installer holds the lock until it calls execve.
+    // A killed installer's child holds the lock until execve.
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -335,7 +328,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     }
 }
 
-/// Returns the configured directories, else those of the runtime.
+/// Returns the configured directories, else the runtime's.
 fn dirs(config: &Config) -> Dirs {
     let (found, unreadable) = inpod_cni_config::find_dirs(&config.host_root);
     for (path, why) in unreadable {

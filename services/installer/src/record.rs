@@ -1,4 +1,4 @@
-//! Record of the changes made on the host, for their removal. Written before the first change; survives reboots.
+//! Records changes on the host before they are made, for their removal; survives reboots.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -6,40 +6,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::RecordError, files};
 
-/// File name in the record's directory.
 pub const FILE: &str = "record.json";
 
 const SCHEMA: u32 = 1;
 
-/// All changes that inpod has made on the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     schema: u32,
-    /// CNI directory as a path of the host; empty if no file was changed.
+    /// A host path; empty without changes.
     pub conf_dir: String,
-    /// Changed files of the CNI directory, by name.
+    /// By name, in the CNI directory.
     pub files: BTreeMap<String, ChangedFile>,
-    /// Path of the plugin on the host, if inpod installed it.
+    /// A host path, if inpod installed it.
     pub binary: Option<String>,
 }
 
-/// A changed file of the CNI directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangedFile {
-    /// Content before the change; none if the file did not exist.
+    /// Before the change; none if the file did not exist.
     pub before: Option<Content>,
-    /// Content after the change; none if inpod removed the file.
+    /// After the change; none if inpod removed the file.
     pub ours: Option<Content>,
-    /// Mode before the change; none if the file did not exist.
+    /// Before the change; none if the file did not exist.
     pub mode: Option<u32>,
-    /// Whether the file belongs entirely to inpod, by its name.
+    /// The file belongs entirely to inpod, by its name.
     pub own: bool,
-    /// Entry of istio-cni that inpod's entry replaced.
+    /// The entry that inpod's replaced.
     #[serde(rename = "incumbent")]
     pub istio_entry: Option<Content>,
 }
 
-/// Content of a file, which need not be UTF-8.
+/// A file's content, not necessarily UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -66,12 +63,11 @@ impl From<&[u8]> for Content {
 }
 
 impl Record {
-    /// Reads the record; returns an empty one if the file does not exist.
+    /// Returns an empty record without a file.
     ///
     /// # Errors
     ///
-    /// If it cannot be read or parsed, or has a later schema. The file is never discarded, since that
-    /// would forget the changes.
+    /// If it is unusable or has a later schema. The file is never discarded, since that would forget the changes.
     pub fn read(dir: &Path) -> Result<Self, RecordError> {
         let path = dir.join(FILE);
         let text = match fs::read(&path) {
@@ -91,11 +87,11 @@ impl Record {
         Ok(record)
     }
 
-    /// Writes the record atomically and durably.
+    /// Writes atomically and durably.
     ///
     /// # Errors
     ///
-    /// If it cannot be written; the previous record remains.
+    /// The previous record remains.
     pub fn write(&self, dir: &Path) -> Result<(), RecordError> {
         let record = Self {
             schema: SCHEMA,
@@ -108,17 +104,11 @@ impl Record {
         written.map_err(|source| RecordError::Write { path, source })
     }
 
-    /// Removes the record, if it exists.
-    ///
-    /// # Errors
-    ///
-    /// If it exists and cannot be removed.
     pub fn remove(dir: &Path) -> Result<(), RecordError> {
         let path = dir.join(FILE);
         files::remove(&path).map_err(|source| RecordError::Write { path, source })
     }
 
-    /// Returns whether no change is recorded.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty() && self.binary.is_none()
     }

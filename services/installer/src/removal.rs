@@ -1,4 +1,4 @@
-//! Computes the state of the files in the CNI directory without inpod, without I/O.
+//! Computes the CNI files without inpod, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,18 +9,18 @@ use crate::{
     record::{ChangedFile, Content, Record},
 };
 
-/// Content that is restored.
+/// The files to be restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restore {
-    /// Every file as it was, istio-cni's included.
+    /// Every file as it was, istio-cni's too.
     Everything,
-    /// All but istio-cni's entry and files: its plugin is gone, and an entry without a plugin fails every pod.
+    /// All but istio-cni's entry and files: without its plugin, the entry fails every pod.
     ExceptIstioCni,
-    /// Also istio-cni's entry, even if the file's owner has rewritten the file without it.
+    /// Also istio-cni's entry, even into a file that its owner has rewritten without it.
     WithIstioCni,
 }
 
-/// Restores each file that still has inpod's content, and removes inpod's entry from the others.
+/// Restores files that still have inpod's content, else removes the entry.
 pub fn plan(
     directory: &Directory,
     record: &Record,
@@ -32,7 +32,7 @@ pub fn plan(
         let state = revert(changed, directory.file(name), restore);
         files.extend(state.map(|state| (name.clone(), state)));
     }
-    // Files with inpod's entry that are not in the record, because it was lost.
+    // The record of these files with inpod's entry was lost.
     for file in &directory.files {
         if record.files.contains_key(&file.name) {
             continue;
@@ -50,7 +50,7 @@ pub fn plan(
     Plan { files, forget }
 }
 
-/// Reverts the change to a file; `None` if nothing is left to do.
+/// Returns `None` if nothing is left to do.
 pub fn revert(
     changed: &ChangedFile,
     file: Option<&NetworkFile>,
@@ -60,14 +60,14 @@ pub fn revert(
         return file.map(|_| FileState::Absent);
     }
     match (&changed.ours, &changed.before, file) {
-        // A removed list is istio-cni's copy of the primary, which no process would update without istio-cni.
+        // A removed list is istio-cni's copy of the primary, which nothing would update any more.
         (None, Some(before), None)
             if restore == Restore::ExceptIstioCni && has_istio_entry(before) =>
         {
             None
         }
         (None, Some(before), None) => restored(before, changed, restore),
-        // The owner has written another file, or there never was one.
+        // The owner has written another file, or had none.
         (None, _, _) | (Some(_), _, None) => None,
         (Some(_), Some(before), Some(file)) if before.bytes() == file.content => None,
         (Some(ours), before, Some(file)) if ours.bytes() == file.content => match before {
@@ -84,7 +84,7 @@ pub fn revert(
     }
 }
 
-/// Returns the content to restore; `None` if nothing is left of it.
+/// Returns `None` if nothing is left to restore.
 fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option<FileState> {
     let unchanged = || Some(FileState::Content(before.bytes().to_owned()));
     match restore {
@@ -104,7 +104,7 @@ fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option
     }
 }
 
-/// Removes inpod's entry from a file, or replaces it by istio-cni's. `None` if the file does not have it.
+/// Puts istio-cni's entry in its place, if any. `None` without inpod's entry.
 fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState> {
     match file.loaded.as_ref().ok()? {
         Loaded::Single(conf, _) => (conf.kind() == INPOD_CNI).then_some(FileState::Absent),
@@ -119,7 +119,6 @@ fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState
     }
 }
 
-/// Returns a file's content without inpod's entry.
 pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
     match file.list() {
         Some(list) if list.text() == file.content && list.plugin(INPOD_CNI).is_some() => {
@@ -129,19 +128,18 @@ pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
     }
 }
 
-/// Returns the content of a list, or `None` if it has no plugin left.
+/// Returns `None` without a plugin left.
 fn if_not_empty(text: Vec<u8>) -> Option<FileState> {
     Conflist::parse(&text)
         .is_ok()
         .then_some(FileState::Content(text))
 }
 
-/// Returns whether a list has istio-cni's entry.
 fn has_istio_entry(content: &Content) -> bool {
     Conflist::parse(content.bytes()).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
 }
 
-/// Returns whether a single configuration is istio-cni's.
+/// Recognizes a single configuration of istio-cni.
 fn is_istio_conf(text: &[u8]) -> bool {
     inpod_cni_config::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
 }

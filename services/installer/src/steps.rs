@@ -1,4 +1,4 @@
-//! Turns a plan into single steps, and applies each with one rename.
+//! Splits a plan into steps of one rename each.
 
 use std::path::Path;
 
@@ -11,7 +11,6 @@ use crate::{
     record::Record,
 };
 
-/// One change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     pub name: String,
@@ -19,15 +18,14 @@ pub struct Step {
     pub cause: Cause,
 }
 
-/// Change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Create {
         content: Vec<u8>,
-        /// Mode of the file, if there was one of this name before.
+        /// Of a previous file of this name.
         mode: Option<u32>,
     },
-    /// Replaces a file, if it still has the expected content.
+    /// Fails unless the content is as expected.
     Replace {
         expected: Vec<u8>,
         content: Vec<u8>,
@@ -35,19 +33,17 @@ pub enum Action {
     Remove,
 }
 
-/// Reason of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The file was never changed before.
+    /// The first change of the file.
     First,
-    /// The file is as inpod left it; the primary or a setting has changed.
+    /// The file is inpod's; primary or settings have changed.
     Followed,
-    /// Another component has changed what inpod wrote.
+    /// Another component has changed inpod's content.
     TakenAway,
 }
 
 impl Cause {
-    /// Returns the value of the metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::First => "first",
@@ -57,7 +53,7 @@ impl Cause {
     }
 }
 
-/// Returns the steps that lead to a plan. Removals come last, so that runtimes find a network at any time.
+/// Removals come last: runtimes must find a network at all times.
 pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
     let step = |(name, state): (&String, &FileState)| {
         let file = directory.file(name);
@@ -98,11 +94,6 @@ pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
     steps
 }
 
-/// Applies one step to the directory.
-///
-/// # Errors
-///
-/// If the change fails, or the file's owner was faster.
 pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let path = dir.join(&step.name);
     let write = |source| ChainError::Write {

@@ -1,4 +1,4 @@
-//! Removes inpod from the node in repeatable steps: an interruption between two of them loses nothing.
+//! Removes inpod from the node in repeatable steps, which may be interrupted.
 
 use std::{
     fs,
@@ -13,13 +13,12 @@ use inpod_service::uninstall::{self, Marker, UninstallMode};
 
 use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
 
-/// How long pod-events may take to withdraw all pods.
+/// The time for pod-events to withdraw all pods.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Attempts at a file that its owner writes at the same time.
+/// The file's owner may write at the same time.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Result of an uninstall or handover.
 #[derive(Debug)]
 pub(crate) struct LeaveResult {
     how: UninstallMode,
@@ -33,7 +32,7 @@ impl LeaveResult {
     }
 }
 
-/// Returns whether inpod is to leave the node. A file that cannot be read or parsed means stay.
+/// Returns `None` (stay) for an unreadable or invalid file.
 pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<UninstallMode> {
     uninstall::read(file, marker).unwrap_or_else(|error| {
         tracing::error!(error, "Cannot read whether to leave the node; staying");
@@ -41,8 +40,7 @@ pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Uninsta
     })
 }
 
-/// Leaves the node: first the chain; then the plugin, once no call can be in progress; then its state, once
-/// no pod needs it.
+/// Leaves the chain; then the plugin, once no call can be in progress; then the state, once no pod needs it.
 pub(crate) async fn leave_node(
     mut installer: Installer,
     how: UninstallMode,
@@ -61,7 +59,6 @@ pub(crate) async fn leave_node(
     })
 }
 
-/// Writes the receipt and sets the marker.
 pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Result<()> {
     let done = result.steps.join(", ");
     tracing::warn!(how = %result.how, done, "Left the node");
@@ -74,7 +71,7 @@ pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Re
 
 async fn leave_chain(installer: &mut Installer, how: UninstallMode) -> anyhow::Result<String> {
     let restore = match how {
-        // istio-cni's own pod would be one of those that cannot start.
+        // istio-cni's own pod could not start either.
         _ if !installer.has_istio_cni() => Restore::ExceptIstioCni,
         UninstallMode::Handover => Restore::WithIstioCni,
         UninstallMode::Uninstall => Restore::Everything,
@@ -116,7 +113,7 @@ async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
     Ok("plugin removed".to_owned())
 }
 
-/// Waits until no namespace is enrolled; returns a note if that does not happen in time.
+/// Waits until no namespace is enrolled; returns a note on timeout.
 async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     let dir = installer
         .config
@@ -136,7 +133,7 @@ async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     }
 }
 
-/// Removes the plugin's state and the record. The directories themselves may be mounts.
+/// Keeps the directories themselves, which may be mounts.
 fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
     let plugins = config.on_host(config.plugin_state_dir());
@@ -146,13 +143,12 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let dir = config.record_dir();
     Record::remove(&dir)?;
     files::remove(&dir.join("lock")).with_context(|| format!("cannot empty {}", dir.display()))?;
-    // Others may keep files there, and a mount cannot be removed from within.
+    // Others may keep files there, or it is a mount.
     drop(fs::remove_dir(&dir));
     Ok("state removed".to_owned())
 }
 
 impl Installer {
-    /// Returns whether istio-cni's plugin is still installed.
     fn has_istio_cni(&self) -> bool {
         let dir = self.config.on_host(&self.dirs.bin);
         dir.join(ISTIO_CNI).exists()

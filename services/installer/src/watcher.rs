@@ -1,4 +1,4 @@
-//! Watches the CNI directories with inotify. An event only triggers a reconcile, which reads the files.
+//! Watches the CNI directories with inotify; events only trigger a reconcile.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use inpod_cni_config::INPOD_CNI;
 
 type Identity = (u64, u64);
 
-/// Watch on directories that may be replaced, removed and created.
+/// The directories may be replaced, removed and created.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     events: EventStream<[u8; 4096]>,
@@ -20,7 +20,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches the directories that exist. A file that is being written triggers an event when it is closed.
+    /// Watches existing directories. A written file triggers an event when it is closed.
     pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let mask = WatchMask::CLOSE_WRITE
@@ -33,7 +33,7 @@ impl Watcher {
             | WatchMask::ONLYDIR;
         let mut watched = Vec::new();
         for dir in dirs {
-            // Identified before the watch is added: a directory that is replaced in between differs at the next check.
+            // Identified first: a directory replaced in between differs at the next check.
             let Ok(identity) = identity_of(dir) else {
                 continue;
             };
@@ -47,7 +47,7 @@ impl Watcher {
         Ok(Self { events, watched })
     }
 
-    /// Returns whether exactly these directories, as far as they exist, are watched.
+    /// Returns whether exactly these existing directories are watched.
     pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
         let existing = dirs
             .iter()
@@ -55,11 +55,10 @@ impl Watcher {
         existing.eq(self.watched.iter().cloned())
     }
 
-    /// Waits for a relevant event.
     pub(crate) async fn changed(&mut self) {
         loop {
             let Some(event) = self.events.next().await else {
-                // The stream of inotify events does not end; an end would not be a change.
+                // The inotify stream never ends; an end is no change.
                 return std::future::pending().await;
             };
             if is_relevant(&event) {
@@ -68,13 +67,13 @@ impl Watcher {
         }
     }
 
-    /// Discards pending events: a read that follows sees their changes.
+    /// Discards events whose changes a following read sees.
     pub(crate) fn drain(&mut self) {
         while let Some(Some(_)) = self.events.next().now_or_never() {}
     }
 }
 
-/// Other plugins, and files that runtimes do not load, are irrelevant.
+/// Ignores other plugins, and files that runtimes do not load.
 fn is_relevant(event: &io::Result<EventOwned>) -> bool {
     let Ok(event) = event else { return true };
     let name = event.name.as_ref().map(|name| name.to_string_lossy());

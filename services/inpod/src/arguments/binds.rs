@@ -1,5 +1,3 @@
-//! Arguments of the subcommand `binds`.
-
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -7,16 +5,15 @@ use inpod_proto::{podevents::v1::PodState, types::v1::PodSelector};
 
 use super::{Format, flag, format_of, named_pod, output, path, pods};
 
-/// A query for the sockets of pods, with its output format.
 #[derive(Clone, Debug)]
 pub(crate) struct BindsQuery {
-    /// All pods where it, or one of its fields, is unset.
+    /// An unset field, or none at all, matches all pods.
     pub(crate) pod: Option<PodSelector>,
     pub(crate) states: Vec<PodState>,
     pub(crate) labels: Vec<String>,
     pub(crate) unhealthy: bool,
     pub(crate) admitted_unenrolled: bool,
-    /// Reads from Kubernetes which Services target which ports.
+    /// Reads from Kubernetes which ports Services target.
     pub(crate) services: bool,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) format: Format,

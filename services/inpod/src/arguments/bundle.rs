@@ -1,5 +1,3 @@
-//! Arguments of the subcommand `bundle`.
-
 use std::path::PathBuf;
 
 use clap::{ArgAction, ArgMatches, Command};
@@ -7,14 +5,13 @@ use clap::{ArgAction, ArgMatches, Command};
 use super::{doctor, flag, is_set, path};
 use crate::doctor::DoctorOptions;
 
-/// The content and the output of `bundle`.
 #[derive(Clone, Debug)]
 pub(crate) struct BundleOptions {
     pub(crate) doctor: DoctorOptions,
-    /// A file that ends in `.tar`, or a directory.
+    /// A `.tar` file or a directory.
     pub(crate) output: PathBuf,
     pub(crate) redact_addresses: bool,
-    /// Log files to add to those of inpod's pods.
+    /// Added to those of inpod's pods.
     pub(crate) logs: Vec<PathBuf>,
 }
 

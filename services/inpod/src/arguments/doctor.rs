@@ -1,4 +1,4 @@
-//! Arguments of `doctor`, and the paths on the host that `bundle` takes as well.
+//! Arguments of `doctor`, and paths shared with `bundle`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     host_fs::HostFs,
 };
 
-/// The root of the host's file system, then paths below it as processes on the host see them.
+/// Returns options for the host's root, then for paths below it as host processes see them.
 pub(super) fn host_paths() -> [Arg; 5] {
     [
         path(
@@ -71,7 +71,7 @@ pub(super) fn options(matches: &ArgMatches) -> DoctorOptions {
     }
 }
 
-/// Returns the directory of the sockets as this process sees it: below `--host-root` where that is given.
+/// Returns the sockets' directory as seen here, below any `--host-root`.
 pub(super) fn run_dir(matches: &ArgMatches, run_dir: PathBuf) -> PathBuf {
     let Some(("doctor" | "bundle", rest)) = matches.subcommand() else {
         return run_dir;

@@ -1,5 +1,3 @@
-//! Arguments of the subcommand `inject`.
-
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command};

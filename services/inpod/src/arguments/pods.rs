@@ -1,4 +1,4 @@
-//! Arguments of `pods`, and the filters that `binds` takes as well.
+//! Arguments of `pods`, and filters shared with `binds`.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use inpod_proto::podevents::v1::PodState;
@@ -6,7 +6,6 @@ use inpod_proto::podevents::v1::PodState;
 use super::{Format, flag, format_of, output};
 use crate::display;
 
-/// A query for pods, with its output format.
 #[derive(Clone, Debug)]
 pub(crate) struct PodQuery {
     pub(crate) namespace: Option<String>,

@@ -1,4 +1,4 @@
-//! Arguments of `uninstall` and `handover`, and of `leave`, the name that both had before.
+//! Arguments of `uninstall` and `handover`, and of their former name `leave`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,12 +6,12 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{path, string, text};
 
-/// The things that nodes keep when inpod is removed from them.
+/// The things that nodes keep of inpod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Nothing: pods are withdrawn and changes to the host are reverted.
+    /// Withdraws pods and reverts all changes.
     Uninstall,
-    /// Rules, listeners and annotations, for the agent that replaces inpod.
+    /// Keeps rules, listeners and annotations for the next agent.
     Handover,
 }
 
@@ -24,7 +24,6 @@ impl Mode {
     }
 }
 
-/// The installation to remove from its nodes, and the mode.
 #[derive(Clone, Debug)]
 pub(crate) struct UninstallOptions {
     pub(crate) mode: Mode,
@@ -40,7 +39,7 @@ fn mode(text: &str) -> Result<Mode, String> {
     named.ok_or_else(|| "expected uninstall or handover".to_owned())
 }
 
-/// Parses `90`, `90s`, `5m` or `1h`.
+/// Accepts `90`, `90s`, `5m` or `1h`.
 fn duration(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("", 1)];
     let unit = units.iter().find(|(unit, _)| text.ends_with(unit));
@@ -105,7 +104,7 @@ pub(super) fn leave() -> Command {
         .args(arguments())
 }
 
-/// Reads the options of a subcommand; without `mode`, that of the option `--mode`.
+/// Reads `--mode` if `mode` is unset.
 pub(super) fn options(mode: Option<Mode>, matches: &ArgMatches) -> UninstallOptions {
     let given = || matches.get_one("mode").copied();
     UninstallOptions {

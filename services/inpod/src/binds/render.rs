@@ -1,5 +1,3 @@
-//! Renders binds as a table.
-
 use std::collections::BTreeSet;
 
 use inpod_proto::podevents::v1::{
@@ -22,8 +20,7 @@ const HEADER: [&str; 8] = [
     "WARNING",
 ];
 
-/// Renders all ports, then the pods that could not be inspected, then an explanation of each change and
-/// warning in the table.
+/// Renders ports, then uninspected pods, then explanations of changes and warnings.
 pub(super) fn text(pods: &[PodBinds]) -> String {
     let mut table = Table::new(&HEADER);
     for pod in pods {
@@ -54,7 +51,6 @@ fn rows(pod: &PodBinds) -> Vec<Vec<String>> {
     ports.map(|port| [who(), cells(port)].concat()).collect()
 }
 
-/// Returns the reason why a pod has no ports.
 fn no_ports(pod: &PodBinds) -> String {
     match display::reason(pod.reason) {
         _ if pod.failure.is_some() => "unknown".to_owned(),
@@ -113,7 +109,7 @@ fn kind(kind: BindKind) -> &'static str {
     }
 }
 
-/// Lists each address once: a server may have a socket per thread (`SO_REUSEPORT`). They arrive sorted.
+/// Lists each address once, as a server may have a socket per thread (`SO_REUSEPORT`). They arrive sorted.
 fn addresses(port: &PortBinds) -> String {
     let mut addresses: Vec<_> = port.binds.iter().map(bind).collect();
     addresses.dedup();
@@ -132,7 +128,6 @@ fn bind(bind: &Bind) -> String {
     format!("{}{family}{interface}", bind.address)
 }
 
-/// Returns a change's name and explanation.
 fn change(change: BindChange) -> (&'static str, &'static str) {
     match change {
         BindChange::Unspecified => ("unknown", "reported by a newer release of the service"),

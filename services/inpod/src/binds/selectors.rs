@@ -1,6 +1,6 @@
-//! Ports of Services without an EndpointSlice: a new Service, or a cluster whose controller is away. Pods are selected
-//! and named ports resolved like in the endpoint slice controller (kubernetes, pkg/api/v1/pod `FindPort`: by name and
-//! protocol, of containers and of restartable init containers).
+//! Ports of Services without an EndpointSlice (a new Service, or no controller). Selects pods and resolves named
+//! ports like the endpoint slice controller (kubernetes, pkg/api/v1/pod `FindPort`: by name and protocol, of
+//! containers and of restartable init containers).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,9 @@ use k8s_openapi::{
 
 use super::services::{number, protocol};
 
-/// The namespace and name of a Service.
 pub(super) type Name = (String, String);
 
-/// Returns the Services that select pods and have no slice.
+/// Returns Services that select pods but have no slice.
 pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> Vec<Service> {
     let lacks_slice = |service: &Service| {
         let name = name(service);
@@ -27,7 +26,7 @@ pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> 
     services.into_iter().filter(lacks_slice).collect()
 }
 
-/// Returns the ports of these pods that the Services target.
+/// Returns these pods' ports that Services target.
 pub(super) fn ports(services: &[Service], pods: &[Pod]) -> Vec<ServicePort> {
     let pairs = services.iter().flat_map(|service| {
         let chosen = pods.iter().filter(move |pod| selects(service, pod));
@@ -43,7 +42,7 @@ fn name(service: &Service) -> Option<Name> {
     Some((metadata.namespace.clone()?, metadata.name.clone()?))
 }
 
-/// An empty selector selects nothing, and that of an ExternalName is ignored (core/v1, ServiceSpec).
+/// Ignores empty selectors and those of an ExternalName (core/v1, ServiceSpec).
 fn selector(service: &Service) -> Option<&BTreeMap<String, String>> {
     let spec = service.spec.as_ref()?;
     let is_name = spec.type_.as_deref() == Some("ExternalName");
@@ -91,10 +90,10 @@ fn ports_of(service: &Service, pod: &Pod) -> Vec<ServicePort> {
     declared.filter_map(port).collect()
 }
 
-/// Returns the pod's port, which is the Service's own port unless it names another.
+/// Returns the Service's own port unless it names another.
 fn target(declared: &Declared, of: PortProtocol, pod: &Pod) -> Option<u32> {
     match &declared.target_port {
-        // The API server treats zero as unset (core/v1, SetDefaults_Service).
+        // Zero means unset (core/v1, SetDefaults_Service).
         None | Some(IntOrString::Int(0)) => number(declared.port),
         Some(IntOrString::Int(port)) => number(*port),
         Some(IntOrString::String(name)) => containers(pod)

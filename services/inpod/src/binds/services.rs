@@ -1,5 +1,5 @@
-//! The ports of this node's pods that Services target, from EndpointSlices: these contain resolved ports, and pods that
-//! are not ready. Services without a slice are matched by their selectors.
+//! Ports of this node's pods that Services target, from EndpointSlices, which contain resolved ports and pods that
+//! are not ready. Services without a slice are matched by selector.
 
 use std::{collections::BTreeSet, fmt::Debug};
 
@@ -25,20 +25,19 @@ use crate::{
     node::{Node, POD_EVENTS},
 };
 
-/// The label of a slice with the name of its Service.
+/// The label with a slice's Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The number of objects per request.
 const PAGE_SIZE: u32 = 500;
 
-/// The ports that Services target, and the error if they are incomplete.
+/// The error, if any, means that ports are incomplete.
 #[derive(Debug, Default)]
 pub(super) struct ServicePorts {
     pub(super) ports: Vec<ServicePort>,
     pub(super) missing: Option<CommandError>,
 }
 
-/// Returns the ports of this node's pods. An error of Kubernetes is part of the result.
+/// Reports errors of Kubernetes in the result.
 pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     let mut client = node.pod_events();
     let status = client.get_status(node.request(GetStatusRequest {}));
@@ -60,7 +59,6 @@ pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePort
     Ok(found)
 }
 
-/// The client, and the scope of the query.
 struct Query<'a> {
     client: Client,
     /// All namespaces if unset.
@@ -137,7 +135,6 @@ fn service_of(slice: &EndpointSlice) -> Option<selectors::Name> {
     Some((namespace, labels.get(SERVICE_NAME_LABEL)?.clone()))
 }
 
-/// Returns the ports of one slice on a node.
 fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
     let labels = slice.metadata.labels.as_ref();
     let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)) else {
@@ -175,12 +172,12 @@ fn pod(endpoint: &Endpoint) -> Option<PodRef> {
     })
 }
 
-/// Returns a numeric TCP or UDP port.
+/// Accepts only numeric TCP or UDP ports.
 fn port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
     Some((protocol(port.protocol.as_deref())?, number(port.port?)?))
 }
 
-/// Parses a protocol: TCP by default (core/v1, ServicePort), `None` for one that inpod does not handle.
+/// Defaults to TCP (core/v1, ServicePort); returns `None` for unsupported ones.
 pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     match name {
         None | Some("TCP") => Some(PortProtocol::Tcp),
@@ -189,7 +186,7 @@ pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     }
 }
 
-/// Returns a port number that is valid.
+/// Returns only a valid port number.
 pub(super) fn number(port: i32) -> Option<u32> {
     let number = u16::try_from(port).ok().filter(|number| *number > 0)?;
     Some(number.into())

@@ -1,4 +1,4 @@
-//! Collects the parts of a bundle within limits of time and size.
+//! Collects parts within limits of time and size.
 
 use std::time::Duration;
 
@@ -8,23 +8,20 @@ use tokio::time::{Instant, timeout};
 use super::{redact::Redactor, sink::Sink};
 use crate::{arguments::BundleOptions, error::CommandError, host_fs::Observed};
 
-/// Time limits of one part, and of all parts together.
+/// The limits of one part, and of all parts.
 const PART_TIMEOUT: Duration = Duration::from_secs(20);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The maximum size of all parts together.
+/// The limit of all parts together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
 
-/// An entry of the manifest.
 #[derive(Clone, Debug)]
 struct ManifestEntry {
     name: String,
     bytes: usize,
-    /// The reason why the part is missing.
     missing: Option<String>,
 }
 
-/// A bundle under construction.
 #[derive(Debug)]
 pub(super) struct Collector {
     sink: Sink,
@@ -45,7 +42,7 @@ impl Collector {
         })
     }
 
-    /// Adds a part, or lists it as missing if it does not arrive in time.
+    /// Lists the part as missing if it does not arrive in time.
     pub(super) async fn add(
         &mut self,
         name: &str,
@@ -69,7 +66,6 @@ impl Collector {
         }
     }
 
-    /// Adds a part whose content is known.
     pub(super) fn put(&mut self, name: &str, text: &str) -> Result<(), CommandError> {
         let text = self.redactor.text(text);
         if text.len() > self.left {
@@ -84,7 +80,6 @@ impl Collector {
         self.list(name, text.len(), None)
     }
 
-    /// Lists a part as missing.
     pub(super) fn add_missing(&mut self, name: &str, why: &str) -> Result<(), CommandError> {
         self.list(name, 0, Some(why.to_owned()))
     }
@@ -95,7 +90,7 @@ impl Collector {
         bytes: usize,
         missing: Option<String>,
     ) -> Result<(), CommandError> {
-        // Errors quote what was read.
+        // Errors may quote what was read.
         let missing = missing.map(|why| self.redactor.text(&why));
         self.entries.push(ManifestEntry {
             name: name.to_owned(),
@@ -105,7 +100,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Writes the manifest and returns a summary.
+    /// Returns a summary of the bundle.
     pub(super) fn finish(mut self) -> Result<String, CommandError> {
         let shown = |part: &ManifestEntry| json!({"name": part.name, "bytes": part.bytes, "missing": part.missing});
         let parts: Vec<_> = self.entries.iter().map(shown).collect();

@@ -1,5 +1,3 @@
-//! Files of the node for the bundle.
-
 use std::{
     fs::File,
     io::{Read as _, Seek as _, SeekFrom},
@@ -8,13 +6,13 @@ use std::{
 
 use crate::host_fs::{HostFs, Observed};
 
-/// The maximum size of a log; its end is kept.
+/// The limit of a log, whose end is kept.
 const MAX_LOG_BYTES: u64 = 2 << 20;
 
-/// The kubelet's log directory, with a directory per pod (`NAMESPACE_NAME_UID`) and one in it per container.
+/// Logs per pod (`NAMESPACE_NAME_UID`), then per container.
 const POD_LOG_DIRECTORY: &str = "/var/log/pods";
 
-/// Reads the end of a file, from the start of a line.
+/// Starts at the start of a line.
 pub(super) fn tail(path: &Path) -> Observed<String> {
     let read = || {
         let mut file = File::open(path)?;
@@ -35,11 +33,11 @@ fn from_line(text: &str) -> String {
         .to_owned()
 }
 
-/// Lists the logs of inpod's pods: a name and the path on the node for each.
+/// Returns name and path on the node for each log.
 pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     let mut found = Vec::new();
     let pods = root.names(POD_LOG_DIRECTORY)?.unwrap_or_default();
-    // The directory's name is NAMESPACE_inpod-HASH_UID in any namespace.
+    // The name is NAMESPACE_inpod-HASH_UID in any namespace.
     let is_ours = |pod: &&String| {
         pod.split('_')
             .nth(1)
@@ -65,7 +63,7 @@ pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// Returns how a process was started: its command line, and its settings in the environment.
+/// Returns the command line, and the settings in the environment.
 pub(super) fn started(root: &HostFs, pid: i32) -> Observed<String> {
     let lines = |text: String| text.split('\0').map(str::to_owned).collect::<Vec<_>>();
     let command = lines(root.text(format!("/proc/{pid}/cmdline"))?).join("\n  ");

@@ -1,4 +1,4 @@
-//! The parts of a bundle, the most useful ones first.
+//! The parts, the most useful first.
 
 use inpod_proto::{
     netconfig::v1::{
@@ -21,10 +21,9 @@ use crate::{
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
-/// The maximum number of pods and of network namespaces with a part of their own.
+/// The limit of pods, and of network namespaces.
 const MAX_ITEMS: usize = 500;
 
-/// Files that describe the node's kernel and runtime.
 const HOST_FILES: [(&str, &str); 7] = [
     ("node/osrelease.txt", "/proc/sys/kernel/osrelease"),
     ("node/os-release.txt", "/etc/os-release"),
@@ -38,7 +37,6 @@ const HOST_FILES: [(&str, &str); 7] = [
     ("node/crio-config.txt", "/etc/crio/crio.conf"),
 ];
 
-/// Collects all parts of the bundle.
 pub(super) async fn all(
     node: &Node,
     options: &BundleOptions,
@@ -122,7 +120,7 @@ async fn pods(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The response includes what ApplyRules would do now, since only pod-events knows the desired rules.
+/// Includes what ApplyRules would do, as only pod-events knows the desired rules.
 async fn explained(node: &Node, pod: PodSelector) -> Observed<String> {
     let mut client = node.pod_events();
     let answer = client.explain_pod(node.request(ExplainPodRequest { pod: Some(pod) }));
@@ -215,7 +213,6 @@ fn installer(root: &HostFs, to: &mut Collector) -> Result<(), CommandError> {
     directory("installer", root, doctor::INSTALLER_STATE, to)
 }
 
-/// Adds the files of a directory, without its subdirectories.
 fn directory(
     part: &str,
     root: &HostFs,
@@ -267,12 +264,12 @@ fn logs(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError>
     }
 }
 
-/// Returns the name of a part. It is numbered, since the name may be truncated.
+/// Numbers the parts, whose names may be truncated.
 fn name(part: &str, number: usize, of: &str) -> String {
     format!("{part}/{number:03}-{}.json", plain(of))
 }
 
-/// Replaces characters that a file's name cannot have, and truncates it to what an archive permits.
+/// Leaves what a file's name in an archive permits.
 fn plain(name: &str) -> String {
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') => c,

@@ -1,5 +1,5 @@
-//! Removes secrets from what leaves a node: tokens, keys, the values of labels, annotations and variables that are not
-//! inpod's or Istio's, and addresses on request.
+//! Removes secrets: tokens, keys, the values of labels, annotations and variables that are not inpod's or Istio's,
+//! and addresses on request.
 
 mod text;
 
@@ -8,16 +8,15 @@ use std::{cell::RefCell, collections::BTreeMap, net::IpAddr};
 use inpod_types::keys;
 use serde_json::{Map, Value};
 
-/// The replacement of a secret.
 pub(super) const REDACTED: &str = "REDACTED";
 
-/// Keys whose entries have values chosen by users.
+/// Keys whose entries have users' values.
 const USER_VALUE_KEYS: [&str; 4] = ["annotations", "labels", "env", "environment"];
 
-/// The prefix of inpod's variables. Its labels and annotations are listed in `inpod_types::keys`.
+/// For variables; labels and annotations are in `inpod_types::keys`.
 const OWN_PREFIX: &str = "INPOD_";
 
-/// A key that contains one of these names a secret.
+/// Parts of keys that name secrets.
 const SECRET_MARKERS: [&str; 10] = [
     "token",
     "password",
@@ -31,10 +30,10 @@ const SECRET_MARKERS: [&str; 10] = [
     "private",
 ];
 
-/// Redacts text. The same address always gets the same placeholder.
+/// Gives the same address the same placeholder throughout.
 #[derive(Debug)]
 pub(super) struct Redactor {
-    /// The placeholders of addresses; `None` to keep addresses.
+    /// Placeholders by address; `None` keeps addresses.
     addresses: Option<RefCell<BTreeMap<IpAddr, usize>>>,
 }
 
@@ -45,7 +44,7 @@ impl Redactor {
         }
     }
 
-    /// Returns what is redacted, for the manifest.
+    /// Describes what is redacted, for the manifest.
     pub(super) fn describe(&self) -> &'static str {
         match self.addresses {
             Some(_) => {
@@ -57,7 +56,7 @@ impl Redactor {
         }
     }
 
-    /// Redacts a text. JSON is parsed, as a whole or at the end of a line.
+    /// Parses JSON, as a whole or at the end of a line.
     pub(super) fn text(&self, text: &str) -> String {
         if let Ok(value @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(text) {
             return format!("{:#}\n", self.value(value));
@@ -69,7 +68,7 @@ impl Redactor {
         clean
     }
 
-    /// Redacts a log line: the runtime's prefix, then a message.
+    /// Redacts a line: the runtime's prefix and a message.
     fn line(&self, line: &str) -> String {
         let start = line.find('{').unwrap_or(line.len());
         let (before, object) = line.split_at(start);
@@ -136,7 +135,7 @@ impl Redactor {
         Value::Object(entries.collect())
     }
 
-    /// Redacts a container's variable (`name` and `value`, or `NAME=value`).
+    /// Redacts a variable: `name` and `value`, or `NAME=value`.
     fn variable(&self, value: Value) -> Value {
         let name = match &value {
             Value::Object(map) => map.get("name").and_then(Value::as_str).unwrap_or_default(),
@@ -176,7 +175,7 @@ mod tests {
         let text = r#"{"metadata":{"annotations":{"team/note":"hunter2","istio.io/dataplane-mode":"ambient","proxy.istio.io/config":"hunter2"}},
             "env":[{"name":"DB","value":"hunter2"},{"name":"INPOD_PEER","value":"pod"},"X=hunter2"],
             "password":"hunter2","plugins":[{"type":"bridge","mtu":1e400}]}"#;
-        // This parser reads an overflowing number as text.
+        // The parser reads overflowing numbers as text.
         let text = text.replace("1e400", "1400");
         let clean = clean(&text);
         assert!(!clean.contains("hunter2"), "{clean}");

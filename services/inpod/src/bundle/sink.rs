@@ -1,4 +1,4 @@
-//! Writes a bundle to an archive or a directory.
+//! Writes to an archive or a directory.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -11,10 +11,10 @@ use std::{
 use super::tar;
 use crate::error::CommandError;
 
-/// The directory that contains everything in an archive.
+/// The directory of all files of an archive.
 const TOP_DIRECTORY: &str = "inpod-bundle";
 
-/// The output file or directory, readable only by its owner.
+/// The output, readable only by its owner.
 #[derive(Debug)]
 pub(super) struct Sink {
     path: PathBuf,
@@ -46,7 +46,7 @@ impl Sink {
         })
     }
 
-    /// Writes a file. Its name contains no `..`.
+    /// Writes a file whose name contains no `..`.
     pub(super) fn put(&mut self, name: &str, content: &[u8]) -> Result<(), CommandError> {
         let path = self.path.join(name);
         let written = match &mut self.archive {
@@ -61,7 +61,7 @@ impl Sink {
         written.map_err(at(&path))
     }
 
-    /// Completes the output and returns its path.
+    /// Returns the path of the output.
     pub(super) fn finish(mut self) -> Result<PathBuf, CommandError> {
         if let Some(archive) = &mut self.archive {
             let ended = tar::end(archive).and_then(|()| archive.flush());

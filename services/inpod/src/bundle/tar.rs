@@ -1,13 +1,12 @@
-//! Writes ustar archives as described in tar(5): headers of 512 bytes, and contents in blocks of that size.
+//! Writes ustar archives (tar(5)): headers of 512 bytes, contents in blocks of that size.
 
 use std::io::{self, Write};
 
 const BLOCK: usize = 512;
 
-/// The maximum length of a name.
 const MAX_NAME_BYTES: usize = 100;
 
-/// Writes one file. A name that is too long is truncated.
+/// Truncates names that are too long.
 pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -> io::Result<()> {
     to.write_all(&header(name, content.len(), time))?;
     to.write_all(content)?;
@@ -18,7 +17,7 @@ pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -
     Ok(())
 }
 
-/// Writes the two empty blocks at the end.
+/// Writes two empty blocks, the end.
 pub(super) fn end(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&[0; 2 * BLOCK])
 }
@@ -37,7 +36,7 @@ fn header(name: &str, size: usize, time: u64) -> Vec<u8> {
     put("0000000\0", 8);
     put(&format!("{size:011o}\0"), 12);
     put(&format!("{time:011o}\0"), 12);
-    // The checksum is computed with blanks in its place.
+    // Blanks stand for the checksum while it is computed.
     put("        ", 8);
     put("0", 1);
     put("", 100);

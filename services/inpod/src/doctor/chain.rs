@@ -1,5 +1,5 @@
-//! The network configurations of a node as a runtime reads them: libcni loads `.conf`, `.conflist` and `.json` in the
-//! order of their names. containerd uses the first and fails if it cannot be parsed; CRI-O continues with the next one.
+//! Network configurations as runtimes read them: libcni loads `.conf`, `.conflist` and `.json` by name. containerd
+//! uses the first and fails if it is invalid; CRI-O continues with the next.
 
 use std::fs;
 
@@ -8,7 +8,6 @@ use inpod_cni_config::{NetworkFile, is_loaded};
 
 use crate::host_fs::{HostFs, Observed};
 
-/// Plugins that redirect pods for another mesh.
 const OTHER_MESH_PLUGINS: [&str; 5] = [
     "istio-cni",
     "linkerd-cni",
@@ -17,42 +16,38 @@ const OTHER_MESH_PLUGINS: [&str; 5] = [
     "kmesh-cni",
 ];
 
-/// The networks of a node, in the runtime's order.
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
-    /// The directory of the network configurations.
+    /// Holds the network configurations.
     pub(crate) directory: String,
-    /// The directory of the plugins.
+    /// Holds the plugins' binaries.
     pub(crate) plugins: String,
-    /// The source of both directories.
     pub(crate) source: String,
-    /// `None` if the directory does not exist.
+    /// `None` without the directory.
     pub(crate) networks: Observed<Option<Vec<Network>>>,
     /// Files that Cilium has renamed.
     pub(crate) renamed: Vec<String>,
 }
 
-/// A network configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) file: String,
-    /// The types of its plugins in order, or the reason why the file is invalid.
+    /// Types in order, or the reason why the file is invalid.
     pub(crate) plugins: Result<Vec<String>, String>,
 }
 
 impl Network {
-    /// Returns how many times it calls inpod.
+    /// Counts the calls of inpod.
     pub(crate) fn calls(&self) -> usize {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         plugins.iter().filter(|it| *it == PLUGIN).count()
     }
 
-    /// Returns whether it calls inpod and nothing else.
+    /// Returns whether it has no other plugin.
     pub(crate) fn is_ours_alone(&self) -> bool {
         matches!(self.plugins.as_deref(), Ok([one]) if one == PLUGIN)
     }
 
-    /// Returns the plugins of other meshes.
     pub(crate) fn agents(&self) -> Vec<&str> {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         let plugins = plugins.iter().map(String::as_str);
@@ -61,14 +56,13 @@ impl Network {
             .collect()
     }
 
-    /// Returns whether it delegates to other networks by rules of its own.
+    /// Returns whether it delegates by rules of its own.
     pub(crate) fn is_meta(&self) -> bool {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         plugins.first().is_some_and(|it| it.starts_with("multus"))
     }
 }
 
-/// Reads the network configurations of a directory.
 pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Network>>> {
     let Some(names) = root.names(directory)? else {
         return Ok(None);
@@ -93,7 +87,6 @@ pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     names.into_iter().filter(is_renamed).collect()
 }
 
-/// Returns the types of the plugins that a file calls.
 fn plugins(name: &str, content: Vec<u8>) -> Result<Vec<String>, String> {
     let file = NetworkFile::new(name.to_owned(), content);
     let list = file.loaded.as_ref().map_err(ToString::to_string)?.list();

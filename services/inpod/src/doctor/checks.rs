@@ -1,4 +1,4 @@
-//! The checks: pure functions from facts to results.
+//! Pure functions from facts to results.
 
 mod chain;
 mod kernel;
@@ -12,7 +12,7 @@ use super::{
     facts::{Facts, Inode, Kind},
 };
 
-/// Runs all checks. A cause comes before what follows from it.
+/// Causes come before what follows from them.
 pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     let parts: [fn(&Facts) -> Vec<Check>; 6] = [
         kernel::checks,
@@ -25,7 +25,7 @@ pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     parts.iter().flat_map(|part| part(facts)).collect()
 }
 
-/// Describes a wrong type, or permissions beyond the expected mode.
+/// Describes a wrong type, or excess permissions.
 fn openness(inode: Inode, kind: Kind, mode: u32) -> Option<String> {
     let Inode {
         mode: found,

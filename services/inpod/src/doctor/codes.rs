@@ -1,38 +1,32 @@
-//! The problems that doctor reports, a closed list of codes.
+//! The closed list of doctor's problems.
 
 use std::fmt;
 
-/// Declares the codes with severity, meaning and remedy.
 macro_rules! codes {
     ($($variant:ident = $name:literal, $severity:ident, $meaning:literal, $remedy:literal;)*) => {
-        /// A problem of a node.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub(crate) enum Code {
             $($variant,)*
         }
 
         impl Code {
-            /// Every code, in the order of the page.
+            /// In the order of the page.
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// Returns the name, for programs and for searches.
             pub(crate) fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// Returns the verdict when the problem exists.
             pub(crate) fn severity(self) -> Verdict {
                 match self { $(Self::$variant => Verdict::$severity),* }
             }
 
-            /// Returns the meaning, for the page.
             #[cfg(test)]
             pub(crate) fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $meaning),* }
             }
 
-            /// Returns what to do about it.
             pub(crate) fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy),* }
             }
@@ -40,16 +34,16 @@ macro_rules! codes {
     };
 }
 
-/// The result of a check, the worst last.
+/// The worst verdict comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
-    /// The problem does not exist.
+    /// No problem was found.
     Ok,
     /// The check could not be done.
     Unknown,
-    /// inpod works at least in part, but an operator should know.
+    /// Works at least in part, but an operator should know.
     Warning,
-    /// Pods cannot start or are outside the mesh, or soon will be.
+    /// Pods cannot start or are outside the mesh, or will be soon.
     Failed,
 }
 

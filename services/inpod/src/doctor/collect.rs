@@ -1,4 +1,4 @@
-//! Gathers the facts about a node. Each function reads paths below the node's root or makes a call with a deadline.
+//! Gathers facts: each function reads below the node's root, or makes a call with a deadline.
 
 mod kernel;
 mod process;
@@ -19,19 +19,18 @@ pub(crate) use kernel::{FEATURES, Need};
 pub(crate) use services::metrics;
 pub(crate) use state::INSTALLER_STATE;
 
-/// The service that maintains the CNI chain; a node may run without it.
 pub(crate) const INSTALLER: &str = "installer";
 
-/// The services with a socket, in the order of their dependencies.
+/// Services with a socket, dependencies first.
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", INSTALLER];
 
-/// Services that run on a node only if they are deployed, which their directory shows.
+/// Services that are deployed if their directory exists.
 pub(crate) const OPTIONAL_SERVICES: [&str; 2] = ["repair", "injector"];
 
-/// The timeout of a call. It is short, since doctor is made for nodes on which something hangs.
+/// Short: doctor is for nodes where something hangs.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Paths on the host; defaults apply where they are unset.
+/// Host paths; defaults apply where unset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostPaths {
     pub(crate) cni_conf_dir: Option<String>,
@@ -41,7 +40,7 @@ pub(crate) struct HostPaths {
     pub(crate) run_dir: String,
 }
 
-/// The files to read below `/proc/sys`.
+/// The files below `/proc/sys`.
 const SYSCTLS: [&str; 10] = [
     "net/ipv4/conf/all/rp_filter",
     "net/ipv4/conf/default/rp_filter",
@@ -55,7 +54,6 @@ const SYSCTLS: [&str; 10] = [
     "fs/file-max",
 ];
 
-/// Gathers all facts about the node.
 pub(crate) async fn collect(
     root: &HostFs,
     node: &Node,
@@ -106,7 +104,7 @@ fn mounts_of(root: &HostFs, pid: i32) -> Observed<Vec<mounts::Mount>> {
     Ok(mounts::parse(&root.text(format!("/proc/{pid}/mountinfo"))?))
 }
 
-/// Reads the sysctls of this process's network namespace, which has to be the node's.
+/// Requires the node's own network namespace.
 fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     let read = |name| {
         (
@@ -118,7 +116,7 @@ fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     SYSCTLS.into_iter().map(read).collect()
 }
 
-/// Reads the networks from the directories given by the caller or the runtime's configuration.
+/// Reads the directories of the caller, else of the runtime.
 pub(crate) fn network_chain(root: &HostFs, paths: &HostPaths) -> Chain {
     let found = runtime::directories(root);
     let given = |given: &Option<String>, found: String| given.clone().unwrap_or(found);

@@ -1,19 +1,16 @@
-//! Mounts of a process, parsed from `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)).
+//! Parses `/proc/<pid>/mountinfo` (proc_pid_mountinfo(5)).
 
-/// A mount of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
-    /// The mounted part of the file system; `net:[4026531840]` for a network namespace.
+    /// A part of the file system; `net:[4026531840]` for a network namespace.
     pub(crate) root: String,
-    /// The path of the mount point.
     pub(crate) point: String,
     pub(crate) is_shared: bool,
     pub(crate) is_slave: bool,
-    /// The type of the file system.
     pub(crate) kind: String,
 }
 
-/// Parses the mounts in the order of mounting. Invalid lines are left out.
+/// Keeps the order of mounting; skips invalid lines.
 pub(crate) fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(line).collect()
 }
@@ -35,7 +32,7 @@ fn line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Decodes blanks and other special characters, which are octal.
+/// Decodes special characters, which are octal.
 fn unescaped(text: &str) -> String {
     [
         ("\\040", " "),
@@ -49,7 +46,7 @@ fn unescaped(text: &str) -> String {
     })
 }
 
-/// Returns the later mounts that existed earlier, too: network namespaces come and go in between.
+/// Returns later mounts that existed earlier, since network namespaces come and go.
 pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
     let lasts = |mount: &Mount| {
         earlier
@@ -59,7 +56,7 @@ pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
     later.into_iter().filter(lasts).collect()
 }
 
-/// Returns the mount that a path is on: the last one with the longest mount point above it.
+/// Returns the last mount with the longest mount point.
 pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     let holds = |mount: &&Mount| {
         let rest = path.strip_prefix(mount.point.as_str());
@@ -74,7 +71,7 @@ pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     found
 }
 
-/// Returns the network namespaces that are mounted below a directory.
+/// Returns network namespaces mounted below a directory.
 pub(crate) fn netns_below<'a>(
     mounts: &'a [Mount],
     directory: &'a str,

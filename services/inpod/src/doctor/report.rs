@@ -1,5 +1,3 @@
-//! Renders the results of the checks.
-
 use std::fmt::Write as _;
 
 use serde_json::json;
@@ -7,7 +5,7 @@ use serde_json::json;
 use super::{check::Check, codes::Verdict};
 use crate::table::{Table, clean};
 
-/// Renders a line for each check, the worst first, with the remedy of each problem.
+/// Renders the worst first, problems with remedy.
 pub(super) fn text(checks: &[Check]) -> String {
     let mut text = String::new();
     for verdict in [Verdict::Failed, Verdict::Warning, Verdict::Unknown] {
@@ -64,7 +62,7 @@ fn summary(checks: &[Check]) -> String {
     )
 }
 
-/// Renders an object with the program's version and the checks.
+/// Includes the program's version.
 pub(super) fn json(checks: &[Check]) -> String {
     let check = |check: &Check| {
         json!({

@@ -1,4 +1,4 @@
-//! Progress of each node, from its Node object and the agent's pods.
+//! Progress by node, from Nodes and the agent's pods.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,23 +6,21 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 
 use crate::arguments::Mode;
 
-/// The containers with work to do on a node.
 const CONTAINERS: [&str; 2] = ["installer", "pod-events"];
 
-/// The beginning of a receipt; the mode and the result follow.
+/// The beginning, before mode and result.
 const RECEIPT_PREFIX: &str = "inpod left: ";
 
-/// How far a node's clock may differ from the client's, in seconds.
+/// Seconds that nodes may differ from the client.
 const MAX_CLOCK_SKEW: i64 = 60;
 
-/// The progress of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeProgress {
-    /// All containers are done; holds their results.
+    /// Holds the containers' results.
     Done(Vec<String>),
-    /// These containers are not done yet.
+    /// Holds the unfinished containers.
     Waiting(Vec<&'static str>),
-    /// The node or its agent does not run, for this reason.
+    /// Neither done nor running, for this reason.
     Unreachable(&'static str),
 }
 
@@ -42,7 +40,7 @@ impl fmt::Display for NodeProgress {
     }
 }
 
-/// Returns the progress of each node by name. A receipt counts for its mode, and from the time of the request.
+/// Counts receipts of the mode, from the request on.
 pub(super) fn progress_by_node(
     nodes: &[Node],
     pods: &[Pod],
@@ -78,7 +76,7 @@ fn progress_of(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> NodePro
             .filter_map(|(part, receipt)| Some(format!("{part}: {}", receipt?)));
         return NodeProgress::Done(results.collect());
     }
-    // A node that is done stays done, whether it is Ready or not.
+    // A finished node stays so, Ready or not.
     match (is_ready, pods.is_empty()) {
         (false, _) => NodeProgress::Unreachable("its Node is not Ready"),
         (true, true) => NodeProgress::Unreachable("it has no pod of the agent"),
@@ -99,7 +97,7 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns the result that a container reported.
+/// Returns a container's reported result.
 fn receipt(pod: &Pod, part: &str, mode: Mode, since: i64) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let status = statuses.iter().find(|status| status.name == part)?;
@@ -126,7 +124,7 @@ fn ended(
         .filter_map(|state| state.terminated.as_ref())
 }
 
-/// Returns the image with which a node can be handled manually.
+/// Returns the image for handling a node manually.
 pub(super) fn installer_image(pods: &[Pod]) -> String {
     let containers = pods
         .iter()
@@ -198,7 +196,7 @@ mod tests {
             of(&nodes, &[both]),
             [NodeProgress::Done(results.map(str::to_owned).into())]
         );
-        // In a split topology the containers are in different pods.
+        // Split topologies have a pod per container.
         let apart = [pod("a", &json!([installer])), pod("a", &json!([events]))];
         assert!(matches!(
             of(&nodes, &apart).as_slice(),
@@ -224,7 +222,7 @@ mod tests {
             awaited
         );
         assert_eq!(both("killed", NOW), awaited);
-        // The clocks differ slightly.
+        // Clocks may differ slightly.
         let close = both("inpod left: uninstall; done", "2025-12-31T23:59:30Z");
         assert!(
             matches!(close.as_slice(), [NodeProgress::Done(_)]),

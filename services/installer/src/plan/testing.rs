@@ -1,10 +1,7 @@
-//! Settings and directories for tests.
-
 use inpod_cni_config::{Directory, NetworkFile};
 
 use crate::config::{Config, KEYS};
 
-/// Parses a configuration with these settings as the service does.
 pub(crate) fn config(settings: &[(&str, &str)]) -> Config {
     let mut arguments = vec!["installer".into()];
     for (name, value) in settings {
@@ -16,7 +13,6 @@ pub(crate) fn config(settings: &[(&str, &str)]) -> Config {
         .unwrap()
 }
 
-/// Builds a directory of these files.
 pub(crate) fn directory(files: &[(&str, &str)]) -> Directory {
     let file = |(name, text): &(&str, &str)| {
         NetworkFile::new((*name).to_owned(), text.as_bytes().to_owned())

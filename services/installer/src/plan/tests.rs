@@ -13,7 +13,6 @@ const WITH_ISTIO_CNI: &str =
     r#"{"name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni","x":1}]}"#;
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
 
-/// A directory in memory to which plans are applied.
 struct World {
     desired: DesiredChain,
     files: BTreeMap<String, String>,
@@ -53,7 +52,7 @@ impl World {
                 }
                 Action::Remove => drop(self.files.remove(&step.name)),
             }
-            // The runtime must have a network at any time.
+            // Runtimes need a network at all times.
             assert!(self.directory().first().is_some(), "after {step:?}");
         }
         record.files.retain(|name, _| !plan.forget.contains(name));
@@ -61,7 +60,7 @@ impl World {
         steps.len()
     }
 
-    /// Applies plans until nothing changes, and returns the number of changes.
+    /// Returns the number of changes until nothing changes.
     fn settle(&mut self) -> usize {
         let mut made = 0;
         for _ in 0..5 {
@@ -140,7 +139,7 @@ fn the_owned_copy_is_the_primary_and_us_and_follows_every_change() {
         world.files["02-inpod.conflist"].contains("1e401")
             && world.files["02-inpod.conflist"].contains("1.1.0")
     );
-    // Another CNI becomes the primary.
+    // Another CNI becomes primary.
     world.files.remove("10-a.conflist");
     world.files.insert(
         "05-cilium.conflist".to_owned(),

@@ -1,5 +1,3 @@
-//! Finds the CNI directories of a node's container runtime.
-
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -10,28 +8,27 @@ use crate::{
     runtimes::{containerd, crio},
 };
 
-/// CNI directories of a node, as paths of the host.
+/// CNI directories, as host paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniDirs {
     pub conf_dir: PathBuf,
-    /// Plugin directories; the runtime searches the first one first.
+    /// The runtime searches them in order.
     pub bin_dirs: Vec<PathBuf>,
-    /// Number of networks per pod, if containerd's `max_conf_num` is set; 0 for all.
+    /// Networks per pod (containerd's `max_conf_num`), 0 for all; `None` if unset.
     pub max_networks: Option<i64>,
     pub origin: Origin,
 }
 
-/// Source of the directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A runtime's configuration file, as a path of the host.
+    /// Named by a runtime's file, a host path.
     File(PathBuf),
-    /// No runtime configuration; the directories of a known platform exist.
+    /// Nothing is configured, but a known platform's directories exist.
     Platform(&'static str),
     Default,
 }
 
-/// Configuration files of containerd, in the order of the search.
+/// In the order of the search.
 const CONTAINERD: &[&str] = &[
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -39,13 +36,12 @@ const CONTAINERD: &[&str] = &[
     "/etc/containerd/config.toml",
 ];
 
-/// Configuration files of CRI-O; those in the directory follow by name (crio.conf(5)).
+/// The directory's files follow by name (crio.conf(5)).
 const CRIO: &str = "/etc/crio/crio.conf";
 const CRIO_DIR: &str = "/etc/crio/crio.conf.d";
 
-/// Finds the CNI directories below a host's root: in the runtime's configuration, else by a known platform, else the
-/// defaults. With several runtimes, the one whose conf directory exists wins. Files that cannot be read or parsed are
-/// skipped and returned with the error.
+/// Searches the runtime's configuration, then known platforms, then the defaults. Of several runtimes, the one whose
+/// conf directory exists wins. Returns unusable files with their errors.
 pub fn find_dirs(root: &Path) -> (CniDirs, Vec<(PathBuf, String)>) {
     let mut unreadable = Vec::new();
     let mut found: Vec<_> = CONTAINERD
@@ -64,14 +60,13 @@ pub fn find_dirs(root: &Path) -> (CniDirs, Vec<(PathBuf, String)>) {
     (dirs, unreadable)
 }
 
-/// Maps a path of the host to this mount namespace.
 fn on_host(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 type Unreadable = Vec<(PathBuf, String)>;
 
-/// Reads a file of the host; `None` if it does not exist.
+/// Returns `None` without the file.
 fn read_text(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Option<String> {
     match fs::read_to_string(on_host(root, path)) {
         Ok(text) => Some(text),
@@ -111,9 +106,9 @@ fn containerd_dirs(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Opt
     Some(cni_dirs(config, path))
 }
 
-/// Returns the files that an entry of `imports` matches, sorted. Only the last component may contain `*`.
+/// Expands an entry of `imports`, sorted. Only the last component may contain `*`.
 fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
-    // Relative imports are relative to the file's directory (containerd, config import).
+    // Relative to the file's directory (containerd, config import).
     let pattern = file.parent().unwrap_or(file).join(pattern);
     let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name()) else {
         return Vec::new();
@@ -129,7 +124,7 @@ fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
     list_files(root, dir, matches)
 }
 
-/// Lists the matching files of a directory of the host, sorted.
+/// Lists matching files, sorted.
 fn list_files(root: &Path, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(on_host(root, dir))
         .into_iter()
@@ -156,7 +151,7 @@ fn crio_dirs(root: &Path, unreadable: &mut Unreadable) -> Option<CniDirs> {
         };
         let sets_dirs = config.conf_dir.is_some() || !config.bin_dirs.is_empty();
         all = Some(match all {
-            // The origin is the last file that sets a directory.
+            // The last file that sets a directory is its origin.
             Some((before, named)) => (
                 before.overridden_by(config),
                 if sets_dirs { file } else { named },
@@ -196,7 +191,7 @@ fn default_dirs() -> CniDirs {
     }
 }
 
-/// Returns the directories of a platform if both exist and differ from the defaults.
+/// Requires both to exist and to differ from the defaults.
 fn platform_dirs(root: &Path) -> CniDirs {
     let is_there = |platform: &&Platform| {
         platform.name != "default"

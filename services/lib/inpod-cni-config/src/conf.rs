@@ -1,4 +1,4 @@
-//! A single plugin's configuration (`.conf`, `.json`), which runtimes convert to a list of one plugin.
+//! A single plugin's configuration (`.conf`, `.json`), which runtimes convert to a list.
 
 use crate::{
     Conflist, Entry, Malformed,
@@ -6,7 +6,6 @@ use crate::{
     json,
 };
 
-/// A parsed configuration of a single plugin.
 #[derive(Clone, Debug)]
 pub struct Conf {
     text: Vec<u8>,
@@ -16,11 +15,11 @@ pub struct Conf {
 }
 
 impl Conf {
-    /// Parses a configuration as libcni does (`NetworkPluginConfFromBytes`).
+    /// Parses like libcni (`NetworkPluginConfFromBytes`).
     ///
     /// # Errors
     ///
-    /// If a runtime would reject it, or if it has no `name`, without which no runtime can call its plugin.
+    /// If a runtime would reject it, or it has no `name`, which calls need.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let kind = kind(text, &members).ok_or(Malformed::ListInConf)?;
@@ -39,27 +38,20 @@ impl Conf {
         })
     }
 
-    /// Returns the content of the file.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// Returns the plugin's `type`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Returns the name of the network.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Converts it to a list as runtimes do (libcni, `ConfListFromConf`): `name` and `cniVersion` are copied to the
-    /// list, and the plugin is the trimmed text, byte for byte.
-    ///
-    /// # Errors
-    ///
-    /// None beyond those of [`Self::parse`].
+    /// Converts like runtimes (libcni, `ConfListFromConf`): copies `name` and `cniVersion`, and takes the trimmed
+    /// text as the plugin, byte for byte.
     pub fn to_list(&self) -> Result<Conflist, Malformed> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let mut list = b"{".to_vec();
@@ -72,7 +64,6 @@ impl Conf {
         Conflist::parse(&list)
     }
 
-    /// Returns the plugin without the list.
     pub fn to_entry(&self) -> Entry {
         Entry {
             kind: self.kind.clone(),

@@ -1,4 +1,4 @@
-//! A plugin list as text with the position of each plugin.
+//! A plugin list as text with positions.
 
 pub(crate) mod edit;
 
@@ -7,7 +7,7 @@ use crate::{
     json::{self, Member, Span},
 };
 
-/// A network configuration list (CNI spec, "Configuration format") with the position of each plugin in its text.
+/// A configuration list (CNI spec, "Configuration format") with each plugin's position.
 #[derive(Clone, Debug)]
 pub struct Conflist {
     text: Vec<u8>,
@@ -15,25 +15,23 @@ pub struct Conflist {
     versions: Vec<String>,
     disable_check: bool,
     only_inlined: bool,
-    /// Array `plugins`, brackets included.
+    /// Includes the brackets of `plugins`.
     plugins: Span,
     entries: Vec<PluginSpan>,
 }
 
-/// A plugin of the list, as it stands in the text.
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin<'a> {
-    /// `type`: the name of the executable.
+    /// `type`: the executable's name.
     pub kind: &'a str,
-    /// The plugin's object, byte for byte.
+    /// The object, byte for byte.
     pub text: &'a [u8],
 }
 
-/// A plugin's object to insert into a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub kind: String,
-    /// The whole object as JSON.
+    /// A plugin's whole JSON object.
     pub text: Vec<u8>,
 }
 
@@ -44,12 +42,12 @@ struct PluginSpan {
 }
 
 impl Conflist {
-    /// Parses a list as libcni does (`NetworkConfFromBytes` of 1.3): the later of two equal keys wins.
+    /// Parses like libcni (`NetworkConfFromBytes` of 1.3): the later of two equal keys wins.
     ///
     /// # Errors
     ///
-    /// If a runtime would reject it. A list without plugins is rejected, too: libcni 1.3 loads them from a directory of
-    /// the network's name, and no entry can be appended to those.
+    /// If a runtime would reject it, or it has no plugins: libcni 1.3 loads those from a directory of the network's
+    /// name, to which no entry can be appended.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
@@ -72,32 +70,29 @@ impl Conflist {
         })
     }
 
-    /// Returns the content of the file.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// Returns the name of the network.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns `cniVersion` and `cniVersions` in their order. A runtime uses the latest that it supports.
+    /// Returns `cniVersion` and `cniVersions` in order; a runtime uses the latest that it supports.
     pub fn versions(&self) -> &[String] {
         &self.versions
     }
 
-    /// Returns `disableCheck`: whether runtimes skip CHECK.
+    /// Returns `disableCheck`: runtimes skip CHECK.
     pub fn disables_check(&self) -> bool {
         self.disable_check
     }
 
-    /// Returns `loadOnlyInlinedPlugins`: whether plugins in a directory of the network's name are ignored.
+    /// Returns `loadOnlyInlinedPlugins`: plugins in a directory of the network's name are ignored.
     pub fn loads_only_inlined(&self) -> bool {
         self.only_inlined
     }
 
-    /// Returns the plugins in the order of their calls.
     pub fn plugins(&self) -> impl Iterator<Item = Plugin<'_>> {
         self.entries.iter().map(|plugin| Plugin {
             kind: &plugin.kind,
@@ -105,14 +100,12 @@ impl Conflist {
         })
     }
 
-    /// Returns the first plugin of a type.
     pub fn plugin(&self, kind: &str) -> Option<Plugin<'_>> {
         self.plugins().find(|plugin| plugin.kind == kind)
     }
 }
 
 impl Plugin<'_> {
-    /// Copies the plugin's text.
     pub fn to_entry(self) -> Entry {
         Entry {
             kind: self.kind.to_owned(),
@@ -126,7 +119,7 @@ pub(crate) fn object(text: &[u8]) -> Result<Vec<Member>, Malformed> {
     json::members(text, &value).ok_or(Malformed::NoObject)
 }
 
-/// Returns the last of equal keys, which is the one that counts.
+/// Returns the last of equal keys, which counts.
 pub(crate) fn last<'a>(members: &'a [Member], key: &str) -> Option<&'a Span> {
     let found = members.iter().rev().find(|member| member.key == key);
     found.map(|member| &member.value)
@@ -136,7 +129,7 @@ pub(crate) fn wrong_type(key: &'static str, expected: &'static str) -> Malformed
     Malformed::Wrong { key, expected }
 }
 
-/// Returns the `type` of a plugin. Go matches keys of structs in any case.
+/// Accepts any case, as Go does for keys of structs.
 pub(crate) fn kind(text: &[u8], members: &[Member]) -> Option<String> {
     let named = |member: &&Member| member.key.eq_ignore_ascii_case("type");
     let value = &members.iter().rev().find(named)?.value;

@@ -1,4 +1,4 @@
-//! Reads a CNI configuration directory as runtimes do.
+//! Reads a CNI directory like runtimes.
 
 use std::{
     fs, io,
@@ -7,35 +7,31 @@ use std::{
 
 use crate::{Conf, Conflist, Malformed, ReadError};
 
-/// Maximum size of a file (containerd/go-cni, `MaxFileSize`).
+/// As in containerd/go-cni, `MaxFileSize`.
 const MAX_BYTES: u64 = 2 << 20;
 
-/// The files of a directory that runtimes load, in the order of loading.
+/// The loaded files, in the order of loading.
 #[derive(Clone, Debug, Default)]
 pub struct Directory {
-    /// Sorted by name, byte by byte.
     pub files: Vec<NetworkFile>,
 }
 
-/// A file that runtimes load.
 #[derive(Clone, Debug)]
 pub struct NetworkFile {
-    /// File name without the directory.
     pub name: String,
     pub content: Vec<u8>,
     pub loaded: Result<Loaded, Malformed>,
 }
 
-/// A file's content as runtimes parse it.
+/// The content as runtimes parse it.
 #[derive(Clone, Debug)]
 pub enum Loaded {
     List(Conflist),
-    /// A `.conf` or `.json`, and the list that runtimes convert it to.
+    /// A `.conf` or `.json`, and its list.
     Single(Conf, Conflist),
 }
 
 impl Loaded {
-    /// Returns the list that runtimes use.
     pub fn list(&self) -> &Conflist {
         match self {
             Self::List(list) | Self::Single(_, list) => list,
@@ -44,7 +40,7 @@ impl Loaded {
 }
 
 impl NetworkFile {
-    /// Parses a content by the extension of its file, as runtimes do.
+    /// Parses by the file's extension, like runtimes.
     pub fn new(name: String, content: Vec<u8>) -> Self {
         let loaded = parse_file(&name, &content);
         Self {
@@ -54,18 +50,14 @@ impl NetworkFile {
         }
     }
 
-    /// Returns the list that runtimes use, or `None` if the file is invalid.
+    /// Returns `None` for invalid files.
     pub fn list(&self) -> Option<&Conflist> {
         self.loaded.as_ref().ok().map(Loaded::list)
     }
 }
 
 impl Directory {
-    /// Reads a directory. A missing directory has no files; a file that vanishes meanwhile is skipped.
-    ///
-    /// # Errors
-    ///
-    /// If the directory or a file cannot be read.
+    /// Returns no files for a missing directory; skips a vanished file.
     pub fn read(dir: &Path) -> Result<Self, ReadError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
@@ -75,7 +67,7 @@ impl Directory {
         let mut files = Vec::new();
         for entry in entries {
             let entry = entry.map_err(ReadError::of(dir))?;
-            // Runtimes load names that are not UTF-8, too, but inpod never writes one.
+            // Runtimes load non-UTF-8 names, too, but inpod writes none.
             let name = entry.file_name().to_string_lossy().into_owned();
             if is_loaded(&name) {
                 files.extend(
@@ -86,21 +78,20 @@ impl Directory {
         Ok(Self::of(files))
     }
 
-    /// Builds a directory of these files.
     pub fn of(mut files: Vec<NetworkFile>) -> Self {
         files.sort_by(|one, other| one.name.cmp(&other.name));
         Self { files }
     }
 
-    /// Returns the first valid file and its list, which decides. CRI-O and old kubelets skip invalid files; containerd
-    /// loads nothing while one sorts before it: see [`Self::blocking_files`].
+    /// Returns the first valid file, which decides. CRI-O and old kubelets skip invalid files;
+    /// for containerd see [`Self::blocking_files`].
     pub fn first(&self) -> Option<(&NetworkFile, &Conflist)> {
         let mut lists = self.files.iter().map(|file| Some((file, file.list()?)));
         lists.find_map(|found| found)
     }
 
-    /// Returns the invalid files before [`Self::first`] with their errors. containerd loads no network while there
-    /// is one (containerd/go-cni, `loadFromConfDir`).
+    /// Returns invalid files before [`Self::first`], with which containerd loads
+    /// no network (containerd/go-cni, `loadFromConfDir`).
     pub fn blocking_files(&self) -> impl Iterator<Item = (&str, &Malformed)> {
         self.files.iter().map_while(|file| match &file.loaded {
             Ok(_) => None,
@@ -108,14 +99,12 @@ impl Directory {
         })
     }
 
-    /// Returns the file of a name.
     pub fn file(&self, name: &str) -> Option<&NetworkFile> {
         self.files.iter().find(|file| file.name == name)
     }
 }
 
-/// Returns whether runtimes load a file of this name: `.conf`, `.conflist` and `.json`
-/// (containerd/go-cni `loadFromConfDir`, cri-o/ocicni `loadNetworks`).
+/// Accepts `.conf`, `.conflist` and `.json` (containerd/go-cni `loadFromConfDir`, cri-o/ocicni `loadNetworks`).
 pub fn is_loaded(name: &str) -> bool {
     let extension = name.rsplit_once('.').map(|(_, extension)| extension);
     matches!(extension, Some("conf" | "conflist" | "json"))
@@ -134,7 +123,7 @@ fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
     Ok(Loaded::Single(conf, list))
 }
 
-/// Returns `None` if the path is not a file, or no longer exists.
+/// Returns `None` if it is no file, or no longer exists.
 fn read_content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
     let owned = PathBuf::from(path);
     match fs::metadata(path) {

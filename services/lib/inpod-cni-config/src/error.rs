@@ -1,11 +1,11 @@
 use std::{io, path::PathBuf};
 
-/// Reason why runtimes reject a network configuration.
+/// Reasons for runtimes to reject a network configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("invalid JSON: line {line}: {problem}")]
     Json { line: usize, problem: &'static str },
-    /// Go's encoding/json, with which runtimes parse, rejects a byte order mark.
+    /// Go's encoding/json rejects it.
     #[error("it begins with a byte order mark, which runtimes reject; save it without one")]
     ByteOrderMark,
     #[error("it is not a JSON object")]
@@ -19,7 +19,7 @@ pub enum Malformed {
     },
     #[error("plugin {index} of the list {problem}")]
     Plugin { index: usize, problem: &'static str },
-    /// Runtimes parse `.conf` and `.json` as a single plugin, not as a list.
+    /// Runtimes parse `.conf` and `.json` as single plugins.
     #[error("it has no `type`; a list of plugins needs a file name that ends in .conflist")]
     ListInConf,
     #[error("it has {0} bytes; runtimes read at most 2 MiB")]

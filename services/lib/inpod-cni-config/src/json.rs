@@ -1,6 +1,5 @@
-//! Finds the positions of values in a JSON text. Accepts what Go's encoding/json accepts, with which runtimes parse:
-//! strings that are not UTF-8, numbers of any size, nesting up to 10,000 levels. `serde_json`'s raw values reject the
-//! first and have no positions.
+//! Finds values in JSON text. Accepts what runtimes' encoding/json of Go accepts: non-UTF-8 strings, numbers of any
+//! size, 10,000 levels. `serde_json`'s raw values reject the first and have no positions.
 
 use std::ops::Range;
 
@@ -8,17 +7,16 @@ use crate::Malformed;
 
 pub(crate) type Span = Range<usize>;
 
-/// Limit of Go's parser.
+/// The limit of Go's parser.
 const MAX_DEPTH: usize = 10_000;
 
-/// A key of an object with the position of its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) key: String,
     pub(crate) value: Span,
 }
 
-/// Returns the position of the only value in a text; only white space may surround it.
+/// Allows only white space around the value.
 pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     let mut reader = Reader { text, at: 0 };
     if text.starts_with(b"\xef\xbb\xbf") {
@@ -33,7 +31,7 @@ pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     }
 }
 
-/// Returns the members of an object in order, duplicates included; `None` if the value is not an object.
+/// Keeps order and duplicates; `None` if it is no object.
 pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     let mut reader = Reader::inside(text, value, b'{')?;
     let mut members = Vec::new();
@@ -56,7 +54,7 @@ pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     }
 }
 
-/// Returns the elements of an array; `None` if the value is not an array.
+/// Returns `None` if it is no array.
 pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     let mut reader = Reader::inside(text, value, b'[')?;
     let mut elements = Vec::new();
@@ -73,18 +71,18 @@ pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     }
 }
 
-/// Decodes a string; `None` if the value is not one. Invalid UTF-8 is replaced, as in Go.
+/// Returns `None` if it is no string. Replaces invalid UTF-8, as Go does.
 pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
     let quoted = text.get(value.clone())?;
     if quoted.first() != Some(&b'"') {
         return None;
     }
     let quoted = String::from_utf8_lossy(quoted);
-    // Rust cannot represent a lone surrogate; no name with one is known here, so its raw text is returned.
+    // Rust cannot represent a lone surrogate; no known name has one, so the raw text will do.
     Some(serde_json::from_str(&quoted).unwrap_or_else(|_| quoted.into_owned()))
 }
 
-/// Decodes a boolean, which libcni also accepts as a string; `None` for other values.
+/// Accepts strings as libcni does; returns `None` for other values.
 pub(crate) fn boolean(text: &[u8], value: &Span) -> Option<bool> {
     let raw = text.get(value.clone())?;
     let text_value =
@@ -129,7 +127,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads one value without recursion; `open` is the stack of closing brackets.
+    /// Avoids recursion; `open` is the stack of closing brackets.
     fn value(&mut self) -> Result<Span, Malformed> {
         let start = self.at;
         let mut open = Vec::new();
@@ -148,7 +146,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a scalar, or enters an object or array and returns its closing bracket.
+    /// Returns the closing bracket of an entered container.
     fn enter_value(&mut self) -> Result<Option<u8>, Malformed> {
         match self.peek() {
             Some(b'{') => self.enter_container(b'}'),
@@ -176,7 +174,7 @@ impl<'a> Reader<'a> {
         Ok(Some(close))
     }
 
-    /// After a value: pops the containers that end with it. Returns whether another value follows.
+    /// Pops containers that end after a value; returns whether another value follows.
     fn finish_value(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
         while let Some(close) = open.last().copied() {
             self.skip_whitespace();

@@ -1,8 +1,7 @@
-//! The CNI configuration of a node: its directories, the file that the runtime uses, and byte-preserving edits.
+//! A node's CNI configuration: its directories, the file that the runtime uses, and byte-preserving edits.
 //!
-//! [`Conflist`] and [`Conf`] are texts with known positions: an edit replaces parts of the text and keeps all other
-//! bytes. [`Directory`] reads a configuration directory as runtimes do, and [`find_dirs`] finds the directories that a
-//! runtime uses. The crate never writes files.
+//! [`Conflist`] and [`Conf`] are texts with positions. [`Directory`] reads files like runtimes, and [`find_dirs`]
+//! finds the runtime's directories. The crate never writes files.
 
 mod cni_dirs;
 mod conf;
@@ -21,8 +20,8 @@ pub use error::{Malformed, ReadError};
 pub use platforms::{PLATFORMS, Platform};
 pub use runtimes::{RuntimeConfig, containerd, crio};
 
-/// Name of inpod's plugin executable, which is its `type` in a conflist.
+/// The executable of inpod, its `type` in a conflist.
 pub const INPOD_CNI: &str = "inpod-cni";
 
-/// `type` of Istio's plugin, which inpod replaces.
+/// Istio's `type`, which inpod replaces.
 pub const ISTIO_CNI: &str = "istio-cni";

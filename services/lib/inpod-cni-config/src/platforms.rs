@@ -1,17 +1,16 @@
-//! CNI directories of known platforms, for nodes whose runtime configuration does not set them.
+//! For nodes whose runtime configuration sets no CNI directories.
 
-/// CNI directories of a platform. Source: the platform files of Istio's chart `istio-cni` 1.32 where named,
-/// else the platform's documentation.
+/// From the platform files of Istio's chart `istio-cni` 1.32, else the platform's documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Platform {
-    /// Value of the chart's `platform`.
+    /// The chart's value of `platform`.
     pub name: &'static str,
     pub conf_dir: &'static str,
     pub bin_dir: &'static str,
     pub source: &'static str,
 }
 
-/// Known platforms. Others use the defaults (EKS, AKS, kind, Talos).
+/// Others have the defaults (EKS, AKS, kind, Talos).
 pub const PLATFORMS: &[Platform] = &[
     Platform {
         name: "default",
@@ -58,7 +57,6 @@ pub const PLATFORMS: &[Platform] = &[
 ];
 
 impl Platform {
-    /// Returns the platform of a name.
     pub fn named(name: &str) -> Option<&'static Self> {
         PLATFORMS.iter().find(|platform| platform.name == name)
     }

@@ -1,22 +1,21 @@
-//! Reads the CNI directories from the configuration of container runtimes.
+//! Reads container runtimes' configuration files.
 
 use toml::{Table, Value};
 
-/// CNI settings of a runtime; unset ones are empty.
+/// CNI settings; unset ones are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// Directory of network configurations.
     pub conf_dir: Option<String>,
-    /// Plugin directories in the order of the search.
+    /// In the order of the search.
     pub bin_dirs: Vec<String>,
-    /// containerd's `max_conf_num`: number of networks per pod; 0 for all.
+    /// containerd's `max_conf_num`; 0 for all.
     pub max_networks: Option<i64>,
-    /// containerd's `imports`: further files, which may contain `*`.
+    /// containerd's `imports`, which may contain `*`.
     pub imports: Vec<String>,
 }
 
 impl RuntimeConfig {
-    /// Overrides settings with those that a later file sets.
+    /// Overrides with the later file's settings.
     #[must_use]
     pub fn overridden_by(mut self, later: Self) -> Self {
         self.conf_dir = later.conf_dir.or(self.conf_dir);
@@ -29,19 +28,13 @@ impl RuntimeConfig {
     }
 }
 
-/// containerd plugins that have a table `cni`: of configuration versions 3, 2 and 1 (containerd's page on the
-/// configuration of its CRI plugin).
+/// Plugins with a table `cni`, in versions 3, 2 and 1 (containerd's page on its CRI plugin).
 const CRI: [&str; 3] = [
     "io.containerd.cri.v1.runtime",
     "io.containerd.grpc.v1.cri",
     "cri",
 ];
 
-/// Parses a configuration file of containerd, of any version.
-///
-/// # Errors
-///
-/// If it is not valid TOML.
 pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let plugins = file.get("plugins").and_then(Value::as_table);
@@ -62,11 +55,7 @@ pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     })
 }
 
-/// Parses a configuration file of CRI-O (crio.conf(5), table `crio.network`).
-///
-/// # Errors
-///
-/// If it is not valid TOML.
+/// Parses crio.conf(5), table `crio.network`.
 pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let network = file.get("crio").and_then(|crio| crio.get("network"));
@@ -80,7 +69,7 @@ pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     })
 }
 
-/// An empty string counts as unset.
+/// Treats an empty string as unset.
 fn string_of(value: Option<&Value>) -> Option<String> {
     let text = value?.as_str()?.trim_end_matches('/');
     (!text.is_empty()).then(|| text.to_owned())

@@ -1,5 +1,5 @@
-//! Validates the annotations of a pod before injection (services/docs/facts/istio-sidecar.md, 6.5). Lists are parsed by
-//! the same code as on the node.
+//! Validates annotations before injection (services/docs/facts/istio-sidecar.md, 6.5). The node parses lists
+//! with the same code.
 
 use inpod_types::{keys, lists};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use crate::{
 
 type Check = fn(&str) -> Result<(), String>;
 
-/// Checks in their order; the first invalid annotation is reported.
+/// All checks; the first failure is reported.
 const CHECKS: &[(&str, Check)] = &[
     (keys::INTERCEPTION_MODE, mode),
     (keys::STATUS_PORT, port),
@@ -45,11 +45,7 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::AGENT_LOG_LEVEL, levels),
 ];
 
-/// Validates every annotation that injection reads.
-///
-/// # Errors
-///
-/// Names the first invalid annotation.
+/// Validates the annotations that injection reads.
 pub fn check(pod: &Value) -> Result<(), InjectError> {
     for (name, check) in CHECKS {
         if let Some(text) = json::annotation(pod, name) {
@@ -129,7 +125,7 @@ fn yes_or_no(text: &str) -> Result<(), String> {
     require(is_one, text, "boolean", "true or false")
 }
 
-/// Requires a YAML map. Its fields are validated by Istio.
+/// Requires a YAML map; Istio validates its fields.
 fn proxy_config(text: &str) -> Result<(), String> {
     let found: Result<Value, _> = serde_saphyr::from_str(text);
     let found = found.map_err(|error| format!("it is not valid YAML: {}", yaml_error(&error)))?;
@@ -139,8 +135,7 @@ fn proxy_config(text: &str) -> Result<(), String> {
     Err("it is not a YAML map such as {holdApplicationUntilProxyStarts: true}".to_owned())
 }
 
-/// Requires a Kubernetes quantity (apimachinery, resource.Quantity) that is not negative: `1`,
-/// `0.5`, `100m`, `1Gi`, `1e3`.
+/// Requires a quantity (apimachinery, resource.Quantity), not negative: `1`, `0.5`, `100m`, `1Gi`, `1e3`.
 fn quantity(text: &str) -> Result<(), String> {
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))
@@ -165,7 +160,7 @@ fn quantity(text: &str) -> Result<(), String> {
     )
 }
 
-/// Rejects white space and control characters, which no image name has.
+/// Rejects white space and control characters.
 fn image(text: &str) -> Result<(), String> {
     let is_image = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     require(is_image, text, "image", "one like registry/name:tag")

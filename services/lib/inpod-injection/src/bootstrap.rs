@@ -1,10 +1,9 @@
-//! Bootstrap of an Envoy without a control plane: the static equivalent of istiod's configuration for inbound
-//! forwarding (services/docs/facts/istio-sidecar.md, 7). Inbound connections are forwarded to their original
-//! destination from 127.0.0.6 or ::6, which the node's rules do not redirect again; outbound connections go
-//! to their original destination.
+//! Envoy without a control plane: the static equivalent of istiod's inbound forwarding
+//! (services/docs/facts/istio-sidecar.md, 7). Inbound connections go to their original destination from 127.0.0.6 or
+//! ::6, which the node's rules do not redirect again; outbound ones go there directly.
 //!
-//! Field names are those of Envoy's API v3 (`envoy.config.bootstrap.v3` and its imports); listeners and clusters are
-//! named as by Istio. The bootstrap is JSON in one argument, so that a pod needs no file and no ConfigMap for it.
+//! Fields are Envoy's API v3 (`envoy.config.bootstrap.v3` and its imports); listeners and clusters have Istio's
+//! names. As JSON in one argument, it needs no file and no ConfigMap.
 
 mod drain;
 mod endpoints;
@@ -23,26 +22,25 @@ use crate::{
 };
 use endpoints::Endpoint;
 
-/// Name and description of the template variable.
 pub(crate) const VARIABLE: (&str, &str) = (
     "proxy.bootstrap",
     "JSON: bootstrap of an Envoy without control plane and agent; needs INSTANCE_IP in its environment",
 );
 
-/// Ports to which outbound and inbound connections are redirected (services/docs/facts/istio-sidecar.md, 4.1).
+/// Targets of redirection (services/docs/facts/istio-sidecar.md, 4.1).
 const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 
-/// Envoy's admin interface listens on localhost only; the next two ports expose one path of it each.
+/// Admin interface, on localhost only; the next two ports expose one path each.
 const ADMIN: u16 = 15000;
 const HEALTH: u16 = 15021;
 const PROMETHEUS: u16 = 15090;
 
-/// Source addresses that exempt the proxy's connections from redirection (7.2).
+/// Addresses whose connections are not redirected (7.2).
 const SOURCE_IPV4: &str = "127.0.0.6";
 const SOURCE_IPV6: &str = "::6";
 
-/// Packet mark of connections that keep the client's address; it routes their replies back to the proxy (4.4.2).
+/// Marks connections that keep the client's address: their replies return to the proxy (4.4.2).
 const TPROXY_MARK: u32 = 1337;
 
 const PASSTHROUGH: &str = "PassthroughCluster";
@@ -51,10 +49,9 @@ const INBOUND_IPV4: &str = "InboundPassthroughClusterIpv4";
 const INBOUND_IPV6: &str = "InboundPassthroughClusterIpv6";
 const ADMIN_CLUSTER: &str = "admin";
 
-/// Expanded by the kubelet to the pod's address (Kubernetes, "Define Dependent Environment Variables").
+/// The kubelet inserts the pod's address (Kubernetes, "Define Dependent Environment Variables").
 const POD_ADDRESS: &str = "$(INSTANCE_IP)";
 
-/// Inputs of the bootstrap.
 struct Bootstrap {
     endpoints: BTreeMap<u16, Endpoint>,
     is_tproxy: bool,
@@ -62,11 +59,11 @@ struct Bootstrap {
     drain: u64,
 }
 
-/// Renders the bootstrap for a pod.
+/// Renders a pod's bootstrap.
 ///
 /// # Errors
 ///
-/// If the annotation of endpoints is invalid or conflicts with the interception mode.
+/// If the endpoints are invalid or conflict with the interception mode.
 pub(crate) fn render(
     pod: &Value,
     proxy: &ProxySettings,
@@ -89,11 +86,7 @@ pub(crate) fn render(
     Ok(bootstrap.document().to_string())
 }
 
-/// Rejects the annotation of endpoints if no template uses the bootstrap.
-///
-/// # Errors
-///
-/// If the pod names an endpoint.
+/// Rejects endpoints that no template uses.
 pub(crate) fn reject_endpoints(pod: &Value) -> Result<(), InjectError> {
     let text = json::annotation(pod, keys::DEFAULT_ENDPOINTS);
     if text.is_none_or(|text| text.trim().is_empty()) {
@@ -125,8 +118,7 @@ impl Bootstrap {
         })
     }
 
-    /// Listens on a port of all addresses. IPv6 has a socket of its own, since the kernel returns the original
-    /// destination of IPv4 connections only for IPv4 sockets.
+    /// Gives IPv6 a socket of its own: only IPv4 sockets return IPv4 original destinations.
     fn listener(&self, name: &str, port: u16, rest: Value) -> Value {
         let mut listener = json!({"name": name, "address": tcp("0.0.0.0", port)});
         let more = self
@@ -170,7 +162,7 @@ impl Bootstrap {
         self.listener("virtualOutbound", OUTBOUND, rest)
     }
 
-    /// Serves readiness and, for the `preStop` hook, the end of draining.
+    /// Serves readiness and, to `preStop`, the end of draining.
     fn health(&self) -> Value {
         let ready = route("/healthz/ready", "/ready");
         let manager = if self.drain == 0 {
@@ -230,7 +222,6 @@ impl Bootstrap {
 /// Istio's default (`MeshConfig.connectTimeout`).
 const CONNECT_TIMEOUT: &str = "10s";
 
-/// Names a port's cluster as Istio does.
 fn cluster_name(port: u16) -> String {
     format!("inbound|{port}||")
 }
@@ -264,14 +255,14 @@ fn original_dst() -> Value {
     extension("envoy.filters.listener.original_dst", kind, json!({}))
 }
 
-/// Connects from the client's address, with a mark that routes the replies back.
+/// Keeps the client's address; the mark routes replies back.
 fn original_src() -> Value {
     let kind = "envoy.extensions.filters.listener.original_src.v3.OriginalSrc";
     let mark = json!({"mark": TPROXY_MARK});
     extension("envoy.filters.listener.original_src", kind, mark)
 }
 
-/// An HTTP connection manager with only these routes.
+/// Serves HTTP for only these routes.
 fn connection_manager(name: &str, routes: &[Value]) -> Value {
     let host = json!({"name": name, "domains": ["*"], "routes": routes});
     let kind = "envoy.extensions.filters.http.router.v3.Router";
@@ -282,12 +273,12 @@ fn connection_manager(name: &str, routes: &[Value]) -> Value {
     })
 }
 
-/// Forwards one path to a path of the admin interface.
+/// Forwards to a path of the admin interface.
 fn route(path: &str, by: &str) -> Value {
     json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}})
 }
 
-/// Forwards TCP to one cluster. Without an idle timeout: Envoy's default would close connections after an hour.
+/// Has no idle timeout: Envoy's default closes connections after an hour.
 fn chain(name: &str, matcher: Option<Value>, cluster: &str) -> Value {
     let proxy = json!({"stat_prefix": cluster, "cluster": cluster, "idle_timeout": "0s"});
     let kind = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
@@ -299,7 +290,7 @@ fn chain(name: &str, matcher: Option<Value>, cluster: &str) -> Value {
     chain
 }
 
-/// A connection to the listener's own port would loop forever.
+/// Connections to the listener's own port would loop.
 fn black_hole(name: &str, port: u16) -> Value {
     chain(name, Some(json!({"destination_port": port})), BLACK_HOLE)
 }
@@ -309,7 +300,7 @@ fn family_chain(any: &str, cluster: &str) -> Value {
     chain(cluster, Some(matcher), cluster)
 }
 
-/// Envoy's default limits (1024 each) would reject connections that the application alone would accept.
+/// Lifts Envoy's limits (1024 each), which would reject what the application alone accepts.
 fn unlimited() -> Value {
     let thresholds = json!({
         "max_connections": u32::MAX,
@@ -319,7 +310,6 @@ fn unlimited() -> Value {
     json!({"thresholds": [thresholds]})
 }
 
-/// Forwards connections to their original destination.
 fn original_dst_cluster(name: &str, bind: Value) -> Value {
     let mut cluster = json!({
         "name": name,
@@ -332,7 +322,6 @@ fn original_dst_cluster(name: &str, bind: Value) -> Value {
     cluster
 }
 
-/// Forwards connections to one address.
 fn static_cluster(name: &str, address: &Value, bind: Value) -> Value {
     let endpoint = json!({"endpoint": {"address": address}});
     let mut cluster = json!({
@@ -346,7 +335,7 @@ fn static_cluster(name: &str, address: &Value, bind: Value) -> Value {
     cluster
 }
 
-/// Binds to a source address; of two, Envoy uses the one of the destination's family.
+/// Lists two addresses; Envoy uses the destination's family.
 fn source_bind(source: &str, other: Option<&str>) -> Value {
     let any = |address: &str| json!({"address": address, "port_value": 0});
     let mut bind = json!({"source_address": any(source)});

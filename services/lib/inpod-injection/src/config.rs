@@ -1,4 +1,4 @@
-//! Configuration of the injection: one YAML file, which the webhook and `inpod inject` share.
+//! One YAML file, shared by the webhook and `inpod inject`.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{decide::Policy, selector::Selector};
 
-/// Reason why a configuration is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidConfig {
-    /// It is not valid YAML, or has an unknown field.
+    /// Not YAML, or an unknown field.
     #[error("the configuration cannot be read: {0}")]
     Yaml(String),
     #[error("{field}: {why}")]
@@ -27,10 +26,10 @@ pub enum InvalidConfig {
     },
 }
 
-/// Whether the proxy is a native sidecar: an init container that keeps running.
+/// Native sidecars are init containers that keep running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NativeSidecars {
-    /// If every kubelet of the cluster supports native sidecars: `kubernetesVersion` is 1.33 or later.
+    /// On if `kubernetesVersion` is 1.33 or later: all kubelets support it.
     #[default]
     Auto,
     True,
@@ -38,7 +37,7 @@ pub enum NativeSidecars {
 }
 
 impl<'de> Deserialize<'de> for NativeSidecars {
-    /// Accepts YAML booleans besides strings.
+    /// Accepts YAML booleans, too.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         match value
@@ -60,78 +59,74 @@ impl<'de> Deserialize<'de> for NativeSidecars {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
-    /// Applies to pods without a label or annotation.
+    /// For pods without label or annotation.
     pub policy: Policy,
-    /// Pods that are not injected unless they opt in; one matching selector suffices.
+    /// Excludes pods that do not opt in; one match suffices.
     pub never_inject_selector: Vec<Selector>,
-    /// Pods that are injected whatever the policy is; one matching selector suffices.
+    /// Includes pods whatever the policy; one match suffices.
     pub always_inject_selector: Vec<Selector>,
-    /// Templates of pods that name none.
+    /// For pods that name none.
     pub default_templates: Vec<String>,
-    /// Names for lists of templates.
+    /// Names of lists of templates.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// Templates by name. They override the built-in `sidecar` and `standalone`.
+    /// By name; may override the built-in `sidecar` and `standalone`.
     pub templates: BTreeMap<String, String>,
-    /// Whether the node redirects traffic; if false, a container in each pod does.
+    /// The node redirects traffic, not a container in each pod.
     pub cni: bool,
     pub native_sidecars: NativeSidecars,
-    /// Version of the API server such as `1.33`, for `nativeSidecars: auto`.
+    /// For `nativeSidecars: auto`, such as `1.33`.
     pub kubernetes_version: String,
-    /// Whether application probes are redirected to the proxy's agent.
+    /// Redirects application probes to the agent.
     #[serde(rename = "rewriteAppHTTPProbe")]
     pub rewrite_app_http_probe: bool,
-    /// Whether the proxy's agent merges the application's metrics.
+    /// The agent merges the application's metrics.
     pub enable_prometheus_merge: bool,
-    /// Multus network of the node's plugin such as `default/istio-cni`; empty if the plugin is in the CNI chain.
+    /// The node's plugin as a Multus network such as `default/istio-cni`; empty if it is in the CNI chain.
     pub multus_network: String,
-    /// Name of this injector's revision.
+    /// The revision of this injector.
     pub revision: String,
     pub cluster_domain: String,
-    /// Name of the cluster in the mesh.
+    /// The cluster's name in the mesh.
     pub cluster_id: String,
-    /// Name of the network in the mesh; may be empty.
+    /// The network's name, which may be empty.
     pub network: String,
-    /// Name of the mesh; if empty, the trust domain.
+    /// If empty, the trust domain.
     pub mesh_id: String,
     pub trust_domain: String,
-    /// Host and port of the CA.
+    /// The CA's host and port.
     pub ca_address: String,
-    /// Istio's `MeshConfig.defaultConfig`, which a pod's annotation overrides.
+    /// Istio's `MeshConfig.defaultConfig`; pods' annotations override it.
     pub proxy_config: Map<String, Value>,
-    /// Annotations for every injected pod.
+    /// Set on every injected pod.
     pub injected_annotations: BTreeMap<String, String>,
-    /// Names of pull secrets for the images below.
+    /// Pull secrets for the images below.
     pub image_pull_secrets: Vec<String>,
     pub proxy: Proxy,
 }
 
-/// Settings of the injected containers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Proxy {
     pub image: String,
-    /// Image of `istio-init`, which redirects traffic if `cni` is false.
+    /// For `istio-init`, if `cni` is false.
     pub init_image: String,
-    /// Image of `istio-validation`.
     pub validation_image: String,
-    /// Always, IfNotPresent or Never; empty for the default of Kubernetes.
+    /// Always, IfNotPresent or Never; empty for Kubernetes' default.
     pub image_pull_policy: String,
-    /// User ID of the proxy.
     pub uid: u32,
-    /// Group ID of the proxy.
     pub gid: u32,
     pub log_level: String,
     pub component_log_level: String,
     pub agent_log_level: String,
-    /// Port of the agent's health checks, unless the pod or `proxyConfig` sets it.
+    /// For health checks, unless the pod or `proxyConfig` sets it.
     pub status_port: u16,
-    /// Whether the built-in bootstrap also listens on IPv6; set it to false if the nodes' kernels have no IPv6.
+    /// The built-in bootstrap listens on IPv6, too; false for kernels without it.
     pub ipv6: bool,
-    /// Kubernetes resources of the proxy, unless an annotation sets any.
+    /// The proxy's resources, unless an annotation sets any.
     pub resources: Map<String, Value>,
 }
 
-/// First release whose kubelets cannot disable native sidecars (Kubernetes, KEP-753: stable in 1.33).
+/// Kubelets cannot disable native sidecars since then (KEP-753).
 const NATIVE_SINCE: (u32, u32) = (1, 33);
 
 impl Default for Config {
@@ -166,12 +161,12 @@ impl Default for Config {
 }
 
 impl Default for Proxy {
-    /// Names and numbers of Istio's chart (services/docs/facts/istio-sidecar.md, 6.6).
+    /// Returns Istio's chart values (services/docs/facts/istio-sidecar.md, 6.6).
     fn default() -> Self {
         let text = str::to_owned;
         let resources = json!({
             "requests": {"cpu": "100m", "memory": "128Mi"},
-            // Quantities in the API server's canonical form, so that a second injection changes nothing.
+            // In the API server's canonical form: a second injection changes nothing.
             "limits": {"cpu": "2", "memory": "1Gi"},
         });
         Self {
@@ -192,11 +187,11 @@ impl Default for Proxy {
 }
 
 impl Config {
-    /// Parses a configuration; an empty text is the default.
+    /// Parses YAML; an empty text is the default.
     ///
     /// # Errors
     ///
-    /// If it is not valid YAML, or has an unknown field or value.
+    /// On unknown fields and values, too.
     pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
         let document: Value =
             serde_saphyr::from_str(text).map_err(|error| InvalidConfig::Yaml(error.to_string()))?;
@@ -206,7 +201,7 @@ impl Config {
         serde_json::from_value(document).map_err(|error| InvalidConfig::Yaml(error.to_string()))
     }
 
-    /// Returns whether pods get native sidecars, unless an annotation overrides it.
+    /// Annotations may override it.
     pub fn has_native_sidecars(&self) -> bool {
         match self.native_sidecars {
             NativeSidecars::True => true,
@@ -246,7 +241,7 @@ impl Config {
     }
 }
 
-/// Parses major and minor of versions such as `v1.33.2-gke.1`.
+/// Parses major and minor of `v1.33.2-gke.1` and the like.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim_start_matches('v').split('.');
     let mut number = || {

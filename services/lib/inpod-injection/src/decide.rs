@@ -1,6 +1,5 @@
-//! Decides whether a pod is injected, by the rules of Istio's webhook in their order
-//! (services/docs/facts/istio-sidecar.md, 6.3). Namespace labels are matched earlier, by the selectors
-//! of the webhook's registration.
+//! Decides by the rules of Istio's webhook in their order (services/docs/facts/istio-sidecar.md, 6.3). The webhook's
+//! registration matches namespace labels earlier.
 
 use inpod_types::keys;
 use serde::Deserialize;
@@ -18,7 +17,7 @@ pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "local-path-storage",
 ];
 
-/// Default for pods without a label or annotation.
+/// The default without label or annotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
@@ -33,7 +32,6 @@ pub enum Decision {
     Skip(SkipReason),
 }
 
-/// Reason why a pod is not injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     HostNetwork,
@@ -41,14 +39,13 @@ pub enum SkipReason {
     SystemNamespace,
     /// Its label or annotation opts out.
     OptedOut,
-    /// `neverInjectSelector` matches it.
+    /// The `neverInjectSelector` matches it.
     NeverSelected,
-    /// It has neither label nor annotation, and the policy is `disabled`.
+    /// It has neither, and the policy is `disabled`.
     Policy,
 }
 
 impl SkipReason {
-    /// Returns the value of the metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::HostNetwork => "host-network",
@@ -59,7 +56,6 @@ impl SkipReason {
         }
     }
 
-    /// Describes the reason for people.
     pub fn describe(self) -> &'static str {
         match self {
             Self::HostNetwork => "it uses the host network",
@@ -71,7 +67,7 @@ impl SkipReason {
     }
 }
 
-/// Decides by the pod alone. A pod that is not an object is not injected.
+/// Decides by the pod alone; skips a pod that is no object.
 pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
         return Decision::Skip(SkipReason::HostNetwork);
@@ -86,7 +82,7 @@ pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     match requested {
         Some("true") => return Decision::Inject,
         Some("false") => return Decision::Skip(SkipReason::OptedOut),
-        // Other values count as absent, as with Istio: a typo neither enables nor disables injection.
+        // Other values count as absent, as with Istio: a typo changes nothing.
         Some(_) | None => {}
     }
     by_default(config, pod)

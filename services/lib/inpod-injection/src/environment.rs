@@ -1,4 +1,4 @@
-//! Environment variables of the injected containers that are not in a template.
+//! Environment variables beyond those in templates.
 
 use inpod_types::keys;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::{
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
 };
 
-/// Adds `proxyMetadata` to the injected containers, and the webhook path's variables to the proxy.
+/// Adds `proxyMetadata` to injected containers, and the path's variables to the proxy.
 pub(crate) fn set(
     pod: &mut Value,
     config: &Config,

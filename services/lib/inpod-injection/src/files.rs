@@ -1,10 +1,10 @@
-//! Injects into manifests: finds the pod template in an object, and its owner.
+//! Injects into manifests: finds pod template and owner.
 
 use serde_json::Value;
 
 use crate::{InjectError, Injector, Outcome, Owner, Request, decide::SkipReason, json, patch};
 
-/// JSON pointer to the pod template by kind; a Pod is its own.
+/// JSON pointers by kind; a Pod is its own template.
 const TEMPLATE_POINTERS: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),
@@ -18,26 +18,23 @@ const TEMPLATE_POINTERS: &[(&str, &str)] = &[
     ("Rollout", "/spec/template"),
 ];
 
-/// Result for one object of a manifest.
 #[derive(Debug)]
 pub struct Injected {
-    /// Kind and name of the object.
+    /// The object's kind and name.
     pub object: String,
     pub result: Result<(), NotInjected>,
-    /// Patch from the original object.
+    /// Against the original object.
     pub patch: json_patch::Patch,
 }
 
-/// Reason why an object is unchanged.
 #[derive(Debug)]
 pub enum NotInjected {
-    /// It has no pod template.
     NoPods,
     Skipped(SkipReason),
     Refused(InjectError),
 }
 
-/// Injects into the pods of an object of any kind; for a List, into each item.
+/// Accepts any kind; of a List, injects into each item.
 pub fn inject(injector: &Injector, object: &mut Value) -> Vec<Injected> {
     let kind = json::text(object, "/kind").unwrap_or_default().to_owned();
     if kind.ends_with("List") {
@@ -85,8 +82,7 @@ fn injected(injector: &Injector, kind: &str, object: &mut Value) -> Result<(), N
     }
 }
 
-/// Returns the owner of the pods. Jobs and other objects that a controller may have created count as the owner: the
-/// manifest does not name theirs.
+/// Jobs and the like count as the owner themselves: the manifest does not name their controllers.
 fn owner(kind: &str, object: &Value) -> Option<Owner> {
     if kind == "Pod" {
         return None;
@@ -99,11 +95,7 @@ fn owner(kind: &str, object: &Value) -> Option<Owner> {
     })
 }
 
-/// Formats objects as the documents of one manifest.
-///
-/// # Errors
-///
-/// If an object cannot be represented as YAML, which none from a manifest does.
+/// Formats the documents of one manifest.
 pub fn to_yaml(objects: &[Value]) -> Result<String, InjectError> {
     let texts = objects.iter().map(serde_saphyr::to_string);
     let texts = texts.collect::<Result<Vec<_>, _>>();

@@ -1,11 +1,11 @@
-//! Accessors for a pod as a JSON value. A value of the wrong type counts as absent: the API server has validated the
-//! pod, and [`check_pod`] validates the pods of a manifest.
+//! Accessors for pods as JSON. Values of wrong types count as absent: the API server has validated the pod,
+//! or [`check_pod`] the manifest.
 
 use serde_json::{Map, Value};
 
 use crate::error::InjectError;
 
-/// Lists of containers in the order in which they start.
+/// In the order of starting.
 pub(crate) const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// Checks the structure that injection relies on.
@@ -65,13 +65,13 @@ pub(crate) fn label<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     of_metadata(pod, "labels", key)
 }
 
-/// Returns the items of a list; none if it is missing.
+/// Returns no items if missing.
 pub(crate) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     let items = value.get(key).and_then(Value::as_array);
     items.map_or(&[], Vec::as_slice)
 }
 
-/// Returns a list of an object, and creates it if it is missing.
+/// Creates the list if missing.
 pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Vec<Value>> {
     let items = value.as_object_mut()?.entry(key).or_insert(Value::Null);
     if items.is_null() {
@@ -80,7 +80,7 @@ pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Ve
     items.as_array_mut()
 }
 
-/// Returns a field that is an object, and creates it if it is missing.
+/// Creates the object if missing.
 pub(crate) fn object_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
     let object = value.as_object_mut()?.entry(key).or_insert(Value::Null);
     if object.is_null() {
@@ -97,13 +97,12 @@ pub(crate) fn containers<'a>(pod: &'a Value, key: &str) -> &'a [Value] {
     list(spec(pod), key)
 }
 
-/// Returns all containers with the name of their list, init containers first.
+/// Returns init containers first, each with its list's name.
 pub(crate) fn all_containers(pod: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     let of = |key: &'static str| containers(pod, key).iter().map(move |it| (key, it));
     CONTAINER_LISTS.into_iter().flat_map(of)
 }
 
-/// Calls `act` for every container.
 pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, &mut Value)) {
     for key in CONTAINER_LISTS {
         let pointer = format!("/spec/{key}");
@@ -112,7 +111,6 @@ pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, 
     }
 }
 
-/// Sets a label or annotation.
 pub(crate) fn set_metadata(pod: &mut Value, map: &str, key: &str, value: &str) {
     let entries = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
     if let Some(entries) = entries.and_then(Value::as_object_mut) {
@@ -128,7 +126,7 @@ pub(crate) fn set_label(pod: &mut Value, key: &str, value: &str) {
     set_metadata(pod, "labels", key, value);
 }
 
-/// Removes labels or annotations, and the map once it is empty.
+/// Removes the emptied map, too.
 pub(crate) fn remove_metadata<'a>(
     pod: &mut Value,
     map: &str,
@@ -146,14 +144,14 @@ pub(crate) fn remove_metadata<'a>(
     }
 }
 
-/// Returns the literal value of an environment variable.
+/// Returns literal values only.
 pub(crate) fn env_value<'a>(container: &'a Value, env_value: &str) -> Option<&'a str> {
     let mut all = list(container, "env").iter();
     let found = all.find(|it| name(it) == Some(env_value))?;
     found.get("value").and_then(Value::as_str)
 }
 
-/// Sets an environment variable, in place if it exists.
+/// Keeps an existing variable's position.
 pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) {
     let Some(all) = list_mut(container, "env") else {
         return;
@@ -165,7 +163,7 @@ pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) 
     }
 }
 
-/// Parses a boolean as Go's `strconv.ParseBool` does.
+/// Accepts what Go's `strconv.ParseBool` accepts.
 pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

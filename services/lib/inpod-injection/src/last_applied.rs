@@ -1,8 +1,8 @@
-//! Remembers the last applied values: a hash of each injected field, label and annotation.
+//! Remembers a hash of each injected field, label and annotation.
 //!
-//! The API server calls the webhook again after a later webhook has changed the pod. A value that would only be
-//! repeated then stays as it is in the pod: another image (a registry mirror) or other resources (an autoscaler) were
-//! set on purpose since. Istio's injector reverts both.
+//! The API server calls the webhook again after a later one has changed the pod. A value that would only be repeated
+//! then yields to the pod's: another image (a registry mirror) or other resources (an autoscaler) were set on
+//! purpose. Istio's injector reverts both.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,9 @@ use crate::{
     status::Status,
 };
 
-/// Hashes of the applied values.
 pub type FieldHashes = BTreeSet<String>;
 
-/// FNV-1a, 32 bits (draft-eastlake-fnv): stable across releases, and not a secret.
+/// Computes FNV-1a, 32 bits (draft-eastlake-fnv): stable across releases, not a secret.
 fn fnv1a(parts: [&str; 3]) -> u32 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
     bytes.fold(0x811c_9dc5, |hash, byte| {
@@ -24,7 +23,7 @@ fn fnv1a(parts: [&str; 3]) -> u32 {
     })
 }
 
-/// Hashes a value with its key and the container or map that it belongs to; null stands for absence.
+/// Hashes a value of a container or map; null stands for absence.
 pub(crate) fn field_hash(owner: &str, key: &str, value: &Value) -> String {
     format!("{:08x}", fnv1a([owner, key, &value.to_string()]))
 }
@@ -33,7 +32,6 @@ fn fields(container: &Value) -> impl Iterator<Item = (&String, &Value)> {
     container.as_object().into_iter().flatten()
 }
 
-/// Hashes all fields of the containers in `over`.
 pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
     let all = json::all_containers(over).flat_map(|(_, container)| {
         let name = json::name(container).unwrap_or_default();
@@ -42,8 +40,7 @@ pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
     all.collect()
 }
 
-/// Removes from `over` the fields that were applied before with the same value. Containers that are missing in the
-/// pod are kept whole.
+/// Removes fields applied before with the same value; containers missing in the pod stay whole.
 pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
     let applied = Status::read(pod).unwrap_or_default().last_applied;
     if applied.is_empty() {
@@ -149,6 +146,6 @@ mod tests {
         assert_ne!(field_hash("istio-prox", "yimage", &"i:1".into()), EXPECTED);
     }
 
-    /// Computed with another implementation of FNV-1a.
+    /// From another implementation of FNV-1a.
     const EXPECTED: &str = "406f248b";
 }

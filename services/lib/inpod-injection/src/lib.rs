@@ -1,10 +1,10 @@
-//! Computes the injection of a sidecar into a pod, without I/O, Kubernetes client or clock.
+//! Computes the injection of a sidecar, without I/O, Kubernetes client or clock.
 //!
-//! The steps and their names are those of Istio's webhook (`README.md` has the table). [`Injector::inject`] decides
-//! whether to inject ([`decide`]), validates annotations ([`annotations`]), collects the variables and renders the
-//! templates (`Injector::injection_data`), merges them into the pod ([`merge`]) except for repeated values
-//! ([`last_applied`]), redirects scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status
-//! ([`status`]), orders the containers ([`order`]) and computes the patch ([`patch::create`]).
+//! The steps have the names of Istio's webhook (`README.md` has the table): [`Injector::inject`] decides
+//! ([`decide`]), validates annotations ([`annotations`]), collects variables and renders templates
+//! (`Injector::injection_data`), merges them ([`merge`]) except for repeated values ([`last_applied`]), redirects
+//! scrapes and probes ([`prometheus`], [`probes`]), writes the status ([`status`]), orders containers ([`order`]) and
+//! computes the patch ([`patch::create`]).
 
 pub mod annotations;
 mod bootstrap;
@@ -45,24 +45,22 @@ use crate::{
     variables::Variables,
 };
 
-/// One pod to inject into.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// A pod or pod template: an object with `metadata` and `spec`.
+    /// A pod or pod template, with `metadata` and `spec`.
     pub pod: &'a Value,
-    /// Namespace, unless the pod itself has one.
+    /// Unless the pod has one.
     pub namespace: &'a str,
-    /// Owner, if it is not to be taken from the pod's owner references.
+    /// Unless taken from its owner references.
     pub owner: Option<&'a Owner>,
-    /// Additional environment of the proxy, from the webhook's path.
+    /// For the proxy, from the webhook's path.
     pub environment: &'a [(String, String)],
 }
 
-/// Result of an injection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Skipped(SkipReason),
-    /// The pod changes; the patch is empty if it was injected before.
+    /// The patch is empty if it was injected before.
     Injected {
         /// The pod after the injection.
         pod: Value,
@@ -70,22 +68,20 @@ pub enum Outcome {
     },
 }
 
-/// Configuration and parsed templates.
 #[derive(Clone, Debug)]
 pub struct Injector {
     config: Config,
     templates: Vec<NamedTemplate>,
 }
 
-/// A template with its name.
 type NamedTemplate = (String, Template);
 
 impl Injector {
-    /// Validates a configuration and parses its templates.
+    /// Validates configuration and templates.
     ///
     /// # Errors
     ///
-    /// Names the invalid field, or the template with its line.
+    /// Names the field, or the template with its line.
     pub fn new(config: Config) -> Result<Self, InvalidConfig> {
         config.check()?;
         let templates = template::all(&config)?;
@@ -96,11 +92,11 @@ impl Injector {
         &self.config
     }
 
-    /// Injects into a pod. A pod that is not to be injected is not validated.
+    /// Does not validate pods that are not to be injected.
     ///
     /// # Errors
     ///
-    /// If an annotation or field of the pod is invalid.
+    /// If an annotation or field is invalid.
     pub fn inject(&self, request: &Request<'_>) -> Result<Outcome, InjectError> {
         if let Decision::Skip(why) = decide::decide(&self.config, request.pod, request.namespace) {
             return Ok(Outcome::Skipped(why));
@@ -113,7 +109,7 @@ impl Injector {
     fn inject_into(&self, request: &Request<'_>) -> Result<Value, InjectError> {
         json::check_pod(request.pod)?;
         annotations::check(request.pod)?;
-        // Templates see the pod as its author wrote it; they are merged into the pod as it arrived.
+        // Templates see the author's pod; they are merged into the pod as it arrived.
         let original = revert::original_pod(request.pod);
         let templates = self.select_templates(&original)?;
         let mut proxy = ProxySettings::of(&self.config, &original)?;
@@ -138,7 +134,7 @@ impl Injector {
         Ok(pod)
     }
 
-    /// Renders the selected templates and merges them in their order.
+    /// Renders and merges selected templates in order.
     fn injection_data(
         &self,
         templates: &[&NamedTemplate],
@@ -155,7 +151,7 @@ impl Injector {
         Ok(rendered)
     }
 
-    /// Renders the bootstrap if a template uses it. The proxy then has no agent, and probes stay as they are.
+    /// Renders the bootstrap if used. The proxy then has no agent, and probes stay.
     fn bootstrap(
         &self,
         templates: &[&NamedTemplate],
@@ -172,7 +168,7 @@ impl Injector {
         bootstrap::render(original, proxy, self.config.proxy.ipv6).map(Some)
     }
 
-    /// Resolves the pod's template names and aliases.
+    /// Resolves template names and aliases.
     fn select_templates(&self, original: &Value) -> Result<Vec<&NamedTemplate>, InjectError> {
         let requested = json::annotation(original, keys::TEMPLATES);
         let requested: Vec<String> = match requested {
@@ -195,7 +191,6 @@ impl Injector {
     }
 }
 
-/// Sets the configured annotations.
 fn set_configured_annotations(pod: &mut Value, config: &Config) {
     for (name, value) in &config.injected_annotations {
         json::annotate(pod, name, value);

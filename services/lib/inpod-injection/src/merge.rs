@@ -1,12 +1,11 @@
-//! Strategic merge of a partial pod into a pod, for the fields that templates use.
+//! Strategic merge of a partial pod, for the fields that templates use.
 //!
-//! Maps are merged by key, the lists below by item; everything else is replaced. `null` removes a key, `$patch: delete`
-//! removes an item or map, and `$patch: replace` replaces it.
+//! Maps are merged by key, the lists below by item; anything else is replaced. `null` and `$patch: delete`
+//! remove, `$patch: replace` replaces.
 
 use serde_json::{Map, Value};
 
-/// Merge keys of lists (k8s.io/api/core/v1, `patchMergeKey`). Ports have two, since a port may be declared for
-/// TCP and for UDP.
+/// As in k8s.io/api/core/v1, `patchMergeKey`. Ports have two keys, for TCP and for UDP.
 const KEYED: &[(&str, &[&str])] = &[
     ("containers", &["name"]),
     ("initContainers", &["name"]),
@@ -25,24 +24,23 @@ const KEYED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Lists of union types: the later item replaces the earlier one, since two members of a union are invalid.
+/// Lists of unions: later items replace earlier ones, since two members would be invalid.
 const WHOLE: &[&str] = &["env", "volumes"];
 
-/// Handlers of a probe or hook, of which exactly one is allowed.
+/// Handlers, of which exactly one is allowed.
 const HANDLERS: [&str; 5] = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"];
 
 const DIRECTIVE: &str = "$patch";
 
-/// Returns the merge keys of a list; `None` if it is not merged by item.
+/// Returns `None` for lists not merged by item.
 pub(crate) fn key_of(list: &str) -> Option<&'static [&'static str]> {
     let found = KEYED.iter().find(|(name, _)| *name == list);
     found.map(|(_, fields)| *fields)
 }
 
-/// Returns whether two items have the same merge keys.
 pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
     let field = |item: &Value, name: &str| match item.get(name) {
-        // Default of `protocol` (core/v1, ContainerPort).
+        // The default of `protocol` (core/v1, ContainerPort).
         None | Some(Value::Null) if name == "protocol" => Value::from("TCP"),
         found => found.cloned().unwrap_or_default(),
     };
@@ -51,7 +49,6 @@ pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
         .all(|name| field(left, name) == field(right, name))
 }
 
-/// Merges `over` into `base`.
 pub fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => merge_map(base, over),
@@ -107,7 +104,7 @@ fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole:
     }
 }
 
-/// Returns whether `known` contains all values of `over`. Additional values are defaults of the API server.
+/// Ignores additional values in `known`, the API server's defaults.
 fn covers(known: &Value, over: &Value) -> bool {
     match (known, over) {
         (Value::Object(known), Value::Object(over)) => over.iter().all(|(key, value)| {
@@ -129,7 +126,6 @@ fn directive(value: &Value) -> Option<&str> {
     value.get(DIRECTIVE)?.as_str()
 }
 
-/// Returns a value without merge directives.
 fn without_directives(value: &Value) -> Value {
     match value {
         Value::Object(map) => {

@@ -1,4 +1,4 @@
-//! Order of containers (services/docs/facts/istio-sidecar.md, 6.4), in which the kubelet starts them.
+//! Start order of containers (services/docs/facts/istio-sidecar.md, 6.4).
 
 use serde_json::Value;
 
@@ -7,10 +7,10 @@ use crate::{
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
 };
 
-/// Container of some templates that enables core dumps of the proxy.
+/// Some templates enable core dumps of the proxy.
 const CORE_DUMP: &str = "enable-core-dump";
 
-/// Moves injected containers to their position; the pod's own containers keep their order.
+/// Keeps the order of the pod's own containers.
 pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
     let first_or_last = |container: &Value| match (is_proxy(container), proxy.holds_application) {
         (true, true) => -1,
@@ -23,8 +23,8 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
         Some(CORE_DUMP) => -1,
         _ => 0,
     };
-    // Validation comes first, so that it fails before any container runs. `istio-init` comes last: while the pod's own
-    // init containers run, no proxy serves redirected traffic.
+    // Validation comes first, to fail before any container runs. `istio-init` comes last: while the pod's own init
+    // containers run, no proxy serves redirected traffic.
     let ordinary = |container: &Value| match json::name(container) {
         Some(ISTIO_VALIDATION) => -1,
         Some(ISTIO_INIT) => 1,

@@ -1,5 +1,4 @@
-//! Containers that both a template and the pod declare: the pod's fields win
-//! (services/docs/facts/istio-sidecar.md, 6.4 step 8).
+//! Containers in both template and pod: the pod's fields win (services/docs/facts/istio-sidecar.md, 6.4 step 8).
 
 use inpod_types::keys;
 use serde_json::{Value, json};
@@ -11,14 +10,14 @@ use crate::{
     proxy::ProxySettings,
 };
 
-/// Stands for the image of the template.
+/// The placeholder of the template's image.
 const AUTO: &str = "auto";
 
-/// Containers of the pod that a template also has, as written, with their list.
+/// As the pod declares them, with their list.
 #[derive(Debug)]
 pub(crate) struct Declared(Vec<(&'static str, Value)>);
 
-/// Removes volumes whose names the pod uses itself: its own containers mount them.
+/// Volumes of the same name belong to the pod's containers.
 pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Value {
     let own = json::containers(original, "volumes");
     let is_own = |volume: &Value| own.iter().any(|it| json::name(it) == json::name(volume));
@@ -31,8 +30,7 @@ pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Valu
     rendered
 }
 
-/// Extracts the pod's declarations of template containers. A native proxy that was declared among
-/// `containers` moves to `initContainers`.
+/// Moves a native proxy declared among `containers` to `initContainers`.
 pub(crate) fn extract(
     pod: &mut Value,
     original: &Value,
@@ -72,7 +70,7 @@ fn move_declared_proxy(pod: &mut Value) {
 }
 
 impl Declared {
-    /// Merges the pod's declarations over the template's containers.
+    /// Lets the pod's declarations win over templates.
     pub(crate) fn merged_over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
         for (list, container) in &self.0 {
             let is_moved = proxy.is_native && is_proxy(container);
@@ -90,7 +88,7 @@ impl Declared {
         rendered
     }
 
-    /// Stores the declarations in the annotation for the next injection.
+    /// Writes the annotation for the next injection.
     pub(crate) fn write(&self, pod: &mut Value) {
         let of = |wanted: &str| {
             let of_list = self.0.iter().filter(|(list, _)| *list == wanted);

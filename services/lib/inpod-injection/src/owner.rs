@@ -1,27 +1,26 @@
-//! Workload of a pod, as telemetry names it: resolves the owning controller to the object that a person wrote
+//! The workload in telemetry: resolves the controller to the object that a person wrote
 //! (services/docs/facts/istio-sidecar.md, 6.4 step 2).
 
 use serde_json::Value;
 
 use crate::json;
 
-/// The object that owns a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// API version such as `apps/v1`.
+    /// For example `apps/v1`, with the group.
     pub api_version: String,
     pub kind: String,
     pub name: String,
 }
 
-/// Label on the pods of a Deployment's ReplicaSet.
+/// The label of a Deployment's ReplicaSet.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// Label on the pods of an Argo Rollout's ReplicaSet.
+/// The label of an Argo Rollout's ReplicaSet.
 const ROLLOUT_HASH: &str = "rollouts-pod-template-hash";
 
 impl Owner {
-    /// Returns the owner of a pod; the pod itself if it has none.
+    /// Returns the pod itself without an owner.
     pub fn of(pod: &Value) -> Self {
         let references = pod.pointer("/metadata/ownerReferences");
         let references = references.and_then(Value::as_array).into_iter().flatten();
@@ -81,7 +80,7 @@ impl Owner {
     }
 }
 
-/// Returns the CronJob of a Job name, which ends in the scheduled minute: a number of eight digits or more.
+/// Cuts the scheduled minute from a Job's name: eight digits or more.
 fn of_cron_job(name: &str) -> Option<&str> {
     let (name, time) = name.rsplit_once('-')?;
     let is_time = (8..=10).contains(&time.len()) && time.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,7 +1,6 @@
-//! Computes the difference of two pods as RFC 6902 operations, minimal and deterministic.
+//! The difference of two pods as RFC 6902 operations, minimal and deterministic.
 //!
-//! Items of lists with merge keys are matched by them: an inserted item is one `add`, a moved one is one `move`, and
-//! other items are not touched.
+//! Items are matched by merge keys: inserting or moving one is one operation, and the others stay untouched.
 
 use json_patch::{
     AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
@@ -11,7 +10,6 @@ use serde_json::{Map, Value};
 
 use crate::merge::{is_same, key_of};
 
-/// Returns the operations that turn `before` into `after`; none if they are equal.
 pub fn create(before: &Value, after: &Value) -> Patch {
     let mut operations = Vec::new();
     let mut path = Vec::new();
@@ -82,7 +80,6 @@ fn add(value: &Value, path: &[String], operations: &mut Vec<PatchOperation>) {
     operations.push(PatchOperation::Add(AddOperation { path, value }));
 }
 
-/// Returns whether every item of both lists has a unique merge key.
 fn has_unique_keys(before: &[Value], after: &[Value], fields: &[&str]) -> bool {
     let unique = |items: &[Value]| {
         let mut all = items.iter().enumerate();
@@ -102,7 +99,7 @@ fn diff_lists(
     operations: &mut Vec<PatchOperation>,
 ) {
     let position = |item: &Value| after.iter().position(|it| is_same(fields, it, item));
-    // From the end, so that earlier indices remain valid.
+    // From the end: earlier indices stay valid.
     for (at, item) in before.iter().enumerate().rev() {
         if position(item).is_none() {
             path.push(at.to_string());
@@ -112,7 +109,7 @@ fn diff_lists(
             path.pop();
         }
     }
-    // Current state of the list; up to `at` it is final.
+    // Up to `at` the list is final.
     let mut current: Vec<(usize, &Value)> = before
         .iter()
         .filter_map(|item| Some((position(item)?, item)))
@@ -134,7 +131,7 @@ fn diff_lists(
     }
 }
 
-/// Moves an item forward to its index; if only its predecessor is in the way, moves that one back instead.
+/// Moves a single predecessor back instead, if only that is in the way.
 fn move_item(
     current: &mut Vec<(usize, &Value)>,
     from: usize,

@@ -1,9 +1,8 @@
-//! Redirects application probes to the proxy's agent, which probes the application at the pod's own address
+//! Redirects probes to the agent, which probes the application at the pod's address
 //! (services/docs/facts/istio-sidecar.md, 6.9): the kubelet has no certificate of the mesh.
 //!
-//! HTTP, TCP and gRPC probes and HTTP and TCP lifecycle hooks become HTTP requests to the agent's port; [`PROBERS`]
-//! passes the originals to the agent. A probe of a port name that its container does not declare is left alone: the
-//! agent could only answer with an error.
+//! HTTP, TCP and gRPC probes and HTTP and TCP hooks become HTTP requests to the agent; [`PROBERS`] passes it the
+//! originals. A probe of an undeclared port name is left alone: the agent could only fail.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +16,10 @@ use crate::{
     status::Status,
 };
 
-/// Environment variable with the agent's probes: JSON, by path.
+/// Environment variable with the probes: JSON by path.
 pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 
-/// Fields of probes and hooks in a container, the path that the agent serves for each, and the supported handlers.
+/// Probes and hooks, the agent's path for each, and supported handlers.
 const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
     (&["readinessProbe"], "app-health", "readyz", &PROBES),
     (&["livenessProbe"], "app-health", "livez", &PROBES),
@@ -42,11 +41,11 @@ const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
 const PROBES: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 
-/// Redirects probes to the agent. Probes that were redirected before stay, with their entries.
+/// Keeps already redirected probes and their entries.
 ///
 /// # Errors
 ///
-/// If the probes of an earlier injection cannot be parsed.
+/// If an earlier injection's probes cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
     let Some(probers_before) = proxy_container(pod) else {
         return Ok(());
@@ -86,7 +85,7 @@ fn probers(probers_before: Option<&str>) -> Result<Map<String, Value>, InjectErr
     serde_json::from_str(text).map_err(wrong)
 }
 
-/// Saves port names in the status, which is written later.
+/// Saves port names for the status, written later.
 fn save_port_names(pod: &mut Value, names: BTreeMap<String, String>) {
     if names.is_empty() {
         return;
@@ -127,7 +126,7 @@ fn rewrite_container(
         let Some(number) = port(probe.get(*handler), &ports) else {
             continue;
         };
-        // The agent's own port, or a probe that was redirected before.
+        // The agent's own port, or an already redirected probe.
         if number == u64::from(status_port) {
             continue;
         }
@@ -142,7 +141,7 @@ fn rewrite_container(
     }
 }
 
-/// Returns the number of a handler's port; `None` if its name is not declared.
+/// Returns `None` for an undeclared name.
 fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
     let value = handler?.get("port")?;
     if let Some(name) = value.as_str() {
@@ -152,7 +151,7 @@ fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
     value.as_u64()
 }
 
-/// Returns the agent's entry: the handler with a numeric port, and its timeout.
+/// Returns the handler with a numeric port, and its timeout.
 fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
     let mut handler_value = probe.get(handler).cloned().unwrap_or_default();
     if let Some(fields) = handler_value.as_object_mut() {
@@ -165,7 +164,7 @@ fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value
     entry.into()
 }
 
-/// Returns the kubelet's request to the agent. Host and headers of an HTTP probe stay; the agent does not serve TLS.
+/// Keeps host and headers of HTTP probes; the agent does not serve TLS.
 fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
     let mut handler_value = json!({});
     if handler == "httpGet" {
@@ -185,7 +184,7 @@ fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port:
     handler_value
 }
 
-/// Restores the probes from before an injection.
+/// Restores probes from before the injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
     let probers_before = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
     let probers_before: Option<Map<String, Value>> =

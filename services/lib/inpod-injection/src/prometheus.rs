@@ -1,5 +1,5 @@
-//! Serves the metrics of application, proxy and agent at the agent's port (services/docs/facts/istio-sidecar.md, 6.8),
-//! since Prometheus has no certificate of the mesh. [`SCRAPED`] passes the application's address to the agent.
+//! Serves metrics of application, proxy and agent at the agent's port (services/docs/facts/istio-sidecar.md, 6.8):
+//! Prometheus has no certificate of the mesh. [`SCRAPED`] passes the application's address.
 
 use inpod_types::{keys, lists};
 use serde_json::{Value, json};
@@ -12,19 +12,18 @@ use crate::{
     proxy_container,
 };
 
-/// Environment variable with the application's scrape annotations: JSON for the agent.
+/// Environment variable with scrape annotations, JSON for the agent.
 pub const SCRAPED: &str = "ISTIO_PROMETHEUS_ANNOTATIONS";
 
-/// Environment variable with the port at which the proxy serves merged metrics with mutual TLS.
+/// Environment variable with the port of merged metrics with mutual TLS.
 const SECURE: &str = "ENVOY_SECURE_MERGED_METRICS_PORT";
 
-/// Path of the agent's metrics.
 const PATH: &str = "/stats/prometheus";
 
-/// Ports of proxy and agent that cannot be scrape targets: Envoy's admin interface, redirection, tunnel and DNS (6.8).
+/// No scrape targets: Envoy's admin interface, redirection, tunnel and DNS (6.8).
 const RESERVED: [u16; 6] = [15000, 15001, 15004, 15006, 15008, 15053];
 
-/// Scrape settings in the annotations of the pod's author.
+/// Settings in the author's annotations.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ScrapeAnnotations {
     scrape: String,
@@ -33,18 +32,17 @@ struct ScrapeAnnotations {
     targets: Vec<Target>,
 }
 
-/// Scrape target of the agent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     port: u16,
     path: String,
 }
 
-/// Redirects Prometheus to the agent, which scrapes the application.
+/// Points Prometheus to the agent.
 ///
 /// # Errors
 ///
-/// If a target is a port of the proxy or the agent.
+/// If a target is a port of proxy or agent.
 pub(crate) fn merge(
     pod: &mut Value,
     original: &Value,
@@ -62,7 +60,7 @@ pub(crate) fn merge(
     }
     let scrape_annotations = ScrapeAnnotations::read(original, proxy)?;
     let port = proxy.status_port.to_string();
-    // The author has disabled scraping, or has set the agent's port already.
+    // Scraping is disabled, or the agent's port already set.
     if json::parse_bool(&scrape_annotations.scrape) == Some(false)
         || scrape_annotations.port == port
     {
@@ -106,7 +104,7 @@ impl ScrapeAnnotations {
         })
     }
 
-    /// Formats the settings for the agent (pilot-agent, PrometheusScrapeConfiguration).
+    /// Formats pilot-agent's PrometheusScrapeConfiguration.
     fn to_json(&self) -> String {
         let Self {
             scrape,
@@ -126,7 +124,7 @@ impl ScrapeAnnotations {
     }
 }
 
-/// Prometheus replaces every character of an annotation's name that is not alphanumeric by an underscore.
+/// Prometheus replaces characters that are not alphanumeric by an underscore.
 fn sanitize(key: &str) -> String {
     let mark = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     key.chars().map(mark).collect()
@@ -137,7 +135,7 @@ fn annotations(pod: &Value) -> impl Iterator<Item = (&String, &Value)> {
     all.and_then(Value::as_object).into_iter().flatten()
 }
 
-/// Returns an annotation in any equivalent spelling, preferably the usual one.
+/// Prefers the usual of equivalent spellings.
 fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     let other = || {
         let mut all = annotations(pod);
@@ -147,14 +145,14 @@ fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     json::annotation(pod, key).or_else(other)
 }
 
-/// Returns all spellings of the three annotations in a pod.
+/// Returns the three annotations in all spellings.
 fn matching_keys(pod: &Value) -> Vec<String> {
     let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(sanitize);
     let all = annotations(pod).filter(|(key, _)| ours.contains(&sanitize(key)));
     all.map(|(key, _)| key.clone()).collect()
 }
 
-/// Parses `PORT:PATH`, separated by commas; the path defaults to `/metrics`.
+/// Parses `PORT:PATH`, comma-separated; the default path is `/metrics`.
 pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
     let entries = text.split(',').map(str::trim);
     entries

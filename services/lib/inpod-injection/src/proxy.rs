@@ -1,4 +1,4 @@
-//! Settings of a pod's proxy: the configuration, overridden by the pod's annotations.
+//! A proxy's settings: configuration, then annotations.
 
 use inpod_types::keys;
 use serde_json::{Map, Value, json};
@@ -16,16 +16,15 @@ pub const ISTIO_PROXY: &str = "istio-proxy";
 /// The init container that redirects traffic without CNI.
 pub const ISTIO_INIT: &str = "istio-init";
 
-/// The init container that waits for the node's redirection.
+/// The init container that waits for redirection.
 pub const ISTIO_VALIDATION: &str = "istio-validation";
 
-/// Istio's user and group ID, required by TPROXY (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
+/// Istio's user and group, required by TPROXY (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
 const ISTIO_UID: u32 = 1337;
 
-/// Interception of inbound TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interception {
-    /// By destination NAT.
+    /// Redirects by destination NAT.
     Redirect,
     /// Keeps the client's address.
     Tproxy,
@@ -33,7 +32,6 @@ pub enum Interception {
 }
 
 impl Interception {
-    /// Returns the value used in annotations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Redirect => "REDIRECT",
@@ -46,29 +44,28 @@ impl Interception {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProxySettings {
     pub interception: Interception,
-    /// Port of the agent's health checks; 0 if there is none.
+    /// For health checks; 0 without an agent.
     pub status_port: u16,
-    /// Whether it is a native sidecar: an init container that keeps running.
+    /// An init container that keeps running.
     pub is_native: bool,
-    /// Whether the application starts only after the proxy is ready.
+    /// The application starts after the proxy is ready.
     pub holds_application: bool,
-    /// Seconds that a proxy without an agent serves after its pod's deletion; 0 for a native sidecar, which
-    /// ends after the application.
+    /// Seconds that a proxy without an agent serves after the pod's deletion; 0 for native sidecars,
+    /// which outlive the application.
     pub drain: u64,
-    /// Whether probes are redirected to its agent.
+    /// Probes go to its agent.
     pub rewrites_probes: bool,
-    /// User ID that exempts the proxy's traffic from redirection.
+    /// Exempts the proxy's traffic from redirection.
     pub uid: u32,
-    /// Group ID; with TPROXY that of Istio, which exempts its traffic then (6.7).
+    /// With TPROXY Istio's, which exempts its traffic then (6.7).
     pub gid: u32,
     pub image: String,
     pub resources: Map<String, Value>,
-    /// Istio's ProxyConfig for this pod.
     pub config: Map<String, Value>,
 }
 
 impl ProxySettings {
-    /// Computes the settings from configuration and annotations.
+    /// Applies annotations over the configuration.
     ///
     /// # Errors
     ///
@@ -100,7 +97,7 @@ impl ProxySettings {
         })
     }
 
-    /// Returns the user ID that the rules and `istio-validation` treat as the proxy's.
+    /// Rules and `istio-validation` treat it as the proxy's.
     pub fn captured_uid(&self) -> u32 {
         match self.interception {
             Interception::Tproxy => ISTIO_UID,
@@ -109,7 +106,7 @@ impl ProxySettings {
     }
 }
 
-/// Merges the pod's ProxyConfig into that of the mesh; nested maps are merged by key.
+/// Merges the pod's over the mesh's; nested maps by key.
 fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, InjectError> {
     let mut merged = config.proxy_config.clone();
     let Some(text) = annotation(pod, keys::PROXY_CONFIG) else {
@@ -168,7 +165,7 @@ fn status_port(
 /// Istio's default (`terminationDrainDuration` of ProxyConfig).
 const DEFAULT_DRAIN_SECONDS: u64 = 5;
 
-/// Rounds fractions of a second up.
+/// Rounds fractions of seconds up.
 fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
     let Some(requested) = config.get("terminationDrainDuration") else {
         return Ok(DEFAULT_DRAIN_SECONDS);
@@ -181,7 +178,7 @@ fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
     requested.as_str().and_then(seconds).ok_or_else(wrong)
 }
 
-/// Parses a duration in protobuf's JSON form.
+/// Parses protobuf's JSON form, such as `5s`.
 fn seconds(text: &str) -> Option<u64> {
     let number = text.strip_suffix('s')?;
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
@@ -193,7 +190,7 @@ fn seconds(text: &str) -> Option<u64> {
     Some(seconds + u64::from(part.bytes().any(|digit| digit != b'0')))
 }
 
-/// If any annotation sets a resource, the annotations replace all configured resources (6.6).
+/// Replaces all configured resources if an annotation sets any (6.6).
 fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     let requested = [
         ("requests", "cpu", keys::PROXY_CPU),
@@ -217,8 +214,7 @@ fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     resources
 }
 
-/// Computes the image. An annotation with a slash is a full reference, one without replaces the name; a type is a
-/// suffix of the tag (6.6).
+/// Resolves annotations: with a slash a full reference, without one the name; a type is a suffix of the tag (6.6).
 fn image(config: &Config, pod: &Value) -> String {
     let configured = &config.proxy.image;
     let image = match annotation(pod, keys::PROXY_IMAGE) {
@@ -244,7 +240,7 @@ fn with_name(image: &str, name: &str) -> String {
 
 fn with_type(image: &str, kind: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
-    // A digest identifies one image; there is no variant of it.
+    // A digest has no variants.
     if image.contains('@') || !last.contains(':') {
         return image.to_owned();
     }
@@ -257,7 +253,7 @@ fn with_type(image: &str, kind: &str) -> String {
     format!("{bare}-{kind}")
 }
 
-/// Moves a native proxy, which templates declare among `containers`, to `initContainers`.
+/// Templates declare a native proxy among `containers`; it moves to `initContainers`.
 pub(crate) fn move_native(mut rendered: Value, proxy: &ProxySettings) -> Value {
     if !proxy.is_native {
         return rendered;
@@ -286,8 +282,8 @@ fn id(value: Option<&Value>) -> Option<u64> {
     value.and_then(Value::as_u64).filter(|id| *id != 0)
 }
 
-/// Gives proxy, rules and validation the same user: the one that the pod sets on its own `istio-proxy`. With TPROXY the
-/// proxy runs as root, whatever the pod sets (6.4 step 8).
+/// Gives proxy, rules and validation the user that the pod sets on its own `istio-proxy`. With TPROXY the proxy is
+/// always root (6.4 step 8).
 pub(crate) fn align_users(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
     let declared = proxy_container(original);
     let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
@@ -318,7 +314,7 @@ fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
     }
 }
 
-/// Sets `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
+/// Sets `istio-iptables -u` (services/docs/facts/istio-sidecar.md, 4.1).
 fn set_init_user(container: &mut Value, user: Option<u64>) {
     let arguments = container.get_mut("args").and_then(Value::as_array_mut);
     let (Some(arguments), Some(user)) = (arguments, user) else {

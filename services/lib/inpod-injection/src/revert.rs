@@ -1,5 +1,5 @@
-//! Reverts an injection to the pod that its author wrote. A second injection starts from there and leads to the same
-//! result as the first, and a person can see what was added.
+//! Reverts to the author's pod, from which a second injection leads to the same result. A person can
+//! see what was added.
 
 use inpod_types::keys;
 use serde_json::Value;
@@ -12,9 +12,9 @@ use crate::{
     status::{PreviousValues, Status},
 };
 
-/// Returns the pod without an injection; a pod that was not injected stays as it is.
+/// Returns a pod that was not injected as it is.
 ///
-/// Fields of the spec that a custom template sets, other than containers, volumes and pull secrets, remain: the status
+/// Fields of the spec from custom templates remain, except containers, volumes and pull secrets: the status
 /// does not record them.
 pub fn original_pod(pod: &Value) -> Value {
     let Some(status) = Status::read(pod) else {
@@ -81,7 +81,7 @@ fn restore_containers(pod: &mut Value, list: &str, containers: &[Value]) {
     }
 }
 
-/// A value that differs from the applied one was set by someone else since, and stays.
+/// Keeps later values of others, which differ from the applied one.
 fn restore_metadata(pod: &mut Value, map: &str, before: &PreviousValues, applied: &FieldHashes) {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
     let is_ours = |key: &str| {

@@ -1,4 +1,4 @@
-//! Label selectors for pods that are always or never injected.
+//! Selects pods that are always or never injected.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::json::label;
 
-/// A `metav1.LabelSelector`: all requirements must match.
+/// A `metav1.LabelSelector`, with all requirements.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Selector {
@@ -32,19 +32,18 @@ enum Operator {
 }
 
 impl Selector {
-    /// Returns whether it has no requirement; such a selector is ignored (services/docs/facts/istio-sidecar.md, 6.3).
+    /// Returns whether it is empty, and so ignored (services/docs/facts/istio-sidecar.md, 6.3).
     pub fn is_empty(&self) -> bool {
         self.match_labels.is_empty() && self.match_expressions.is_empty()
     }
 
-    /// Returns whether the selector matches the pod's labels.
     pub fn selects(&self, pod: &Value) -> bool {
         let mut equal = self.match_labels.iter();
         let mut others = self.match_expressions.iter();
         equal.all(|(key, value)| label(pod, key) == Some(value)) && others.all(|it| it.holds(pod))
     }
 
-    /// Returns an error message if the selector is invalid.
+    /// Returns an invalid selector's error message.
     pub(crate) fn fault(&self) -> Option<String> {
         let wrong = |it: &&Requirement| match it.operator {
             Operator::In | Operator::NotIn => it.values.is_empty(),

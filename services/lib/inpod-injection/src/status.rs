@@ -1,6 +1,5 @@
-//! Status annotation of an injected pod, which the node's plugin, repair and the next injection read
-//! (services/docs/facts/istio-sidecar.md, 6.6). Beyond Istio's fields it stores previous values, so that an
-//! injection can be reverted.
+//! The status annotation, read by the node's plugin, repair and the next injection
+//! (services/docs/facts/istio-sidecar.md, 6.6). Previous values, which Istio does not store, allow a revert.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +13,10 @@ use crate::{
     last_applied::{self, FieldHashes},
 };
 
-/// Previous values of labels or annotations; `None` if absent.
+/// Values by key; absent ones are `None`.
 pub type PreviousValues = BTreeMap<String, Option<String>>;
 
-/// Content of the annotation; unknown fields are ignored.
+/// The annotation; unknown fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
@@ -29,34 +28,32 @@ pub struct Status {
     pub volumes: Vec<String>,
     #[serde(deserialize_with = "null_as_empty")]
     pub image_pull_secrets: Vec<String>,
-    /// Revision of the injector.
     pub revision: String,
-    /// Labels set by the injection, with their previous values.
+    /// Labels set, with previous values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: PreviousValues,
-    /// Annotations set by the injection, with their previous values.
+    /// Annotations set, with previous values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: PreviousValues,
-    /// Port names of redirected probes, by the path of the probe.
+    /// Port names by path of the redirected probe.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ports: BTreeMap<String, String>,
-    /// Hashes of the applied values.
     #[serde(rename = "laid", skip_serializing_if = "FieldHashes::is_empty")]
     pub last_applied: FieldHashes,
 }
 
-/// Istio writes `null` for an empty list.
+/// Accepts `null`, which Istio writes for empty lists.
 fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 impl Status {
-    /// Reads the status of a pod; `None` if it was not injected, or if the annotation cannot be parsed.
+    /// Returns `None` if absent or invalid.
     pub fn read(pod: &Value) -> Option<Self> {
         serde_json::from_str(json::annotation(pod, keys::SIDECAR_STATUS)?).ok()
     }
 
-    /// Computes the status from what was merged into the pod.
+    /// Computes it from what was merged.
     pub(crate) fn of(over: &Value, original: &Value, pod: &Value, config: &Config) -> Self {
         let spec = json::spec(over);
         let known = |list: &str, name: &str| {
@@ -90,14 +87,13 @@ impl Status {
     }
 
     pub(crate) fn write(&self, pod: &mut Value) {
-        // Serializing a struct of strings cannot fail.
+        // A struct of strings always serializes.
         let text = serde_json::to_string(self).unwrap_or_default();
         json::annotate(pod, keys::SIDECAR_STATUS, &text);
     }
 }
 
-/// Returns the labels or annotations that were changed or removed, with their previous values. The status
-/// itself is left out.
+/// Returns changed or removed ones with previous values, except the status.
 fn changed_values(original: &Value, pod: &Value, map: &str) -> PreviousValues {
     let of = |pod: &Value| {
         let found = pod.get("metadata").and_then(|metadata| metadata.get(map));
@@ -114,7 +110,7 @@ fn changed_values(original: &Value, pod: &Value, map: &str) -> PreviousValues {
     all.map(|key| (key.clone(), was(key))).collect()
 }
 
-/// Hashes the current values of labels or annotations.
+/// Hashes current labels or annotations.
 fn metadata_hashes(pod: &Value, map: &str, keys: &PreviousValues) -> FieldHashes {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
     let hash = |key: &String| last_applied::field_hash(map, key, now(key).unwrap_or(&Value::Null));

@@ -1,7 +1,7 @@
-//! Templates: partial pods as YAML, in which `${NAME}` is a variable and `$when` a condition.
+//! Partial pods as YAML, with variables `${NAME}` and conditions `$when`.
 //!
-//! Variables are replaced in the values of the parsed YAML, so that nothing in a pod can add structure. Go templates
-//! are rejected with the line of the first one.
+//! Variables are replaced in parsed values: nothing in a pod can add structure. Go templates are rejected
+//! with their first line.
 
 mod render;
 
@@ -18,19 +18,19 @@ use crate::{
 };
 use render::{Rendered, Rendering};
 
-/// Built-in templates: Istio's proxy, and an Envoy without a control plane.
+/// Istio's proxy, and an Envoy without a control plane.
 pub const BUILT_IN: [(&str, &str); 2] = [
     ("sidecar", include_str!("templates/sidecar.yaml")),
     ("standalone", include_str!("templates/standalone.yaml")),
 ];
 
-/// Key with the condition of a map, or a list of conditions of which all must hold; `!` negates one.
+/// One condition or a list of which all must hold; `!` negates.
 pub const WHEN: &str = "$when";
 
-/// Key of the value of a map that otherwise has only [`WHEN`].
+/// The value of a map that otherwise has only [`WHEN`].
 pub const VALUE: &str = "$value";
 
-/// Conditions for [`WHEN`] with their descriptions.
+/// For [`WHEN`], with their descriptions.
 pub const CONDITIONS: &[(&str, &str)] = &[
     ("cni", "the node redirects traffic"),
     ("native", "the proxy is a native sidecar"),
@@ -45,14 +45,14 @@ pub const CONDITIONS: &[(&str, &str)] = &[
     ("network", "the cluster's network has a name"),
 ];
 
-/// Merge directive, the only other key that may begin with `$`.
+/// A merge directive, the only other key with `$`.
 const PATCH: &str = "$patch";
 
-/// A parsed template with only known variables and conditions.
+/// A template with known variables and conditions only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template(Value);
 
-/// Values of [`CONDITIONS`] for one pod.
+/// The values of [`CONDITIONS`] for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conditions(BTreeMap<&'static str, bool>);
 
@@ -78,11 +78,11 @@ impl Conditions {
     }
 }
 
-/// Parses the built-in and the configured templates.
+/// Parses built-in templates, too.
 ///
 /// # Errors
 ///
-/// If a template is invalid, or a name refers to none.
+/// If one is invalid, or a name refers to none.
 pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
     let mut texts = BTreeMap::from(BUILT_IN);
     let configured = config.templates.iter();
@@ -106,7 +106,7 @@ pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidCon
     texts.into_iter().map(parse).collect()
 }
 
-/// Error in a template, with a part of the text that locates its line.
+/// An error, with text that locates its line.
 struct Fault {
     part: String,
     why: String,
@@ -120,11 +120,11 @@ fn fault(part: &str, why: impl Into<String>) -> Fault {
 }
 
 impl Template {
-    /// Parses a template.
+    /// Parses one template from YAML.
     ///
     /// # Errors
     ///
-    /// Names the line of a Go template, of an unknown name, or of anything that is not part of a pod.
+    /// Names the line of a Go template, an unknown name, or anything not of a pod.
     pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConfig> {
         let invalid = |line: usize, why: String| InvalidConfig::Template {
             name: name.to_owned(),
@@ -151,17 +151,17 @@ impl Template {
         Ok(Self(document))
     }
 
-    /// Returns whether the template uses a variable.
+    /// Returns whether it uses a variable.
     pub(crate) fn has(&self, variable: &str) -> bool {
         let is_it = |part| matches!(part, render::Part::Variable { name, .. } if name == variable);
         texts(&self.0).any(|text| render::parts(text).into_iter().any(is_it))
     }
 
-    /// Renders the template for a pod.
+    /// Renders it for a pod.
     ///
     /// # Errors
     ///
-    /// If a variable that is a list or a map is part of a longer text.
+    /// If a list or map is part of a longer text.
     pub fn render(
         &self,
         name: &str,
@@ -185,7 +185,6 @@ impl Template {
     }
 }
 
-/// Returns all strings in a value.
 fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
         Value::String(text) => Box::new(std::iter::once(text.as_str())),
@@ -195,14 +194,14 @@ fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-/// Returns the line, from 1, of the first occurrence of a text outside comments.
+/// Counts from 1; skips comments.
 fn line_of(text: &str, part: &str) -> Option<usize> {
     let mut lines = text.lines().zip(1..);
     let found = lines.find(|(line, _)| !line.trim_start().starts_with('#') && line.contains(part));
     found.map(|(_, number)| number)
 }
 
-/// Allows only metadata (labels and annotations) and spec.
+/// Allows only labels, annotations and spec.
 fn check_outline(document: &Value) -> Result<(), Fault> {
     let of = |value: &Value, known: &[&str]| {
         let fields = value

@@ -1,4 +1,4 @@
-//! Variables of templates: a closed list ([`TABLE`]) of values that are computed before rendering.
+//! A closed list ([`TABLE`]) of values, computed before rendering.
 
 mod networks;
 mod pod;
@@ -13,7 +13,7 @@ use crate::{Request, config::Config, error::InjectError, proxy::ProxySettings};
 
 pub use table::TABLE;
 
-/// Values of [`TABLE`] for one pod; null if unset.
+/// Values of [`TABLE`]; null if unset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variables {
     values: BTreeMap<&'static str, Value>,
@@ -22,11 +22,11 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// Computes the variables from a pod as its author wrote it.
+    /// Computes them from the author's pod.
     ///
     /// # Errors
     ///
-    /// If the pod's list of ports is invalid.
+    /// If its list of ports is invalid.
     pub fn gather(
         config: &Config,
         proxy: &ProxySettings,
@@ -56,7 +56,7 @@ impl Variables {
         })
     }
 
-    /// Returns the value of a variable; `None` if it is unset. Unknown names are rejected when a template is parsed.
+    /// Returns `None` if unset; names were checked with the template.
     pub fn get(&self, name: &str) -> Option<Value> {
         if let Some(key) = name.strip_prefix("annotation:") {
             return self.annotations.get(key).map(|text| text.as_str().into());
@@ -71,7 +71,7 @@ impl Variables {
     }
 }
 
-/// Returns whether a template may use a name.
+/// Returns whether templates may use it.
 pub fn is_known(name: &str) -> bool {
     let of_pod = ["annotation:", "label:"]
         .into_iter()

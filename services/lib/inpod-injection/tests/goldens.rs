@@ -1,5 +1,5 @@
-//! Equivalents of the goldens of Istio's injection tests (services/docs/facts/istio-sidecar.md, 10.2); README.md lists
-//! what is not covered. `UPDATE_GOLDEN=1` rewrites them.
+//! Equivalents of Istio's injection goldens (services/docs/facts/istio-sidecar.md, 10.2); README.md lists the
+//! gaps. `UPDATE_GOLDEN=1` rewrites them.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -17,7 +17,6 @@ fn directory() -> PathBuf {
         .collect()
 }
 
-/// Returns the inputs of the goldens by name.
 fn inputs() -> BTreeSet<String> {
     let names = fs::read_dir(directory())
         .unwrap()
@@ -26,7 +25,7 @@ fn inputs() -> BTreeSet<String> {
     names.filter(|name| !name.ends_with(".injected")).collect()
 }
 
-/// Returns an input and its configuration, which a comment on the first lines may set.
+/// A comment on the first lines may set the configuration.
 fn read(name: &str) -> (Injector, Vec<Value>) {
     let text = fs::read_to_string(directory().join(format!("{name}.yaml"))).unwrap();
     let config = text
@@ -107,7 +106,7 @@ fn pods(value: &Value) -> Vec<Value> {
 #[test]
 fn what_a_golden_was_given_is_taken_away_again() {
     for name in inputs() {
-        // Reverting keeps what a custom template adds elsewhere in the spec.
+        // Reverting keeps a custom template's other fields of the spec.
         if name == "custom-template" {
             continue;
         }

@@ -1,5 +1,4 @@
-//! Properties for random pods: a second injection changes nothing, an injection can be reverted, and the patch leads
-//! to the promised pod.
+//! For random pods: a second injection changes nothing, reverting works, and the patch leads to the promised pod.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -43,7 +42,6 @@ fn hook() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A container with any of these fields.
 fn container() -> impl Strategy<Value = Value> {
     let probe = || proptest::option::of(handler());
     (name(), probe(), probe(), probe(), proptest::option::of(hook()), any::<bool>(), any::<bool>()).prop_map(
@@ -66,7 +64,7 @@ fn container() -> impl Strategy<Value = Value> {
     )
 }
 
-/// A sidecar that the pod's author declares, with its list.
+/// A sidecar of the pod's author, with its list.
 fn declared() -> impl Strategy<Value = Option<Value>> {
     proptest::option::of(prop_oneof![
         Just(json!({"name": "istio-proxy", "image": "auto"})),
@@ -145,7 +143,7 @@ prop_compose! {
         }
         if !init.is_empty() {
             let mut init = apart(init);
-            // Names are unique in the whole pod.
+            // Names are unique per pod.
             for it in &mut init {
                 it["name"] = format!("init-{}", it["name"].as_str().unwrap()).into();
             }
@@ -169,7 +167,7 @@ const CONFIGS: [&str; 5] = [
     "defaultTemplates: [standalone]\nnativeSidecars: true",
 ];
 
-/// Each configuration is parsed once.
+/// Parses each configuration once.
 fn injector(config: &str) -> &'static Injector {
     static ALL: LazyLock<Vec<Injector>> = LazyLock::new(|| {
         let made = CONFIGS
@@ -206,7 +204,7 @@ fn inject(
     }
 }
 
-/// Reverting moves a declared proxy to the end, wherever its author put it.
+/// Reverting moves a declared proxy to the end.
 fn without_order(mut pod: Value) -> Value {
     let containers = pod["spec"]["containers"].as_array_mut().unwrap();
     containers.sort_by_key(|it| it["name"].to_string());
@@ -284,7 +282,7 @@ proptest! {
     }
 }
 
-/// Random JSON with the names of a pod's fields among others.
+/// Random JSON, with pod fields among others.
 fn json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -1,4 +1,4 @@
-//! The configuration of a client for the API server.
+//! The configuration of an API client.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,14 +10,12 @@ use kube::{
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-/// The time limit for the API server to accept a connection.
+/// For the API server to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum time that a connection may be silent. It is longer than an idle watch lasts, so that it is the last
-/// resort for connections that nothing else supervises.
+/// Limits silence. Longer than an idle watch lasts: the last resort for connections that nothing else supervises.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The reason why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The pod has no service account.
@@ -25,7 +23,7 @@ pub enum ClientError {
         "cannot reach Kubernetes with the pod's service account; name a file in the setting kubeconfig"
     )]
     ServiceAccount(#[source] InClusterError),
-    /// The kubeconfig cannot be read or is incomplete.
+    /// The kubeconfig is unreadable or incomplete.
     #[error("setting kubeconfig: cannot use {}", .path.display())]
     Kubeconfig {
         path: PathBuf,
@@ -41,7 +39,6 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Adds the source of the configuration to an error.
     pub fn from_kubeconfig(kubeconfig: Option<&Path>) -> impl FnOnce(kube::Error) -> Self {
         let from = match kubeconfig {
             None => "the pod's service account".to_owned(),
@@ -51,13 +48,12 @@ impl ClientError {
     }
 }
 
-/// Returns the configuration of a client, from the pod's service account or from a kubeconfig. It does not
-/// connect. No proxy is used but the one that a kubeconfig names: a variable like `HTTPS_PROXY` on the node must
-/// not redirect an agent.
+/// Uses the pod's service account or a kubeconfig, without connecting. Only a kubeconfig may name a proxy: a variable
+/// like `HTTPS_PROXY` on the node must not redirect an agent.
 ///
 /// # Errors
 ///
-/// Fails if there is no service account, or the kubeconfig is unusable.
+/// If there is no service account, or the kubeconfig is unusable.
 pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let mut config = match kubeconfig {
         None => in_cluster_config()?,
@@ -66,7 +62,7 @@ pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
-    // Callers have deadlines, and an error message is worth more to them than a second attempt.
+    // Callers have deadlines: an error message is worth more than a second attempt.
     config.default_retry = false;
     Ok(config)
 }

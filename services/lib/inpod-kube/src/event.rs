@@ -1,14 +1,14 @@
-//! The fields of an Event besides its reason.
+//! Fields of Events besides the reason.
 
 use inpod_types::{NodeName, PodRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::Reporter;
 
-/// The API server's limits for a note and for the name of an instance (Event v1).
+/// The API server's limits for note and instance (Event v1).
 const MAX_NOTE_BYTES: usize = 1024;
 const MAX_INSTANCE_BYTES: usize = 128;
 
-/// Returns the reporter of Events, as `kubectl describe` shows it. Its instance is the node.
+/// Returns what `kubectl describe` shows; the instance is the node.
 pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     Reporter {
         controller: controller.to_owned(),
@@ -16,7 +16,7 @@ pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     }
 }
 
-/// Returns a reference to the pod that an Event is about.
+/// Refers to the Event's pod.
 pub fn regarding(pod: &PodRef) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -28,7 +28,7 @@ pub fn regarding(pod: &PodRef) -> ObjectReference {
     }
 }
 
-/// Truncates a text to the maximum length of a note.
+/// Cuts to the maximum length.
 pub fn truncate_note(text: &str) -> String {
     truncate(text, MAX_NOTE_BYTES).to_owned()
 }

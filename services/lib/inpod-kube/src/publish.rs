@@ -8,25 +8,22 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{describe_error, is_final};
 
-/// The timeout of one request.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first and the longest interval between attempts. It doubles each time, and up to a half of it
-/// is subtracted at random.
+/// The first and the longest interval; it doubles, and up to a half is subtracted at random.
 const RETRY_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// An Event older than this is dropped.
+/// The age at which Events are dropped.
 const MAX_EVENT_AGE: Duration = Duration::from_secs(300);
 
-/// The time during which 401 and 403 are retried: an API server answers before it has loaded the RBAC rules.
+/// For retries of 401 and 403: an API server answers before it has loaded RBAC rules.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(10);
 
-/// Publishes an Event about something that happened at `since`, or increases the count of the existing one. Retries as
-/// long as that can help.
+/// Publishes what happened at `since`, or counts up the existing Event. Retries while that can help.
 ///
 /// # Errors
 ///
-/// Returns the reason if the server rejects the Event, or has not responded until it was too old.
+/// If the server rejects the Event, or did not respond until it was too old.
 pub async fn publish_event(
     recorder: &Recorder,
     event: &Event,
@@ -56,8 +53,7 @@ pub async fn publish_event(
     }
 }
 
-/// Returns whether the server rejects the caller. It also responds 403 if a namespace is being deleted, and names that
-/// as a cause (apimachinery, `NamespaceTerminatingCause`).
+/// Excludes 403s for a namespace being deleted, a cause of its own (apimachinery, `NamespaceTerminatingCause`).
 fn is_denied(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;

@@ -5,11 +5,11 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
 };
 
-/// `SO_NETNS_COOKIE` of asm-generic/socket.h, since Linux 5.14.
+/// From asm-generic/socket.h, since Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 sockopt_impl!(
-    /// The cookie of a socket's network namespace: a number that is not reused until the node reboots.
+    /// A number that is not reused until the node reboots.
     NetnsCookie,
     GetOnly,
     libc::SOL_SOCKET,
@@ -17,8 +17,7 @@ sockopt_impl!(
     u64
 );
 
-/// Returns the cookie of the calling thread's network namespace. Any socket reports it; a Unix one
-/// loads no protocol module.
+/// Asks a Unix socket, which loads no protocol module; any would do.
 pub(crate) fn current() -> io::Result<u64> {
     let socket = socket(
         AddressFamily::Unix,

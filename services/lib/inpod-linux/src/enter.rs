@@ -8,16 +8,16 @@ use nix::sched::CloneFlags;
 
 use crate::EnterError;
 
-/// The network namespace of the thread that opens it.
+/// The netns of the opening thread.
 pub(crate) const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Returns the thread to its network namespace when it is dropped, also by a panic.
+/// Returns the thread to its netns on drop, also by a panic.
 struct ReturnGuard(File);
 
 impl Drop for ReturnGuard {
     fn drop(&mut self) {
         if let Err(errno) = setns(self.0.as_fd()) {
-            // The log may be a task on this very thread, so this writes to standard error.
+            // The log may be a task on this very thread, so use standard error.
             let line = format!("cannot leave a foreign netns: {errno}; aborting\n");
             io::stderr().write_all(line.as_bytes()).unwrap_or_default();
             std::process::abort();
@@ -25,12 +25,12 @@ impl Drop for ReturnGuard {
     }
 }
 
-/// The implementation of [`Netns::within`](crate::Netns::within).
+/// Implements [`Netns::within`](crate::Netns::within).
 pub(crate) fn within<T>(netns: BorrowedFd<'_>, f: impl FnOnce() -> T) -> Result<T, EnterError> {
-    // Opened on each call: the thread must go back to its own network namespace, not to the process's.
+    // Opened on each call: the thread returns to its own netns, not the process's.
     let home = File::open(CURRENT).map_err(EnterError::Home)?;
     setns(netns).map_err(EnterError::Setns)?;
-    // Created only after entering: without the right to enter there is nothing to return from, and no right to return.
+    // Created after entering: without the right to enter there is nothing to return from, and no right to return.
     let guard = ReturnGuard(home);
     let result = f();
     drop(guard);

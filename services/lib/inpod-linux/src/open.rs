@@ -18,7 +18,7 @@ use crate::{
     path::{Split, is_procfs_netns, split},
 };
 
-/// Opens the namespace at a path for reading, after inspecting it without opening it.
+/// Inspects the path before opening it.
 pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError> {
     let split = split(path).ok_or_else(|| OpenError::NotPlain(path.to_owned()))?;
     let directory = directory_below(path, &split, roots)?;
@@ -26,7 +26,7 @@ pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError>
     if fstatfs(&found).map_err(io_error(path))?.filesystem_type() != NSFS_MAGIC {
         return Err(OpenError::NotANamespace(path.to_owned()));
     }
-    // Opened through the descriptor, so that it is the inspected file whatever the path leads to by now.
+    // Through the descriptor: it is the inspected file wherever the path leads by now.
     let opened = File::open(by_descriptor(found.as_fd())).map_err(|source| OpenError::Io {
         path: path.to_owned(),
         source,
@@ -34,8 +34,8 @@ pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError>
     Ok(opened.into())
 }
 
-/// Opens the path's directory and checks that it is below one of the roots. It may lie behind ordinary links, such as
-/// `/var/run`, but not behind magic links of procfs (`/proc/1/root`), which lead into other mount namespaces.
+/// Opens a directory below one of the roots. Follows ordinary links such as `/var/run`, but no magic links of procfs
+/// (`/proc/1/root`), which lead into other mount namespaces.
 fn directory_below(
     path: &Path,
     split: &Split<'_>,
@@ -59,13 +59,13 @@ fn directory_below(
     Ok(directory)
 }
 
-/// Resolves the roots too, since one may lie behind `/var/run`. A root that does not exist permits nothing.
+/// Resolves the roots too, for `/var/run`. A missing root permits nothing.
 fn is_below(directory: &Path, roots: &[PathBuf]) -> bool {
     let resolved = roots.iter().filter_map(|root| fs::canonicalize(root).ok());
     resolved.into_iter().any(|root| directory.starts_with(root))
 }
 
-/// Opens the last component with O_PATH, which has no effect on it.
+/// Uses O_PATH, which has no effect on the file.
 fn open_last_component(
     path: &Path,
     directory: BorrowedFd<'_>,
@@ -90,7 +90,7 @@ fn by_descriptor(fd: BorrowedFd<'_>) -> PathBuf {
 }
 
 fn io_error(path: &Path) -> impl Fn(nix::Error) -> OpenError {
-    // ESRCH: a process in /proc that has just exited. ENOTDIR: a component of the path is not a directory.
+    // ESRCH: a process in /proc has just exited. ENOTDIR: a component is no directory.
     const MISSING: [nix::Error; 3] = [nix::Error::ENOENT, nix::Error::ESRCH, nix::Error::ENOTDIR];
     move |errno| {
         let path = path.to_owned();

@@ -3,14 +3,14 @@ use std::{
     path::{Component, Path},
 };
 
-/// A path split into the directory, which is resolved, and the last component, which is not followed.
+/// The directory is resolved, the last component not followed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Split<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) name: &'a OsStr,
 }
 
-/// Splits a plain absolute path. Returns `None` if it is relative, contains `..` or has no last component.
+/// Returns `None` if the path is relative, contains `..` or has no last component.
 pub(crate) fn split(path: &Path) -> Option<Split<'_>> {
     let mut components = path.components();
     let plain = components.next() == Some(Component::RootDir)
@@ -22,7 +22,7 @@ pub(crate) fn split(path: &Path) -> Option<Split<'_>> {
     plain.then_some(split)
 }
 
-/// Returns whether a link in procfs is the network namespace of a process or a thread.
+/// Recognizes a process's or a thread's netns.
 pub(crate) fn is_procfs_netns(directory: &Path, name: &OsStr) -> bool {
     name == "net" && directory.file_name() == Some(OsStr::new("ns"))
 }

@@ -1,5 +1,4 @@
-//! Tests of opening, entering and leaving network namespaces. They need root, which the kernel
-//! requires for entering one.
+//! Opens, enters and leaves network namespaces, which needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -22,7 +21,7 @@ use tempfile::TempDir;
 
 const HOME: &str = "/proc/thread-self/ns/net";
 
-/// A temporary directory as the only root.
+/// A temporary directory, the only root.
 struct Root(TempDir);
 
 impl Root {
@@ -48,7 +47,7 @@ fn demand_root() {
     );
 }
 
-/// Runs `f` on a thread with mounts of its own and the other namespaces of `flags`.
+/// Runs `f` with mounts of its own and new namespaces of `flags`.
 fn apart<T: Send>(flags: CloneFlags, f: impl FnOnce() -> T + Send) -> T {
     demand_root();
     thread::scope(|scope| {
@@ -62,7 +61,7 @@ fn apart<T: Send>(flags: CloneFlags, f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Bind-mounts a namespace at a path, like `ip netns add` and container runtimes.
+/// Bind-mounts like `ip netns add` and container runtimes.
 fn bind(namespace: &str, path: &Path) {
     fs::write(path, "").unwrap();
     mount(

@@ -1,4 +1,4 @@
-//! Finds out from a process's cgroup whether it runs on the host or in a pod.
+//! Finds out from a cgroup whether a process runs on the host or in a pod.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fmt};
 pub struct Cgroup(Vec<String>);
 
 impl Cgroup {
-    /// Parses lines of the form `hierarchy:controllers:path` (cgroups(7)).
+    /// Lines are `hierarchy:controllers:path` (cgroups(7)).
     pub fn parse(text: &str) -> Self {
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         let mut paths: Vec<_> = paths
@@ -18,24 +18,23 @@ impl Cgroup {
         Self(paths)
     }
 
-    /// Returns whether no hierarchy names a pod or a container.
+    /// Returns whether no hierarchy names a pod or container.
     pub fn is_host(&self) -> bool {
         self.containers().next().is_none()
     }
 
-    /// Returns the path segments that name a pod or a container.
     fn containers(&self) -> impl Iterator<Item = &str> {
         let segments = self.0.iter().flat_map(|path| path.split('/'));
         segments.filter(|segment| names_pod(segment) || names_container(segment))
     }
 
-    /// Returns the cgroup of the pod that the process is in. A process with a cgroup namespace of its own sees its own
-    /// path as `/` and those of its pod's other containers as siblings below `/..`: the parent then stands for the pod.
+    /// Returns the process's pod cgroup. With a cgroup namespace of its own, a process sees its own path as `/` and
+    /// its pod's other containers as siblings below `/..`: the parent then stands for the pod.
     pub fn pod(&self) -> Option<String> {
         self.0.iter().find_map(|path| pod_of(path))
     }
 
-    /// Returns whether some hierarchy is at a path or below it.
+    /// Returns whether a hierarchy is there or below.
     pub fn is_below(&self, root: &str) -> bool {
         let root = root.trim_end_matches('/');
         let below = |path: &String| {
@@ -46,7 +45,7 @@ impl Cgroup {
     }
 }
 
-/// Returns the path segments of a `/proc/<pid>/cgroup` that name a pod or a container.
+/// Returns path segments that name a pod or container.
 pub fn cgroup_containers(text: &str) -> BTreeSet<String> {
     let cgroup = Cgroup::parse(text);
     cgroup.containers().map(str::to_owned).collect()
@@ -69,13 +68,13 @@ fn pod_of(path: &str) -> Option<String> {
         end += 1;
     }
     let (parent, container) = path.rsplit_once('/')?;
-    // Two levels up without a further name is the root, not a sibling.
+    // Two levels up without a name is the root, no sibling.
     let is_sibling = parent.ends_with("..") && container != "..";
     is_sibling.then(|| parent.to_owned())
 }
 
-/// Matches `pod<uid>` of cgroupfs and `kubepods-burstable-pod<uid with underscores>.slice` of systemd. The UID of a
-/// static pod is 32 hex digits.
+/// Matches `pod<uid>` (cgroupfs) and `kubepods-burstable-pod<uid with underscores>.slice` (systemd). A static pod's
+/// UID is 32 hex digits.
 fn names_pod(segment: &str) -> bool {
     let segment = segment.strip_suffix(".slice").unwrap_or(segment);
     let Some((before, uid)) = segment.rsplit_once("pod") else {
@@ -89,8 +88,8 @@ fn names_pod(segment: &str) -> bool {
     uid_like && (before.is_empty() || before.ends_with('-'))
 }
 
-/// Matches the names that runtimes give to a container's cgroup: `cri-containerd-<id>.scope`, `docker-<id>.scope`,
-/// `crio-<id>.scope`, `libpod-<id>.scope`, and a bare id of 64 hex digits under docker, containerd and cgroupfs.
+/// Matches `cri-containerd-<id>.scope`, `docker-<id>.scope`, `crio-<id>.scope`, `libpod-<id>.scope`, and a bare id of
+/// 64 hex digits (docker, containerd and cgroupfs).
 fn names_container(segment: &str) -> bool {
     let prefixes = [
         "cri-containerd-",

@@ -7,16 +7,15 @@ use tonic_health::pb::{
 
 use crate::{Service, config::Common, grpc::LIVE};
 
-/// A health question, as asked by an exec probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// Readiness, for readiness probes and for people.
+    /// For readiness probes and people.
     Ready,
-    /// Liveness, for liveness probes.
+    /// For liveness probes of Kubernetes.
     Live,
 }
 
-/// Asks the running service for its health over its socket.
+/// Asks the running service over its socket.
 pub(crate) async fn check(
     service: &Service,
     common: &Common,

@@ -1,5 +1,5 @@
-//! Loads settings from defaults, then the file, then the environment, then flags. A setting has one flat key with the
-//! same name in all of them, and every source is checked against the service's list.
+//! Loads defaults, then file, environment and flags. Settings have flat keys, the same in every source, and each
+//! source is checked against the service's list.
 
 mod source;
 
@@ -21,19 +21,17 @@ use serde::{
 
 use crate::{Service, check::Question, log, peer};
 
-/// A setting. `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket`
-/// on the command line.
+/// `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket` as a flag.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// The name in snake case.
     pub name: &'static str,
-    /// The default; `None` for a required setting.
+    /// `None` if the setting is required.
     pub default: Option<&'static str>,
-    /// One line for `--help` and the pages.
+    /// One line, for `--help` and the pages.
     pub help: &'static str,
 }
 
-/// The settings that every service has.
+/// The settings of every service.
 pub const COMMON: &[Key] = &[
     Key {
         name: "run_dir",
@@ -57,7 +55,7 @@ pub const COMMON: &[Key] = &[
     },
     Key {
         name: "max_calls",
-        // Allows a burst of 500 ADDs (a full node of pods and more) with as many DELs.
+        // A burst of 500 ADDs (more than a full node) with as many DELs.
         default: Some("1024"),
         help: "Maximum number of concurrent calls; further calls fail with OVERLOADED. pod-events has separate limits of this size for ADD, for DEL and GC, and for all other calls",
     },
@@ -68,7 +66,6 @@ pub const COMMON: &[Key] = &[
     },
 ];
 
-/// The values of [`COMMON`].
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Common {
     #[serde(deserialize_with = "absolute")]
@@ -82,58 +79,52 @@ pub(crate) struct Common {
     pub(crate) max_calls: NonZeroUsize,
 }
 
-/// The action that the command line selects.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Prints help or the version.
     PrintHelp(String),
-    /// Prints the effective settings and the source of each.
+    /// The effective settings and their sources.
     PrintConfig(String),
     /// Asks the running service for its health.
     Check(Common, Question),
-    /// Runs the service itself.
     Run(Loaded),
 }
 
-/// Merged settings that are not parsed yet.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     config: Config,
-    /// The source of each setting, by name.
     origins: Map<String, String>,
 }
 
 impl Loaded {
-    /// Parses the common settings and the service's own.
     pub(crate) fn parse<C: DeserializeOwned>(self) -> Result<(Common, C), ConfigError> {
         Ok((self.read()?, self.read()?))
     }
 
-    /// Parses the settings that a type has fields for.
+    /// Ignores settings without a field.
     pub(crate) fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
         let unusable = |cause| ConfigError::unusable(cause, &self.origins);
         self.config.clone().try_deserialize().map_err(unusable)
     }
 }
 
-/// The reason why settings are unusable.
+/// Reasons for unusable settings.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The command line is wrong.
     #[error("{0}")]
     Arguments(String),
-    /// The file cannot be read or is not TOML.
+    /// Unreadable, or no valid TOML.
     #[error("cannot use the configuration file {}", .path.display())]
     File {
-        /// The path as it was given; the library shows it relative to the working directory.
+        /// The given path: the library shows it relative to the working directory.
         path: PathBuf,
         source: config::ConfigError,
     },
-    /// A value has the wrong type or cannot be parsed.
+    /// It has the wrong type or cannot be parsed.
     #[error("setting {key} from {origin} cannot be used")]
     Value {
         key: String,
-        /// The file, the environment or the command line.
+        /// File, environment or command line.
         origin: String,
         source: Box<config::ConfigError>,
     },
@@ -143,28 +134,26 @@ pub enum ConfigError {
     /// No service has this setting.
     #[error("unknown setting {key} in {origin}{}", suggest(.suggestion.as_deref()))]
     Unknown {
-        /// The name as it was written.
         key: String,
-        /// The file, the environment or the command line.
+        /// File, environment or command line.
         origin: String,
-        /// A setting with a similar name.
+        /// A setting of similar name.
         suggestion: Option<String>,
     },
     /// A required setting is missing.
     #[error("setting {name} is required: set --{flag}, INPOD_{env}, or {name} in {file}")]
     Missing {
         name: &'static str,
-        /// The name as a flag.
         flag: String,
-        /// The name as a variable, without the prefix.
+        /// The variable, without the prefix.
         env: String,
-        /// The settings file, whether it exists or not.
+        /// The settings file, even if missing.
         file: String,
     },
 }
 
 impl ConfigError {
-    /// Names the setting and its source. The library reports `key[2]` for an entry of a list.
+    /// Finds the setting of `key[2]`, an entry of a list.
     fn unusable(source: config::ConfigError, origins: &Map<String, String>) -> Self {
         let (config::ConfigError::Type { key: Some(key), .. }
         | config::ConfigError::At { key: Some(key), .. }) = &source
@@ -188,11 +177,11 @@ fn suggest(suggestion: Option<&str>) -> String {
     suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// Loads the settings from all sources.
+/// Loads settings from all sources.
 ///
 /// # Errors
 ///
-/// Fails if a source names an unknown setting, a value is unusable, or a required setting is missing.
+/// If a setting is unknown, unusable, or required and missing.
 pub(crate) fn load(
     service: &Service,
     arguments: &[OsString],
@@ -276,7 +265,7 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
             let default = match key.default {
                 None => "required".to_owned(),
                 Some("") => "default: none".to_owned(),
-                // clap does not break a word that is longer than a line.
+                // clap does not break text without spaces.
                 Some(text) if text.len() > 60 => "default: see --print-config".to_owned(),
                 Some(text) => format!("default: {text}"),
             };
@@ -287,7 +276,7 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
         }))
 }
 
-/// Renders the effective settings as a file with the source of each as a comment.
+/// Renders a file, with sources as comments.
 fn print(keys: &[Key], config: &Config, origins: &Map<String, String>) -> String {
     let mut text = String::new();
     for key in keys {
@@ -318,11 +307,7 @@ fn toml(value: &Value) -> String {
     }
 }
 
-/// Deserializes a setting with `FromStr`, for `#[serde(deserialize_with = ...)]`.
-///
-/// # Errors
-///
-/// Fails if the text cannot be parsed.
+/// Uses `FromStr`, for `#[serde(deserialize_with = ...)]`.
 pub fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -339,12 +324,12 @@ where
     })
 }
 
-/// Deserializes an absolute path, for `#[serde(deserialize_with = ...)]`. A relative one would depend on the directory
-/// in which the process is started.
+/// Deserializes an absolute path, for `#[serde(deserialize_with = ...)]`; a relative one would depend on where
+/// the process is started.
 ///
 /// # Errors
 ///
-/// Fails if the path is empty or relative.
+/// If it is empty or relative.
 pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
     if path.is_absolute() {
@@ -354,12 +339,11 @@ pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D
     Err(D::Error::custom(message))
 }
 
-/// Deserializes a list, for `#[serde(deserialize_with = ...)]`: an array in the file, comma-separated
-/// in the other sources.
+/// Deserializes a list, for `#[serde(deserialize_with = ...)]`: an array in the file, else comma-separated.
 ///
 /// # Errors
 ///
-/// Fails if an item cannot be parsed.
+/// If an item cannot be parsed.
 pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

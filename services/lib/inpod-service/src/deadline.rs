@@ -3,15 +3,15 @@ use std::time::Duration;
 use http::HeaderMap;
 use tokio::time::Instant;
 
-/// The timeout of a call without a deadline, which is also the plugin's default.
+/// The default without a caller's deadline; the plugin's, too.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the deadline of a gRPC call from its `grpc-timeout` header, or 30 s from now without one.
+/// Returns the deadline from `grpc-timeout`, else 30 s from now.
 pub fn deadline<T>(request: &tonic::Request<T>) -> Instant {
     Instant::now() + timeout(request.metadata().as_ref()).unwrap_or(DEFAULT_TIMEOUT)
 }
 
-/// Parses a `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Timeout").
+/// Parses at most eight digits and a unit (gRPC over HTTP/2, "Timeout").
 pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -1,5 +1,3 @@
-//! The gRPC server of a service.
-
 mod health;
 mod incoming;
 mod layers;
@@ -19,14 +17,14 @@ use health::Health;
 pub use layers::ConcurrencyGroup;
 use reflection::{Reflection, V1, V1alpha};
 
-/// The time limit of a drain: calls in flight are answered, streams are ended.
+/// The time for answering calls and ending streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// HTTP/2 refuses further concurrent calls on one connection.
+/// Concurrent calls per HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 
-/// A server for health, reflection, metrics and the service's own RPCs on one Unix socket. It authorizes every call by
-/// the class of its RPC.
+/// Serves health, reflection, metrics and the service's RPCs on one Unix socket, and authorizes every
+/// call by its class.
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
@@ -55,14 +53,12 @@ impl Server {
         }
     }
 
-    /// Gives groups of methods concurrency limits of their own, each as large as the setting `max_calls`. All other
-    /// methods share one limit.
+    /// Gives each group a concurrency limit of its own (`max_calls`); other methods share one.
     #[must_use]
     pub fn concurrency_groups(self, groups: &'static [ConcurrencyGroup]) -> Self {
         Self { groups, ..self }
     }
 
-    /// Adds a gRPC service.
     #[must_use]
     pub fn add_service<S>(mut self, service: S) -> Self
     where
@@ -79,11 +75,11 @@ impl Server {
         self
     }
 
-    /// Serves until shutdown is requested, then drains. The health service reports the service's readiness.
+    /// Serves until shutdown, then drains. Health reports the readiness.
     ///
     /// # Errors
     ///
-    /// Fails if the socket cannot be bound.
+    /// If the socket cannot be bound.
     pub async fn serve(self) -> anyhow::Result<()> {
         let listener = uds::bind(&self.socket)?;
         let names: Arc<[&'static str]> = self.names.into();
@@ -100,7 +96,7 @@ impl Server {
         tracing::info!(socket = %self.socket.display(), "Serving");
         let connections = incoming::incoming(listener, self.policy, self.metrics.calls().clone());
         let serving = tonic::transport::Server::builder()
-            // Lets curl read metrics without an HTTP/2 client.
+            // Lets curl read metrics without HTTP/2.
             .accept_http1(true)
             .max_concurrent_streams(MAX_STREAMS)
             .layer(layers::stack(&self.metrics, self.max_calls, self.groups))

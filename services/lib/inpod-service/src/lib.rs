@@ -1,7 +1,7 @@
-//! The frame of every inpod process: settings, a gRPC server on a Unix socket, authorization of callers,
+//! The frame of every inpod process: settings, a gRPC server on a Unix socket, authorization,
 //! metrics, health and shutdown.
 //!
-//! A service's `main` is one call of [`main`] with its [`Service`] and its `run`. This crate knows nothing of pods.
+//! A service's `main` calls [`main`] with its [`Service`] and its `run`. Pods are unknown here.
 
 mod cgroup;
 mod check;
@@ -62,7 +62,7 @@ use crate::{
 /// The identity of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// The one name of the directory, crate, binary, container and socket.
+    /// Names directory, crate, binary, container and socket.
     pub name: &'static str,
     /// One line for `--help`.
     pub about: &'static str,
@@ -71,7 +71,7 @@ pub struct Service {
     pub keys: &'static [Key],
 }
 
-/// A running service, as passed to its `run`.
+/// A running service, passed to its `run`.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     service: Service,
@@ -83,50 +83,48 @@ pub struct Daemon {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
-    /// True if the state directory is emptied when the process ends.
+    /// Empties the state directory at the end.
     removes_state: Arc<AtomicBool>,
-    /// Held for the life of the process, so that a second instance cannot start.
+    /// Keeps a second instance from starting.
     _instance_lock: Arc<uds::SocketLock>,
 }
 
 impl Daemon {
-    /// Identifies this run of the process; every start has another one.
+    /// Returns an id that differs for each start of the process.
     pub fn instance_id(&self) -> &str {
         &self.instance_id
     }
 
-    /// Returns the directory of all state and of all sockets but the ZDS socket.
+    /// Holds all state and all sockets but the ZDS socket.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
     }
 
-    /// Returns the 0700 directory of a component.
+    /// Returns a component's directory (mode 0700).
     pub fn directory(&self, component: &str) -> PathBuf {
         self.run_dir.join(component)
     }
 
-    /// Returns the policy that identifies and authorizes callers.
     pub fn policy(&self) -> &Arc<peer::Policy> {
         &self.policy
     }
 
-    /// Returns the shutdown signal.
     pub fn shutdown(&self) -> Shutdown {
         self.shutdown.clone()
     }
 
-    /// Drains and stops the process, as the first SIGTERM does.
+    /// Drains and stops, like the first SIGTERM.
     pub fn stop(&self) {
         self.stop.stop();
     }
 
-    /// Sets whether the process empties its directory, including socket and lock, as the last thing it does. By default
-    /// it does not, since its successor continues with that state.
+    /// Sets whether the process finally empties its directory, with socket and lock. By default it does not: its
+    /// successor continues with that state.
     pub fn remove_state_on_exit(&self, remove: bool) {
         self.removes_state.store(remove, Ordering::Relaxed);
     }
 
-    /// Returns what [`Self::remove_state_on_exit`] set last.
+    /// Returns [`Self::remove_state_on_exit`]'s last value.
     pub fn removes_state_on_exit(&self) -> bool {
         self.removes_state.load(Ordering::Relaxed)
     }
@@ -141,7 +139,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the conditions. A service without required conditions is ready from the start.
+    /// Returns the conditions; without required ones, a service is ready from the start.
     pub fn readiness(&self) -> &Readiness {
         &self.readiness
     }
@@ -150,27 +148,25 @@ impl Daemon {
         &self.metrics
     }
 
-    /// Returns a client channel to another service's socket. It connects on the first call and reconnects as needed; a
-    /// call while nothing listens fails at once with UNAVAILABLE.
+    /// Returns a channel to another service, which connects on the first call and reconnects as needed; while nothing
+    /// listens, calls fail at once with UNAVAILABLE.
     pub fn channel(&self, component: &str) -> Channel {
         channel(&socket(&self.run_dir, component))
     }
 
-    /// Returns the server of this service's socket.
     pub fn server(&self) -> Server {
         Server::new(self)
     }
 }
 
-/// Returns the path of a component's gRPC socket.
 pub fn socket(run_dir: &Path, component: &str) -> PathBuf {
     run_dir.join(component).join("grpc.sock")
 }
 
-/// Returns a channel to a Unix socket that connects on first use.
+/// Connects on first use only.
 pub fn channel(socket: &Path) -> Channel {
     let socket = socket.to_owned();
-    // The authority is never resolved; some servers insist on a well-formed one.
+    // Never resolved; some servers insist on a well-formed authority.
     Endpoint::from_static("http://localhost")
         .connect_timeout(Duration::from_secs(2))
         .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
@@ -182,7 +178,7 @@ pub fn channel(socket: &Path) -> Channel {
         }))
 }
 
-/// Runs a service: reads its settings, then does what the command line asks for.
+/// Reads the settings, then follows the command line.
 pub fn main<C, F, Fut>(service: &Service, run: F) -> ExitCode
 where
     C: DeserializeOwned,
@@ -198,7 +194,7 @@ where
     }
 }
 
-/// Returns the exit code for an error: 2 for a wrong command line, 1 for anything else.
+/// Returns 2 for a wrong command line, else 1.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref() {
         Some(ConfigError::Arguments(_)) => ExitCode::from(2),
@@ -232,7 +228,7 @@ where
             instance = &*daemon.instance_id,
             "Started"
         );
-        // A clone stays here until the end, whatever `run` does with the other.
+        // A clone stays to the end, whatever `run` does with its own.
         let result = run(settings, daemon.clone()).await;
         exporter.flush().await;
         result?;
@@ -242,12 +238,12 @@ where
     })
 }
 
-/// Loads a service's settings for a command that is not the service itself. Returns `None` if the command line asked
-/// for help, the version or the settings, which are then printed.
+/// Loads settings for another command. Returns `None` if the command line asked for help, the version or the
+/// settings, which are then printed.
 ///
 /// # Errors
 ///
-/// Fails if the settings are unusable, or if the command line asks for a probe, which only the service has.
+/// If settings are unusable, or a probe is asked for, which only the service has.
 pub fn load_settings<C: DeserializeOwned>(
     service: &Service,
     arguments: &[OsString],
@@ -268,7 +264,7 @@ pub fn load_settings<C: DeserializeOwned>(
 }
 
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
-    // Created files must not be readable by other users.
+    // Other users must not read created files.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     rlimit::raise_open_files();
     let directory = common.run_dir.join(service.name);
@@ -296,8 +292,7 @@ fn instance_id() -> anyhow::Result<String> {
     Ok(uuid.trim().to_owned())
 }
 
-/// Uses two worker threads: a slow file read for one caller must not delay the next, and the node's cores
-/// are for its pods.
+/// Uses two threads: a slow file read must not delay the next caller, and the cores are for the node's pods.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -306,9 +301,9 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .context("cannot start the runtime")
 }
 
-/// Prints the error that ends the process to standard error: the log may not be initialized yet.
+/// Uses standard error: the log may not exist yet.
 fn print_error(service: &Service, error: &dyn fmt::Display) {
     let line = format!("{}: {error:#}\n", service.name);
-    // There is no way left to report a failure.
+    // Nothing is left to report a failure to.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }

@@ -14,10 +14,9 @@ use tracing_subscriber::{
 
 use crate::otlp;
 
-/// Libraries whose log is limited to `warn`: their debug output is about themselves.
+/// Limited to `warn`: their debug output is about themselves.
 const WARN_ONLY_LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
 
-/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Json,
@@ -36,7 +35,7 @@ impl FromStr for Format {
     }
 }
 
-/// Writes events to standard error, and exports spans if there is a layer for it.
+/// Writes events to standard error, and exports spans if set.
 pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> anyhow::Result<()> {
     let result = match spans {
         None => registry()
@@ -55,7 +54,7 @@ fn targets(level: Level) -> Targets {
         .with_target(otlp::EXPORT_ONLY_TARGET, LevelFilter::OFF)
 }
 
-/// Exports spans whatever the log level is.
+/// Exports spans at any log level.
 fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
     let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
     registry()
@@ -63,7 +62,6 @@ fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscribe
         .with(spans.with_filter(exported))
 }
 
-/// Returns the layer that writes a line for each event.
 fn lines<S>(format: Format) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

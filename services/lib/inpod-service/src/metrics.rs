@@ -1,7 +1,7 @@
-//! Metrics, on the gRPC socket of every service.
+//! Metrics, on every service's gRPC socket.
 //!
-//! Every name begins with `inpod_<component>_`, but for the `process_*` metrics, which carry the component as a label.
-//! So the texts of several services can be joined into one.
+//! Names begin with `inpod_<component>_`; `process_*` metrics carry the component as a label. Texts of several
+//! services can so be joined.
 
 mod calls;
 mod endpoint;
@@ -31,10 +31,10 @@ use crate::{Readiness, Service};
 /// The media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The path of metrics on the gRPC socket.
+/// The path on every gRPC socket.
 pub const PATH: &str = "/metrics";
 
-/// The metrics of this process; cheap to clone.
+/// Metrics of this process; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
@@ -43,7 +43,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers what every service has: version, start time, process, conditions and calls.
+    /// Registers version, start time, process, conditions and calls.
     pub(crate) fn new(service: &Service, readiness: &Readiness) -> Self {
         let mut registry = Registry::default();
         let component = (Cow::Borrowed("component"), Cow::Borrowed(service.name));
@@ -66,20 +66,20 @@ impl Metrics {
         }
     }
 
-    /// Registers a service's own metrics below its prefix. Call it once: a name may be registered only once.
+    /// Adds a service's prefix. Call it once, since names must be unique.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(self.lock().sub_registry_with_prefix(&*self.prefix))
     }
 
-    /// Registers metrics with the names of another program, without a prefix.
+    /// Keeps another program's names, without a prefix.
     pub fn register_foreign<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.lock())
     }
 
-    /// Renders all metrics in the OpenMetrics text format.
+    /// Renders all metrics as OpenMetrics text.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a string cannot fail; a failing collector leaves a text without its end marker.
+        // Writing to a string cannot fail; a failing collector leaves no end marker.
         if let Err(error) = text::encode(&mut text, &self.lock()) {
             tracing::error!(%error, "Cannot write the metrics");
         }
@@ -95,8 +95,7 @@ impl Metrics {
     }
 }
 
-/// Returns a histogram of durations in seconds, from half a millisecond (a step of a handover) to the 30 s
-/// of a whole ADD.
+/// Durations in seconds, from half a millisecond (a step of a handover) to 30 s (a whole ADD).
 pub fn duration_histogram() -> Histogram {
     Histogram::new([
         0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

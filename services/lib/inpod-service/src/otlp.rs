@@ -1,8 +1,7 @@
 //! Exports spans to an OpenTelemetry collector by OTLP over gRPC.
 //!
-//! A span is exported if it belongs to a sampled trace of a caller: the span of a call, a [`child_span`] of it, or any
-//! span created within one of these. Its attributes are also in the log. Without the cargo feature `otlp`,
-//! `without_otlp.rs` replaces this module.
+//! These belong to a caller's sampled trace: a call's span, a [`child_span`] of it, or any span within one.
+//! Attributes are in the log, too. `without_otlp.rs` replaces this module without the feature `otlp`.
 
 mod endpoint;
 mod export;
@@ -24,31 +23,31 @@ use open::SpanContext;
 pub(crate) use export::ExporterBuilder;
 pub(crate) use layer::Layer;
 
-/// The target of spans that exist only for export: the log does not show them.
+/// Spans only for export, which the log omits.
 pub(crate) const EXPORT_ONLY_TARGET: &str = "inpod::part";
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Settings {
     #[serde(deserialize_with = "config::parsed")]
     otlp_endpoint: Endpoint,
-    /// Set for services that have this setting.
+    /// For services with this setting.
     node_name: Option<String>,
 }
 
-/// Marks a span as the server side of a caller's call.
+/// Marks the server side of a call.
 pub(crate) fn serve(span: &Span, caller: &Trace, path: &str) {
     if let Some(caller) = SpanContext::of_caller(caller) {
         update_span(span, |open| open.serve(caller, path));
     }
 }
 
-/// Returns the `traceparent` of the current span if it is exported as a part of the trace.
+/// Returns `None` if the current span is not exported as part of the trace.
 pub(crate) fn current_traceparent(trace: &Trace) -> Option<String> {
     let (caller, here) = (SpanContext::of_caller(trace)?, current_context()?);
     (here.trace == caller.trace).then(|| here.header())
 }
 
-/// Starts a child span of a trace, which ends when it is dropped. Does nothing if the trace is not exported.
+/// Starts a span that ends on drop; none if the trace is not exported.
 pub fn child_span(name: &'static str, trace: &Trace) -> Span {
     let Some(parent) = SpanContext::of_caller(trace) else {
         return Span::none();
@@ -58,14 +57,14 @@ pub fn child_span(name: &'static str, trace: &Trace) -> Span {
     span
 }
 
-/// Sets an attribute of the current span. Use it for values that the log contains as well.
+/// Sets a value that the log contains as well.
 pub fn record_attribute(key: &'static str, value: &dyn fmt::Display) {
     update_span(&Span::current(), |open| {
         open.set_text_attribute(key, &value.to_string());
     });
 }
 
-/// The span of a call. It is kept because the status code arrives when another span is current.
+/// Kept since the status code arrives within another span.
 #[derive(Debug)]
 pub(crate) struct Call(Span);
 
@@ -74,13 +73,12 @@ impl Call {
         Self(Span::current())
     }
 
-    /// Ends the call with its status code.
     pub(crate) fn end(&self, code: Code, name: &str) {
         update_span(&self.0, |open| open.end(code, name));
     }
 }
 
-/// Returns a layer and the spans that it exports.
+/// Returns a layer and its exported spans.
 #[cfg(test)]
 pub(crate) fn test_layer() -> (Layer, tokio::sync::mpsc::Receiver<wire::Span>) {
     let (queue, waiting) = export::queue(64);

@@ -1,7 +1,7 @@
-//! Identifies the process on the other end of a Unix socket and decides which calls it may make.
+//! Identifies a Unix socket's peer and decides what it may call.
 //!
-//! The user id alone proves nothing: any root process in any container that sees a socket can connect. A peer is
-//! identified by the cgroup of its process, read through a pidfd so that a recycled pid cannot stand in for it.
+//! The user id proves nothing: any root process in a container that sees a socket can connect. A peer is identified
+//! by its process's cgroup, read through a pidfd, for which no recycled pid can stand in.
 
 mod process;
 
@@ -20,12 +20,12 @@ use tonic::Status;
 
 pub use crate::cgroup::Cgroup;
 
-/// The setting `peer`: what identifies a service of inpod.
+/// The setting `peer`, which identifies inpod's services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// The pod named by its cgroup.
+    /// The pod in its cgroup.
     Pod,
-    /// A cgroup that the process is in, or in one below.
+    /// A cgroup with the process in or below it.
     Cgroup(String),
     /// Only the user id.
     Uid,
@@ -44,51 +44,50 @@ impl FromStr for Setting {
     }
 }
 
-/// The rules by which a peer is a service of inpod, or a host process.
+/// The rules for services, and for host processes.
 #[derive(Debug)]
 pub struct Policy {
     uid: u32,
     service: Service,
-    /// Asks the kernel for a peer's pidfd; replaced in tests.
+    /// Asks the kernel; replaced in tests.
     pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>,
 }
 
 #[derive(Debug)]
 enum Service {
-    /// The peer's pod cgroup equals this one. `None`: this process sees its own cgroup as the root.
+    /// The peer's pod cgroup. `None`: this process sees its own cgroup as the root.
     Pod(Option<String>),
-    /// The peer is in this cgroup or below it.
+    /// The peer is there or below.
     Below(String),
-    /// Any process with this process's user id is both a host process and a service. For demos and development.
+    /// Any process with this user id is host process and service. For demos and development.
     Anyone,
 }
 
-/// The reason why there is no policy.
+/// Reasons for having no policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     #[error("cannot read /proc/self/cgroup")]
     Read(#[source] io::Error),
-    /// The policy `pod` is set outside of a pod.
+    /// `pod` is set outside of a pod.
     #[error(
         "setting peer = pod, but this process is not in the cgroup of a pod; use cgroup:PATH or, to try inpod, uid"
     )]
     NotInPod,
 }
 
-/// An identified peer and what it may call.
+/// An identified peer and its rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The pid as this process sees it.
+    /// The pid in this process's namespace.
     pub pid: i32,
     pub uid: u32,
-    /// Its cgroup when it connected; `None` if the policy does not read it.
+    /// At the connect; `None` if the policy does not read it.
     cgroup: Option<Cgroup>,
     host: bool,
     service: bool,
 }
 
 impl Peer {
-    /// Returns whether the peer may call RPCs of a class.
     pub fn may_call(&self, class: Class) -> bool {
         match class {
             Class::Read => self.host || self.service,
@@ -97,7 +96,7 @@ impl Peer {
         }
     }
 
-    /// Rejects and logs a call of a class that the peer may not make.
+    /// Rejects and logs other calls.
     ///
     /// # Errors
     ///
@@ -128,7 +127,6 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Returns the peer that made a gRPC call.
 pub fn of_request<T>(request: &tonic::Request<T>) -> Peer {
     request
         .extensions()
@@ -137,7 +135,7 @@ pub fn of_request<T>(request: &tonic::Request<T>) -> Peer {
         .unwrap_or(UNKNOWN_PEER)
 }
 
-/// The peer of a call whose peer is unknown; it may call nothing.
+/// An unknown peer, which may call nothing.
 pub(crate) const UNKNOWN_PEER: Peer = Peer {
     pid: 0,
     uid: u32::MAX,
@@ -146,19 +144,19 @@ pub(crate) const UNKNOWN_PEER: Peer = Peer {
     service: false,
 };
 
-/// The reason why a peer was rejected.
+/// Reasons for rejecting a peer.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// The kernel does not report its credentials.
+    /// The kernel reports no credentials.
     #[error("cannot identify the peer")]
     Unseen(#[source] io::Error),
-    /// It is in a pid namespace that this process cannot see, or has exited.
+    /// In an invisible pid namespace, or exited.
     #[error("the peer's process is not visible from here; run in the host's pid namespace")]
     Invisible,
     /// It has another user id.
     #[error("the peer has uid {0}")]
     Uid(u32),
-    /// It is not authorized for calls of the class.
+    /// Not authorized for the class.
     #[error("{0} may not make calls of class {1:?}")]
     Class(Peer, Class),
 }
@@ -180,7 +178,7 @@ impl Policy {
         })
     }
 
-    /// Returns the policy `uid`, which admits all processes with this process's user id. For tests.
+    /// Returns the policy `uid`, for tests: admits all processes with this user id.
     pub fn same_uid() -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
@@ -189,11 +187,11 @@ impl Policy {
         }
     }
 
-    /// Identifies the peer of a connected socket.
+    /// Identifies a connected peer.
     ///
     /// # Errors
     ///
-    /// Fails if the peer cannot be identified or has another user id.
+    /// If that fails, or it has another user id.
     pub fn identify(&self, socket: impl AsFd) -> Result<Peer, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
@@ -220,11 +218,11 @@ impl Policy {
         })
     }
 
-    /// Identifies the peer of a connected socket and checks that it may make calls of a class.
+    /// Identifies a peer and checks the class.
     ///
     /// # Errors
     ///
-    /// The reasons are those of [`Refused`].
+    /// See [`Refused`] for the reasons.
     pub fn authorize(&self, socket: impl AsFd, class: Class) -> Result<Peer, Refused> {
         let peer = self.identify(socket)?;
         if peer.may_call(class) {
@@ -239,7 +237,7 @@ impl Policy {
             Service::Anyone => true,
             Service::Below(root) => cgroup.is_below(root),
             Service::Pod(Some(own)) => cgroup.pod().as_ref() == Some(own),
-            // Within a cgroup namespace, containers of the same pod are siblings.
+            // Within a cgroup namespace, a pod's containers are siblings.
             Service::Pod(None) => cgroup.pod().as_deref() == Some("/.."),
         }
     }

@@ -1,5 +1,3 @@
-//! Conditions and readiness of a service.
-
 use std::{
     collections::BTreeMap,
     fmt,
@@ -14,7 +12,7 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-/// The named conditions of a service. Required ones decide its readiness, the others are informative. Cheap to clone.
+/// Named conditions of a service; required ones decide its readiness. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Readiness(Arc<Inner>);
 
@@ -24,15 +22,14 @@ struct Inner {
     ready: watch::Sender<bool>,
 }
 
-/// The status of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub ok: bool,
-    /// The time of the last change of `ok`.
+    /// The last change of `ok`.
     pub since: SystemTime,
-    /// The reason why it is not met; empty if it is.
+    /// Empty if it is met.
     pub message: String,
-    /// True if readiness depends on it.
+    /// Readiness depends on it.
     pub required: bool,
 }
 
@@ -47,12 +44,11 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Declares a condition that readiness depends on, initially not met. Call it before the service is served.
+    /// Declares a required condition, initially not met, before the service is served.
     pub fn require(&self, name: &'static str, message: &str) {
         self.put(name, Err(message.to_owned()), true);
     }
 
-    /// Sets the status of a condition.
     pub fn set(&self, name: &'static str, result: Result<(), String>) {
         self.put(name, result, false);
     }
@@ -77,7 +73,7 @@ impl Readiness {
             required,
         };
         all.insert(name, condition);
-        // Sent under the lock, so that the last update is of the last state.
+        // Under the lock: the last update is of the last state.
         let ready = all
             .values()
             .all(|condition| condition.ok || !condition.required);
@@ -86,17 +82,15 @@ impl Readiness {
             .send_if_modified(|was| std::mem::replace(was, ready) != ready);
     }
 
-    /// Returns all conditions that were declared or set.
     pub fn all(&self) -> BTreeMap<&'static str, Condition> {
         self.lock().clone()
     }
 
-    /// Returns whether every required condition is met.
     pub fn is_ready(&self) -> bool {
         *self.0.ready.borrow()
     }
 
-    /// Returns a watch of [`Self::is_ready`].
+    /// Watches changes of [`Self::is_ready`].
     pub fn changes(&self) -> watch::Receiver<bool> {
         self.0.ready.subscribe()
     }

@@ -1,10 +1,7 @@
-//! The limit of open files.
-
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files to the hard limit. It defaults to 1024 for programs that use select(2), which
-/// none here does, and the broker and netconfig hold a file or more for each pod. A failure is only logged: metrics
-/// show processes that come near the limit.
+/// Raises the soft limit to the hard one. It defaults to 1024 for users of select(2), which none here is, and broker
+/// and netconfig hold a file or more per pod. A failure is only logged: metrics show processes near the limit.
 pub(crate) fn raise_open_files() {
     let known = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -7,11 +7,11 @@ use tokio::{
     sync::watch,
 };
 
-/// The shutdown signal: the first SIGTERM or SIGINT drains the process, the second one ends it.
+/// The first SIGTERM or SIGINT drains, the second ends the process.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
-/// Requests a shutdown without a signal.
+/// A handle for shutdown without a signal.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopHandle(Arc<watch::Sender<bool>>);
 
@@ -42,13 +42,12 @@ impl Shutdown {
         *self.0.borrow()
     }
 
-    /// Waits until a shutdown is requested.
     pub async fn requested(mut self) {
         // A dropped sender means the same.
         drop(self.0.wait_for(|requested| *requested).await);
     }
 
-    /// Ends a stream when a shutdown is requested, so that watchers do not delay the drain.
+    /// Ends it at shutdown: watchers must not delay the drain.
     pub fn end_stream<S: Stream>(&self, stream: S) -> impl Stream<Item = S::Item> + use<S> {
         stream.take_until(self.clone().requested())
     }

@@ -1,8 +1,7 @@
 //! Aborts the process when a task that it depends on panics.
 //!
-//! tokio confines a panic to its task. If that task watches the API server or syncs other services, the process would
-//! stay ready and live without ever doing that work again. An abort is safe: the process is restarted and continues
-//! from its persisted state.
+//! tokio confines a panic to its task. If that watches the API server or syncs other services, the process would stay
+//! ready and live without that work. An abort is safe: the restarted process continues from its persisted state.
 
 use std::{panic::AssertUnwindSafe, process};
 
@@ -10,7 +9,7 @@ use futures_util::FutureExt as _;
 
 /// Runs a task that may end, but whose panic aborts the process.
 pub async fn abort_on_panic(part: &'static str, work: impl Future<Output = ()>) {
-    // Nothing of the task is used after a panic.
+    // Nothing of it is used after a panic.
     if AssertUnwindSafe(work).catch_unwind().await.is_err() {
         tracing::error!(part, "A core task panicked; aborting the process");
         process::abort();
@@ -26,7 +25,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a test of this module in a process of its own and returns its exit status.
+    /// Runs a test in a process of its own.
     fn process_that_does(what: &str) -> ExitStatus {
         let mut process = Command::new(std::env::current_exe().unwrap());
         let what = format!("supervised_task::tests::{what}");
@@ -46,7 +45,7 @@ mod tests {
         assert!(status.success(), "{status}");
     }
 
-    /// Drops the task's result, as all callers do.
+    /// Drops the result, like all callers.
     async fn run(work: impl Future<Output = ()> + Send + 'static) {
         let _ended = tokio::spawn(abort_on_panic("a part", work)).await;
     }

@@ -1,4 +1,4 @@
-//! The trace context of a call.
+//! A call's trace context.
 
 use std::sync::Arc;
 
@@ -6,15 +6,14 @@ use http::HeaderMap;
 
 use crate::otlp;
 
-/// The header of the trace context (W3C Trace Context, level 1).
+/// The header (W3C Trace Context, level 1).
 pub const TRACEPARENT: &str = "traceparent";
 
-/// A caller's `traceparent`, or none. An invalid one counts as none and is not passed on.
+/// A caller's `traceparent`, or none. Invalid ones are not passed on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace(Option<Arc<str>>);
 
 impl Trace {
-    /// Reads the trace context from a caller's headers.
     pub fn from_headers(headers: &HeaderMap) -> Self {
         let value = headers.get(TRACEPARENT);
         value
@@ -22,7 +21,7 @@ impl Trace {
             .map_or_else(Self::default, Self::parse)
     }
 
-    /// Accepts version 00 only (level 1): version, trace, parent and flags in lower-case hexadecimal.
+    /// Accepts only version 00 (level 1): version, trace, parent and flags in lower-case hexadecimal.
     fn parse(text: &str) -> Self {
         let parts: Vec<&str> = text.split('-').collect();
         let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
@@ -39,19 +38,18 @@ impl Trace {
         Self((is_trace && is_valid).then(|| text.into()))
     }
 
-    /// Returns the same trace with the current span as parent, if spans are exported, so that calls made on the
-    /// caller's behalf appear below this process's span.
+    /// Makes the current span the parent, if spans are exported: calls on the caller's behalf appear below it.
     #[must_use]
     pub fn with_current_span(self) -> Self {
         otlp::current_traceparent(&self).map_or(self, |header| Self::parse(&header))
     }
 
-    /// Returns the trace id, which the log lines of all processes share.
+    /// Returns the id, shared by the log lines of all processes.
     pub fn id(&self) -> Option<&str> {
         self.0.as_deref()?.split('-').nth(1)
     }
 
-    /// Returns the header's value for calls on the caller's behalf.
+    /// Returns the header for calls on the caller's behalf.
     pub fn header(&self) -> Option<&str> {
         self.0.as_deref()
     }

@@ -1,4 +1,4 @@
-//! Unix sockets in private directories: replaces stale sockets, and never takes over one that is in use.
+//! Unix sockets in private directories. Replaces stale sockets, never one in use.
 
 use std::{
     fs, io,
@@ -17,31 +17,31 @@ use nix::{
 };
 use tokio::net::UnixListener;
 
-/// The reason why a socket cannot be bound.
+/// Reasons for a failed bind.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The kernel's limit is 107 bytes (unix(7)).
+    /// The limit is 107 bytes (unix(7)).
     #[error("socket path {} has {} bytes, more than 107; choose a shorter run_dir", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
-    /// The path exists but is not a socket.
+    /// The path is no socket.
     #[error("{} is in the way: it is not a socket; remove it", .0.display())]
     NoSocket(PathBuf),
     /// Another process listens there.
     #[error("{} is already served by another process; stop it first", .0.display())]
     Served(PathBuf),
-    /// Another process is starting to listen there, or hangs while it does.
+    /// Another process is starting to listen, or hangs while it does.
     #[error("another process is starting to listen in {} and does not finish; stop it first", .0.display())]
     Starting(PathBuf),
-    /// The path of the directory is something else. A link is not followed: its target would be closed to other users.
+    /// The directory's path is something else. Links are not followed: the target would be closed to other users.
     #[error("{} is not a directory but a file or a symbolic link; remove it", .0.display())]
     NoDirectory(PathBuf),
-    /// The directory belongs to another user, who could replace the socket.
+    /// It belongs to another user, who could replace the socket.
     #[error("directory {} belongs to uid {owner}, not to this process; remove it or choose another run_dir", .path.display())]
     Foreign { path: PathBuf, owner: u32 },
-    /// Other users may write to the directory, and it holds more than the socket: restricting it would lock them out.
+    /// Other users may write to it, and it holds more than the socket: restricting it would lock them out.
     #[error("others may write to directory {} (mode {mode:o}), which holds more than the socket; choose one of its own", .path.display())]
     Writable { path: PathBuf, mode: u32 },
-    /// The directory cannot be created or restricted.
+    /// It cannot be created or restricted.
     #[error("cannot prepare directory {}", .path.display())]
     Directory { path: PathBuf, source: io::Error },
     /// The socket cannot be bound.
@@ -53,7 +53,7 @@ pub enum BindError {
 ///
 /// # Errors
 ///
-/// The reasons are those of [`BindError`].
+/// See [`BindError`] for the reasons.
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let lock = prepare(path, SockType::Stream)?;
     let listen = |source| BindError::Listen {
@@ -66,21 +66,20 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
-/// A lock on the directory of a socket. While it lives, other processes wait to bind a socket there.
+/// Locks a socket's directory: other processes wait to bind there.
 #[derive(Debug)]
 #[must_use = "another start could take the way as soon as this is dropped: listen first"]
 pub struct SocketLock(Flock<fs::File>);
 
-/// The maximum time to wait for another process to bind its socket.
+/// The time for another process to bind.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Prepares the path of a socket: creates its directory with mode 0700 if it does not exist (a shared one such as
-/// `/run` is left as it is) and removes a stale socket. Keep the returned [`SocketLock`] until the socket is bound, so
-/// that a concurrent start finds the socket and does not remove it.
+/// Creates a missing directory with mode 0700 (a shared one such as `/run` stays as it is) and removes a stale
+/// socket. Keep the [`SocketLock`] until the socket is bound: a concurrent start must find the socket, not remove it.
 ///
 /// # Errors
 ///
-/// The reasons are those of [`BindError`].
+/// See [`BindError`] for the reasons.
 pub fn prepare(path: &Path, kind: SockType) -> Result<SocketLock, BindError> {
     if path.as_os_str().len() > 107 {
         return Err(BindError::TooLong(path.to_owned()));
@@ -100,12 +99,12 @@ fn lock_directory(directory: &Path) -> Result<SocketLock, BindError> {
     lock_within_timeout(file, directory, starting)
 }
 
-/// Makes this process the only instance of its service for as long as the lock lives. It waits for an instance that is
-/// about to end, so that their writes do not interleave.
+/// Makes this process the service's only instance while the lock lives. Waits for an instance about to end: their
+/// writes must not interleave.
 ///
 /// # Errors
 ///
-/// Fails if another process holds the lock, or it cannot be created.
+/// If another process holds the lock, or it cannot be created.
 pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -113,7 +112,7 @@ pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     loop {
         let served = || BindError::Served(directory.to_owned());
         let lock = lock_within_timeout(options.open(&path), directory, served)?;
-        // The previous instance may have emptied the directory; the next start would then lock another file.
+        // The previous instance may have emptied the directory; the next start would lock another file.
         if lock.is_at(&path) {
             return Ok(lock);
         }
@@ -121,7 +120,7 @@ pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
 }
 
 impl SocketLock {
-    /// Returns whether the locked file is the one at a path.
+    /// Returns whether the locked file is still the one there.
     fn is_at(&self, path: &Path) -> bool {
         let found = fs::metadata(path).and_then(|there| Ok((there, self.0.metadata()?)));
         found
@@ -129,11 +128,11 @@ impl SocketLock {
     }
 }
 
-/// Removes the content of a directory, if it exists. The directory itself stays, since it may be a mount point.
+/// Keeps the directory itself, which may be a mount point.
 ///
 /// # Errors
 ///
-/// Fails if an entry cannot be removed.
+/// If an entry cannot be removed.
 pub fn clear_directory(directory: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -150,11 +149,11 @@ pub fn clear_directory(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a socket that this process no longer serves, unless another process serves it by now.
+/// Removes the socket unless another process serves it.
 ///
 /// # Errors
 ///
-/// The reasons are those of [`BindError`].
+/// See [`BindError`] for the reasons.
 pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
     match remove_stale(path, kind) {
         Err(BindError::Served(_)) => Ok(()),
@@ -162,7 +161,7 @@ pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
     }
 }
 
-/// Locks a file; the kernel releases the lock with the process.
+/// Locks a file; the kernel releases it with the process.
 fn lock_within_timeout(
     file: io::Result<fs::File>,
     directory: &Path,
@@ -185,7 +184,7 @@ fn lock_within_timeout(
     }
 }
 
-/// Removes a stale socket, which no process listens on.
+/// Removes a socket that no process listens on.
 fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
@@ -203,11 +202,7 @@ fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     fs::remove_file(path).map_err(listen)
 }
 
-/// Creates a directory that only this user may enter, or restricts an existing one.
-///
-/// # Errors
-///
-/// Fails if it cannot be created or restricted.
+/// Creates or restricts a directory that only this user may enter.
 pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     let error = |source| BindError::Directory {
         path: path.to_owned(),
@@ -231,24 +226,24 @@ pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(error)
 }
 
-/// The access to a socket's directory after [`restrict_directory`].
+/// Access to the directory after [`restrict_directory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryAccess {
-    /// Only this user may enter it, as before.
+    /// Only for this user, as before.
     AlreadyPrivate,
-    /// Only this user may enter it now; holds the previous mode.
+    /// Only for this user now; holds the previous mode.
     Restricted(u32),
-    /// Other users may enter it, because it holds more than the socket. They can see the socket but neither
+    /// Other users may enter, as it holds more than the socket. They can see the socket but neither
     /// open nor replace it.
     Shared(u32),
 }
 
-/// Restricts the directory of a socket to this user if it holds nothing else, such as one that the kubelet created for
-/// a `hostPath` of type `DirectoryOrCreate` (0755). Any other directory, such as `/run`, is shared and left as it is.
+/// Restricts a directory that holds nothing else, such as one that the kubelet created for a `hostPath` of type
+/// `DirectoryOrCreate` (0755). Others, such as `/run`, are shared and stay as they are.
 ///
 /// # Errors
 ///
-/// Fails if other users could replace the socket, or the directory cannot be restricted.
+/// If other users could replace the socket, or restricting fails.
 pub fn restrict_directory(socket: &Path) -> Result<DirectoryAccess, BindError> {
     let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
     let error = |source| BindError::Directory {
@@ -285,11 +280,6 @@ fn shared(directory: &Path, mode: u32) -> Result<DirectoryAccess, BindError> {
     })
 }
 
-/// Restricts a socket to this user.
-///
-/// # Errors
-///
-/// Fails if the mode cannot be set.
 pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
     let listen = |source| BindError::Listen {
         path: path.to_owned(),
@@ -298,8 +288,7 @@ pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(listen)
 }
 
-/// Returns whether a process listens on a socket. Connecting is the only way to find out; the process sees a peer
-/// that disconnects at once.
+/// Connects, the only way to find out; the process sees a peer that disconnects at once.
 fn is_served(path: &Path, kind: SockType) -> io::Result<bool> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let probe = socket(AddressFamily::Unix, kind, flags, None)?;

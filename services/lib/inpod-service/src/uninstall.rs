@@ -1,7 +1,7 @@
-//! Uninstall and handover of a node: how a service learns that it has to go, and how it reports that it is done.
+//! Uninstall and handover: how a service learns that it has to go, and reports that it is done.
 //!
-//! The request is a file mounted from a ConfigMap, and the receipt is a file from which the kubelet reads a container's
-//! termination message: neither needs a right at the API server.
+//! The request is a file from a ConfigMap, and the receipt a file for the container's termination message: neither
+//! needs a right at the API server.
 
 use std::{
     fmt, fs,
@@ -15,18 +15,18 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// The interval at which the file is read. A kubelet takes about a minute to deliver a changed ConfigMap.
+/// A kubelet takes about a minute to deliver a changed ConfigMap.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The beginning of a receipt.
+/// The beginning of every receipt.
 pub const RECEIPT_PREFIX: &str = "inpod left:";
 
-/// The things that stay on the node when inpod is removed.
+/// The things that stay on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UninstallMode {
-    /// Nothing: all changes are reverted.
+    /// Nothing stays: all changes are reverted.
     Uninstall,
-    /// Rules, listeners and annotations, for the agent that replaces inpod in the chain.
+    /// Rules, listeners and annotations stay, for the next agent in the chain.
     Handover,
 }
 
@@ -39,11 +39,11 @@ impl UninstallMode {
     }
 }
 
-/// Parses the file's content. `None`: inpod stays.
+/// Parses the request; `None`: inpod stays.
 ///
 /// # Errors
 ///
-/// Returns the content if it is invalid.
+/// Returns the invalid content.
 pub fn parse(text: &str) -> Result<Option<UninstallMode>, String> {
     match text.trim() {
         "" => Ok(None),
@@ -59,12 +59,12 @@ impl fmt::Display for UninstallMode {
     }
 }
 
-/// Reads the file. If it is missing, the marker decides: deleting a release deletes the ConfigMap while its processes
-/// still run, and a node that is done must stay so.
+/// Reads the file. Without it the marker decides: deleting a release deletes the ConfigMap while its processes still
+/// run, and a finished node must stay so.
 ///
 /// # Errors
 ///
-/// Fails if the file cannot be read or its content is invalid.
+/// If the file is unreadable or invalid.
 pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, String> {
     let shown = file.display();
     let text = match fs::read_to_string(file) {
@@ -79,8 +79,7 @@ pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, Strin
     })
 }
 
-/// Watches the file. While its content is invalid, the previous value stays in force, so
-/// that a typo uninstalls nothing.
+/// Ignores invalid content, so that a typo uninstalls nothing.
 pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallMode>> {
     let first = read(&file, &marker).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
@@ -109,19 +108,17 @@ pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallM
     receiver
 }
 
-/// A file next to a service's socket that records, for restarts of the container, that the service is
-/// done on this node.
+/// A file next to the service's socket, which records for restarts that the service is done on this node.
 #[derive(Clone, Debug)]
 pub struct Marker(PathBuf);
 
 impl Marker {
-    /// Returns the marker in a service's directory. It lasts until the next boot, or until the
+    /// Returns a marker that lasts until the next boot, or until the
     /// directory is emptied (`Daemon::remove_state_on_exit`).
     pub fn in_directory(directory: &Path) -> Self {
         Self(directory.join("left"))
     }
 
-    /// Returns whether the service is done in this mode.
     pub fn is_set(&self, mode: UninstallMode) -> bool {
         self.get() == Some(mode)
     }
@@ -131,20 +128,10 @@ impl Marker {
         parse(&text).ok().flatten()
     }
 
-    /// Records that the service is done.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file cannot be written.
     pub fn set(&self, mode: UninstallMode) -> io::Result<()> {
         fs::write(&self.0, mode.as_str())
     }
 
-    /// Records that the service is back.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file cannot be removed.
     pub fn clear(&self) -> io::Result<()> {
         match fs::remove_file(&self.0) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -154,15 +141,10 @@ impl Marker {
 }
 
 /// Writes the receipt, one line.
-///
-/// # Errors
-///
-/// Fails if the file cannot be written.
 pub fn write_receipt(file: &Path, mode: UninstallMode, done: &str) -> io::Result<()> {
     fs::write(file, receipt_line(mode, done) + "\n")
 }
 
-/// Returns the text of a receipt.
 pub fn receipt_line(mode: UninstallMode, done: &str) -> String {
     format!("{RECEIPT_PREFIX} {mode}; {done}")
 }

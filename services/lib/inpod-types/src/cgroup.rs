@@ -1,29 +1,27 @@
-//! Finds the pod and the container of a process in its cgroup file, proc(5) (services/docs/facts/istio-ambient.md,
-//! 5.2). The parser is hand-written and runs in linear time, because a container that may create cgroups chooses
-//! part of the text.
+//! Finds a process's pod and container in its cgroup file, proc(5) (services/docs/facts/istio-ambient.md, 5.2).
+//! Hand-written for linear time: a container that may create cgroups chooses part of the text.
 
 use crate::ContainerId;
 
-/// Hexadecimal digits in a UUID and in a static pod's hash.
+/// Of a UUID, and of a static pod's hash.
 const DIGITS: usize = 32;
 
-/// The numbers of digits after which a UUID has a separator.
+/// The digits after which a UUID has separators.
 const GROUPS: [usize; 4] = [8, 12, 16, 20];
 
-/// A pod's UID in lower case and without separators: cgroupfs writes a UUID with hyphens, systemd with underscores, and
-/// a static pod's UID is the MD5 hash of its manifest, which has none.
+/// A pod's UID in lower case without separators: cgroupfs writes hyphens, systemd underscores, and a static pod's UID
+/// is its manifest's MD5 hash, without any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodKey([u8; DIGITS]);
 
 impl PodKey {
-    /// Returns the key of a UID, or `None` if it is neither a UUID nor 32 hexadecimal digits: no cgroup's
-    /// name contains it then.
+    /// Returns `None` if the UID is neither a UUID nor 32 hexadecimal digits, as in no cgroup's name.
     pub fn from_uid(uid: &str) -> Option<Self> {
         let (key, rest) = Self::parse_prefix(uid)?;
         rest.is_empty().then_some(key)
     }
 
-    /// Parses a key at the start of a text, from at most 36 bytes, and returns the rest.
+    /// Parses at most 36 bytes, and returns the rest.
     fn parse_prefix(text: &str) -> Option<(Self, &str)> {
         let (mut digits, mut count) = ([0; DIGITS], 0);
         for (at, byte) in text.bytes().enumerate() {
@@ -42,29 +40,28 @@ impl PodKey {
     }
 }
 
-/// Returns whether a byte is a separator at a place where a UUID has one.
+/// Accepts separators only where a UUID has one.
 fn is_separator(byte: u8, digits: usize, before: Option<&u8>) -> bool {
     matches!(byte, b'-' | b'_')
         && GROUPS.contains(&digits)
         && before.is_some_and(u8::is_ascii_hexdigit)
 }
 
-/// A container of a pod, as named by a cgroup.
+/// A pod's container, named by a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
     /// The pod, by its UID.
     pub pod: PodKey,
-    /// The container of the process.
+    /// The process's container in it.
     pub container: ContainerId,
 }
 
-/// Finds the container of a process in its cgroup file. Returns `None` if no line names a pod's container, if lines
-/// name different ones, or if one line names two pods: a container that may create cgroups can append another pod's
-/// name to its own, but cannot replace it.
+/// Finds a process's container in its cgroup file. Returns `None` if no line names one, lines differ, or one line
+/// names two pods: a container that may create cgroups can append another pod's name to its own, but not replace it.
 pub fn find_container(text: &str) -> Option<PodContainer> {
     let mut found = None;
     for line in text.lines() {
-        // The format is hierarchy:controllers:path, and a path may contain colons.
+        // The format is hierarchy:controllers:path; a path may contain colons.
         let path = line.splitn(3, ':').nth(2)?;
         match (parse_path(path), &found) {
             (Line::NoPod, _) => {}
@@ -94,7 +91,7 @@ fn parse_path(path: &str) -> Line {
             return Line::Ambiguous;
         }
         // The cgroup below the pod's is the container's, whatever follows (systemd's init.scope, crun's `container`).
-        // containerd's systemd driver puts it in the same component.
+        // containerd's systemd driver puts both in one component.
         let of_container = match rest.rsplit_once(':') {
             Some((_, name)) => Some(name),
             None => components.peek().copied(),
@@ -106,8 +103,7 @@ fn parse_path(path: &str) -> Line {
     found.map_or(Line::NoPod, Line::Container)
 }
 
-/// Parses a component that names a pod (`pod<uid>`, `kubepods-burstable-pod<uid>.slice`) and returns
-/// what follows the UID.
+/// Accepts `pod<uid>` and `kubepods-burstable-pod<uid>.slice`, and returns what follows the UID.
 fn parse_pod(component: &str) -> Option<(PodKey, &str)> {
     component.match_indices("pod").find_map(|(at, word)| {
         let (before, after) = component.split_at_checked(at)?;
@@ -122,9 +118,7 @@ fn is_edge(byte: u8) -> bool {
     byte.is_ascii_punctuation()
 }
 
-/// Parses the id at the end of a container's cgroup: `<id>`,
-/// `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`,
-/// `kata_<id>`.
+/// Parses an id at the end: `<id>`, `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`, `kata_<id>`.
 fn parse_container(component: &str) -> Option<ContainerId> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
     let id = name.rsplit(|c: char| c.is_ascii_punctuation()).next()?;
@@ -142,7 +136,7 @@ mod tests {
     const HASH: &str = "0123456789abcdef0123456789abcdef";
     const ID: &str = "4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e";
 
-    /// Replaces the placeholders of UIDs and of the container's id.
+    /// Replaces placeholders of UIDs and container id.
     fn filled(shape: &str) -> String {
         shape
             .replace("<uid>", POD)
@@ -277,7 +271,7 @@ mod tests {
         }
     }
 
-    /// Parses a megabyte of input that would make a backtracking matcher slow. It is fast even in a debug build.
+    /// A megabyte would be slow for a backtracking matcher; this is fast even in a debug build.
     #[test]
     fn a_line_of_a_megabyte_is_read_in_linear_time() {
         const LENGTH: usize = 1 << 20;

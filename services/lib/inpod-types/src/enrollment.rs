@@ -1,15 +1,15 @@
 use std::fmt;
 
-/// The way in which a pod belongs to the mesh.
+/// A pod's membership in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Enrollment {
     /// Outside the mesh: inpod changes nothing.
     None,
-    /// Captured in its network namespace and served by the node's ztunnel.
+    /// Captured in its netns, served by the node's ztunnel.
     Ambient,
-    /// Captured in its network namespace and served by a proxy in the pod.
+    /// Captured in its netns, served by a proxy in the pod.
     Sidecar,
-    /// Undecided, because the source of pods could not be read.
+    /// Undecided: the source of pods could not be read.
     Unknown,
 }
 

@@ -2,23 +2,23 @@ use std::{error::Error, time::Duration};
 
 use crate::Reason;
 
-/// The reason why a call failed, as sent in the details of a gRPC status.
+/// A failed call, as in gRPC status details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The reason, from the closed list.
     pub reason: Reason,
-    /// The invalid field of the request, file or setting; empty if there is none.
+    /// The invalid field of request, file or setting, if any.
     pub field: String,
-    /// A sentence about what was attempted and why it failed.
+    /// Describes the attempt and why it failed.
     pub message: String,
-    /// The time after which a retry makes sense; `None` if waiting does not help.
+    /// The delay of a useful retry; `None` if waiting does not help.
     pub retry_after: Option<Duration>,
-    /// The steps that could not be rolled back after the failure.
+    /// Steps that could not be rolled back.
     pub undo_failures: Vec<String>,
 }
 
 impl Failure {
-    /// Creates a failure with a reason and a message only.
+    /// Creates one without further details.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -36,7 +36,7 @@ impl Failure {
         self
     }
 
-    /// Sets when to retry.
+    /// Sets the retry delay.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -56,7 +56,7 @@ impl std::fmt::Display for Failure {
 
 impl Error for Failure {}
 
-/// Formats an error and its causes as one sentence, without repeating a text.
+/// Formats error and causes as one sentence, without repetitions.
 pub fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| {

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// A text that is not a valid identifier of its kind.
+/// A text that is no valid identifier of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} \"{}\" is invalid: {rule}", Excerpt(.text))]
 pub struct InvalidIdentifier {
@@ -10,7 +10,7 @@ pub struct InvalidIdentifier {
 }
 
 impl InvalidIdentifier {
-    /// Creates the error for a text that breaks a rule.
+    /// Creates the error for a broken rule.
     pub(crate) fn new(kind: &'static str, text: &str, rule: &'static str) -> Self {
         Self {
             kind,
@@ -20,7 +20,7 @@ impl InvalidIdentifier {
     }
 }
 
-/// Displays at most 80 characters of a caller's text, escaped, since it ends up in logs and in a pod's events.
+/// Shows at most 80 characters, escaped: the text ends up in logs and in a pod's events.
 struct Excerpt<'a>(&'a str);
 
 impl fmt::Display for Excerpt<'_> {
@@ -35,7 +35,7 @@ impl fmt::Display for Excerpt<'_> {
     }
 }
 
-/// Declares a text newtype that can only be created by `parse`, which checks its rule.
+/// Declares a text newtype that only `parse`, with its rule, can create.
 macro_rules! identifier {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
         $(#[$doc])*
@@ -71,7 +71,7 @@ macro_rules! identifier {
 }
 pub(crate) use identifier;
 
-/// Matches a DNS label (RFC 1123), which Kubernetes requires of a namespace.
+/// Matches a DNS label (RFC 1123), as for namespaces in Kubernetes.
 pub(crate) fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
@@ -85,13 +85,13 @@ fn is_dns_part(text: &str) -> bool {
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }
 
-/// Matches a DNS subdomain, which Kubernetes requires of the names of pods, nodes and service accounts. It limits the
-/// whole name, not each label as RFC 1123 does (apimachinery, `IsDNS1123Subdomain`).
+/// Matches names of pods, nodes and service accounts in Kubernetes. The limit is for the whole name, not for each
+/// label as in RFC 1123 (apimachinery, `IsDNS1123Subdomain`).
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
 
-/// Matches a container id or network name as CNI requires: a letter or digit, then letters, digits, `_`, `.` or `-`.
+/// Matches container ids and network names (CNI): a letter or digit, then letters, digits, `_`, `.` or `-`.
 pub(crate) fn is_cni_name(text: &str) -> bool {
     text.len() <= 253
         && text

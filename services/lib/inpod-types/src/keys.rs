@@ -1,5 +1,5 @@
-//! The labels and annotations that inpod reads or writes: Istio's, Kubernetes' own and, below `inpod.io`, inpod's.
-//! [`table`] documents each; other crates use the constants and never spell a key themselves.
+//! Labels and annotations that inpod reads or writes: Istio's, Kubernetes' and, below `inpod.io`, its own. [`table`]
+//! documents each; other crates never spell a key themselves.
 
 mod ambient;
 mod injection;
@@ -11,24 +11,24 @@ pub use injection::*;
 pub use ours::*;
 pub use sidecar::*;
 
-/// A label or an annotation that inpod reads or writes.
+/// A label or an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The name of the label or annotation.
+    /// The label or annotation itself.
     pub name: &'static str,
-    /// The kind of object that has it.
+    /// The kind of object with it.
     pub location: Location,
-    /// The use that inpod makes of it.
+    /// The use by inpod.
     pub access: Access,
-    /// The component that reads or writes it.
+    /// The component that uses it.
     pub by: &'static str,
-    /// The permitted values, for the page.
+    /// Permitted values, for the page.
     pub values: &'static str,
     /// Its effect, for the page.
     pub does: &'static str,
 }
 
-/// The kind of object that a key is on.
+/// The kind of object with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     /// A label of a pod.
@@ -39,7 +39,7 @@ pub enum Location {
     NamespaceLabel,
     /// An annotation of a namespace.
     NamespaceAnnotation,
-    /// An annotation of the ConfigMap `inpod-leave`.
+    /// An annotation of ConfigMap `inpod-leave`.
     LeaveAnnotation,
 }
 
@@ -56,12 +56,12 @@ impl Location {
     }
 }
 
-/// The use that inpod makes of a key.
+/// The use of a key by inpod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// inpod reads what others wrote.
     Read,
-    /// inpod writes it, and reads its current value.
+    /// Written, and read for its current value.
     Written,
 }
 
@@ -93,19 +93,18 @@ const fn row(
     }
 }
 
-/// The only component on a node with credentials for the API server.
+/// Has a node's only credentials for the API server.
 const POD_EVENTS: &str = "pod-events";
 
-/// The injector. The values of keys that only it reads may contain anything.
+/// Values that only the injector reads may contain anything.
 pub const INJECTOR: &str = "injector";
 
-/// The component that repairs pods without redirection.
+/// The component that repairs pods.
 const REPAIR: &str = "repair";
 
-/// The client for operators.
 const CLIENT: &str = "inpod";
 
-/// Returns every label and annotation, once for each component that uses it. Operators may name others in
+/// Returns every key, once per component that uses it. Operators may name others in
 /// `enablement_selectors`, `ztunnel_pods` and templates.
 pub fn table() -> impl Iterator<Item = &'static Key> {
     [AMBIENT, OURS, SIDECAR, INJECTION].into_iter().flatten()

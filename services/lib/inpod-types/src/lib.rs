@@ -1,7 +1,7 @@
-//! The types that all crates of inpod share: identifiers, enrollments, reasons and keys.
+//! Types that all crates of inpod share: identifiers, enrollments, reasons and keys.
 //!
-//! The values are validated: the namespace of a [`PodRef`] is always a legal one. There is no I/O here and no
-//! serialization; conversions to and from the wire are next to the generated code in `inpod-proto`.
+//! Values are validated: a [`PodRef`]'s namespace is always legal. There is no I/O and no serialization; conversions
+//! for the wire are in `inpod-proto`.
 #![warn(missing_docs)]
 
 pub mod cgroup;
@@ -28,17 +28,17 @@ pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};
 
 use std::net::IpAddr;
 
-/// Orders the changes to one sandbox. `pod-events` assigns revisions and keeps the last one in its checkpoint; of two
-/// calls about a sandbox the one with the higher revision wins.
+/// Orders changes to a sandbox. `pod-events` assigns revisions and checkpoints the last one; of two calls
+/// the higher revision wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// Parses the address of a pod. An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) is rejected: sets, rules and comparisons
-/// downstream would treat it as a different address.
+/// Parses a pod's address, but no IPv4-mapped IPv6 address (`::ffff:a.b.c.d`): sets, rules and comparisons downstream
+/// would treat it as a different one.
 ///
 /// # Errors
 ///
-/// Fails if the text is not an address, or is an IPv4-mapped one.
+/// If the text is no address, or an IPv4-mapped one.
 pub fn parse_address(text: &str) -> Result<IpAddr, InvalidIdentifier> {
     let address = text
         .parse()

@@ -1,49 +1,49 @@
-//! The lists in annotations of pods with a sidecar. They are parsed like in Istio's plugin
-//! (services/docs/facts/istio-sidecar.md, 3.4), but entries for which no rule can be written are rejected. Injector and
-//! node share this parser, so that the node can apply what the injector admits.
+//! Lists in annotations for sidecars, parsed like in Istio's plugin (services/docs/facts/istio-sidecar.md, 3.4), but
+//! entries for which no rule can be written are rejected. Injector and node share it: the node can apply what the
+//! injector admits.
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
 use crate::parse_address;
 
-/// Ports of the proxy that are never captured: telemetry, health, metrics (services/docs/facts/istio-sidecar.md, 3.4).
+/// The proxy's telemetry, health and metrics (services/docs/facts/istio-sidecar.md, 3.4).
 pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
 
-/// The maximum number of entries (`netconfig.v1.SidecarRedirection`).
+/// The limit of `netconfig.v1.SidecarRedirection`.
 const MAX_ENTRIES: usize = 64;
 
-/// The maximum number of interfaces (`netconfig.v1.AmbientRedirection`).
+/// The limit of `netconfig.v1.AmbientRedirection`.
 const MAX_INTERFACES: usize = 16;
 
-/// The maximum length of an interface's name, without the NUL (IFNAMSIZ, linux/if.h).
+/// The limit without the NUL (IFNAMSIZ, linux/if.h).
 const MAX_INTERFACE_NAME_BYTES: usize = 15;
 
-/// The reason why a list is invalid.
+/// Reasons for an invalid list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidList {
     /// An entry has the wrong form.
     #[error("{entry:?} is not a valid {what}; give {advice}")]
     Entry {
-        /// The first characters of the entry.
+        /// The entry's first characters.
         entry: String,
-        /// The kind of entry that was expected.
+        /// The expected kind of entry.
         what: &'static str,
-        /// A hint for writing the entry.
+        /// A hint for writing it.
         advice: &'static str,
     },
-    /// The list has more entries than rules can be written for.
+    /// More entries than there can be rules.
     #[error("more than {max} {what}; give fewer")]
     TooMany {
         /// The maximum number of entries.
         max: usize,
-        /// The kind of entry in the list.
+        /// The list's kind of entry.
         what: &'static str,
     },
 }
 
 fn invalid(entry: &str, what: &'static str, advice: &'static str) -> InvalidList {
     InvalidList::Entry {
-        // The entry may be as long as a pod, and errors travel in headers.
+        // An entry may be as long as a pod, and errors travel in headers.
         entry: entry.chars().take(64).collect(),
         what,
         advice,
@@ -66,11 +66,11 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
     all.into_iter().flatten()
 }
 
-/// Parses ports, which may be surrounded by spaces; an empty text has none. Port 0, which Istio accepts, is left out.
+/// Parses ports, with or without spaces; none if empty. Omits port 0, which Istio accepts.
 ///
 /// # Errors
 ///
-/// Fails if an entry is not a number up to 65535 (a sign or `*` included), or if there are more than 64.
+/// If an entry is no number up to 65535 (a sign or `*` included), or beyond 64 entries.
 pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let mut ports = BTreeSet::new();
     for entry in entries(text.trim()) {
@@ -85,11 +85,11 @@ pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     check_length(ports, MAX_ENTRIES, "entries")
 }
 
-/// Parses the ports that are not captured inbound, and adds [`NEVER_CAPTURED`].
+/// Adds [`NEVER_CAPTURED`] to the ports.
 ///
 /// # Errors
 ///
-/// Fails like [`ports`]; the added ports count towards the limit.
+/// Like [`ports`]; added ports count towards the limit.
 pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let own = NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new);
     check_length(
@@ -99,12 +99,11 @@ pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList>
     )
 }
 
-/// Parses networks (address and prefix length) without any spaces; an empty text has none. Bits beyond
-/// the prefix are ignored.
+/// Parses networks (address and prefix length) without spaces; none if empty. Bits beyond the prefix are ignored.
 ///
 /// # Errors
 ///
-/// Fails if an entry is not a network, or if there are more than 64.
+/// If an entry is no network, or beyond 64 entries.
 pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
     let advice = "comma-separated networks like 10.0.0.0/8 or fd00::/64 without spaces";
     let network = |entry| network(entry).ok_or_else(|| invalid(entry, "network", advice));
@@ -112,7 +111,7 @@ pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
     check_length(all, MAX_ENTRIES, "entries")
 }
 
-/// Parses a network like Go's netip.ParsePrefix: the length has no sign and no leading zero.
+/// Parses like Go's netip.ParsePrefix: the length has no sign and no leading zero.
 fn network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, bits) = text.split_once('/')?;
     let is_plain = bits == "0" || !bits.starts_with(['0', '+']);
@@ -120,7 +119,7 @@ fn network(text: &str) -> Option<(IpAddr, u8)> {
     Some((masked(parse_address(address).ok()?, bits)?, bits))
 }
 
-/// Clears the bits of an address beyond a prefix; returns `None` if the prefix is too long.
+/// Clears bits beyond a prefix; `None` if it is too long.
 pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {
@@ -134,11 +133,11 @@ pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     }
 }
 
-/// Parses names of interfaces, which may be surrounded by spaces; an empty text has none.
+/// Parses interface names, with or without spaces; none if empty.
 ///
 /// # Errors
 ///
-/// Fails if Istio would reject an entry, or if there are more than 16.
+/// If Istio would reject an entry, or beyond 16 entries.
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
     let advice =
         "comma-separated names of at most 15 letters, digits and _.- that start with a letter";

@@ -1,16 +1,16 @@
 use std::{fmt, path::PathBuf};
 
-/// The identity of a network namespace, verified by netconfig.
+/// A network namespace's identity, verified by netconfig.
 ///
-/// The kernel reuses device and inode as soon as a namespace is gone, but never the
+/// The kernel reuses device and inode of a namespace that is gone, but never the
 /// cookie (Linux 5.14, `SO_NETNS_COOKIE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsId {
-    /// `st_dev` of the namespace's file.
+    /// `st_dev` of its file.
     pub device: u64,
-    /// `st_ino` of the namespace's file.
+    /// `st_ino` of its file.
     pub inode: u64,
-    /// `SO_NETNS_COOKIE` of any socket in it.
+    /// `SO_NETNS_COOKIE` of its sockets.
     pub cookie: u64,
 }
 
@@ -20,21 +20,21 @@ impl fmt::Display for NetnsId {
     }
 }
 
-/// A caller's reference to a network namespace: its path and, as far as known, its identity.
+/// A caller's reference: path and known identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NetnsRef {
-    /// The absolute path of the namespace.
+    /// The path, which is absolute.
     pub path: PathBuf,
-    /// The expected `st_dev`, if the caller read it.
+    /// The expected `st_dev`, if known.
     pub device: Option<u64>,
-    /// The expected `st_ino`, if the caller read it.
+    /// The expected `st_ino`, if known.
     pub inode: Option<u64>,
-    /// The expected cookie, if it is known from an earlier verification.
+    /// Known from an earlier verification.
     pub cookie: Option<u64>,
 }
 
 impl NetnsRef {
-    /// Creates a reference by path alone.
+    /// Refers by path alone.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -44,7 +44,7 @@ impl NetnsRef {
         }
     }
 
-    /// Returns whether everything that the caller expects matches a verified identity.
+    /// Returns whether all expectations match the verified identity.
     pub fn agrees_with(&self, id: &NetnsId) -> bool {
         self.device.is_none_or(|device| device == id.device)
             && self.inode.is_none_or(|inode| inode == id.inode)

@@ -6,7 +6,7 @@ use crate::{
 };
 
 identifier! {
-    /// The UID of a pod, an opaque text: that of a static pod is 32 hex digits and not a UUID.
+    /// An opaque text: a static pod's UID is 32 hex digits, no UUID.
     PodUid, "pod UID", "expected 1 to 128 letters, digits, '-', '_' or '.'",
     |text| text.len() <= 128 && is_cni_name(text)
 }
@@ -31,14 +31,14 @@ identifier! {
     NodeName, "node name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
 }
 
-/// A pod, identified beyond the reuse of its name. Displayed as `namespace/name`.
+/// Identifies a pod beyond the reuse of its name; displayed as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {
     /// The namespace of the pod.
     pub namespace: NamespaceName,
     /// The name of the pod.
     pub name: PodName,
-    /// The UID, which distinguishes pods of the same name.
+    /// Distinguishes pods of the same name.
     pub uid: PodUid,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// The identity of a workload for ztunnel. All three fields must match those of ztunnel's control plane.
+/// A workload's identity for ztunnel. All fields must match ztunnel's control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WorkloadInfo {
     /// The name of the pod.
@@ -62,15 +62,15 @@ pub struct WorkloadInfo {
 /// A pod as it is sent to ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// The sandbox whose network namespace ztunnel receives.
+    /// Its network namespace goes to ztunnel.
     pub sandbox: SandboxRef,
-    /// The UID of the pod, which is ztunnel's key.
+    /// The pod's UID, ztunnel's key.
     pub uid: PodUid,
     /// The identity of the workload.
     pub info: WorkloadInfo,
-    /// The verified network namespace; `None` while it is unknown, in which case ztunnel is asked to keep what it has.
+    /// Verified; while it is `None` (unknown), ztunnel is asked to keep what it has.
     pub netns: Option<NetnsId>,
-    /// Orders this change among those of the same sandbox.
+    /// Orders changes of the same sandbox.
     pub revision: Revision,
 }
 

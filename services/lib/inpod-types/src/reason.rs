@@ -1,35 +1,35 @@
 use std::fmt;
 
-/// Declares the reasons, a closed list: number on the wire, name and remedy.
+/// The closed list: number on the wire, name and remedy.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $remedy:literal;)*) => {
-        /// The reason why a pod is in the mesh or not, or why a call failed. The names are the same in gRPC details,
-        /// Events, metrics and CNI errors.
+        /// The reason for a pod's membership, or for a failed call. Names are the same in gRPC details, Events,
+        /// metrics and CNI errors.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
             $($(#[$doc])* $variant,)*
         }
 
         impl Reason {
-            /// Every reason, in the order of the contract.
+            /// All reasons, in the contract's order.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The number in `inpod.types.v1.Reason`.
+            /// Returns the number in `inpod.types.v1.Reason`.
             pub fn number(self) -> i32 {
                 match self { $(Self::$variant => $number),* }
             }
 
-            /// Returns the reason with a number in `inpod.types.v1.Reason`.
+            /// Converts a number of `inpod.types.v1.Reason`.
             pub fn from_number(number: i32) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
 
-            /// The name in `inpod.types.v1.Reason`, without its prefix.
+            /// Returns the name in `inpod.types.v1.Reason`, without its prefix.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// Returns what an operator can do about it, in one line.
+            /// Returns one line on what an operator can do.
             pub fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy),* }
             }
@@ -48,18 +48,18 @@ reasons! {
     OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod; its namespace then decides.";
     /// The pod uses the node's network.
     HostNetwork = 5, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no network namespace of their own.";
-    /// The pod has a sidecar proxy to which inpod does not redirect traffic.
+    /// inpod redirects nothing to the pod's sidecar.
     HasSidecar = 6, "HAS_SIDECAR", "To enroll the pod, disable sidecar injection for it and recreate it.";
     /// The pod has succeeded or failed.
     PodTerminal = 7, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
     /// The node's configuration excludes the namespace.
     NamespaceExcluded = 8, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
-    /// inpod is being uninstalled from the node, or handed over to another agent.
+    /// inpod is being uninstalled from the node, or handed over.
     NodeLeaves = 9, "NODE_LEAVES", "Nothing to do if inpod is to go from this node; otherwise empty the key mode in the ConfigMap inpod-leave (the setting leave_file).";
-    /// A sidecar was injected, and the pod's traffic is redirected to it.
+    /// A sidecar was injected, and traffic is redirected to it.
     SidecarInjected = 10, "SIDECAR_INJECTED", "Nothing to do: the pod's traffic goes through its injected sidecar.";
 
-    /// A field of the request, a manifest or the configuration is invalid.
+    /// A field of request, manifest or configuration is invalid.
     InvalidField = 20, "INVALID_FIELD", "Correct the named field.";
     /// The caller is not authorized for this call.
     CallerRefused = 21, "CALLER_REFUSED", "Call from a process on the host or from the service that the RPC names; see the setting peer.";
@@ -73,7 +73,7 @@ reasons! {
     NamespaceUnknown = 25, "NAMESPACE_UNKNOWN", "Wait for the namespace to appear, or add its manifest.";
     /// The agent is starting and cannot decide yet.
     Starting = 26, "STARTING", "Wait: the agent is reading its state.";
-    /// The process has as many calls in flight as it accepts.
+    /// The process accepts no more calls.
     Overloaded = 27, "OVERLOADED", "Wait: the runtime retries the call.";
     /// The caller's deadline passed.
     DeadlineExceeded = 28, "DEADLINE_EXCEEDED", "Wait: the runtime retries the call. See ExplainPod for the slow step.";
@@ -90,29 +90,29 @@ reasons! {
     /// The named sandbox is not recorded.
     SandboxUnknown = 34, "SANDBOX_UNKNOWN", "Nothing to do for DEL; for CHECK recreate the pod.";
 
-    /// Kubernetes does not answer, so it is unknown whether the pod belongs to the mesh.
+    /// Kubernetes does not answer: the pod's membership is unknown.
     SourceUnavailable = 35, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and that pod-events may read pods and namespaces; see the condition pods in GetStatus.";
 
     /// The annotation `ambient.istio.io/redirection` could not be written.
     AnnotationFailed = 36, "ANNOTATION_FAILED", "Check that the API server answers this node and that pod-events may patch pods/status; see the condition annotations in GetStatus.";
-    /// A Ready pod has been enrolled for ten seconds without the annotation that announces it.
+    /// A Ready pod is enrolled for ten seconds without its annotation.
     AnnotationLate = 37, "ANNOTATION_LATE", "Check that the API server answers this node; until then peers do not use HBONE with the pod.";
-    /// No CNI call was seen for the pod, and its status has no address to find its sandbox by.
+    /// No CNI call was seen, and no address can locate the sandbox.
     SandboxAwaited = 38, "SANDBOX_AWAITED", "Wait until the pod has started.";
-    /// The pod's annotations ask for traffic to bypass ztunnel, which is not permitted.
+    /// The pod asks for traffic past ztunnel without permission.
     NotPermitted = 39, "NOT_PERMITTED", "Permit it with the annotation inpod.io/allow on the namespace or the setting pods_may, or remove the annotation from the pod.";
 
-    /// The path may not be used for a network namespace.
+    /// The path is not permitted for network namespaces.
     NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is not a symbolic link.";
-    /// The path of the network namespace does not exist.
+    /// The network namespace's path does not exist.
     NetnsMissing = 41, "NETNS_MISSING", "Nothing to do: the sandbox is gone and will be recreated.";
     /// The path is not a network namespace.
     NetnsNotANetns = 42, "NETNS_NOT_A_NETNS", "Check what the runtime passes as CNI_NETNS.";
-    /// The path leads to another network namespace than the caller expects.
+    /// The path leads to an unexpected network namespace.
     NetnsMismatch = 43, "NETNS_MISMATCH", "Nothing to do: the path was reused; the sandbox will be recreated.";
-    /// The path leads to the network namespace of the node.
+    /// The path leads to the node's network namespace.
     NetnsIsHost = 44, "NETNS_IS_HOST", "Check what the runtime passes as CNI_NETNS: it is the node's own network namespace.";
-    /// The network namespace is claimed for another sandbox.
+    /// Another sandbox has claimed the network namespace.
     NetnsInUse = 45, "NETNS_IN_USE", "Delete the other sandbox first, or check whether two runtimes share one network namespace.";
     /// The network namespace has none of the pod's addresses.
     AddressMismatch = 46, "ADDRESS_MISMATCH", "Check that the previous plugin in the chain configured this network namespace.";
@@ -120,18 +120,18 @@ reasons! {
     ClaimUnknown = 47, "CLAIM_UNKNOWN", "Claim the network namespace again: netconfig was restarted.";
     /// The kernel rejected a change.
     KernelRefused = 48, "KERNEL_REFUSED", "Check that the kernel has nf_tables, nat and conntrack, and that AppArmor does not confine netconfig.";
-    /// The rules in the network namespace differ from those that were applied.
+    /// The rules differ from the applied ones.
     RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Find out what changed them.";
-    /// The path does not exist, but processes run in the expected network namespace.
+    /// The path is gone, but processes run in the expected network namespace.
     NetnsUnreachable = 50, "NETNS_UNREACHABLE", "Check that the directories of network namespaces are mounted into netconfig with HostToContainer propagation.";
 
-    /// No process of the pod is in a network namespace with one of its addresses.
+    /// None of the pod's processes is in a network namespace with its address.
     NetnsNotFound = 51, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that the runtime calls CNI for it.";
-    /// The programs of the configured backend cannot be used.
+    /// The configured backend's programs cannot be used.
     BackendUnavailable = 52, "BACKEND_UNAVAILABLE", "Install iptables in netconfig's image, or set backend to nftables.";
-    /// A program of the backend did not get its lock, or did not end, in time.
+    /// A backend's program did not get its lock, or did not end, in time.
     BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is retried. Look for a process that holds the lock.";
-    /// IPv6 is to be captured in a network namespace without IPv6.
+    /// IPv6 is to be captured where there is none.
     Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or enable IPv6 in the pod.";
 
     /// Another program keeps changing the pod's rules.
@@ -145,19 +145,19 @@ reasons! {
     InstanceMismatch = 61, "INSTANCE_MISMATCH", "Read the broker's state again and retry with its instance_id.";
     /// A later change of the sandbox is already known.
     RevisionStale = 62, "REVISION_STALE", "Nothing to do: a newer change of the same sandbox is in place.";
-    /// No ztunnel has connected since the broker started.
+    /// No ztunnel has connected since the broker's start.
     ZtunnelNeverConnected = 63, "ZTUNNEL_NEVER_CONNECTED", "Check that ztunnel runs on this node and mounts the directory of the ZDS socket.";
     /// All ztunnels have disconnected.
     ZtunnelLost = 64, "ZTUNNEL_LOST", "Check why ztunnel stopped; it reconnects within 15 s of its start.";
-    /// A ztunnel is connected but has not received all pods yet.
+    /// A connected ztunnel has not received all pods yet.
     ZtunnelSnapshotUnfinished = 65, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is receiving the node's pods.";
     /// ztunnel refused the pod.
     ZtunnelRefused = 66, "ZTUNNEL_REFUSED", "Read ztunnel's error in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
     /// ztunnel did not acknowledge the pod in time.
     ZtunnelSilent = 67, "ZTUNNEL_SILENT", "Check ztunnel's log: it did not acknowledge the pod in time.";
-    /// The broker could not get a file descriptor of the network namespace.
+    /// The broker got no file descriptor of the network namespace.
     DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its directory of network namespaces is mounted into the broker.";
-    /// ztunnel's connection ended twice while it was sent the pod.
+    /// ztunnel disconnected twice while being sent the pod.
     ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
     /// There is no such session.
     SessionUnknown = 70, "SESSION_UNKNOWN", "Read the sessions again: ztunnel has reconnected, or the broker was restarted.";

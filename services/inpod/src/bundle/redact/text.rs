@@ -1,14 +1,14 @@
-//! Finds secrets and addresses in plain text by their format.
+//! Finds secrets and addresses in text by their format.
 
 use std::net::IpAddr;
 
 use super::REDACTED;
 
-/// The delimiters of a key or a certificate (RFC 7468).
+/// Starts a key or a certificate (RFC 7468).
 const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 
-/// Replaces keys and certificates. One without an end extends to the end of the text.
+/// Redacts a key without an end up to the text's end.
 pub(super) fn without_keys(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text;
@@ -27,12 +27,12 @@ fn is_token_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '+' | '/' | '~')
 }
 
-/// Matches a JSON Web Token (RFC 7519), which starts with `{"` in base64url and has three parts.
+/// Matches a JSON Web Token (RFC 7519): three parts, starting with `{"` in base64url.
 fn is_jwt(token: &str) -> bool {
     token.contains("eyJ") && token.split('.').count() >= 3 && token.len() > 30
 }
 
-/// Splits a text into alternating gaps and tokens, starting with a gap.
+/// Returns alternating gaps and tokens, first a gap.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -48,17 +48,16 @@ fn pieces(text: &str) -> Vec<&str> {
     pieces
 }
 
-/// The part of the text to redact next.
+/// The part to redact next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ahead {
     Nothing,
-    /// The next token of the text.
     Token,
     /// Everything up to this quote.
     Quoted(char),
 }
 
-/// Replaces tokens, and the values of keys that name secrets.
+/// Redacts tokens, and values of keys that name secrets.
 pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> String {
     let mut clean = String::with_capacity(text.len());
     let (mut last, mut ahead) = ("", Ahead::Nothing);
@@ -92,7 +91,7 @@ pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> St
     clean
 }
 
-/// Decides from a token and the gap after it whether a secret follows.
+/// Decides if a secret follows.
 fn value_follows(token: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ahead {
     let scheme = ["bearer", "basic"]
         .iter()
@@ -100,7 +99,7 @@ fn value_follows(token: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ah
     if scheme && gap.trim().is_empty() && !gap.is_empty() {
         return Ahead::Token;
     }
-    // Matches `key: value`, `key=value` and `"key": "value"`, with backslashes for JSON within JSON.
+    // `key: value`, `key=value` and `"key": "value"`, with backslashes for JSON within JSON.
     let assigns = gap.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\'));
     if !is_secret(token) || !matches!(assigns, ":" | "=") {
         return Ahead::Nothing;
@@ -112,7 +111,6 @@ fn value_follows(token: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ah
     }
 }
 
-/// Replaces addresses by placeholders.
 pub(super) fn without_addresses(text: &str, mut other: impl FnMut(IpAddr) -> String) -> String {
     let is_of_address = |c: char| c.is_ascii_hexdigit() || matches!(c, '.' | ':');
     let mut clean = String::with_capacity(text.len());
@@ -129,7 +127,7 @@ pub(super) fn without_addresses(text: &str, mut other: impl FnMut(IpAddr) -> Str
     clean
 }
 
-/// Replaces an address, or an IPv4 address with a port, which a full stop or a colon may follow.
+/// Accepts a port after IPv4, and a full stop or colon at the end.
 fn replaced(found: &str, other: &mut impl FnMut(IpAddr) -> String) -> String {
     let bare = found.trim_end_matches('.');
     for end in [

@@ -1,4 +1,4 @@
-//! Checks of what the runtime will call for the next pod.
+//! Checks what the runtime will call next.
 
 use super::super::{
     chain::Network,
@@ -58,7 +58,6 @@ fn networks(facts: &Facts) -> Vec<Check> {
     }
 }
 
-/// Checks the network that the runtime uses.
 fn taken(networks: &[Network]) -> Vec<Check> {
     let first = networks.iter().position(|it| it.plugins.is_ok());
     let ahead = networks

@@ -1,5 +1,3 @@
-//! Checks of the kernel, mounts and security modules.
-
 use super::super::{
     check::Check,
     codes::Code,
@@ -8,15 +6,14 @@ use super::super::{
     mounts,
 };
 
-/// The oldest supported kernel (`netconfig::kernel_version`): the first with SO_NETNS_COOKIE.
+/// See `netconfig::kernel_version`: the first with SO_NETNS_COOKIE.
 const MIN_KERNEL: (u32, u32) = (5, 14);
 
-/// Directories in which runtimes mount network namespaces. `/var/run` is almost always a link to `/run`; otherwise
-/// it is checked too.
+/// Runtimes mount network namespaces here. `/var/run` is usually a link to `/run`.
 const NETNS_DIRECTORIES: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
-/// The default AppArmor profiles of containerd, CRI-O and Docker. containerd's (1.6, Linux 6.1) denies writing sysctls
-/// of network namespaces, mount(2), and `/proc/<pid>/ns` of other processes.
+/// Defaults of containerd, CRI-O and Docker. containerd's (1.6, Linux 6.1) denies writing sysctls of network
+/// namespaces, mount(2), and `/proc/<pid>/ns` of other processes.
 const DEFAULT_PROFILES: [&str; 3] = [
     "cri-containerd.apparmor.d",
     "crio-default",
@@ -54,7 +51,7 @@ fn version(facts: &Facts) -> Check {
     }
 }
 
-/// Parses `major.minor`, which a distribution's suffix may follow.
+/// Parses `major.minor`; a distribution's suffix may follow.
 fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -148,8 +145,8 @@ fn selinux(facts: &Facts) -> Check {
     }
     match label(facts) {
         Err(why) => Check::unknown(code, "", why),
-        // container_t of container-selinux is the default domain of containers; it may neither mount nor
-        // enter a network namespace.
+        // Containers' default domain, container_t of container-selinux, may neither mount
+        // nor enter network namespaces.
         Ok(label) => Check::whether(
             label
                 .split(':')
@@ -175,7 +172,7 @@ fn apparmor(facts: &Facts) -> Check {
     }
 }
 
-/// Judges `/proc/<pid>/attr/current`, which is a profile with its mode, or `unconfined`.
+/// Judges a label (`/proc/<pid>/attr/current`): a profile with its mode, or `unconfined`.
 fn confined(code: Code, label: &str) -> Check {
     let found = format!("netconfig runs as {label}");
     let is_default = |profile: &str| {

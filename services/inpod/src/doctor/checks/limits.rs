@@ -1,15 +1,13 @@
-//! Checks of the kernel's settings and limits.
-
 use super::super::{
     check::Check,
     codes::Code,
     facts::{Facts, Process},
 };
 
-/// The percentage of a limit that counts as near.
+/// A share of a limit counts as near.
 const NEAR_PERCENT: u64 = 80;
 
-/// The needs of the agent's services and a kubelet together, with some reserve (inotify(7)).
+/// For the agent's services and a kubelet, with reserve (inotify(7)).
 const MIN_INOTIFY_INSTANCES: u64 = 128;
 const MIN_INOTIFY_WATCHES: u64 = 8192;
 
@@ -102,7 +100,7 @@ fn inotify(facts: &Facts) -> Check {
 
 fn files(facts: &Facts) -> Check {
     let code = Code::FilesNearLimit;
-    // The first number of file-nr is that of open files (proc_sys_fs(5)).
+    // file-nr starts with the open files (proc_sys_fs(5)).
     let judged = facts.number("fs/file-nr").and_then(|open| {
         let max = facts.number("fs/file-max")?;
         Ok(Check::whether(

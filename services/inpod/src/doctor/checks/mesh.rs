@@ -1,5 +1,3 @@
-//! Checks of ztunnels, pods and the rules in pods.
-
 use std::collections::BTreeMap;
 
 use inpod_proto::{
@@ -14,7 +12,6 @@ use super::super::{
 };
 use crate::display;
 
-/// The maximum number of objects that are named.
 const MAX_NAMED: usize = 5;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -115,7 +112,6 @@ fn ztunnels(facts: &Facts) -> Vec<Check> {
     ]
 }
 
-/// Lists the first few names.
 fn some(names: &[&str]) -> String {
     let mut shown = names
         .iter()

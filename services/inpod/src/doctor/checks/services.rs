@@ -1,4 +1,4 @@
-//! Checks of the agent's services: their sockets, their health and their releases.
+//! Checks the services' sockets, health and releases.
 
 use inpod_proto::podevents::v1::Condition;
 
@@ -37,7 +37,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// The services that a condition of pod-events is about; other checks cover them.
+/// Services that conditions of pod-events are about; other checks cover them.
 const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("netconfig", &["netconfig"]),
     ("ztunnel-broker", &["ztunnel-broker"]),
@@ -45,7 +45,7 @@ const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("in-step", &["netconfig", "ztunnel-broker"]),
 ];
 
-/// The broker's own condition about a connected ztunnel.
+/// The broker's condition about a ztunnel.
 const BROKER_ZTUNNEL_CONDITION: &str = "ztunnel-broker/ztunnel";
 
 fn is_without_ztunnel(facts: &Facts) -> bool {
@@ -53,8 +53,7 @@ fn is_without_ztunnel(facts: &Facts) -> bool {
     workloads.is_ok_and(|it| it.sessions.is_empty())
 }
 
-/// Returns a problem of pod-events, or of the API server as pod-events sees it, that explains the
-/// same problem of repair.
+/// Returns a problem of pod-events, or of the API server as it sees it, that explains the same one of repair.
 fn cause_for_repair(known: &[Check], conditions: &[Check]) -> Option<String> {
     let is_failed = |check: &&Check| check.verdict == Verdict::Failed;
     let of_pod_events = |check: &&Check| check.subject == "pod-events";
@@ -73,7 +72,7 @@ fn attribute_to(check: &mut Check, cause: Option<&str>) {
     }
 }
 
-/// If all unmet conditions of pod-events have a known cause, its readiness has the same cause.
+/// Attributes unreadiness to unmet conditions if all have a known cause.
 fn attribute_readiness(check: &mut Check, conditions: &[Check]) {
     let is = |verdict| move |it: &&Check| it.verdict == verdict;
     let is_caused = !conditions.iter().any(|it| is(Verdict::Failed)(&it));
@@ -123,7 +122,7 @@ fn absent(service: &Service) -> Check {
         Ok(Some(_)) => "the directory exists, but has no socket",
         Ok(None) | Err(_) => "the directory does not exist",
     };
-    // The directory on the node outlives a service that was removed.
+    // The directory outlives a removed service.
     if OPTIONAL_SERVICES.contains(&name) {
         return Check::unknown(Code::SocketMissing, name, found);
     }
@@ -157,7 +156,6 @@ fn answer(service: &Service) -> Vec<Check> {
     )];
     let found = if *ready { "ready" } else { "not ready" };
     checks.push(Check::whether(!ready, Code::ServiceNotReady, name, found));
-    // The status of pod-events has its conditions with their messages.
     if name != "pod-events" {
         checks.extend(
             service
@@ -188,7 +186,7 @@ fn own(service: &str, condition: &str, ok: bool) -> Check {
     )
 }
 
-/// Checks the conditions of pod-events. One that is about a failed service is attributed to that failure.
+/// Attributes a condition to its failed service.
 fn conditions(facts: &Facts, known: &[Check]) -> Vec<Check> {
     match &facts.status {
         Err(why) => vec![Check::unknown(Code::ConditionBad, "pod-events", why)],
@@ -246,7 +244,7 @@ fn versions(facts: &Facts) -> Option<Check> {
         .filter_map(|(_, version)| release(version))
         .collect();
     let (first, last) = (releases.iter().min()?, releases.iter().max()?);
-    // The first release of a major version follows the last one of the previous version, which is not known here.
+    // A new major version follows the last minor one, which is unknown here.
     let is_far = first.0 != last.0 || last.1 - first.1 > 1;
     let differ = versions
         .iter()

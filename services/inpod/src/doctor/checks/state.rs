@@ -1,5 +1,3 @@
-//! Checks of the state directories.
-
 use super::{
     super::{
         check::Check,
@@ -9,11 +7,11 @@ use super::{
     openness,
 };
 
-/// The minimum of free space. A checkpoint or a spool entry has at most a few KiB, but they come in bursts.
+/// Checkpoints and spool entries have a few KiB at most, but come in bursts.
 const MIN_FREE_BYTES: u64 = 16 << 20;
 const MIN_FREE_FILES: u64 = 100;
 
-/// The number of calls at which the plugin stops spooling (`inpod_cni::spool`).
+/// The plugin stops spooling here (`inpod_cni::spool`).
 pub(crate) const MAX_SPOOLED: usize = 20_000;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -39,7 +37,7 @@ fn directory(directory: &Directory) -> Vec<Check> {
     let path = directory.path.as_str();
     let inode = match &directory.inode {
         Err(why) => return vec![Check::unknown(Code::StateOpen, path, why)],
-        // It is created when it is needed.
+        // Created when it is needed.
         Ok(None) => return vec![Check::ok(Code::StateOpen, path, "does not exist yet")],
         Ok(Some(inode)) => *inode,
     };

@@ -9,7 +9,6 @@ use super::{
 };
 use breaks::{BREAKS, condition, set};
 
-/// Returns the failed checks and the warnings.
 fn wrong(checks: &[Check]) -> Vec<(Code, Verdict)> {
     let wrong = checks
         .iter()
@@ -96,7 +95,6 @@ fn a_service_that_refuses_this_process_is_not_said_to_be_silent() {
     assert_eq!(unknown.count(), facts.services.len());
 }
 
-/// Returns the facts of a healthy node with repair.
 fn with_repair() -> Facts {
     let mut facts = healthy();
     let conditions = ["pods", "pod-events"].map(|name| (name.to_owned(), true));
@@ -116,7 +114,7 @@ fn repair_is_looked_at_where_it_is_and_missed_nowhere() {
     for subject in ["repair", "repair/pods", "repair/pod-events"] {
         assert!(subjects.contains(&subject), "{subject}");
     }
-    // The rest of a service that was removed.
+    // Left of a service that was removed.
     service(&mut facts, "repair").ready = Err("connection refused".to_owned());
     service(&mut facts, "repair").process = Err("connection refused".to_owned());
     assert_eq!(wrong(&run(&facts)), []);
@@ -145,7 +143,7 @@ fn what_repair_says_follows_from_what_is_wrong_with_pod_events() {
         (Code::ConditionBad, Verdict::Failed),
     ];
     assert_eq!(wrong(&run(&alone)), expected);
-    // The API server is unreachable for both.
+    // For both, the API server is unreachable.
     condition(&mut alone, "pods");
     assert_eq!(wrong(&run(&alone)), [expected[1]]);
     let mut deaf = with_repair();

@@ -1,26 +1,24 @@
-//! Facts about the kernel: its release, its features and its security modules.
+//! Facts about release, features and security modules.
 
 use std::collections::BTreeMap;
 
 use super::super::facts::Presence;
 use crate::host_fs::{HostFs, Observed};
 
-/// The user of a kernel feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Every pod with the default backend.
+    /// Needed with the default backend.
     Always,
-    /// Pods with a certain setting.
+    /// Needed with a certain setting.
     For(&'static str),
 }
 
-/// A feature of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feature {
     pub(crate) name: &'static str,
-    /// The module that contains it if it is not built in.
+    /// Contains it if it is not built in.
     pub(crate) module: &'static str,
-    /// A function of it that stays in memory, by its name in /proc/kallsyms.
+    /// A function that stays in memory, by its name in /proc/kallsyms.
     symbol: &'static str,
     pub(crate) need: Need,
 }
@@ -50,7 +48,6 @@ const fn with(
     }
 }
 
-/// The features that inpod uses.
 pub(crate) const FEATURES: [Feature; 11] = [
     always("nfnetlink", "nfnetlink", "nfnetlink_rcv_msg"),
     always("nf_tables", "nf_tables", "nft_do_chain"),
@@ -84,7 +81,7 @@ pub(crate) const FEATURES: [Feature; 11] = [
     ),
 ];
 
-/// Returns the release, and which features are present.
+/// Returns the release, and present features.
 pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str, Presence>) {
     let release = root.text("/proc/sys/kernel/osrelease");
     let symbols = root.text("/proc/kallsyms");
@@ -102,12 +99,11 @@ pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str,
     (release, features.collect())
 }
 
-/// The sources of information about features.
 struct Sources {
-    /// `/proc/modules`; empty if it does not exist.
+    /// `/proc/modules`, or empty without it.
     loaded: String,
     symbols: Observed<String>,
-    /// The contents of `modules.builtin` and `modules.dep`.
+    /// Contents of `modules.builtin` and `modules.dep`.
     modules: Observed<(String, String)>,
 }
 
@@ -118,7 +114,7 @@ impl Sources {
             return Presence::There("module loaded");
         }
         let symbols = self.symbols.as_deref().unwrap_or_default();
-        // A module's functions are followed by a tab and its name.
+        // Functions of modules are followed by a tab and the module.
         let mut ends = ['\n', '\t'].iter();
         if ends.any(|end| symbols.contains(&format!(" {}{end}", feature.symbol))) {
             return Presence::There("found in /proc/kallsyms");
@@ -133,7 +129,7 @@ impl Sources {
                     .unwrap_or(&file);
                 Presence::Loadable(name.to_owned())
             }
-            // A symbol table without any known symbol is one that this user may not read.
+            // Without any known symbol, the table is unreadable for this user.
             (Ok(_), _) => Presence::Absent,
             (Err(_), Ok(symbols)) if symbols.contains(" nf_hook_slow") => Presence::Absent,
             (Err(why), _) => Presence::Unknown(why.clone()),
@@ -141,13 +137,11 @@ impl Sources {
     }
 }
 
-/// Returns whether SELinux is enforcing.
 pub(super) fn selinux(root: &HostFs) -> Observed<bool> {
     let enforce = root.text_if_there("/sys/fs/selinux/enforce")?;
     Ok(enforce.is_some_and(|text| text.trim() == "1"))
 }
 
-/// Returns whether AppArmor is enabled.
 pub(super) fn apparmor(root: &HostFs) -> Observed<bool> {
     let enabled = root.text_if_there("/sys/module/apparmor/parameters/enabled")?;
     Ok(enabled.is_some_and(|text| text.trim() == "Y"))

@@ -1,12 +1,9 @@
-//! Facts about processes from `/proc`.
-
 use std::fs;
 
 use super::super::facts::{Process, Zds};
 use super::state::inode;
 use crate::host_fs::{HostFs, Observed};
 
-/// Reads the facts about a service's process.
 pub(super) fn process(root: &HostFs, pid: i32) -> Process {
     let limits = root.text(format!("/proc/{pid}/limits"));
     Process {
@@ -41,8 +38,7 @@ fn file_limit(text: &str) -> Observed<u64> {
     }
 }
 
-/// Reads the ZDS socket and its listeners. The kernel lists the sockets of a network namespace, so the table is read
-/// through the process `broker`.
+/// Reads the socket table through the process `broker`: the kernel lists those of a network namespace.
 pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     let of = broker.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
     let table = root.text(format!("/proc/{of}/net/unix"));
@@ -53,10 +49,9 @@ pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     }
 }
 
-/// Returns the inodes of the sockets that listen at a path (`/proc/net/unix`: flags, state and inode
-/// come before the path).
+/// Returns inodes of sockets that listen at a path (`/proc/net/unix`: flags, state and inode precede it).
 fn listening(table: &str, path: &str) -> Vec<String> {
-    // A socket bound below one of the two is found below the other.
+    // A socket bound below one is found below the other.
     let plain = |path: &str| {
         path.strip_prefix("/var/run/")
             .map_or_else(|| path.to_owned(), |rest| format!("/run/{rest}"))

@@ -1,4 +1,4 @@
-//! Facts from the services' RPCs about pods, ztunnels and rules.
+//! Facts about pods, ztunnels and rules.
 
 use std::time::Duration;
 
@@ -22,14 +22,11 @@ use crate::{
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
-/// Limits of number and time for inspecting network namespaces.
 const MAX_INSPECTED_NETNS: usize = 500;
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The timeout of netconfig's self-test.
 const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The responses, or the reasons why there are none.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) status: Observed<GetStatusResponse>,
@@ -40,7 +37,7 @@ pub(super) struct Answers {
     pub(super) self_test: Option<Observed<SelfTestResponse>>,
 }
 
-/// Makes all calls concurrently, except those that need the result of another.
+/// Runs independent calls concurrently.
 pub(super) async fn all(node: &Node, with_self_test: bool) -> Answers {
     let (status, pods, workloads, states) =
         tokio::join!(status(node), pods(node), workloads(node), states(node));
@@ -86,7 +83,7 @@ async fn workloads(node: &Node) -> Observed<ListWorkloadsResponse> {
     answer.map_err(|error| error.first_line())
 }
 
-/// Reads the state of each claim from the beginning of the stream.
+/// Reads the stream's initial states.
 async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
     let read = timeout(QUERY_TIMEOUT, read_states(node)).await;
     read.unwrap_or_else(|_elapsed| {
@@ -99,7 +96,7 @@ async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
 
 async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
     let mut client = node.netconfig();
-    // A timeout on the request would apply to the whole stream.
+    // A request's timeout would apply to the whole stream.
     let answer = client.watch_drift(Request::new(WatchDriftRequest {}));
     let stream = node.answer(NETCONFIG, answer).await;
     let mut stream = stream.map_err(|error| error.first_line())?;
@@ -124,7 +121,7 @@ async fn findings(node: &Node, states: &[NetnsState]) -> Observed<Findings> {
         if Instant::now() >= deadline {
             break;
         }
-        // The pod has ended in the meantime.
+        // The pod ended meanwhile.
         if let Some(of) = inspected(node, sandbox).await? {
             let of = of
                 .into_iter()
@@ -164,7 +161,7 @@ async fn self_test(node: &Node) -> Observed<SelfTestResponse> {
     }
 }
 
-/// Returns whether a failure means that rules cannot be written at all.
+/// Returns whether rules cannot be written at all.
 fn is_of_rules(reason: Reason) -> bool {
     [
         Reason::KernelRefused,
@@ -174,7 +171,7 @@ fn is_of_rules(reason: Reason) -> bool {
     .contains(&reason)
 }
 
-/// Converts the failure of a self-test that could not send any traffic.
+/// Converts a self-test that could not send traffic.
 fn refused(failure: &Failure) -> SelfTestResponse {
     SelfTestResponse {
         checks: vec![SelfTestCheck {

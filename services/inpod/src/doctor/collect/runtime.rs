@@ -1,4 +1,4 @@
-//! Facts about the container runtime, its CNI directories and the plugin that it starts.
+//! Facts about the runtime, its CNI directories and the plugin.
 
 use std::{
     io::Write as _,
@@ -12,7 +12,7 @@ use inpod_cni_config::{INPOD_CNI as PLUGIN, Origin};
 use super::{super::facts::Plugin, state::inode};
 use crate::host_fs::{HostFs, Observed};
 
-/// The sockets of known runtimes (k3s: its documentation, "advanced"; the others: their defaults).
+/// Sockets of known runtimes (k3s: its documentation, "advanced"; others: defaults).
 const SOCKETS: [&str; 4] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -20,10 +20,8 @@ const SOCKETS: [&str; 4] = [
     "/run/cri-dockerd.sock",
 ];
 
-/// The timeout of the plugin for VERSION.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The CNI directories and their source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Directories {
     pub(crate) conf: String,
@@ -31,7 +29,6 @@ pub(crate) struct Directories {
     pub(crate) source: String,
 }
 
-/// Returns the runtimes' sockets that exist.
 pub(super) fn sockets(root: &HostFs) -> Vec<String> {
     let there = |path: &&str| matches!(inode(root, path), Ok(Some(_)));
     SOCKETS
@@ -42,8 +39,7 @@ pub(super) fn sockets(root: &HostFs) -> Vec<String> {
         .collect()
 }
 
-/// Returns the directories of the runtime's configuration, else the defaults of the platform, else
-/// those of all runtimes.
+/// Returns the runtime's, else the platform's, else all runtimes' defaults.
 pub(super) fn directories(root: &HostFs) -> Directories {
     let (places, unread) = inpod_cni_config::find_dirs(&root.at("/"));
     let mut source = match &places.origin {
@@ -65,7 +61,7 @@ pub(super) fn directories(root: &HostFs) -> Directories {
     }
 }
 
-/// Reads the plugin's binary and its answer to VERSION.
+/// Reads the binary and its answer to VERSION.
 pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     let path = format!("{directory}/{PLUGIN}");
     let binary = inode(root, &path);
@@ -80,7 +76,7 @@ pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     }
 }
 
-/// Starts the plugin like a runtime that asks for its versions (CNI spec, "VERSION"), which changes nothing.
+/// Asks for VERSION like a runtime, which changes nothing (CNI spec, "VERSION").
 fn ask(root: &HostFs, path: &str) -> Observed<String> {
     let started = Command::new(root.at(path))
         .env_clear()
@@ -91,7 +87,7 @@ fn ask(root: &HostFs, path: &str) -> Observed<String> {
         .spawn();
     let mut child = started.map_err(|error| format!("cannot start: {error}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read it is not the plugin; its answer shows that.
+        // A program that does not read stdin is not the plugin, as its answer shows.
         stdin
             .write_all(br#"{"cniVersion":"1.0.0"}"#)
             .unwrap_or_default();
@@ -117,7 +113,7 @@ fn until_ended(child: &mut Child) -> Observed<()> {
             Ok(Some(_)) => return Ok(()),
             Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
             Ok(None) => {
-                // An error means that it has already exited.
+                // Fails if it has already exited.
                 child.kill().unwrap_or_default();
                 child.wait().map(drop).unwrap_or_default();
                 return Err(format!("no answer within {} s", PLUGIN_TIMEOUT.as_secs()));

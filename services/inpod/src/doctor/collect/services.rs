@@ -1,5 +1,3 @@
-//! Facts about the services from their sockets.
-
 use std::collections::BTreeMap;
 
 use tokio::{net::UnixStream, time::timeout};
@@ -17,7 +15,6 @@ use crate::{
     status,
 };
 
-/// Queries all services concurrently.
 pub(super) async fn all(root: &HostFs, node: &Node, run_dir: &str) -> Vec<Service> {
     let [a, b, c, d] = SERVICES.map(|name| service(root, node, run_dir, name));
     let [e, f] = OPTIONAL_SERVICES.map(|name| service(root, node, run_dir, name));
@@ -56,7 +53,6 @@ async fn service(root: &HostFs, node: &Node, run_dir: &str, name: &'static str) 
     service
 }
 
-/// Fetches the metrics of a service.
 pub(crate) async fn metrics(node: &Node, service: &str) -> Observed<String> {
     let socket = node.socket(service);
     match timeout(QUERY_TIMEOUT, inpod_service::metrics::fetch(&socket)).await {
@@ -69,7 +65,7 @@ pub(crate) async fn metrics(node: &Node, service: &str) -> Observed<String> {
     }
 }
 
-/// Returns the listening process (unix(7), SO_PEERCRED).
+/// Finds the listening process (unix(7), SO_PEERCRED).
 async fn peer(root: &HostFs, node: &Node, service: &str) -> Observed<Process> {
     let stream = timeout(QUERY_TIMEOUT, UnixStream::connect(node.socket(service))).await;
     let stream = stream.map_err(|_elapsed| "connection not accepted in time".to_owned())?;
@@ -83,7 +79,7 @@ async fn peer(root: &HostFs, node: &Node, service: &str) -> Observed<Process> {
     }
 }
 
-/// Returns the version from the metric with the build information.
+/// Reads the build information's version.
 fn version(metrics: &str) -> Observed<String> {
     let line = metrics.lines().find(|line| line.contains("_build_info{"));
     let version = line.and_then(|line| label(line, "version"));

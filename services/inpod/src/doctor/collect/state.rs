@@ -1,5 +1,3 @@
-//! Facts about state directories.
-
 use std::{
     fs,
     io::ErrorKind,
@@ -12,10 +10,9 @@ use super::{
 };
 use crate::host_fs::{HostFs, Observed};
 
-/// The directory of the installer's record.
 pub(crate) const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
 
-/// Reads a file's metadata; `None` if it does not exist.
+/// Returns `None` without the file.
 pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     match fs::metadata(root.at(path)) {
         Ok(found) => {
@@ -42,7 +39,6 @@ pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     }
 }
 
-/// Reads the facts about all state directories.
 pub(super) fn directories(root: &HostFs, paths: &HostPaths) -> Vec<Directory> {
     let checkpoint = format!("{}/pod-events", paths.run_dir);
     let paths = [
@@ -69,7 +65,7 @@ fn space(root: &HostFs, path: &str) -> Observed<Space> {
     })
 }
 
-/// Returns whether the plugin's kill switch is on. A dangling link counts, too.
+/// Counts a dangling link, too.
 pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     match fs::symlink_metadata(root.at(state_dir).join("disabled")) {
         Ok(_) => Ok(true),
@@ -78,7 +74,7 @@ pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     }
 }
 
-/// Counts the calls in the spool. An entry whose name starts with a dot is still being written.
+/// Skips unfinished writes, which have a leading dot.
 pub(super) fn spool(root: &HostFs, state_dir: &str) -> Observed<usize> {
     let names = root
         .names(format!("{state_dir}/spool"))?

@@ -1,17 +1,15 @@
-//! Edits of a list's text that keep all other bytes.
+//! Edits that keep all other bytes.
 
 use serde_json::Value;
 
 use super::{Conflist, Entry};
 use crate::json::Span;
 
-/// A part of the text and its replacement.
 struct Splice {
     span: Span,
     by: Vec<u8>,
 }
 
-/// Edit of one plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PluginEdit<'a> {
     Keep,
@@ -20,18 +18,18 @@ enum PluginEdit<'a> {
 }
 
 impl Conflist {
-    /// Returns the text with an entry: in place of a plugin of its type behind the first plugin, else appended with the
-    /// white space that precedes the last one. An equal entry keeps its formatting.
+    /// Puts the entry in place of a plugin of its type behind the first plugin, else at the end, with the last one's
+    /// preceding white space. An equal entry keeps its formatting.
     pub fn with(&self, entry: &Entry) -> Vec<u8> {
         self.edit(&[], Some(entry))
     }
 
-    /// Returns the text without the plugins of a type. The result may be an empty list, which runtimes reject.
+    /// Removes plugins; the result may be an empty list, which runtimes reject.
     pub fn without(&self, kind: &str) -> Vec<u8> {
         self.edit(&[kind], None)
     }
 
-    /// Returns the text with an entry and without the plugins of a type.
+    /// Returns the text with the entry instead of plugins of the type.
     pub fn replaced(&self, kind: &str, entry: &Entry) -> Vec<u8> {
         self.edit(&[kind], Some(entry))
     }
@@ -45,7 +43,6 @@ impl Conflist {
         splice(&self.text, splices)
     }
 
-    /// Returns the edit of each plugin, and the entry to append.
     fn plugin_edits<'a>(
         &self,
         remove: &[&str],
@@ -53,8 +50,7 @@ impl Conflist {
     ) -> (Vec<PluginEdit<'a>>, Option<&'a Entry>) {
         let is_removed = |kind: &str| remove.contains(&kind);
         let is_target = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
-        // The first plugin creates the network, so that an entry of inpod must not be the first unless it
-        // is the only one.
+        // The first plugin creates the network: inpod's entry may be first only if alone.
         let first = usize::from(self.entries.iter().any(|plugin| !is_target(&plugin.kind)));
         let mut target = None;
         let edits = self.plugins().enumerate().map(|(index, plugin)| {
@@ -96,7 +92,7 @@ impl Conflist {
                         by: text.to_vec(),
                     });
                 }
-                // Removes the comma before the plugin, or the one after it if no plugin before it is kept.
+                // Cuts the comma before the plugin, or after it if none before it is kept.
                 (PluginEdit::Cut, Some(end)) if is_any_kept => {
                     splices.push(removal(end..plugin.span.end));
                 }
@@ -128,7 +124,6 @@ impl Conflist {
         Splice { span: at..at, by }
     }
 
-    /// Returns the white space that ends at a position.
     fn whitespace_before(&self, at: usize) -> &[u8] {
         let before = self.text.get(..at).unwrap_or_default();
         let is_blank = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
@@ -137,7 +132,7 @@ impl Conflist {
     }
 }
 
-/// Returns whether two JSON texts are equal, ignoring white space and the order of keys.
+/// Ignores white space and the order of keys.
 pub fn json_eq(one: &[u8], other: &[u8]) -> bool {
     if one == other {
         return true;
@@ -153,7 +148,6 @@ fn removal(span: Span) -> Splice {
     }
 }
 
-/// Replaces parts of a text, which must not overlap.
 fn splice(text: &[u8], mut splices: Vec<Splice>) -> Vec<u8> {
     splices.sort_by_key(|splice| (splice.span.start, splice.span.end));
     let mut output = Vec::with_capacity(text.len());

@@ -139,7 +139,6 @@ fn what_runtimes_refuse_is_refused_with_its_cause() {
     }
 }
 
-/// White space as people and programs write it.
 fn blank() -> impl Strategy<Value = String> {
     prop_oneof![4 => Just(String::new()), 1 => "[ \t\r\n]{1,6}"]
 }
@@ -195,7 +194,6 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// An object with the required members among any others.
 fn object_with(needed: Vec<String>) -> impl Strategy<Value = String> {
     let other = (blank(), "[k-m]{1,3}", blank(), value());
     (
@@ -250,10 +248,10 @@ fn conflist() -> impl Strategy<Value = String> {
         })
 }
 
-/// Asserts that an edit of any list adds inpod's entry and changes nothing else.
+/// Asserts that an edit adds inpod's entry and changes nothing else.
 fn holds(text: &[u8]) -> Result<(), TestCaseError> {
     let Ok(list) = Conflist::parse(text) else {
-        // Lists that runtimes reject are not edited.
+        // Lists that runtimes reject stay.
         return Ok(());
     };
     let edited = list.with(&entry());

@@ -1,6 +1,5 @@
-//! A path that responds late. The kubelet requests it in `preStop` and ends the proxy only after the response, so that
-//! the proxy serves that much longer. This works with every Kubernetes and every image: `preStop.sleep` needs 1.30, and
-//! `exec` needs a program beside Envoy.
+//! Responds late to the kubelet's `preStop` request, so that the proxy serves that much longer. Works with every
+//! Kubernetes and image: `preStop.sleep` needs 1.30, and `exec` another program beside Envoy.
 
 use serde_json::{Value, json};
 
@@ -12,7 +11,7 @@ const PATH: &str = "/drain";
 const FILTER: &str = "envoy.filters.http.fault";
 const KIND: &str = "envoy.extensions.filters.http.fault.v3.HTTPFault";
 
-/// Envoy's default stream idle timeout, which starts at the end of the delay.
+/// Envoy's default stream idle timeout, which starts at the delay's end.
 const IDLE_SECONDS: u64 = 300;
 
 pub(super) fn route(seconds: u64) -> Value {
@@ -25,7 +24,7 @@ pub(super) fn route(seconds: u64) -> Value {
     })
 }
 
-/// Adds the filter that delays responses where a route asks for it.
+/// Delays responses where a route asks for it.
 pub(super) fn connection_manager(mut manager: Value, seconds: u64) -> Value {
     if let Some(filters) = crate::json::list_mut(&mut manager, "http_filters") {
         filters.insert(0, extension(FILTER, KIND, json!({})));

@@ -1,4 +1,4 @@
-//! Endpoints for inbound ports of a pod, as `ingress.defaultEndpoint` of
+//! Endpoints for inbound ports, like `ingress.defaultEndpoint` of
 //! Istio's `Sidecar` (services/docs/facts/istio-sidecar.md, 7.1).
 
 use std::{
@@ -8,31 +8,30 @@ use std::{
 
 use crate::error::excerpt;
 
-/// Limits the bootstrap to the length of one process argument.
+/// The limit that fits one process argument.
 pub(crate) const MAX_PORTS: usize = 64;
 
-/// Ports of the proxy and its agent; forwarding to 15000 would expose the proxy's admin interface to every client.
+/// Of proxy and agent; forwarding to 15000 would expose the admin interface to every client.
 const RESERVED_PORTS: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
 
-/// Maximum path of a Unix socket (unix(7): 108 bytes including the final NUL).
+/// See unix(7): 108 bytes with the final NUL.
 const MAX_PATH_LENGTH: usize = 107;
 
-/// Destination of connections to a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// A port of 127.0.0.1 or ::1.
     Localhost(SocketAddr),
-    /// A port of the pod's own address.
+    /// The pod's own address, port only.
     Pod(u16),
-    /// A Unix socket, by its absolute path in the proxy's container.
+    /// An absolute path in the proxy's container.
     Unix(String),
 }
 
-/// Parses `PORT=ENDPOINT`, separated by commas. Other ports keep the address that the client dialled.
+/// Parses `PORT=ENDPOINT`, comma-separated. Other ports keep the dialled address.
 ///
 /// # Errors
 ///
-/// Names the problem and the expected form.
+/// Names problem and expected form.
 pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
     let mut found = BTreeMap::new();
     for item in text.split(',').map(str::trim) {
@@ -102,7 +101,7 @@ fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     }
 }
 
-/// Rejects abstract sockets, and characters to which the kubelet or a parser gives a meaning.
+/// Rejects abstract sockets, and characters with a meaning for the kubelet or a parser.
 fn parse_unix(path: &str) -> Result<Endpoint, String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
     let is_path = path.starts_with('/')

@@ -21,8 +21,7 @@ fn config(text: &str) -> Config {
 const NEVER: &str = "neverInjectSelector: [{matchLabels: {app: web}}]";
 const ALWAYS: &str = "alwaysInjectSelector: [{matchExpressions: [{key: app, operator: Exists}]}]";
 
-/// The policy matrix of Istio's own test (services/docs/facts/istio-sidecar.md, 10.1):
-/// configuration, label, annotation, outcome.
+/// Istio's own policy matrix (services/docs/facts/istio-sidecar.md, 10.1): configuration, label, annotation, outcome.
 #[test]
 fn labels_of_the_pod_beat_selectors_which_beat_the_policy() {
     use Decision::{Inject, Skip};

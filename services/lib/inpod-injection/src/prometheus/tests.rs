@@ -20,7 +20,7 @@ fn injected(config: &str, annotations: &Value) -> Result<Value, InjectError> {
     }
 }
 
-/// Returns the scrape annotations, and the settings passed to the agent.
+/// Returns the annotations, and the agent's settings.
 fn found(config: &str, annotations: &Value) -> (Vec<String>, Option<Value>) {
     let pod = injected(config, annotations).unwrap();
     let keys_found = matching_keys(&pod).into_iter();

@@ -1,30 +1,26 @@
-//! Renders a template for one pod.
-
 use serde_json::{Map, Value};
 
 use super::{Conditions, VALUE, WHEN};
 use crate::{bootstrap, variables::Variables};
 
-/// Result of rendering a value.
 pub(super) enum Rendered {
     Present(Value),
     Omitted,
 }
 
-/// A part of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     Text(&'a str),
-    /// `${NAME}` or `${NAME|DEFAULT}` in a text.
+    /// `${NAME}` or `${NAME|DEFAULT}` in text.
     Variable {
         name: &'a str,
         default: Option<&'a str>,
     },
-    /// A `${` without a closing brace.
+    /// A `${` without closing brace.
     Open(&'a str),
 }
 
-/// Splits a text into parts. `$${` escapes `${`.
+/// Splits a text; `$${` escapes `${`.
 pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = text;
@@ -53,7 +49,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// Returns the conditions of `$when` as a list; `None` for one that is not a string.
+/// Yields `None` for conditions that are not strings.
 pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     value.as_array().map_or_else(
         || vec![value.as_str()],
@@ -61,19 +57,18 @@ pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     )
 }
 
-/// Fields in which Kubernetes accepts only strings: numbers are formatted there.
+/// Kubernetes accepts only strings here: numbers are formatted.
 const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
 
-/// Inputs of rendering.
 pub(super) struct Rendering<'a> {
     pub(super) variables: &'a Variables,
     pub(super) holds: &'a Conditions,
-    /// Rendered only if a template uses it.
+    /// Rendered only if used.
     pub(super) bootstrap: Option<&'a str>,
 }
 
 impl Rendering<'_> {
-    /// Replaces the variables in a value. A list or map of which every part is omitted is omitted itself.
+    /// Omits a list or map of which every part is omitted.
     pub(super) fn value(&self, value: &Value, is_text: bool) -> Result<Rendered, String> {
         match value {
             Value::String(text) => self.text(text, is_text),
@@ -119,8 +114,7 @@ impl Rendering<'_> {
         Ok(Rendered::Present(rendered.into()))
     }
 
-    /// A text that is a single variable keeps the variable's type where other types are allowed. A text with an
-    /// unset variable is omitted.
+    /// Keeps the type of a single variable where allowed; omits the text with an unset one.
     fn text(&self, text: &str, is_text: bool) -> Result<Rendered, String> {
         let parts = parts(text);
         let get = |name: &str, default: Option<&str>| {

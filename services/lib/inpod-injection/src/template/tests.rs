@@ -9,7 +9,7 @@ fn refused(text: &str) -> (usize, String) {
     }
 }
 
-/// Renders a template for a small pod, as part of its annotations.
+/// Renders annotations of a small pod.
 fn rendered(text: &str) -> Value {
     let config = Config {
         templates: BTreeMap::from([("mine".to_owned(), text.to_owned())]),

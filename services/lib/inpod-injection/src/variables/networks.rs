@@ -1,5 +1,5 @@
-//! Multus networks: where the node's plugin is a network of its own instead of a part of the CNI chain, pods must
-//! name it (services/docs/facts/istio-sidecar.md, 6.6).
+//! Pods must name the node's plugin if it is a Multus network instead of a part of the
+//! CNI chain (services/docs/facts/istio-sidecar.md, 6.6).
 
 use inpod_types::keys;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Pairs;
 use crate::{config::Config, error::InjectError, json};
 
-/// Appends the configured network to the pod's list, in the list's own form, unless it is there.
+/// Appends the configured network in the list's own form, unless present.
 pub(super) fn of_networks(config: &Config, pod: &Value) -> Result<Pairs<1>, InjectError> {
     let annotation = json::annotation(pod, keys::MULTUS_NETWORKS).unwrap_or_default();
     let network = config.multus_network.as_str();
@@ -23,7 +23,7 @@ pub(super) fn of_networks(config: &Config, pod: &Value) -> Result<Pairs<1>, Inje
     Ok([("pod.networks", list)])
 }
 
-/// Appends to a list of `NAMESPACE/NAME@INTERFACE`, separated by commas; only the name is required.
+/// Appends to comma-separated `NAMESPACE/NAME@INTERFACE`; only the name is required.
 fn names(annotation: &str, network: &str) -> String {
     let mut names = annotation.split(',').map(|name| name.split('@').next());
     if names.any(|name| name.is_some_and(|name| name.trim() == network)) {
@@ -32,8 +32,8 @@ fn names(annotation: &str, network: &str) -> String {
     format!("{annotation}, {network}")
 }
 
-/// Appends to a list of JSON objects. Name and namespace are separate fields there, since Multus accepts no slash in a
-/// name. The existing text keeps its formatting.
+/// Appends a JSON object. Name and namespace are separate: Multus accepts no slash in names. The
+/// text keeps its formatting.
 fn objects(annotation: &str, network: &str) -> Result<String, InjectError> {
     let wrong = |error: serde_json::Error| {
         let why = format!("it is not a JSON list of networks: {error}");

@@ -1,4 +1,4 @@
-//! Variables of the pod itself and of its workload.
+//! Variables of pod and workload.
 
 use std::num::NonZeroU16;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Pairs, some};
 use crate::{Request, error::InjectError, is_proxy, json, owner::Owner, proxy::ProxySettings};
 
-/// Maximum length of a label value (apimachinery, validation.LabelValueMaxLength).
+/// For label values (apimachinery, validation.LabelValueMaxLength).
 const MAX_LABEL_LENGTH: usize = 63;
 
 fn namespace<'a>(pod: &'a Value, request: &Request<'a>) -> &'a str {
@@ -94,14 +94,14 @@ pub(super) fn of_workload(pod: &Value, request: &Request<'_>) -> Pairs<4> {
     ]
 }
 
-/// Cuts a text to a valid label value, which must not end in punctuation.
+/// Cuts to a label value, which must not end in punctuation.
 fn as_label(text: &str) -> String {
     let start: String = text.chars().take(MAX_LABEL_LENGTH).collect();
     let is_mark = |c: char| "-_.".contains(c);
     start.trim_end_matches(is_mark).to_owned()
 }
 
-/// Appends the agent's port to the pod's list, unless the node exempts it anyway.
+/// Appends the agent's port, unless it is exempt anyway.
 pub(super) fn of_interception(pod: &Value, proxy: &ProxySettings) -> Result<Pairs<2>, InjectError> {
     let annotation = json::annotation(pod, keys::SIDECAR_EXCLUDE_INBOUND_PORTS);
     let read = |list: &str| {

@@ -1,5 +1,3 @@
-//! Variables of the proxy and its mesh.
-
 use inpod_types::keys;
 use serde_json::{Value, json};
 

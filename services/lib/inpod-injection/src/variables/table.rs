@@ -1,7 +1,4 @@
-//! The variables with their descriptions.
-
-/// Variables of templates besides `annotation:KEY` and `label:KEY`, with their descriptions. A text with an
-/// unset variable is omitted.
+/// Besides `annotation:KEY` and `label:KEY`. A text with an unset variable is omitted.
 pub const TABLE: &[(&str, &str)] = &[
     (
         "pod.name",

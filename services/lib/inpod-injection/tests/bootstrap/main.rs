@@ -1,5 +1,5 @@
-//! Tests the bootstrap of the template `standalone` against a schema of Envoy's API (`model`), and against a real Envoy
-//! if one is named: `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
+//! Tests the bootstrap of `standalone` against a schema of Envoy's API (`model`), or a real Envoy:
+//! `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
 // cfg(test) marks all of this as test code for clippy.
 #![cfg(test)]
 
@@ -15,13 +15,12 @@ use serde_json::{Value, json};
 
 const KEY: &str = "inpod.io/default-endpoints";
 
-/// Endpoints, one of each form.
+/// One endpoint of each form.
 const ENDPOINTS: &str =
     "8080=127.0.0.1:80,8081=[::1]:81,8082=0.0.0.0:82,8083=[::]:83,8084=unix:///run/app.sock";
 
 const POD: &str = "10.0.0.9";
 
-/// Injects into a pod with annotations.
 fn injected(config: &str, annotations: &Value) -> Result<Value, String> {
     let mut config = Config::parse(config).unwrap();
     if config.default_templates == ["sidecar"] && config.templates.is_empty() {
@@ -51,7 +50,7 @@ fn proxy(pod: &Value) -> &Value {
     containers.find(|it| it["name"] == "istio-proxy").unwrap()
 }
 
-/// Returns the bootstrap as the kubelet passes it to the proxy of a pod with this address.
+/// Returns what the kubelet passes to the pod's proxy.
 fn text(config: &str, annotations: &Value) -> String {
     let pod = injected(config, annotations).unwrap();
     let args = proxy(&pod)["args"].as_array().unwrap().clone();
@@ -66,7 +65,7 @@ fn document(config: &str, annotations: &Value) -> Value {
     serde_json::from_str(&text(config, annotations)).unwrap()
 }
 
-/// Parses a bootstrap as strictly as Envoy does.
+/// Parses as strictly as Envoy.
 fn read(document: &Value) -> Result<Bootstrap, String> {
     let read: Bootstrap =
         serde_json::from_value(document.clone()).map_err(|error| error.to_string())?;
@@ -77,12 +76,10 @@ fn read(document: &Value) -> Result<Bootstrap, String> {
         .ok_or_else(|| faults.join("; "))
 }
 
-/// Annotations with the drain duration of the proxy.
 fn drains(duration: &str) -> Value {
     json!({"proxy.istio.io/config": format!("terminationDrainDuration: {duration}")})
 }
 
-/// Returns all variants of the bootstrap.
 fn variants() -> Vec<(&'static str, Value)> {
     let tproxy = json!({"sidecar.istio.io/interceptionMode": "TPROXY"});
     let each = ENDPOINTS
@@ -128,7 +125,7 @@ fn a_field_of_another_name_or_type_is_found_wherever_it_stands() {
     assert!(count > 1000, "{count}");
 }
 
-/// Fields that Envoy's API does not require, by their last name.
+/// Not required by Envoy's API, by last name.
 const OPTIONAL: [&str; 22] = [
     "additional_addresses",
     "circuit_breakers",
@@ -160,7 +157,7 @@ fn a_required_field_that_is_missing_is_found() {
     let mut count = 0;
     for position in positions(&document, "").into_iter().skip(1) {
         let (parent, key) = position.rsplit_once('/').unwrap();
-        // Envoy also permits chains and routes without a name, a route without a rewrite, and a range without a length.
+        // Envoy also permits unnamed chains and routes, no rewrite, and a range without length.
         let is_name =
             key == "name" && (parent.contains("chain") || parent.ends_with("route_config"));
         let is_optional =
@@ -170,7 +167,7 @@ fn a_required_field_that_is_missing_is_found() {
         let Some(fields) = fields.filter(|_| !is_optional) else {
             continue;
         };
-        // An extension's and a host's name are required.
+        // Names of extensions and hosts are required.
         fields.remove(key).unwrap();
         if key == "lb_policy" || read(&mutated).is_err() {
             count += 1;
@@ -279,7 +276,7 @@ fn an_endpoint_that_no_template_takes_is_refused() {
     assert!(own.contains("inbound|80||"), "{own}");
 }
 
-/// Routes of the port that reports the proxy's readiness.
+/// Returns the routes of the readiness port.
 fn routes(document: &Value) -> &Value {
     let position = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     document.pointer(position).unwrap()
@@ -340,7 +337,7 @@ fn a_proxy_without_an_agent_leaves_probes_alone_and_answers_its_own() {
     );
 }
 
-/// Maximum length of a process argument, 128 KiB (execve(2), MAX_ARG_STRLEN).
+/// 128 KiB at most (execve(2), MAX_ARG_STRLEN).
 #[test]
 fn the_longest_bootstrap_fits_into_one_argument() {
     let path = "a".repeat(106);

@@ -1,7 +1,7 @@
-//! The parts of Envoy's API v3 that the bootstrap uses: names and types of fields, required fields, and the bounds that
-//! Envoy validates. From the .proto files of github.com/envoyproxy/data-plane-api at 84e84367 (2026-01-29), packages
-//! `envoy.config.{bootstrap,listener,cluster,endpoint,route,core}.v3` and `envoy.extensions.filters`. JSON is that of
-//! proto3: a oneof is one key, an Any has `@type` among its fields, a Duration is a string that ends in `s`.
+//! The parts of Envoy's API v3 that the bootstrap uses, with types, required fields and bounds. From the .proto files
+//! of github.com/envoyproxy/data-plane-api at 84e84367 (2026-01-29), packages
+//! `envoy.config.{bootstrap,listener,cluster,endpoint,route,core}.v3` and `envoy.extensions.filters`, in proto3's
+//! JSON: a oneof is one key, an Any has `@type` among its fields, a Duration is a string that ends in `s`.
 
 mod checks;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 pub(crate) use checks::Way;
 
-/// `(validate.rules).string = {min_len: 1}` of the API.
+/// The API's `(validate.rules).string = {min_len: 1}`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(pub(crate) String);
 
@@ -23,7 +23,7 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// A `google.protobuf.Duration`, in nanoseconds.
+/// A `google.protobuf.Duration` in nanoseconds.
 #[derive(Debug)]
 pub(crate) struct Duration(u128);
 
@@ -60,7 +60,7 @@ struct StaticResources {
     clusters: Vec<Cluster>,
 }
 
-/// A oneof that is required.
+/// A required oneof of Envoy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 enum Address {
@@ -238,7 +238,7 @@ struct FaultDelay {
     _percentage: Option<FractionalPercent>,
 }
 
-/// The denominator defaults to a hundred.
+/// The default denominator is a hundred.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FractionalPercent {
@@ -267,7 +267,7 @@ struct VirtualHost {
 struct Route {
     #[serde(rename = "match")]
     _match: RouteMatch,
-    /// Exactly one of these two is required.
+    /// Exactly one is required.
     route: Option<RouteAction>,
     direct_response: Option<DirectResponse>,
     typed_per_filter_config: Option<PerFilter>,
@@ -279,7 +279,7 @@ struct DirectResponse {
     status: u16,
 }
 
-/// Keyed by the names of the chain's filters.
+/// By filter names of the chain.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PerFilter {
@@ -287,7 +287,7 @@ struct PerFilter {
     fault: Option<HttpFilterConfig>,
 }
 
-/// A oneof that is required.
+/// A required oneof of Envoy.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 enum RouteMatch {

@@ -1,8 +1,7 @@
-//! Mutations of a document, each wrong in one position.
+//! Documents, each wrong in one position.
 
 use serde_json::{Value, json};
 
-/// Returns the positions of all values of a document.
 pub(crate) fn positions(value: &Value, at: &str) -> Vec<String> {
     let below: Vec<_> = match value {
         Value::Object(fields) => fields
@@ -20,7 +19,7 @@ pub(crate) fn positions(value: &Value, at: &str) -> Vec<String> {
     [vec![at.to_owned()], below].concat()
 }
 
-/// Returns the document with one position changed in every way that makes it invalid.
+/// Changes a position in every way that makes it invalid.
 pub(crate) fn mutations(document: &Value, position: &str) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     let mut with = |what: &str, value: Value| {

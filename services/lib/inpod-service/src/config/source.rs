@@ -1,4 +1,4 @@
-//! The sources of settings. Each is checked against the list of settings, so that a misspelled name is reported.
+//! Sources are checked against the list of settings: misspelled names are reported.
 
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use config::{File, FileFormat, Map, Source as _, Value};
 use super::{ConfigError, Key};
 use crate::Service;
 
-/// Returns the path given with `--config`, or the service's default.
+/// Uses `--config`, or the service's default.
 pub(super) fn file(service: &Service, given: Option<&String>) -> PathBuf {
     given.map_or_else(
         || {
@@ -30,7 +30,7 @@ pub(super) fn defaults(keys: &[Key]) -> Map<String, Value> {
         .collect()
 }
 
-/// Reads the file. Only the default file may be missing.
+/// Allows only the default file to be missing.
 pub(super) fn from_file(
     keys: &[Key],
     file: &Path,
@@ -67,8 +67,8 @@ pub(super) fn from_environment(
     Ok(values)
 }
 
-/// Matches variables that the kubelet sets in every pod for a Service named `inpod` or `inpod-...`
-/// (`enableServiceLinks`), such as `INPOD_PORT_443_TCP_ADDR`: they are not settings.
+/// Matches the kubelet's variables, such as `INPOD_PORT_443_TCP_ADDR`, in every pod for a Service named `inpod` or
+/// `inpod-...` (`enableServiceLinks`): they are no settings.
 fn is_service_link(name: &str) -> bool {
     let name = format!("_{name}");
     name.ends_with("_SERVICE_HOST")

@@ -195,7 +195,7 @@ fn help_and_version_are_no_errors() {
     ));
 }
 
-/// An unusable setting is reported with its name, its value and its source, whatever the source.
+/// Whatever the source, the error has name, value and source.
 #[test]
 fn a_value_that_cannot_be_used_names_its_setting_and_its_source() {
     let cases = [
@@ -300,7 +300,6 @@ fn sources_that_conflict_are_no_error_and_the_loser_is_still_checked() {
     );
 }
 
-/// Returns the error for an unusable OTLP endpoint.
 fn refused_endpoint(endpoint: &str) -> String {
     let Command::Run(loaded) = load_with(&["--otlp-endpoint", endpoint], &[]).unwrap() else {
         panic!("expected to run");

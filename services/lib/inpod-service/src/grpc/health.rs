@@ -1,4 +1,4 @@
-//! The service `grpc.health.v1`, with the readiness and the liveness of the process.
+//! `grpc.health.v1`: readiness and liveness of the process.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -10,11 +10,10 @@ use tonic_health::pb::{
 
 use crate::{Readiness, Shutdown};
 
-/// The health service name for liveness probes: serving for as long as the process answers calls, whatever its
-/// dependencies. A restart would not bring back a missing dependency.
+/// For liveness probes: serving while the process answers calls. A restart would not bring back a missing dependency.
 pub(crate) const LIVE: &str = "live";
 
-/// Health of the process (the empty name) and of each of its gRPC services: serving while ready and not draining.
+/// Health of the process (the empty name) and each gRPC service: serving while ready and not draining.
 #[derive(Debug)]
 pub(super) struct Health {
     pub(super) readiness: Readiness,
@@ -58,7 +57,7 @@ impl health_server::Health for Health {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// Streams the status and its changes. A drain is the last change and ends the stream.
+    /// Streams status changes; a drain is the last one.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,

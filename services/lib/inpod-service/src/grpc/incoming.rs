@@ -1,4 +1,4 @@
-//! Accepts connections on a Unix socket and identifies their peers.
+//! Accepts connections on a Unix socket.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use crate::{
     peer::{Peer, Policy},
 };
 
-/// Accepts connections and closes those whose peer cannot be identified.
+/// Closes connections whose peer cannot be identified.
 pub(super) fn incoming(
     listener: UnixListener,
     policy: Arc<Policy>,
@@ -32,7 +32,7 @@ pub(super) fn incoming(
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Most likely the process is out of file descriptors; some will be closed.
+                    // Most likely out of file descriptors; some will be closed.
                     tracing::error!(%error, "Cannot accept");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -52,7 +52,6 @@ pub(super) fn incoming(
     })
 }
 
-/// A connection with its identified peer.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,

@@ -1,11 +1,11 @@
-//! The layers that every call passes, from the outside in:
+//! The layers of every call, from the outside in:
 //!
 //! 1. [`Span`] adds the call to every log line that follows.
-//! 2. [`CallMetrics`] counts every response, including those of the layers below.
-//! 3. [`Authorize`] rejects callers without the right before they take up a concurrency slot.
-//! 4. [`Scrape`] answers metrics, also while calls are rejected for their number.
-//! 5. [`Limit`] rejects calls over the limit before any work is done.
-//! 6. [`Deadline`] is innermost, so that a call that times out releases its slot at once.
+//! 2. [`CallMetrics`] counts every response, those of the layers below included.
+//! 3. [`Authorize`] rejects callers before they take up a concurrency slot.
+//! 4. [`Scrape`] answers metrics, even while calls are rejected for their number.
+//! 5. [`Limit`] rejects calls over the limit before any work.
+//! 6. [`Deadline`] is innermost: a call that times out releases its slot at once.
 
 mod authorize;
 mod deadline;
@@ -35,13 +35,12 @@ use span::Span;
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
-/// A layer's handling of a call.
 trait Step: Clone + Send + 'static {
-    /// Responds to a call, directly or with what `next` responds.
+    /// Responds directly or with `next`'s response.
     fn handle<N: Next>(self, call: Request, next: N) -> impl Future<Output = Response> + Send;
 }
 
-/// The rest of the stack. It cannot fail other than with a response.
+/// The rest of the stack, which fails only with a response.
 trait Next:
     Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
 {
@@ -55,7 +54,6 @@ impl<S> Next for S where
 {
 }
 
-/// Forwards a call to the rest of the stack.
 async fn call_next(mut next: impl Next, call: Request) -> Response {
     match next.call(call).await {
         Ok(answer) => answer,
@@ -63,7 +61,6 @@ async fn call_next(mut next: impl Next, call: Request) -> Response {
     }
 }
 
-/// A [`Step`] as a tower layer.
 #[derive(Clone, Debug)]
 pub(super) struct StepLayer<T>(T);
 
@@ -78,7 +75,6 @@ impl<T: Clone, S> Layer<S> for StepLayer<T> {
     }
 }
 
-/// A [`Step`] in front of a service.
 #[derive(Clone, Debug)]
 pub(super) struct StepService<T, S> {
     step: T,
@@ -95,7 +91,7 @@ impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
     }
 
     fn call(&mut self, call: Request) -> Self::Future {
-        // The instance that was polled ready must be the one that is called.
+        // Call the instance that was polled ready.
         let next = self.next.clone();
         let ready = std::mem::replace(&mut self.next, next);
         let answer = self.step.clone().handle(call, ready);
@@ -107,7 +103,7 @@ pub(super) type Inner =
     Stack<StepLayer<Deadline>, Stack<StepLayer<Limit>, Stack<StepLayer<Scrape>, Outer>>>;
 pub(super) type Outer = Stack<StepLayer<Authorize>, Stack<StepLayer<CallMetrics>, StepLayer<Span>>>;
 
-/// Builds the stack in its order.
+/// Builds the stack in order.
 pub(super) fn stack(
     metrics: &Metrics,
     max_calls: usize,
@@ -121,7 +117,7 @@ pub(super) fn stack(
     Stack::new(StepLayer(Deadline), inner)
 }
 
-/// Returns whether a call is to health or reflection, which operators need most during an overload.
+/// Operators need health and reflection most during an overload.
 fn is_of_grpc(call: &Request) -> bool {
     call.uri().path().starts_with("/grpc.")
 }

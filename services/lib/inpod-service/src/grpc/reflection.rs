@@ -1,6 +1,6 @@
-//! Server reflection for grpcurl: current clients use v1, older ones v1alpha.
+//! Server reflection for grpcurl: v1, and v1alpha for older clients.
 //!
-//! The descriptors are decoded on first use: most processes are never asked, and they would be a good part of
+//! Descriptors are decoded on first use: most processes are never asked, and they are a good part of
 //! an idle process's memory.
 
 use std::{
@@ -16,11 +16,9 @@ use tonic::{Status, body::Body, server::NamedService, service::Routes};
 use tonic_reflection::server::{Builder, Error};
 use tower::Service;
 
-/// A version of the reflection service.
 pub(super) trait Version: Clone + Debug + Send + Sync + 'static {
     const NAME: &'static str;
 
-    /// Builds the service from the descriptors.
     fn routes(builder: Builder<'_>) -> Result<Routes, Error>;
 }
 
@@ -46,7 +44,6 @@ impl Version for V1alpha {
     }
 }
 
-/// The reflection service of one version.
 #[derive(Clone, Debug)]
 pub(super) struct Reflection<V> {
     names: Arc<[&'static str]>,
@@ -55,7 +52,7 @@ pub(super) struct Reflection<V> {
 }
 
 impl<V: Version> Reflection<V> {
-    /// Lists these services, besides health and reflection itself.
+    /// Lists health and reflection, too.
     pub(super) fn new(names: &Arc<[&'static str]>) -> Self {
         Self {
             names: Arc::clone(names),
@@ -89,7 +86,7 @@ impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Each call clones the routes, which are always ready.
+        // Each call clones the routes, always ready.
         Poll::Ready(Ok(()))
     }
 

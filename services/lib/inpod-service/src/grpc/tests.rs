@@ -1,5 +1,3 @@
-//! Tests of the server with real clients on a real socket.
-
 use std::time::Duration;
 
 use tokio::{

@@ -1,4 +1,4 @@
-//! Metrics of gRPC calls, by method and status code.
+//! Metrics of gRPC calls, by method and code.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,6 @@ type ByMethod = [(&'static str, Cow<'static, str>); 1];
 type ByMethodAndCode = [(&'static str, Cow<'static, str>); 2];
 type ByClass = [(&'static str, &'static str); 1];
 
-/// The metrics of all calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls {
     requests: Family<ByMethodAndCode, Counter>,
@@ -54,7 +53,7 @@ impl Calls {
         calls
     }
 
-    /// Starts to measure a call. It ends with [`OpenCall::end`], or as CANCELLED when it is dropped.
+    /// Measures until [`OpenCall::end`], or CANCELLED when dropped.
     pub(crate) fn begin(&self, path: &str) -> OpenCall {
         OpenCall {
             calls: self.clone(),
@@ -78,7 +77,6 @@ impl Calls {
     }
 }
 
-/// A call in flight.
 #[derive(Debug)]
 pub(crate) struct OpenCall {
     calls: Calls,
@@ -96,7 +94,7 @@ impl OpenCall {
         self.calls.durations.get_or_create(&labels).observe(seconds);
     }
 
-    /// Records the status code. Only the first one counts.
+    /// Records only the first status code.
     pub(crate) fn end(&mut self, code: Code) {
         if self.code.take().is_some() {
             let name = name_of(code);
@@ -116,8 +114,8 @@ impl Drop for OpenCall {
     }
 }
 
-/// Returns `Service/Method` without the package. An undeclared method is `other`: its name is the caller's choice, and
-/// there could be any number of them.
+/// Returns `Service/Method` without the package, `other` if undeclared: callers choose those names, and there
+/// could be any number.
 fn method_of(path: &str) -> Cow<'static, str> {
     let short = || path.rsplit_once('.').map(|(_, short)| short.to_owned());
     match class_of(path).and_then(|_| short()) {
@@ -126,7 +124,6 @@ fn method_of(path: &str) -> Cow<'static, str> {
     }
 }
 
-/// Returns the code's name in the gRPC specification.
 fn name_of(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

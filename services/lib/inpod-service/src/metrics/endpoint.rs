@@ -19,21 +19,21 @@ use tokio::{
 use super::{CONTENT_TYPE, PATH};
 use crate::Readiness;
 
-/// Concurrent scrapes; further connections wait to be accepted.
+/// The limit, beyond which connections wait.
 const MAX_CONCURRENT_SCRAPES: usize = 4;
 
-/// The time limit for a client to send its request.
+/// The time for a client to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The lifetime of a connection: one request and its response.
+/// The lifetime: one request and its response.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The condition that reports whether the port is served.
+/// The condition for a served port.
 const CONDITION: &str = "metrics-address";
 
-/// Serves `GET /metrics` on a TCP port forever.
+/// Serves `GET /metrics` forever.
 ///
 /// If the port cannot be bound, the condition `metrics-address` reports it and the bind is retried: missing metrics
 /// must not keep pods from starting.
@@ -45,13 +45,13 @@ where
     tracing::info!(%address, "Serving metrics");
     let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_SCRAPES));
     loop {
-        // The semaphore is never closed, so this cannot fail.
+        // The semaphore is never closed.
         let permit = Arc::clone(&permits).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let text = text.clone();
                 tokio::spawn(async move {
-                    // A client that hangs or disconnects affects only itself.
+                    // A client that hangs affects only itself.
                     drop(timeout(CONNECTION_TIMEOUT, answer(stream, text)).await);
                     drop(permit);
                 });
@@ -64,9 +64,9 @@ where
     }
 }
 
-/// Renders the text of a scrape.
+/// Renders the text of scrapes.
 pub trait RenderMetrics: Clone + Send + Sync + 'static {
-    /// Returns the text in the OpenMetrics format.
+    /// Returns text in OpenMetrics format.
     fn text(&self) -> impl Future<Output = String> + Send;
 }
 

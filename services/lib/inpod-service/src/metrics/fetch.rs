@@ -6,15 +6,15 @@ use tower::{Service as _, ServiceExt as _};
 
 use super::PATH;
 
-/// No service has more metrics than this.
+/// A limit that no service's metrics exceed.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Reads the metrics of another service from its gRPC socket. Each call uses a connection of its own, which is closed
-/// when the caller gives up; the caller has to set a timeout.
+/// Reads another service's metrics from its gRPC socket, over a connection of its own that is closed when the caller
+/// gives up; the caller has to set a timeout.
 ///
 /// # Errors
 ///
-/// Fails if the socket cannot be reached or the response is not metrics.
+/// If it is unreachable or responds with something else.
 pub async fn fetch(socket: &Path) -> Result<String, String> {
     let mut channel = crate::channel(socket);
     let failed = |error: &dyn std::error::Error| format!("{}: {error}", socket.display());

@@ -6,10 +6,10 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 
-/// A number for each value of the label; the value is "" without a label.
+/// Numbers by label value, "" without a label.
 type Numbers = Vec<(&'static str, u64)>;
 
-/// A gauge that reads its value when it is scraped, so that it cannot be out of date.
+/// Reads its value when scraped, and cannot be out of date.
 pub struct ObservableGauge {
     name: &'static str,
     help: &'static str,
@@ -18,7 +18,6 @@ pub struct ObservableGauge {
 }
 
 impl ObservableGauge {
-    /// Creates a gauge without labels.
     pub fn new(
         name: &'static str,
         help: &'static str,
@@ -32,7 +31,7 @@ impl ObservableGauge {
         })
     }
 
-    /// Creates a gauge with one label; `read` returns each value of the label once.
+    /// Calls `read`, which returns each value of the label once.
     pub fn by_label<I: IntoIterator<Item = (&'static str, u64)>>(
         label: &'static str,
         name: &'static str,
@@ -58,7 +57,7 @@ impl fmt::Debug for ObservableGauge {
 
 impl Collector for ObservableGauge {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // The library ends the help of its own metrics with a full stop.
+        // The library's own help ends with a full stop.
         let help = format!("{}.", self.help);
         let mut metric = encoder.encode_descriptor(self.name, &help, None, MetricType::Gauge)?;
         for (value, number) in (self.read)() {

@@ -7,13 +7,13 @@ use prometheus_client::{
     registry::Unit,
 };
 
-/// The kernel's metrics of this process, under the names that all Prometheus clients use.
+/// The kernel's metrics, under all Prometheus clients' names.
 #[derive(Debug)]
 pub(super) struct Process;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // A value that cannot be read is left out, since zero would be wrong.
+        // Omits unreadable values: zero would be wrong.
         if let Some(open) = open_fds() {
             let help = "Open file descriptors.";
             let metric =
@@ -30,7 +30,7 @@ impl Collector for Process {
     }
 }
 
-/// Excludes the descriptor that reading the directory needs.
+/// Excludes the descriptor for reading the directory.
 fn open_fds() -> Option<u64> {
     let entries = fs::read_dir("/proc/self/fd").ok()?;
     u64::try_from(entries.count().saturating_sub(1)).ok()
@@ -55,7 +55,7 @@ mod tests {
         let files: Vec<_> = (0..50)
             .map(|_| fs::File::open("/dev/null").unwrap())
             .collect();
-        // Other tests of this process open and close files meanwhile, but fewer.
+        // Other tests open and close fewer files meanwhile.
         assert!(open_fds().unwrap() >= before + 25);
         drop(files);
     }

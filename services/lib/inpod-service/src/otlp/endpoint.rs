@@ -3,14 +3,12 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 use http::Uri;
 use tonic::transport::{Channel, Endpoint as Transport};
 
-/// The destination of spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// None: no spans are created.
+    /// No spans are created.
     Disabled,
-    /// A host and port, without TLS.
+    /// Host and port, without TLS.
     Http(Uri),
-    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 
@@ -36,7 +34,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Rejects passwords, since settings are printed, and paths, which gRPC does not have.
+/// Rejects passwords, as settings are printed, and paths, which gRPC does not have.
 fn is_host_and_port(uri: &Uri) -> bool {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     uri.scheme_str() == Some("http")
@@ -48,7 +46,6 @@ fn is_host_and_port(uri: &Uri) -> bool {
 }
 
 impl Endpoint {
-    /// Returns a channel that connects on first use.
     pub(super) fn channel(&self) -> Option<Channel> {
         match self {
             Self::Disabled => None,

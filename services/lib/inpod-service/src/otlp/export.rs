@@ -1,8 +1,6 @@
-//! Sends spans to the collector: a bounded queue that drops spans when it is full, and one task that
-//! sends them in batches.
+//! Sends spans to the collector: a bounded queue that drops spans when full, and one task that sends batches.
 //!
-//! A batch is sent once, within [`SEND_TIMEOUT`]. If the collector is away, hangs or rejects it, its spans
-//! are counted and dropped.
+//! A batch is sent once, within [`SEND_TIMEOUT`]; if that fails, its spans are counted and dropped.
 
 use std::{fs, time::Duration};
 
@@ -24,24 +22,21 @@ use super::{
 };
 use crate::{Metrics, Service};
 
-/// The capacity of the queue; further spans are dropped.
+/// The limit, beyond which spans are dropped.
 const QUEUE_CAPACITY: usize = 2048;
 
-/// The maximum number of spans in a batch.
 const MAX_BATCH: usize = 512;
 
-/// The maximum time that a span waits for others of its batch.
+/// A span's longest wait for its batch.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The timeout of a request to the collector.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum time that the process waits at its end for the remaining spans to be sent.
+/// The time for remaining spans at the end.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 type ByResult = [(&'static str, &'static str); 1];
 
-/// Numbers of spans by result.
 #[derive(Clone, Debug, Default)]
 struct Counts(Family<ByResult, Counter>);
 
@@ -53,7 +48,6 @@ impl Counts {
     }
 }
 
-/// The queue of ended spans.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     spans: mpsc::Sender<wire::Span>,
@@ -61,7 +55,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Adds a span, or drops it if the queue is full.
+    /// Drops it if the queue is full.
     pub(super) fn push(&self, span: wire::Span) {
         if self.spans.try_send(span).is_err() {
             self.counts.add("dropped", 1);
@@ -69,14 +63,13 @@ impl Queue {
     }
 }
 
-/// Creates a queue and its receiving end.
+/// Returns the receiving end, too.
 pub(super) fn queue(capacity: usize) -> (Queue, mpsc::Receiver<wire::Span>) {
     let (spans, waiting) = mpsc::channel(capacity);
     let counts = Counts::default();
     (Queue { spans, counts }, waiting)
 }
 
-/// The exporter before it is started.
 #[derive(Debug)]
 pub(crate) struct ExporterBuilder(Option<PendingExporter>);
 
@@ -106,13 +99,12 @@ impl ExporterBuilder {
         }))
     }
 
-    /// Returns the tracing layer, if there is an endpoint.
+    /// Returns `None` without an endpoint.
     pub(crate) fn layer(&self) -> Option<Layer> {
         let pending = self.0.as_ref()?;
         Some(Layer(pending.queue.clone()))
     }
 
-    /// Starts the task that sends spans.
     pub(crate) fn export(
         self,
         service: &Service,
@@ -146,7 +138,6 @@ impl ExporterBuilder {
     }
 }
 
-/// The exporter with its running task.
 #[derive(Debug)]
 pub(crate) struct Exporter(Option<Sending>);
 
@@ -157,7 +148,7 @@ struct Sending {
 }
 
 impl Exporter {
-    /// Sends the remaining spans, within [`FLUSH_TIMEOUT`].
+    /// Sends remaining spans, within [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(self) {
         let Some(Sending { stop, task }) = self.0 else {
             return;
@@ -169,7 +160,7 @@ impl Exporter {
     }
 }
 
-/// Returns the resource attributes that identify this process to the collector.
+/// Identifies this process to the collector.
 fn resource(service: &Service, instance_id: &str, node_name: Option<&str>) -> wire::Resource {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.as_deref().map(str::trim);
@@ -197,16 +188,15 @@ fn scope(service: &Service) -> wire::Scope {
     }
 }
 
-/// The receiving end of the queue.
 #[derive(Debug)]
 struct SpanReceiver {
     spans: mpsc::Receiver<wire::Span>,
-    /// `None` once no more spans will be added.
+    /// `None` once no span will follow.
     stop: Option<oneshot::Receiver<()>>,
 }
 
 impl SpanReceiver {
-    /// Returns the next span, or `None` after the last one.
+    /// Returns `None` after the last span.
     async fn next(&mut self) -> Option<wire::Span> {
         if let Some(stop) = &mut self.stop {
             tokio::select! {
@@ -219,7 +209,7 @@ impl SpanReceiver {
         self.spans.recv().await
     }
 
-    /// Waits for a full batch or [`LINGER`]; returns `None` after the last span.
+    /// Waits for a full batch or [`LINGER`]; `None` after the last span.
     async fn batch(&mut self) -> Option<Vec<wire::Span>> {
         let mut batch = vec![self.next().await?];
         let until = Instant::now() + LINGER;
@@ -233,7 +223,6 @@ impl SpanReceiver {
     }
 }
 
-/// The task that sends batches.
 #[derive(Debug)]
 struct Sender {
     waiting: SpanReceiver,
@@ -266,7 +255,7 @@ impl Sender {
         }
     }
 
-    /// Sends a batch and returns how many of its spans were rejected.
+    /// Returns the number of rejected spans.
     async fn send(&mut self, spans: Vec<wire::Span>) -> Result<u64, Status> {
         let request = wire::ExportRequest {
             resource_spans: vec![wire::ResourceSpans {
@@ -299,7 +288,7 @@ impl Sender {
         if !std::mem::replace(&mut self.is_away, true) {
             tracing::warn!(error, "Cannot export spans");
         }
-        // A connection to a host that went silent would be kept for minutes.
+        // A connection to a silent host would be kept for minutes.
         if let Some(channel) = self.endpoint.channel() {
             self.client = Grpc::new(channel);
         }

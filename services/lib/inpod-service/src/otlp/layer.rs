@@ -1,4 +1,4 @@
-//! Turns spans of `tracing` into spans of OpenTelemetry. OpenSpan spans are kept in the registry, as extensions.
+//! Turns `tracing` spans into OpenTelemetry's, kept in the registry as extensions.
 
 use tracing::{
     Id, Span, Subscriber,
@@ -15,7 +15,7 @@ use super::{
     open::{OpenSpan, SpanContext},
 };
 
-/// Adds ended spans to the export queue. It never blocks a call.
+/// A layer that queues ended spans; never blocks.
 #[derive(Debug)]
 pub(crate) struct Layer(pub(super) Queue);
 
@@ -56,7 +56,7 @@ fn context_of<'a, R: LookupSpan<'a>>(span: &SpanRef<'a, R>) -> Option<SpanContex
     span.extensions().get::<OpenSpan>()?.context()
 }
 
-/// Returns the current_context exported span that the caller runs in.
+/// Returns the exported span that the caller runs in.
 pub(super) fn current_context() -> Option<SpanContext> {
     let context = Span::current().with_subscriber(|(id, dispatch)| {
         let registry: &Registry = dispatch.downcast_ref()?;
@@ -66,7 +66,7 @@ pub(super) fn current_context() -> Option<SpanContext> {
     context.flatten()
 }
 
-/// Changes an open span, if this layer tracks it.
+/// Ignores spans that this layer does not track.
 pub(super) fn update_span(span: &Span, update: impl FnOnce(&mut OpenSpan)) {
     span.with_subscriber(|(id, dispatch)| {
         let registry: &Registry = dispatch.downcast_ref()?;

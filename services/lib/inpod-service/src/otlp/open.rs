@@ -12,13 +12,12 @@ use tracing::field::{Field, Visit};
 use super::wire::{self, KeyValue, Value};
 use crate::Trace;
 
-/// The flag of a sampled trace in a `traceparent` (W3C Trace Context, level 1).
+/// Of a `traceparent` (W3C Trace Context, level 1).
 const SAMPLED: u8 = 1;
 
-/// Longer attribute values are truncated to this number of characters.
+/// The length at which values are truncated.
 const MAX_TEXT_CHARS: usize = 256;
 
-/// The id of a span and of its trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanContext {
     pub(super) trace: u128,
@@ -26,7 +25,7 @@ pub(super) struct SpanContext {
 }
 
 impl SpanContext {
-    /// Returns the caller's span. `None` if the trace is not sampled or names no span.
+    /// Returns `None` if unsampled, or without a span.
     pub(super) fn of_caller(trace: &Trace) -> Option<Self> {
         let mut parts = trace.header()?.split('-').skip(1);
         let context = Self {
@@ -37,18 +36,17 @@ impl SpanContext {
         (flags & SAMPLED != 0 && context.span != 0).then_some(context)
     }
 
-    /// Formats it as a `traceparent`.
+    /// Formats the value of `traceparent`.
     pub(super) fn header(self) -> String {
         let Self { trace, span } = self;
         format!("00-{trace:032x}-{span:016x}-{SAMPLED:02x}")
     }
 }
 
-/// A span that has not ended.
 #[derive(Debug)]
 pub(super) struct OpenSpan {
     id: u64,
-    /// The parent span, in this process or at the caller. A span without one belongs to no trace and is not exported.
+    /// Here or at the caller. A span without a parent belongs to no trace and is not exported.
     parent: Option<SpanContext>,
     name: Cow<'static, str>,
     kind: i32,
@@ -60,7 +58,6 @@ pub(super) struct OpenSpan {
 }
 
 impl OpenSpan {
-    /// Starts a span at the current time.
     pub(super) fn new(name: &'static str, enclosing: Option<SpanContext>) -> Self {
         Self {
             id: fastrand::u64(1..),
@@ -75,7 +72,7 @@ impl OpenSpan {
         }
     }
 
-    /// Returns the span's own context, if it belongs to a trace.
+    /// Returns `None` if it belongs to no trace.
     pub(super) fn context(&self) -> Option<SpanContext> {
         let trace = self.parent?.trace;
         Some(SpanContext {
@@ -84,7 +81,7 @@ impl OpenSpan {
         })
     }
 
-    /// Makes this the server span of a caller's call.
+    /// Makes it a call's server span.
     pub(super) fn serve(&mut self, caller: SpanContext, path: &str) {
         self.parent = Some(caller);
         self.name = Cow::Owned(path.trim_start_matches('/').to_owned());
@@ -92,13 +89,13 @@ impl OpenSpan {
         self.set_attribute("rpc.system", Value::Text("grpc".to_owned()));
     }
 
-    /// Makes this a child of another span.
+    /// Makes it another span's child.
     pub(super) fn make_child(&mut self, parent: SpanContext, name: &'static str) {
         self.parent = Some(parent);
         self.name = Cow::Borrowed(name);
     }
 
-    /// Ends the call's span. Every code but OK is an error, since a failed call fails a pod.
+    /// Records every code but OK as an error: a failed call fails a pod.
     pub(super) fn end(&mut self, code: Code, name: &str) {
         self.took = Some(self.began.elapsed());
         self.set_attribute("rpc.grpc.status_code", Value::Whole(i32::from(code).into()));
@@ -108,19 +105,19 @@ impl OpenSpan {
         });
     }
 
-    /// Sets an attribute, replacing an earlier value of the key.
+    /// Replaces an earlier value of the key.
     pub(super) fn set_attribute(&mut self, key: &str, value: Value) {
         self.attributes.retain(|known| known.key != key);
         self.attributes.push(KeyValue::new(key, value));
     }
 
-    /// Sets a text attribute, truncated to the maximum length.
+    /// Truncates to the maximum length.
     pub(super) fn set_text_attribute(&mut self, key: &str, text: &str) {
         let text = text.chars().take(MAX_TEXT_CHARS).collect();
         self.set_attribute(key, Value::Text(text));
     }
 
-    /// Returns the ended span, or `None` if it belongs to no trace.
+    /// Returns `None` if it belongs to no trace.
     pub(super) fn close(self) -> Option<wire::Span> {
         let parent = self.parent?;
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
@@ -132,7 +129,7 @@ impl OpenSpan {
             name: self.name.into_owned(),
             kind: self.kind,
             start_time_unix_nano: start,
-            // The wall clock may have been set back since the start.
+            // The wall clock may have been set back.
             end_time_unix_nano: start.saturating_add(nanoseconds(took)),
             attributes: self.attributes,
             status: self.status,
@@ -145,7 +142,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Records the fields of a `tracing` span as attributes, except the trace id, which an exported span has anyway.
+/// Records fields as attributes, except the trace id, which spans have anyway.
 impl Visit for OpenSpan {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.record_str(field, &format!("{value:?}"));

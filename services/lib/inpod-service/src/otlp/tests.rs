@@ -1,4 +1,4 @@
-//! Tests of which spans are exported, and with what.
+//! The exported spans and their content.
 
 use std::{
     collections::BTreeSet,
@@ -24,14 +24,14 @@ fn trace(flags: &str) -> Trace {
     Trace::from_headers(&headers)
 }
 
-/// Creates the span of a caller's call as the server does.
+/// Creates a span like the server.
 fn call(caller: &Trace) -> Span {
     let span = info_span!("call", method = PATH, trace_id = caller.id());
     serve(&span, caller, PATH);
     span
 }
 
-/// Returns what some work exports, in the order in which spans end.
+/// Returns spans in the order of their ends.
 fn exported(work: impl FnOnce()) -> Vec<wire::Span> {
     let (layer, mut waiting) = test_layer();
     let subscriber = tracing_subscriber::registry().with(layer);

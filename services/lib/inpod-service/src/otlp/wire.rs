@@ -1,27 +1,26 @@
-//! The OTLP messages of the packages `opentelemetry.proto.{collector.trace,trace,resource,common}.v1`, written by hand.
-//! Fields that inpod never sets are left out.
+//! OTLP messages of `opentelemetry.proto.{collector.trace,trace,resource,common}.v1`, by hand, without fields
+//! that inpod never sets.
 
 use prost::{Message, Oneof};
 
-/// The method of the collector that receives spans.
 pub const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// `ExportTraceServiceRequest`: spans of one or more processes.
+/// `ExportTraceServiceRequest`, from one or more processes.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
 
-/// `ExportTraceServiceResponse`: the result of an export.
+/// `ExportTraceServiceResponse`, with the result.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportResponse {
-    /// Set if some spans were rejected.
+    /// Set if spans were rejected.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<PartialSuccess>,
 }
 
-/// `ExportTracePartialSuccess`: the number of rejected spans.
+/// `ExportTracePartialSuccess`: counts rejected spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct PartialSuccess {
     #[prost(int64, tag = "1")]
@@ -30,7 +29,6 @@ pub struct PartialSuccess {
     pub error_message: String,
 }
 
-/// The spans of one process.
 #[derive(Clone, PartialEq, Message)]
 pub struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
@@ -39,14 +37,12 @@ pub struct ResourceSpans {
     pub scope_spans: Vec<ScopeSpans>,
 }
 
-/// The process that made the spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct Resource {
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
 
-/// Spans of one instrumentation scope.
 #[derive(Clone, PartialEq, Message)]
 pub struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
@@ -55,7 +51,7 @@ pub struct ScopeSpans {
     pub spans: Vec<Span>,
 }
 
-/// `InstrumentationScope`: the library that made the spans.
+/// `InstrumentationScope`: the library that made spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct Scope {
     #[prost(string, tag = "1")]
@@ -64,13 +60,12 @@ pub struct Scope {
     pub version: String,
 }
 
-/// A span that has ended.
 #[derive(Clone, PartialEq, Message)]
 pub struct Span {
-    /// 16 bytes, not all of them 0.
+    /// 16 bytes, not all 0.
     #[prost(bytes = "vec", tag = "1")]
     pub trace_id: Vec<u8>,
-    /// 8 bytes, not all of them 0.
+    /// 8 bytes, not all 0.
     #[prost(bytes = "vec", tag = "2")]
     pub span_id: Vec<u8>,
     /// Empty for a root span.
@@ -88,21 +83,20 @@ pub struct Span {
     /// Each key occurs once.
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
-    /// Unset if the span succeeded.
+    /// Unset if it succeeded.
     #[prost(message, optional, tag = "15")]
     pub status: Option<Status>,
-    /// The flags of `traceparent` in the lowest byte.
+    /// Those of `traceparent` in the lowest byte.
     #[prost(fixed32, tag = "16")]
     pub flags: u32,
 }
 
-/// `SPAN_KIND_INTERNAL`: work within a process.
+/// `SPAN_KIND_INTERNAL`: within a process.
 pub const INTERNAL: i32 = 1;
 
-/// `SPAN_KIND_SERVER`: a call served for a remote caller.
+/// `SPAN_KIND_SERVER`: for a remote caller.
 pub const SERVER: i32 = 2;
 
-/// The result of a span.
 #[derive(Clone, PartialEq, Message)]
 pub struct Status {
     #[prost(string, tag = "2")]
@@ -112,10 +106,9 @@ pub struct Status {
     pub code: i32,
 }
 
-/// `STATUS_CODE_ERROR`: the span failed.
+/// `STATUS_CODE_ERROR` for failed spans.
 pub const ERROR: i32 = 2;
 
-/// An attribute of a span or a resource.
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
     #[prost(string, tag = "1")]
@@ -130,7 +123,6 @@ pub struct AnyValue {
     pub value: Option<Value>,
 }
 
-/// The value of an attribute.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Value {
     #[prost(string, tag = "1")]

@@ -1,4 +1,4 @@
-//! The process that connected a socket, read from procfs without confusing it with another one.
+//! Reads a socket's process from procfs without confusing it with another.
 
 use std::{
     fs,
@@ -17,30 +17,30 @@ use rustix::{
 
 use super::{Refused, pidfd_of};
 
-/// The process on the other end of a connected socket. With the kernel's pidfd of the peer (Linux 6.5) everything read
-/// is known to be of the process that connected. Older kernels leave a race: the process may exit and its pid be reused
-/// between its connect and the read.
+/// The process on the other end of a socket. With the kernel's pidfd of the peer (Linux 6.5) everything read
+/// is of the process that connected. Older kernels leave a race: the process may exit and its pid be reused
+/// between connect and read.
 #[derive(Debug)]
 pub struct Process {
-    /// `None` if the kernel has no peer pidfds and none could be opened.
+    /// `None` without kernel support, if none could be opened.
     pidfd: Option<OwnedFd>,
     credentials_pid: i32,
 }
 
 impl Process {
-    /// Returns the process that connected or created a socket.
+    /// Returns the process that connected or created the socket.
     ///
     /// # Errors
     ///
-    /// Fails if the kernel does not report the process, or it has exited.
+    /// If the kernel does not report it, or it has exited.
     pub fn of_peer(socket: impl AsFd) -> Result<Self, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
         Self::new(pidfd_of(socket.as_fd()), credentials.pid())
     }
 
-    /// Interprets the kernel's answer for the peer's pidfd: ENOPROTOOPT before Linux 6.5. A process that has exited and
-    /// was reaped is EINVAL up to Linux 6.15 and ESRCH after it (`pidfd_prepare` in kernel/fork.c).
+    /// Interprets the kernel's answer: ENOPROTOOPT before Linux 6.5. A reaped process is EINVAL up to Linux 6.15 and
+    /// ESRCH after it (`pidfd_prepare` in kernel/fork.c).
     pub(super) fn new(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<Self, Refused> {
         let pidfd = match pidfd {
             Ok(pidfd) => Some(pidfd),
@@ -54,11 +54,11 @@ impl Process {
         })
     }
 
-    /// Returns the pid as this process sees it.
+    /// Returns the pid that this process sees.
     ///
     /// # Errors
     ///
-    /// Fails if the process has exited, reaped or not, or is in a pid namespace that this process cannot see.
+    /// If the process has exited, reaped or not, or is in an invisible pid namespace.
     pub fn pid(&self) -> Result<i32, Refused> {
         let pid = match &self.pidfd {
             Some(pidfd) => pid_of(pidfd.as_fd())?,
@@ -70,16 +70,16 @@ impl Process {
         Ok(pid)
     }
 
-    /// Returns the pid and the content of a file in the process's procfs directory (`cgroup`, `status`).
+    /// Returns the pid and a file of its procfs directory (`cgroup`, `status`).
     ///
     /// # Errors
     ///
-    /// Fails like [`Self::pid`], and if the file cannot be read.
+    /// Like [`Self::pid`], or if the file is unreadable.
     pub fn read(&self, file: &str) -> Result<(i32, String), Refused> {
         let pid = self.pid()?;
         // A cgroup's name may contain any bytes.
         let bytes = fs::read(format!("/proc/{pid}/{file}")).map_err(Refused::Unseen)?;
-        // If it is still the same process, the file was of this process.
+        // Proves that the file was of this process.
         if self.pid()? != pid {
             return Err(Refused::Invisible);
         }
@@ -87,8 +87,7 @@ impl Process {
     }
 }
 
-/// Opens a pidfd of the process that has a pid now, to detect its exit from here on. Returns `None` if a
-/// seccomp profile forbids pidfd_open.
+/// Detects the process's exit from here on. `None` if a seccomp profile forbids pidfd_open.
 fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     let pid = Pid::from_raw(pid).ok_or(Refused::Invisible)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -99,8 +98,8 @@ fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     }
 }
 
-/// Returns the pid of a pidfd (pidfd_open(2)): 0 if it is not visible from here, -1 if the process has exited. A
-/// process that was not reaped still has its pid and its procfs directory, but its pidfd is readable.
+/// Returns the pid (pidfd_open(2)): 0 if invisible from here, -1 if the process has exited. Before it is reaped, it
+/// keeps its pid and procfs directory, but the pidfd is readable.
 fn pid_of(pidfd: BorrowedFd<'_>) -> Result<i32, Refused> {
     let mut ends = [PollFd::new(pidfd, PollFlags::POLLIN)];
     let ended =

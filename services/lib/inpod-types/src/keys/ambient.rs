@@ -1,4 +1,4 @@
-//! Labels and annotations of Istio and Kubernetes for pods of an ambient mesh.
+//! Keys of Istio and Kubernetes for ambient pods.
 
 use super::{Access, Key, Location, POD_EVENTS, row};
 
@@ -77,41 +77,41 @@ pub(super) const AMBIENT: &[Key] = &[
     ),
 ];
 
-/// Label on a pod or a namespace: `ambient` enrolls, `none` on a pod opts out.
+/// Pod or namespace label: `ambient` enrolls, `none` on a pod opts out.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
 
 /// The value of [`DATAPLANE_MODE`] that enrolls.
 pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
 
-/// The value of [`DATAPLANE_MODE`] that keeps a pod out of an enrolled namespace.
+/// Keeps a pod out of an enrolled namespace.
 pub const DATAPLANE_MODE_NONE: &str = "none";
 
-/// The default of `enablement_selectors`: the two selectors of Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
+/// The default of `enablement_selectors`, from Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
 pub const ISTIO_SELECTORS: &str = r#"[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}},{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]"#;
 
-/// Label on every namespace with its name, set by the API server (Kubernetes, "Automatic labelling").
+/// Namespace label set by the API server (Kubernetes, "Automatic labelling").
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Annotation on a pod that mirrors a static pod, set by the kubelet.
+/// Pod annotation set by the kubelet on mirrors of static pods.
 pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Annotation on a mirror pod: the UID of the static pod for kubelet and runtime.
+/// Pod annotation: a mirrored static pod's UID for kubelet and runtime.
 pub const STATIC_HASH: &str = "kubernetes.io/config.hash";
 
-/// Annotation on a pod, a boolean: whether ztunnel captures its DNS queries; overrides the node's setting.
+/// Pod annotation, a boolean: ztunnel captures DNS queries; overrides the node's setting.
 pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
 
-/// Annotation on a pod, a boolean: its inbound traffic is not captured ("ingress mode").
+/// Pod annotation, a boolean: inbound traffic is not captured ("ingress mode").
 pub const BYPASS_INBOUND_CAPTURE: &str = "ambient.istio.io/bypass-inbound-capture";
 
-/// Annotation on a pod: a list of interfaces whose incoming TCP connections are treated as outbound.
+/// Pod annotation: interfaces whose incoming TCP connections count as outbound.
 pub const REROUTE_VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
-/// Annotation on a pod, written by inpod and read by istiod: the pod's traffic is redirected.
+/// Pod annotation from inpod for istiod: traffic is redirected.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 
-/// The value of [`REDIRECTION`] of an enrolled pod.
+/// An enrolled pod's value of [`REDIRECTION`].
 pub const REDIRECTION_ENABLED: &str = "enabled";
 
-/// The value of [`REDIRECTION`] of an ambient pod that no ztunnel has acknowledged yet.
+/// The value of [`REDIRECTION`] before a ztunnel has acknowledged the pod.
 pub const REDIRECTION_PENDING: &str = "pending";

@@ -1,4 +1,4 @@
-//! Labels and annotations of the injector. A custom template may write others.
+//! Keys of the injector. Custom templates may write others.
 
 use super::{Access, INJECTOR, Key, Location, row};
 
@@ -285,101 +285,101 @@ pub(super) const INJECTION: &[Key] = &[
     ),
 ];
 
-/// Label on a namespace: whether the API server calls the injector for its pods.
+/// Namespace label: the API server calls the injector.
 pub const NAMESPACE_INJECTION: &str = "istio-injection";
 
-/// Label on a pod or a namespace, annotation on a pod: the revision of the injector.
+/// Label on a pod or namespace, pod annotation: the injector's revision.
 pub const REVISION: &str = "istio.io/rev";
 
-/// Annotation on a pod: the templates to inject instead of the default.
+/// Pod annotation: templates other than the default.
 pub const TEMPLATES: &str = "inject.istio.io/templates";
 
-/// Annotation on a pod: whether the proxy is a native sidecar (a restartable init container); overrides nativeSidecars.
+/// Pod annotation: the proxy is a native sidecar (a restartable init container); overrides nativeSidecars.
 pub const NATIVE_SIDECAR: &str = "sidecar.istio.io/nativeSidecar";
 
-/// Annotation on a pod: the pod's own settings for containers that a template has too.
+/// Pod annotation: the pod's settings for a template's containers.
 pub const OVERRIDES: &str = "proxy.istio.io/overrides";
 
-/// Annotation on a pod: overrides of the mesh's ProxyConfig.
+/// Pod annotation: overrides the mesh's ProxyConfig.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
 
-/// Annotation on a pod: the port on which the proxy's agent answers probes.
+/// Pod annotation: port on which the agent answers probes.
 pub const STATUS_PORT: &str = "status.sidecar.istio.io/port";
 
-/// Annotation on a pod: initial delay of the proxy's readiness probe.
+/// Pod annotation: the readiness probe's initial delay.
 pub const READINESS_DELAY: &str = "readiness.status.sidecar.istio.io/initialDelaySeconds";
 
-/// Annotation on a pod: period of the proxy's readiness probe.
+/// Pod annotation: the readiness probe's period.
 pub const READINESS_PERIOD: &str = "readiness.status.sidecar.istio.io/periodSeconds";
 
-/// Annotation on a pod: failure threshold of the proxy's readiness probe.
+/// Pod annotation: the readiness probe's failure threshold.
 pub const READINESS_FAILURES: &str = "readiness.status.sidecar.istio.io/failureThreshold";
 
-/// Annotation on a pod: the image of the proxy.
+/// Pod annotation: the proxy's image.
 pub const PROXY_IMAGE: &str = "sidecar.istio.io/proxyImage";
 
-/// Annotation on a pod: the variant of the proxy's image.
+/// Pod annotation: the image's variant.
 pub const PROXY_IMAGE_TYPE: &str = "sidecar.istio.io/proxyImageType";
 
-/// Annotation on a pod: the CPU request of the proxy.
+/// Pod annotation: the proxy's CPU request.
 pub const PROXY_CPU: &str = "sidecar.istio.io/proxyCPU";
 
-/// Annotation on a pod: the CPU limit of the proxy.
+/// Pod annotation: the proxy's CPU limit.
 pub const PROXY_CPU_LIMIT: &str = "sidecar.istio.io/proxyCPULimit";
 
-/// Annotation on a pod: the memory request of the proxy.
+/// Pod annotation: the proxy's memory request.
 pub const PROXY_MEMORY: &str = "sidecar.istio.io/proxyMemory";
 
-/// Annotation on a pod: the memory limit of the proxy.
+/// Pod annotation: the proxy's memory limit.
 pub const PROXY_MEMORY_LIMIT: &str = "sidecar.istio.io/proxyMemoryLimit";
 
-/// Annotation on a pod: the proxy's log level.
+/// Pod annotation: the proxy's log level.
 pub const LOG_LEVEL: &str = "sidecar.istio.io/logLevel";
 
-/// Annotation on a pod: the log levels of the proxy's components.
+/// Pod annotation: log levels of the proxy's components.
 pub const COMPONENT_LOG_LEVEL: &str = "sidecar.istio.io/componentLogLevel";
 
-/// Annotation on a pod: the log levels of the proxy's agent.
+/// Pod annotation: the agent's log levels.
 pub const AGENT_LOG_LEVEL: &str = "sidecar.istio.io/agentLogLevel";
 
-/// Annotation on a pod: whether the application's probes go through the proxy's agent; overrides rewriteAppHTTPProbe.
+/// Pod annotation: probes go through the agent; overrides rewriteAppHTTPProbe.
 pub const REWRITE_PROBES: &str = "sidecar.istio.io/rewriteAppHTTPProbers";
 
-/// Label on a pod: the name of the workload in telemetry.
+/// Pod label: the workload's name in telemetry.
 pub const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
 
-/// Label on a pod: the revision of the workload in telemetry.
+/// Pod label: the workload's revision in telemetry.
 pub const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 
-/// Label on a pod: whether peers may use mutual TLS with it.
+/// Pod label: whether peers may use mutual TLS.
 pub const TLS_MODE: &str = "security.istio.io/tlsMode";
 
-/// Label on a pod: whether peers may use HBONE with it.
+/// Pod label: whether peers may use HBONE.
 pub const TUNNEL: &str = "networking.istio.io/tunnel";
 
-/// Label on a pod: the network that it is in, for istiod.
+/// Pod label: the pod's network, for istiod.
 pub const NETWORK: &str = "topology.istio.io/network";
 
-/// Annotation on a pod: whether the proxy's agent merges the application's metrics.
+/// Pod annotation: the agent merges the application's metrics.
 pub const MERGE_METRICS: &str = "prometheus.istio.io/merge-metrics";
 
-/// Annotation on a pod: where the agent scrapes the application's metrics.
+/// Pod annotation: the application's metrics for the agent.
 pub const SCRAPE_TARGETS: &str = "prometheus.istio.io/scrape-targets";
 
-/// Annotation on a pod: whether Prometheus scrapes it.
+/// Pod annotation: whether Prometheus scrapes it.
 pub const SCRAPE: &str = "prometheus.io/scrape";
 
-/// Annotation on a pod: the path of its metrics.
+/// Pod annotation: the metrics' path.
 pub const SCRAPE_PATH: &str = "prometheus.io/path";
 
-/// Annotation on a pod: the port of its metrics.
+/// Pod annotation: the metrics' port.
 pub const SCRAPE_PORT: &str = "prometheus.io/port";
 
-/// Annotation on a pod: the port of its metrics with mutual TLS.
+/// Pod annotation: the metrics' port with mutual TLS.
 pub const SECURE_PORT: &str = "prometheus.istio.io/secure-port";
 
-/// Annotation on a pod: the networks that Multus attaches, and thereby the plugins that it calls.
+/// Pod annotation: networks, and so plugins, that Multus calls.
 pub const MULTUS_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// Annotation on a pod: the endpoints to which the proxy of the template `standalone` forwards inbound connections.
+/// Pod annotation: endpoints to which the proxy of `standalone` forwards inbound connections.
 pub const DEFAULT_ENDPOINTS: &str = "inpod.io/default-endpoints";

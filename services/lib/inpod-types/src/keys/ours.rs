@@ -1,4 +1,4 @@
-//! Labels and annotations of inpod, and those that repair and uninstall write.
+//! Keys of inpod, repair and uninstall.
 
 use super::{Access, CLIENT, Key, Location, POD_EVENTS, REPAIR, row};
 
@@ -77,45 +77,45 @@ pub(super) const OURS: &[Key] = &[
     ),
 ];
 
-/// Label on a pod, written by `repair` if it may (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): the pod started without
-/// redirection and still has none.
+/// Pod label from `repair`, if permitted (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): started
+/// and still without redirection.
 pub const UNINITIALIZED: &str = "cni.istio.io/uninitialized";
 
 /// The value of [`UNINITIALIZED`].
 pub const UNINITIALIZED_TRUE: &str = "true";
 
-/// Annotation on a namespace: whether its pods start while it is unknown whether they belong to the mesh.
+/// Namespace annotation: whether pods start while their membership is unknown.
 pub const ON_UNKNOWN: &str = "inpod.io/on-unknown";
 
 /// The value of [`ON_UNKNOWN`] that admits pods unenrolled.
 pub const ON_UNKNOWN_OPEN: &str = "open";
 
-/// The value of [`ON_UNKNOWN`] that keeps pods from starting.
+/// Keeps pods from starting; a value of [`ON_UNKNOWN`].
 pub const ON_UNKNOWN_CLOSED: &str = "closed";
 
-/// Annotation on a namespace: the ways in which its pods may bypass ztunnel, comma-separated.
+/// Namespace annotation: ways in which pods may bypass ztunnel, comma-separated.
 pub const ALLOW: &str = "inpod.io/allow";
 
-/// The value in [`ALLOW`] and in the setting `pods_may` that permits exclusions.
+/// Permits exclusions in [`ALLOW`] and the setting `pods_may`.
 pub const ALLOW_EXCLUDE: &str = "exclude";
 
-/// The value in [`ALLOW`] and in the setting `pods_may` that permits [`KEEP_EXISTING_CONNECTIONS`].
+/// Permits [`KEEP_EXISTING_CONNECTIONS`] in [`ALLOW`] and the setting `pods_may`.
 pub const ALLOW_KEEP_EXISTING: &str = "keep-existing";
 
-/// Annotation on a pod: TCP ports to which connections are not captured.
+/// Pod annotation: destination TCP ports that are not captured.
 pub const EXCLUDE_OUTBOUND_PORTS: &str = "inpod.io/exclude-outbound-ports";
 
-/// Annotation on a pod: networks to which connections are not captured.
+/// Pod annotation: destination networks that are not captured.
 pub const EXCLUDE_OUTBOUND_CIDRS: &str = "inpod.io/exclude-outbound-cidrs";
 
-/// Annotation on a pod: its own TCP ports on which connections are not captured.
+/// Pod annotation: the pod's TCP ports that are not captured.
 pub const EXCLUDE_INBOUND_PORTS: &str = "inpod.io/exclude-inbound-ports";
 
-/// Annotation on a pod: networks from which connections are not captured.
+/// Pod annotation: source networks that are not captured.
 pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
 
-/// Annotation on a pod, a boolean: connections from before its enrollment continue past ztunnel.
+/// Pod annotation, a boolean: connections from before enrollment bypass ztunnel.
 pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
 
-/// Annotation on the ConfigMap `inpod-leave`: the time of the request.
+/// Annotation of ConfigMap `inpod-leave`: the request's time.
 pub const LEAVE_SINCE: &str = "inpod.io/leave-since";

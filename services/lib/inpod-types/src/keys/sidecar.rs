@@ -1,4 +1,4 @@
-//! Labels and annotations of Istio for pods with a sidecar: the injector writes most of them, the node reads them.
+//! Istio's keys for pods with sidecars: the injector writes most, the node reads them.
 
 use super::{Access, INJECTOR, Key, Location, POD_EVENTS, row};
 
@@ -197,47 +197,47 @@ pub(super) const SIDECAR: &[Key] = &[
     ),
 ];
 
-/// Annotation on a pod, written by a sidecar injector: the pod has a proxy of its own and is never ambient.
+/// Pod annotation from a sidecar injector: the pod is never ambient.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 
-/// Label or annotation on a pod: whether a sidecar is injected.
+/// Pod label or annotation: whether a sidecar is injected.
 pub const SIDECAR_INJECT: &str = "sidecar.istio.io/inject";
 
 /// The only value of [`SIDECAR_INJECT`] that the node reads.
 pub const SIDECAR_INJECT_FALSE: &str = "false";
 
-/// Annotation on a pod: how inbound TCP is redirected to its sidecar.
+/// Pod annotation: redirection of inbound TCP.
 pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";
 
-/// The value of [`INTERCEPTION_MODE`] that redirects inbound TCP by destination NAT.
+/// The value of [`INTERCEPTION_MODE`] for destination NAT.
 pub const INTERCEPTION_REDIRECT: &str = "REDIRECT";
 
-/// The value of [`INTERCEPTION_MODE`] that keeps the client's address of inbound TCP.
+/// The value of [`INTERCEPTION_MODE`] that keeps clients' addresses.
 pub const INTERCEPTION_TPROXY: &str = "TPROXY";
 
 /// The value of [`INTERCEPTION_MODE`] that redirects nothing.
 pub const INTERCEPTION_NONE: &str = "NONE";
 
-/// Annotation on a pod: networks to which connections go through its sidecar.
+/// Pod annotation: destination networks through the sidecar.
 pub const SIDECAR_INCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
 
-/// Annotation on a pod: networks to which connections bypass its sidecar.
+/// Pod annotation: destination networks past the sidecar.
 pub const SIDECAR_EXCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
 
-/// Annotation on a pod: its ports on which connections go through its sidecar.
+/// Pod annotation: the pod's ports through the sidecar.
 pub const SIDECAR_INCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
 
-/// Annotation on a pod: its ports on which connections bypass its sidecar.
+/// Pod annotation: the pod's ports past the sidecar.
 pub const SIDECAR_EXCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
-/// Annotation on a pod: ports to which connections go through its sidecar, whatever their network.
+/// Pod annotation: destination ports through the sidecar, in any network.
 pub const SIDECAR_INCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
 
-/// Annotation on a pod: ports to which connections bypass its sidecar.
+/// Pod annotation: destination ports past the sidecar.
 pub const SIDECAR_EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
 
-/// Annotation on a pod: interfaces on which nothing is redirected to its sidecar.
+/// Pod annotation: interfaces without redirection to the sidecar.
 pub const SIDECAR_EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 
-/// Annotation on a pod: the former name of [`super::REROUTE_VIRTUAL_INTERFACES`].
+/// Pod annotation: [`super::REROUTE_VIRTUAL_INTERFACES`] under its former name.
 pub const SIDECAR_KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";

@@ -1,6 +1,5 @@
 use super::*;
 
-/// Returns the name and the text of each constant.
 fn constants() -> Vec<(&'static str, &'static str)> {
     let files = [
         include_str!("ambient.rs"),

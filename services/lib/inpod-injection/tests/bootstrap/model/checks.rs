@@ -1,4 +1,4 @@
-//! Envoy's checks across fields, and the route that a connection takes.
+//! Envoy's checks across fields, and a connection's route.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -7,16 +7,16 @@ use super::{
     HttpFault, HttpFilterConfig, LbPolicy, Listener, Name, Route, StaticResources,
 };
 
-/// Destination and source of a cluster's connections.
+/// A connection's destination and source.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Way {
-    /// `None` for the original destination.
+    /// `None`: the original destination.
     pub(crate) to: Option<String>,
     pub(crate) from: Vec<IpAddr>,
 }
 
 impl Bootstrap {
-    /// Checks that referenced names exist and that names are unique.
+    /// Checks for existing and unique names.
     pub(crate) fn faults(&self) -> Vec<String> {
         let StaticResources {
             listeners,
@@ -38,7 +38,7 @@ impl Bootstrap {
         all.chain(of_clusters).collect()
     }
 
-    /// Returns the chain for a connection, by Envoy's matching order: first the port, excluding other chains if one
+    /// Finds the chain by Envoy's matching order: first the port, excluding other chains if one
     /// matches; then the address.
     pub(crate) fn way(&self, listener: &str, to: IpAddr, port: u16) -> Way {
         let StaticResources {
@@ -122,7 +122,7 @@ impl Listener {
 }
 
 impl HttpConnectionManager {
-    /// Checks that the router is the last filter, and that a route configures only existing filters.
+    /// Requires the router last, and only existing filters in routes.
     fn faults(&self) -> Vec<String> {
         let filters: Vec<_> = self
             .http_filters
@@ -166,7 +166,7 @@ impl FilterChain {
         Some(port.get())
     }
 
-    /// Checks that the ranges of each family cover all of it.
+    /// Each family's ranges must cover all of it.
     fn takes(&self, to: IpAddr) -> bool {
         let ranges = self
             .filter_chain_match
@@ -187,7 +187,7 @@ impl FilterChain {
 }
 
 impl Cluster {
-    /// Checks that `connect_timeout` is positive, and that a cluster of original destinations has no hosts.
+    /// Requires a positive `connect_timeout`, and no hosts for original destinations.
     fn fault(&self) -> Option<String> {
         let is_dynamic = self.r#type == DiscoveryType::OriginalDst;
         let is_whole = is_dynamic == (self.lb_policy == Some(LbPolicy::ClusterProvided))

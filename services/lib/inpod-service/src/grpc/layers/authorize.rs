@@ -9,7 +9,7 @@ use crate::{
     peer::{Peer, UNKNOWN_PEER},
 };
 
-/// Rejects calls that the peer is not authorized for; logs and counts them.
+/// A layer that logs and counts rejected calls.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Authorize(pub(super) Calls);
 
@@ -50,7 +50,7 @@ fn name_of(class: Class) -> &'static str {
     }
 }
 
-/// Builds a rejection. gRPC clients read the status from its header and take any HTTP status but 200 for a broken
+/// Builds a rejection: gRPC clients read the status from its header and take any HTTP status but 200 for a broken
 /// proxy; plain HTTP clients read the HTTP status.
 fn refusal(status: &Status, plain: StatusCode, call: &Request) -> Response {
     let mut answer = status.clone().into_http();

@@ -5,14 +5,14 @@ use inpod_types::{Failure, Reason};
 use super::{Next, Request, Response, Step, call_next};
 use crate::deadline::timeout;
 
-/// The time between the response and the caller's deadline, so that it arrives in time.
+/// Lets the response arrive before the caller's deadline.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// Responds on behalf of a handler that has not responded shortly before the caller's deadline. The timers of tonic and
-/// of the client would end the call without a reason or a remedy.
+/// Responds for a handler that has not done so shortly before the caller's deadline: the timers of tonic and the
+/// client would give no reason or remedy.
 ///
-/// The handler is dropped, as it is when its caller disconnects; work that must not be left half done runs in a task of
-/// its own. The deadline applies to a stream only until it is opened.
+/// The handler is dropped, as when its caller disconnects; work that must be completed runs in a task of its own.
+/// Streams have a deadline only until opened.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grpc) struct Deadline;
 
@@ -34,7 +34,7 @@ impl Step for Deadline {
     }
 }
 
-/// Leaves a caller with a short timeout nine tenths of it.
+/// Leaves nine tenths of a short timeout.
 fn answer_in(timeout: Duration) -> Duration {
     timeout - MARGIN.min(timeout / 10)
 }

@@ -7,20 +7,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::{Next, Request, Response, Step, call_next, is_of_grpc};
 use crate::metrics::Calls;
 
-/// The retry hint for a rejected caller.
+/// The hint for rejected callers.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Methods with a concurrency limit of their own, such as `/inpod.podevents.v1.PodEventsService/AddPod`. Calls of one
-/// group never take slots of another.
+/// Methods such as `/inpod.podevents.v1.PodEventsService/AddPod` with a limit of their own; groups never share slots.
 pub type ConcurrencyGroup = &'static [&'static str];
 
-/// Rejects a call when as many calls of its group as allowed are in flight.
+/// Rejects calls over their group's limit.
 ///
-/// A call is in flight until its handler has responded. An open stream does not count: it is idle until there is an
-/// event, lives as long as its watcher, and HTTP/2 limits the number of streams of a connection.
+/// A call is in flight until its handler has responded. Open streams do not count: they idle until an event, live as
+/// long as their watcher, and HTTP/2 limits their number.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Limit {
-    /// The limit of the methods without a group, then that of each group.
+    /// For methods without a group, then for each group.
     permits: Arc<[Semaphore]>,
     groups: &'static [ConcurrencyGroup],
     max: usize,
@@ -38,7 +37,7 @@ impl Limit {
         }
     }
 
-    /// Acquires a slot of the method's group, if one is free.
+    /// Returns `None` without a free slot.
     fn acquire(&self, path: &str) -> Option<SemaphorePermit<'_>> {
         let lane = self.groups.iter().position(|lane| lane.contains(&path));
         let permits = self.permits.get(lane.map_or(0, |lane| lane + 1))?;
@@ -63,7 +62,6 @@ impl Step for Limit {
     }
 }
 
-/// Counts a call in the gauge for as long as it lives.
 struct InFlightGuard<'a>(&'a Gauge);
 
 impl<'a> InFlightGuard<'a> {

@@ -10,7 +10,7 @@ use tonic::{Code, Status, body::Body};
 use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Calls, OpenCall};
 
-/// Counts a call by method and status code, and measures how long its handler took.
+/// Counts calls by method and status code, and measures their duration.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct CallMetrics(pub(super) Calls);
 
@@ -22,7 +22,7 @@ impl Step for CallMetrics {
         let mut open = self.0.begin(call.uri().path());
         let answer = call_next(next, call).await;
         open.answered();
-        // A response that is an error from the start has its code in the headers, and nothing follows.
+        // An immediate error has its code in the headers.
         if let Some(code) = code_in(answer.headers()) {
             open.end(code);
             return answer;
@@ -35,7 +35,7 @@ fn code_in(headers: &HeaderMap) -> Option<Code> {
     Status::from_header_map(headers).map(|status| status.code())
 }
 
-/// A body that reports the call's status code from its trailers.
+/// A body that reports its trailers' status code.
 #[derive(Debug)]
 struct CountedBody {
     body: Body,

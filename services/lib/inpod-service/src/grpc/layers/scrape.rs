@@ -4,7 +4,7 @@ use tonic::body::Body;
 use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Metrics};
 
-/// Answers `GET /metrics` with all metrics.
+/// A layer that answers `GET /metrics`.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Scrape(pub(super) Metrics);
 

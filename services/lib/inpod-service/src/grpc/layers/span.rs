@@ -3,7 +3,7 @@ use tracing::Instrument as _;
 use super::{Next, Request, Response, Step, call_next};
 use crate::{Trace, otlp};
 
-/// Runs a call in a span with its method and, if the caller sent one, its trace id.
+/// Adds a span with the method and the caller's trace id.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grpc) struct Span;
 

@@ -1,4 +1,4 @@
-//! Tests of the layers in their order, in front of fake handlers. `grpc/tests.rs` tests them on a real socket.
+//! The layers in order, in front of fake handlers; `grpc/tests.rs` has a real socket.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ fn hurried(path: &str, timeout: &'static str) -> Request {
     call
 }
 
-/// Returns a successful response, with the code in the trailers.
+/// Has the code in the trailers.
 fn success() -> Response {
     let mut trailers = http::HeaderMap::new();
     trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
@@ -56,7 +56,7 @@ fn success() -> Response {
     Response::new(Body::new(body))
 }
 
-/// Returns a handler that waits for the notification and then succeeds.
+/// Waits for the notification, then succeeds.
 fn waiting(go_on: &Arc<Notify>) -> impl Next {
     let go_on = Arc::clone(go_on);
     service_fn(move |_: Request| {
@@ -72,7 +72,6 @@ fn ready() -> impl Next {
     service_fn(|_: Request| async { Ok::<_, Infallible>(success()) })
 }
 
-/// Reads a response to its end and returns its status.
 async fn status(answer: Response) -> Status {
     if let Some(status) = Status::from_header_map(answer.headers()) {
         return status;

@@ -1,4 +1,4 @@
-//! Tests of the export to a fake collector on a real socket.
+//! Exports to a fake collector on a real socket.
 
 use std::{convert::Infallible, path::Path, pin::Pin, task};
 
@@ -14,17 +14,15 @@ use crate::Readiness;
 
 const NAME: &str = "opentelemetry.proto.collector.trace.v1.TraceService";
 
-/// The behavior of the fake collector.
 #[derive(Clone, Copy)]
 enum Manner {
     Takes,
-    /// Rejects this many spans.
+    /// Rejects so many spans each time.
     Rejects(i64),
     Refuses,
     Hangs,
 }
 
-/// A fake collector that keeps what it receives.
 #[derive(Clone)]
 struct Collector {
     manner: Manner,
@@ -87,7 +85,6 @@ impl tower::Service<http::Request<Body>> for Collector {
     }
 }
 
-/// A process that exports to a socket.
 struct Process {
     dir: tempfile::TempDir,
     metrics: Metrics,
@@ -261,7 +258,7 @@ async fn at_the_end_nothing_is_waited_for_and_nothing_more_is_taken() {
 #[tokio::test]
 async fn what_is_too_much_is_dropped_at_once_and_counted() {
     let (process, _received) = Process::with(Manner::Hangs);
-    // The runtime has one thread, so nothing leaves the queue before the next await.
+    // With one thread, nothing leaves the queue before the next await.
     process.push(QUEUE_CAPACITY + 7);
     assert_eq!(process.count("dropped"), 7);
 }

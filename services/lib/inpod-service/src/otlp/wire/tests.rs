@@ -1,8 +1,7 @@
-//! Encodes every field of OTLP a second time, by hand, to check tags and types.
+//! Encodes OTLP a second time, by hand, to check tags and types.
 
 use super::*;
 
-/// Encodes a field of bytes, text or a message.
 fn long(number: u8, content: &[u8]) -> Vec<u8> {
     [
         &head(number, 2),
@@ -12,12 +11,10 @@ fn long(number: u8, content: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// Encodes a field with a small number.
 fn small(number: u8, value: u8) -> Vec<u8> {
     [head(number, 0), vec![value]].concat()
 }
 
-/// Encodes a field's number and wire type, as a varint of one or two bytes.
 fn head(number: u8, wire: u8) -> Vec<u8> {
     let tag = u16::from(number) << 3 | u16::from(wire);
     match u8::try_from(tag) {
