@@ -12,7 +12,7 @@ use inpod_proto::{
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status, transport::Channel};
 
-/// A client of a node's services, like a person with grpcurl.
+/// A client of a node's services, like grpcurl.
 #[derive(Debug)]
 pub struct Api {
     runtime: Runtime,
@@ -28,7 +28,6 @@ fn asked<T>(message: T) -> Request<T> {
 }
 
 impl Api {
-    /// Creates clients of the sockets below a run directory.
     pub fn new(run_dir: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let _context = runtime.enter();
@@ -65,7 +64,6 @@ impl Api {
         })))
     }
 
-    /// Calls ListPods with a filter.
     pub fn list(
         &self,
         filter: pod_events::ListPodsRequest,
@@ -75,7 +73,6 @@ impl Api {
         Ok(listed.pods)
     }
 
-    /// Calls ListBinds with a filter.
     pub fn binds(
         &self,
         filter: pod_events::ListBindsRequest,
@@ -85,13 +82,11 @@ impl Api {
         Ok(listed.pods)
     }
 
-    /// Calls GetStatus of pod-events.
     pub fn status(&self) -> anyhow::Result<pod_events::GetStatusResponse> {
         let mut client = self.pod_events.clone();
         self.wait(client.get_status(asked(pod_events::GetStatusRequest {})))
     }
 
-    /// Sends a CHECK of a sandbox.
     pub fn check(
         &self,
         sandbox: types::SandboxRef,
@@ -102,7 +97,6 @@ impl Api {
         })))
     }
 
-    /// Sends a GC of a network.
     pub fn collect(&self, network: &str, valid: &[&str]) -> anyhow::Result<Vec<String>> {
         let valid = valid.iter().map(|id| pod_events::Attachment {
             container_id: (*id).into(),
@@ -120,7 +114,6 @@ impl Api {
             .collect())
     }
 
-    /// Returns the claims of netconfig.
     pub fn claims(&self) -> anyhow::Result<Vec<netconfig::Claim>> {
         let mut client = self.netconfig.clone();
         Ok(self
@@ -128,19 +121,18 @@ impl Api {
             .claims)
     }
 
-    /// Verifies every pod and repairs drift; returns when that is done.
+    /// Verifies every pod and repairs drift before it returns.
     pub fn resync(&self) -> anyhow::Result<pod_events::ResyncResponse> {
         let mut client = self.pod_events.clone();
         self.wait(client.resync(asked(pod_events::ResyncRequest { pod: None })))
     }
 
-    /// Makes netconfig remove its rules from the node's own network.
+    /// Makes netconfig remove rules from the node's own network.
     pub fn leave_node(&self) -> anyhow::Result<netconfig::LeaveNodeResponse> {
         let mut client = self.netconfig.clone();
         self.wait(client.leave_node(asked(netconfig::LeaveNodeRequest {})))
     }
 
-    /// Returns the broker's desired workloads and its sessions.
     pub fn workloads(&self) -> anyhow::Result<broker::ListWorkloadsResponse> {
         let mut client = self.broker.clone();
         self.wait(client.list_workloads(asked(broker::ListWorkloadsRequest {})))

@@ -1,5 +1,4 @@
-//! A proxy in front of the real API server, in the node's netns, that forwards requests and injects faults which no
-//! real server produces on demand.
+//! A proxy in the node's netns before the real API server, with faults that a real server does not produce on demand.
 
 mod scripts;
 mod upstream;
@@ -36,10 +35,9 @@ use upstream::Upstream;
 
 type Body = BoxBody<Bytes, anyhow::Error>;
 
-/// The parts of an answer; an error breaks the connection.
+/// Parts of an answer; an error breaks the connection.
 type Pieces = mpsc::Sender<Result<Frame<Bytes>, anyhow::Error>>;
 
-/// A running proxy that stops when dropped.
 #[derive(Debug)]
 pub struct ApiProxy {
     shared: Arc<Shared>,
@@ -50,7 +48,6 @@ pub struct ApiProxy {
 struct Shared {
     upstream: Upstream,
     script: Mutex<Script>,
-    /// Everything waits while this is true.
     hangs: watch::Sender<bool>,
     cuts: watch::Sender<Cut>,
 }
@@ -70,7 +67,7 @@ struct Fault {
 }
 
 impl ApiProxy {
-    /// Starts in front of the server that a kubeconfig names, and changes the kubeconfig to point here.
+    /// Changes the kubeconfig, which named the server, to point here.
     pub fn start(netns: &Netns, kubeconfig: &Path) -> anyhow::Result<Self> {
         let mut config: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
         let cluster = config.pointer_mut("/clusters/0/cluster");
@@ -88,9 +85,9 @@ impl ApiProxy {
         let (stop, stopped) = oneshot::channel();
         let (started, start) = channel();
         let serving = Arc::clone(&shared);
-        // The thread stays in the netns, and so do the connections that it makes.
+        // The thread and its connections stay in the netns.
         netns.within(|| thread::spawn(move || started.send(serve(&serving, listener, stopped))))?;
-        // It sends nothing as long as it serves.
+        // Nothing is sent while it serves.
         if let Ok(ended) = start.recv_timeout(std::time::Duration::from_millis(50)) {
             ended?;
         }
@@ -100,7 +97,7 @@ impl ApiProxy {
         })
     }
 
-    /// Injects a fault into the next requests of a kind; a resource is `pods`, `namespaces` or `*`.
+    /// Injects a fault into the next requests; a resource is `pods`, `namespaces` or `*`.
     pub fn fault(&self, verb: Verb, resource: &str, times: usize, act: Act) {
         self.shared.script().faults.push(Fault {
             verb,
@@ -115,12 +112,11 @@ impl ApiProxy {
         self.shared.hangs.send_replace(false);
     }
 
-    /// Makes every request wait, including open watches.
+    /// Even open watches must wait.
     pub fn hang(&self) {
         self.shared.hangs.send_replace(true);
     }
 
-    /// Returns the number of open watches.
     pub fn open_watches(&self) -> usize {
         self.shared.cuts.receiver_count()
     }
@@ -130,7 +126,6 @@ impl ApiProxy {
         self.shared.cuts.send_replace(cut);
     }
 
-    /// Returns the requests of a kind, in order.
     pub fn asked(&self, verb: Verb, resource: &str) -> Vec<Asked> {
         let script = self.shared.script();
         let asked = script.asked.iter();
@@ -144,7 +139,6 @@ impl Shared {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a request and returns what to do with it.
     fn hear(&self, asked: Asked) -> Act {
         let mut script = self.script();
         let mut faults = script.faults.iter_mut();
@@ -215,7 +209,6 @@ impl Shared {
         Ok(answer)
     }
 
-    /// Forwards a watch event by event.
     async fn pump(
         self: Arc<Self>,
         mut body: Incoming,
@@ -251,10 +244,10 @@ impl Shared {
                 if in_the_middle {
                     line.truncate(line.len() / 2);
                 }
-                // An error means that the client is gone.
+                // On an error the client is gone.
                 let sent = pieces.send(Ok(Frame::data(line.into()))).await;
                 if in_the_middle {
-                    // Time to send the first half before the connection breaks.
+                    // The first half is sent before the connection breaks.
                     sleep(std::time::Duration::from_millis(50)).await;
                     return broken(&pieces).await;
                 }
@@ -266,7 +259,7 @@ impl Shared {
     }
 }
 
-/// The server ended a watch. A silent watch does not report that either.
+/// The server ended a watch; a silent one does not report it.
 async fn end(pieces: &Pieces, act: Act) {
     if act == Act::Silence {
         pieces.closed().await;
@@ -308,7 +301,6 @@ fn refuse(code: u16, retry_after: Option<u32>) -> anyhow::Result<Response<Body>>
     Ok(answer.body(whole(status(code).to_string()))?)
 }
 
-/// Serves until the test ends.
 fn serve(
     shared: &Arc<Shared>,
     listener: std::net::TcpListener,

@@ -1,4 +1,4 @@
-//! A real API server with its etcd, in a network namespace of its own into which nodes are plugged.
+//! A real API server with its etcd, in its own network namespace for nodes to plug into.
 
 mod apply;
 mod batch;
@@ -34,10 +34,10 @@ use crate::{
 };
 use process::{enter, etcd, spawn, tool};
 
-/// Time for the server to start on a busy machine.
+/// For a start on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
-/// The audit policy: every change that pod-events requests, once it is answered.
+/// Audits every change that pod-events requests, once answered.
 const AUDIT: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -49,20 +49,20 @@ rules:
 - level: None
 "#;
 
-/// The static tokens: token, user, UID, groups. The second is the kubelet of [`crate::kubernetes::NODE`].
+/// Token, user, UID, groups. The second is the kubelet of [`crate::kubernetes::NODE`].
 const TOKENS: &str =
     "admin,admin,admin,system:masters\nnode,system:node:node-1,node-1,system:nodes\n";
 
-/// The server's address, followed by those of the nodes.
+/// The server's address; the nodes' addresses follow.
 const ADDRESS: &str = "10.78.0.1";
 
-/// Its address on the link, locally administered.
+/// Locally administered address on the link.
 const MAC: &str = "02:00:0a:4e:00:01";
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static SHARED: Mutex<Weak<ApiServer>> = Mutex::new(Weak::new());
 
-/// An API server with RBAC, its etcd, and the identity of pod-events.
+/// With RBAC, its etcd, and pod-events' identity.
 #[derive(Debug)]
 pub struct ApiServer {
     name: String,
@@ -75,15 +75,14 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts a server that no other test uses.
     pub fn start() -> anyhow::Result<Self> {
-        // Pods may name service accounts that do not exist.
+        // Pods may name missing service accounts.
         let server = Self::start_with(&["--disable-admission-plugins=ServiceAccount"])?;
         server.deploy()?;
         Ok(server)
     }
 
-    /// Starts a server with additional flags, without deploying anything.
+    /// Additional flags; nothing is deployed.
     pub(crate) fn start_with(settings: &'static [&'static str]) -> anyhow::Result<Self> {
         guard()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -104,8 +103,8 @@ impl ApiServer {
         )?;
         let netns = make_netns(&name)?;
         for command in [
-            // A fixed address: otherwise the bridge has the lowest of its ports', so a node that comes or goes
-            // changes it, and the others send to the old one until they ask again.
+            // Otherwise the bridge has its ports' lowest address: a node that comes or goes changes it, and the
+            // others send to the old one until they ask again.
             &[
                 "ip", "link", "add", "api0", "address", MAC, "type", "bridge",
             ][..],
@@ -128,7 +127,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Returns the server shared by tests that do not stop it.
+    /// Shared by tests that do not stop it.
     pub fn shared() -> anyhow::Result<Arc<Self>> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = shared.upgrade() {
@@ -139,7 +138,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Starts the server, with its etcd running, and waits until it serves.
+    /// Its etcd must be running.
     pub fn run(&self) -> anyhow::Result<()> {
         let file = |name: &str| self.dir.join(name).display().to_string();
         let arguments = [
@@ -168,14 +167,13 @@ impl ApiServer {
         .with_context(|| self.tail())
     }
 
-    /// Sends the server a signal.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let id = server.as_ref().context("the API server does not run")?.id();
         Ok(kill(Pid::from_raw(i32::try_from(id)?), signal)?)
     }
 
-    /// Kills the server; its etcd continues.
+    /// Kills only the server; its etcd continues.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let mut child = server.take().context("the API server does not run")?;
@@ -183,7 +181,6 @@ impl ApiServer {
         Ok(child.wait().map(drop)?)
     }
 
-    /// Returns the last lines of its log.
     fn tail(&self) -> String {
         let text = fs::read_to_string(self.dir.join("apiserver.log")).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
@@ -191,12 +188,12 @@ impl ApiServer {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// Plugs a node into the server's network and assigns it an address there.
+    /// Gives a node an address on the server's network.
     pub fn plug(&self, node: &Netns) -> anyhow::Result<()> {
         self.plug_at(node, self.next_address.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Plugs a node in with the address of this number.
+    /// Gives the node the address with this number.
     pub(crate) fn plug_at(&self, node: &Netns, number: u32) -> anyhow::Result<()> {
         let (here, address) = (format!("api{number}"), format!("10.78.0.{number}/16"));
         let there = node.path().display().to_string();
@@ -213,10 +210,10 @@ impl ApiServer {
         exec_in(node.path(), &["ip", "link", "set", "api0", "up"]).map(drop)
     }
 
-    /// Returns every change that pod-events requested in a namespace, in order, from the audit log.
+    /// Returns pod-events' changes in a namespace, in order, from the audit log.
     pub fn changes_in(&self, namespace: &str) -> anyhow::Result<Vec<Value>> {
         let log = fs::read_to_string(self.dir.join("audit.log"))?;
-        // The last line may be incomplete.
+        // The last line can be incomplete.
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
         let all = lines.map(serde_json::from_str::<Value>);
         let all = all.collect::<Result<Vec<_>, _>>()?;
@@ -237,13 +234,11 @@ impl ApiServer {
         self.curl("POST", path, "application/json", Some(&object.to_string()))
     }
 
-    /// Applies a merge patch to an object.
     pub fn patch(&self, path: &str, change: &Value) -> anyhow::Result<Value> {
         let change = change.to_string();
         self.curl("PATCH", path, "application/merge-patch+json", Some(&change))
     }
 
-    /// Sends a request with another token.
     pub fn ask_as(
         &self,
         token: &str,

@@ -13,11 +13,11 @@ use crate::{Pod, TIMEOUT, eventually};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// The capabilities of a stock ztunnel's container (Istio's chart), for [`Cgroups::container`].
+/// A stock ztunnel's capabilities (Istio's chart), for [`Cgroups::container`].
 pub const ZTUNNEL_CAPABILITIES: &str = "-all,+net_admin,+net_raw,+sys_admin";
 
-/// Cgroups with the names of pods and containers, in the version 2 hierarchy. Removed when dropped, so it must
-/// outlive the processes in them.
+/// Cgroups named like pods and containers, in the version 2 hierarchy. Must outlive their processes,
+/// since drop removes them.
 #[derive(Debug)]
 pub struct Cgroups {
     mount: PathBuf,
@@ -26,9 +26,9 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Starts without a cgroup. Fails without root.
+    /// Fails without root; no cgroup exists yet.
     pub fn new() -> anyhow::Result<Self> {
-        // Another isolation on this machine may have a process with the same number.
+        // Another isolation may use the same process number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("inpod-test-{now}-{number}");
@@ -55,7 +55,6 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Creates the cgroup of a pod.
     pub fn pod(&self, uid: &str) -> anyhow::Result<PathBuf> {
         let parts = [
             "kubepods".to_owned(),
@@ -70,7 +69,7 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// Moves a process into a pod's sandbox, with the names of containerd and the systemd driver.
+    /// Names them like containerd and the systemd driver.
     pub fn put(&self, pod: &Pod, pid: u32) -> anyhow::Result<()> {
         let uid = pod.spec.uid.replace('-', "_");
         let mut path = self.above.clone();
@@ -85,8 +84,8 @@ impl Cgroups {
         Ok(fs::write(path.join("cgroup.procs"), pid.to_string())?)
     }
 
-    /// Returns a command that becomes the program that follows it, in a container of a pod and with the capabilities
-    /// that setpriv's `--bounding-set` selects. `below` is a cgroup that the container created for itself.
+    /// Becomes the program that follows it, in a pod's container with the capabilities of setpriv's `--bounding-set`.
+    /// `below` is a cgroup that the container created.
     pub fn container(
         &self,
         uid: &str,
@@ -111,7 +110,7 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         for path in self.made.borrow().iter().rev() {
-            // A process that has just ended may still be counted.
+            // An ended process may still be counted.
             eventually("the cgroup goes", TIMEOUT, || fs::remove_dir(path)).unwrap_or_default();
         }
         umount2(&self.mount, MntFlags::MNT_DETACH).unwrap_or_default();

@@ -5,13 +5,12 @@ use serde_json::Value;
 
 use crate::Pod;
 
-/// A line of the reference ztunnel's access log: a connection that it accepted.
+/// A connection in the reference ztunnel's access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     pub event: String,
-    /// The UID of the pod in whose netns it was accepted.
+    /// Accepted in the netns of this UID's pod.
     pub uid: String,
-    /// The port on which it was accepted.
     pub listener: u64,
     pub destination: Option<SocketAddr>,
     pub source: Option<SocketAddr>,
@@ -19,7 +18,6 @@ pub struct Access {
 }
 
 impl Access {
-    /// Reads every line so far.
     pub fn read(log: &Path) -> anyhow::Result<Vec<Self>> {
         let text = std::fs::read_to_string(log).with_context(|| format!("no {}", log.display()))?;
         text.lines().map(Self::parse).collect()
@@ -42,7 +40,7 @@ impl Access {
     }
 }
 
-/// Returns the number of packets that a pod's rules containing `rule` have counted.
+/// Returns packets counted by a pod's rules containing `rule`.
 pub fn counters(pod: &Pod, rule: &str) -> anyhow::Result<u64> {
     let ruleset = pod.ruleset()?;
     let packets = |line: &str| {

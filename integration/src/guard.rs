@@ -2,7 +2,7 @@ use anyhow::{Context as _, bail};
 use nix::unistd::geteuid;
 use std::os::unix::fs::MetadataExt as _;
 
-/// Fails outside `integration/isolate`, where rules would reach a network that no test made.
+/// Fails outside `integration/isolate`, where rules would reach a real network.
 #[expect(
     clippy::disallowed_methods,
     reason = "the isolation tells of itself through the environment"
@@ -24,7 +24,7 @@ pub fn guard() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether this is a user namespace with a single user, as in an isolation without root.
+/// A user namespace with a single user, as in an isolation without root.
 pub fn is_alone() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().last() == Some("1")

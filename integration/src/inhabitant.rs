@@ -8,12 +8,12 @@ use anyhow::{Context as _, ensure};
 
 use crate::{Pod, TIMEOUT, eventually};
 
-/// A process in a pod, like a container's. Killed when dropped.
+/// A process like a container's, killed on drop.
 #[derive(Debug)]
 pub struct Inhabitant(Child);
 
 impl Inhabitant {
-    /// Starts one and waits until it is in the pod.
+    /// Returns once it is in the pod.
     pub fn of(pod: &Pod) -> anyhow::Result<Self> {
         let net = format!("--net={}", pod.path().display());
         let child = Command::new("nsenter")

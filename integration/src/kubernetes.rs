@@ -1,5 +1,5 @@
-//! A whole Kubernetes cluster of one node: API server, controllers and scheduler in one network, and a [`Machine`]
-//! with containerd and a kubelet in another.
+//! A Kubernetes cluster of one node: API server, controllers and scheduler in one network, a [`Machine`] with
+//! containerd and a kubelet in another.
 
 mod files;
 mod image;
@@ -32,32 +32,32 @@ use crate::{
 
 pub const NODE: &str = "node-1";
 
-/// Time limit for several components in sequence. A kubelet that was refused a sandbox retries after
-/// about 12 s; a restarted container waits up to 40 s the third time.
+/// For components in sequence. A kubelet retries a refused sandbox after about 12 s; a container's third restart
+/// waits up to 40 s.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// Flags of the API server as clusters have them: pods run as existing service accounts and may request root's
-/// rights. It calls the pods behind a Service itself, since nothing here translates a Service's address.
+/// As clusters have them: pods run as existing service accounts and may request root's rights. The server calls a
+/// Service's pods itself, since nothing here translates Service addresses.
 const SETTINGS: &[&str] = &[
     "--allow-privileged=true",
     "--kubelet-preferred-address-types=InternalIP",
     "--enable-aggregator-routing=true",
 ];
 
-/// A cluster. Everything in it ends when it is dropped.
+/// Everything in it ends on drop.
 #[derive(Debug)]
 pub struct Cluster {
     pub machine: Machine,
-    /// A machine outside the cluster, with a route to its pods.
+    /// Outside the cluster, with a route to its pods.
     pub outside: Netns,
     controllers: Mutex<Vec<Child>>,
     pub server: Arc<ApiServer>,
 }
 
 impl Cluster {
-    /// Starts a cluster whose node is ready and has these images.
+    /// The node is ready and has these images.
     pub fn start(images: &[Image]) -> anyhow::Result<Self> {
-        // Before anything starts, so that what is missing is named at once.
+        // Names missing programs before anything starts.
         for name in ["KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBELET"] {
             tool(name)?;
         }
@@ -79,7 +79,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a component of the control plane in the API server's network.
+    /// Starts a component in the API server's network.
     fn control(&self, variable: &str, flags: &[String]) -> anyhow::Result<()> {
         let (server, name) = (&self.server, variable.to_lowercase());
         let kubeconfig = server.file("admin.kubeconfig");
@@ -99,7 +99,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the pods that a label selects in a namespace, without terminating ones.
+    /// Returns selected pods without terminating ones.
     pub fn pods(&self, namespace: &str, label: &str) -> anyhow::Result<Vec<Value>> {
         let label = label.replace('=', "%3D").replace('/', "%2F");
         let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}");
@@ -114,7 +114,7 @@ impl Cluster {
             .collect())
     }
 
-    /// Waits until this many pods are selected and ready, and returns them.
+    /// Waits until this many are selected and ready.
     pub fn until_ready(
         &self,
         namespace: &str,
@@ -141,14 +141,14 @@ impl Cluster {
         self.server.create("/api/v1/namespaces", &object).map(drop)
     }
 
-    /// Sets the label by which a namespace's pods join the mesh.
+    /// Makes a namespace's pods join the mesh.
     pub fn label_namespace(&self, name: &str, mode: Option<&str>) -> anyhow::Result<()> {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
         let path = format!("/api/v1/namespaces/{name}");
         self.server.patch(&path, &change).map(drop)
     }
 
-    /// Runs `inpod` like a user with every right at the API server who is on no node.
+    /// Runs as a user with every right at the API server, on no node.
     pub fn person(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = enter(self.server.netns(), &bin("inpod")?);
         let kubeconfig = self.server.file("admin.kubeconfig");
@@ -156,12 +156,11 @@ impl Cluster {
         succeeded("inpod", &command.output()?)
     }
 
-    /// Returns the end of every component's log and the cluster's Events, to explain a failure.
+    /// The end of every log and the Events explain a failure.
     pub fn diagnostics(&self) -> String {
         logs::diagnostics(self)
     }
 
-    /// Returns a log file of the API server's network.
     fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.server.file(name)).unwrap_or_default()
     }
@@ -193,13 +192,12 @@ fn controller_manager(server: &ApiServer) -> Vec<String> {
             file(&server.file("sa.key"))
         ),
         format!("--root-ca-file={}", file(&server.authority())),
-        // A node that restarts is noticed soon.
+        // Notices a node's restart soon.
         "--node-monitor-period=1s".to_owned(),
         "--node-monitor-grace-period=20s".to_owned(),
     ]
 }
 
-/// Creates a machine on the network of the API server.
 fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
     let name = format!(
         "out-{}",
@@ -211,7 +209,7 @@ fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
     Ok(netns)
 }
 
-/// Through the node, which knows where they are.
+/// The node knows the way to them.
 fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
     let via = machine::ADDRESS;
     files::PODS.iter().try_for_each(|pods| {
@@ -219,7 +217,6 @@ fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
     })
 }
 
-/// Returns whether a condition of a pod or a node is true.
 pub fn is(object: &Value, condition: &str) -> bool {
     let all = object
         .pointer("/status/conditions")
@@ -231,7 +228,6 @@ pub fn is(object: &Value, condition: &str) -> bool {
     found.and_then(|found| found.get("status")) == Some(&json!("True"))
 }
 
-/// Returns a string in an object, or an empty one.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
         .pointer(pointer)
@@ -239,7 +235,7 @@ pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Formats a pod on one line: its phase, and the last state of each of its containers.
+/// Formats one line: its phase and its containers' last states.
 fn summary(pod: &Value) -> String {
     let of = |pointer| pod.pointer(pointer).and_then(Value::as_array);
     let kinds = ["/status/initContainerStatuses", "/status/containerStatuses"];

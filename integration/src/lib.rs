@@ -1,9 +1,8 @@
 //! The test harness: a node in namespaces, real clients, and scenarios with the real binaries.
 //!
-//! A [`Node`] is a network namespace with a bridge and a directory of its own; its services, its ztunnel and the
-//! plugin are the real binaries, run as an operator and a container runtime run them. A [`Pod`] is a network
-//! namespace with a veth, as a CNI chain leaves it. Everything runs behind `integration/isolate`; [`guard`]
-//! refuses to run elsewhere.
+//! A [`Node`] is a network namespace with a bridge and a directory; services, ztunnel and plugin are the real
+//! binaries, run as in production. A [`Pod`] is a network namespace with a veth, as a CNI chain leaves it. Everything
+//! runs behind `integration/isolate`; [`guard`] refuses to run elsewhere.
 
 mod api;
 mod api_proxy;
@@ -48,10 +47,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Time limit for something that should hold at once. Machines are noisy.
+/// For what should hold at once. Machines are noisy.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until something holds; after `patience`, fails with the last error.
+/// Fails after `patience` with the last error.
 pub fn eventually<T, E: Display>(
     what: &str,
     patience: Duration,

@@ -21,13 +21,12 @@ use crate::{
     run,
 };
 
-/// The services of a node, in any order.
 pub const SERVICES: [&str; 3] = ["netconfig", "ztunnel-broker", "pod-events"];
 
-/// Numbers nodes and sandboxes within one process, so that tests can run in parallel.
+/// Numbers nodes and sandboxes of one process, so that tests can run in parallel.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// A node: a network namespace with a bridge, a directory, and the processes that run there.
+/// A network namespace with a bridge, a directory, and their processes.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -37,12 +36,12 @@ pub struct Node {
     processes: RefCell<BTreeMap<String, Child>>,
     next_address: Cell<u16>,
     keep: Cell<bool>,
-    /// The source of pods for pod-events, as flags.
+    /// pod-events' flags for its source of pods.
     pods_from: Vec<String>,
 }
 
 impl Node {
-    /// Creates a node with its bridge and without processes.
+    /// Has its bridge, but no processes.
     pub fn new() -> anyhow::Result<Self> {
         guard()?;
         let name = format!(
@@ -50,7 +49,7 @@ impl Node {
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
-        // Short, and in memory: a socket's path has at most 107 bytes.
+        // Short and in memory: a socket's path has at most 107 bytes.
         let dir = PathBuf::from("/run").join(&name);
         for part in ["pods", "log", "plugin"] {
             fs::create_dir_all(dir.join(part))
@@ -83,7 +82,6 @@ impl Node {
         })
     }
 
-    /// Creates a node whose pods come from an API server.
     pub fn of_cluster(server: &ApiServer) -> anyhow::Result<Self> {
         let mut node = Self::new()?;
         server.plug(&node.netns)?;
@@ -96,7 +94,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts a node with all services and waits until ztunnel is up to date.
+    /// Starts all services; returns when ztunnel is up to date.
     pub fn running() -> anyhow::Result<Self> {
         let node = Self::new()?;
         node.start_all()?;
@@ -104,7 +102,6 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts all services and a ztunnel.
     pub fn start_all(&self) -> anyhow::Result<()> {
         SERVICES
             .iter()
@@ -116,37 +113,31 @@ impl Node {
         &self.name
     }
 
-    /// Returns the node's own network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Returns the directory of the services' sockets.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.join("inpod")
     }
 
-    /// Returns the plugin's `stateDir`.
     pub fn state_dir(&self) -> PathBuf {
         self.dir.join("plugin")
     }
 
-    /// Returns the kubeconfig of this node's pod-events.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
     }
 
-    /// Returns the directory of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.dir.join("pods")
     }
 
-    /// Returns a client of the services.
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// Leaves everything running and in place when the node is dropped.
+    /// Dropping the node then leaves everything in place.
     pub fn keep(&self) {
         self.keep.set(true);
     }

@@ -11,26 +11,23 @@ use serde_json::{Value, json};
 
 use crate::{Pod, bin};
 
-/// A call of the plugin, exactly as containerd makes it (in the form recorded from a real one).
+/// A plugin call exactly as containerd makes it, recorded from a real one.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub environment: Vec<(String, String)>,
     pub stdin: String,
 }
 
-/// The result of a call of the plugin.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The exit code; -1 if a signal ended the process.
+    /// -1 if a signal ended the process.
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
-    /// The time from exec to exit.
     pub took: Duration,
 }
 
 impl Call {
-    /// Returns the ADD of a sandbox.
     pub fn add(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
         Self::verb("ADD", pod, agent_socket, state_dir, true, true)
     }
@@ -45,13 +42,11 @@ impl Call {
         Self::verb("DEL", pod, agent_socket, state_dir, false, false)
     }
 
-    /// Sets the time limit.
     #[must_use]
     pub fn timeout_seconds(self, seconds: u64) -> Self {
         self.with_key("timeoutSeconds", seconds)
     }
 
-    /// Sets a key on standard input.
     #[must_use]
     pub fn with_key(mut self, key: &str, value: impl Into<Value>) -> Self {
         let mut stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
@@ -62,7 +57,6 @@ impl Call {
         self
     }
 
-    /// Removes a key from standard input.
     #[must_use]
     pub fn without_key(mut self, key: &str) -> Self {
         let mut stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
@@ -73,7 +67,6 @@ impl Call {
         self
     }
 
-    /// Sets an environment variable.
     #[must_use]
     pub fn with_var(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
@@ -127,20 +120,18 @@ impl Call {
         self.start()?.wait()
     }
 
-    /// Executes another release of the plugin.
+    /// Executes another release's plugin.
     pub fn run_by(&self, plugin: &Path) -> anyhow::Result<Outcome> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
         Running::start_of(plugin, environment, self.stdin.as_bytes(), &[])?.wait()
     }
 
-    /// Starts the plugin without waiting for it.
     pub fn start(&self) -> anyhow::Result<Running> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
         Running::start(environment, self.stdin.as_bytes(), &[])
     }
 }
 
-/// A running process of the plugin.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -148,7 +139,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts the plugin with exactly these variables, this standard input and these arguments.
+    /// Starts the plugin with exactly these variables, input and arguments.
     pub fn start<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         environment: impl IntoIterator<Item = (N, V)>,
         stdin: &[u8],
@@ -178,7 +169,7 @@ impl Running {
             .context("the plugin has a standard input")?
             .write_all(stdin);
         match written {
-            // It need not read what it refuses.
+            // It may leave refused input unread.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 Err(error).context("the plugin does not read")
             }
@@ -186,7 +177,7 @@ impl Running {
         }
     }
 
-    /// Kills it like a runtime whose time limit has passed.
+    /// Kills it like a runtime after its time limit.
     pub fn kill(mut self) -> anyhow::Result<Outcome> {
         self.child.kill().context("cannot kill the plugin")?;
         self.wait()
@@ -206,7 +197,7 @@ impl Running {
     }
 }
 
-/// Returns the chain's result so far, in the form of containerd 1.6 with bridge and host-local.
+/// Returns the chain's result in containerd 1.6's form, with bridge and host-local.
 fn prev_result(pod: &Pod, path: &str) -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -225,7 +216,6 @@ fn prev_result(pod: &Pod, path: &str) -> Value {
 }
 
 impl Outcome {
-    /// Parses the error object on standard output.
     pub fn error(&self) -> anyhow::Result<Value> {
         let error: Value = serde_json::from_str(&self.stdout)
             .with_context(|| format!("no JSON: {:?}", self.stdout))?;
@@ -233,8 +223,8 @@ impl Outcome {
         Ok(error)
     }
 
-    /// Returns the error's code and text, `msg; details`, as a runtime shows them. Fails unless the call failed with
-    /// exit code 1 and an error object.
+    /// Returns the error's code and text, `msg; details`, as a runtime shows them. Anything but exit code 1 and
+    /// an error object fails.
     pub fn refusal(&self) -> anyhow::Result<(u64, String)> {
         anyhow::ensure!(self.code == 1, "exit code {}: {self:?}", self.code);
         let error = self.error()?;

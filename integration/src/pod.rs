@@ -9,15 +9,13 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::run;
 
-/// The contents of a pod's manifest.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// The value of its label `istio.io/dataplane-mode`.
     pub mode: Option<String>,
-    /// The addresses in its status: none before it runs.
+    /// None before the pod runs.
     pub addresses: Vec<IpAddr>,
     /// Its annotation declares it redirected.
     pub is_redirected: bool,
@@ -31,18 +29,17 @@ pub struct Spec {
     pub init_containers: Vec<String>,
 }
 
-/// A sidecar as Istio injects it, except for its name.
+/// Istio's injected sidecar, except for its name.
 const SIDECAR: &str =
     "image: proxyv2, args: [proxy, sidecar], securityContext: {runAsUser: 1337, runAsGroup: 1337}";
 
-/// Formats the lines of a manifest's map.
 fn lines(all: &[(&str, String)]) -> String {
     let line = |(name, value): &(&str, String)| format!("\n    {name}: {value:?}");
     all.iter().map(line).collect()
 }
 
 impl Spec {
-    /// Creates a pod of the namespace `shop` without labels.
+    /// Creates a pod of `shop` without labels.
     pub fn new(name: &str) -> Self {
         Self {
             namespace: "shop".to_owned(),
@@ -58,7 +55,6 @@ impl Spec {
         }
     }
 
-    /// Adds a sidecar, as an injector does.
     #[must_use]
     pub fn injected(mut self) -> Self {
         self.containers
@@ -66,7 +62,6 @@ impl Spec {
         self.annotated("sidecar.istio.io/status", "{}")
     }
 
-    /// Adds a native sidecar.
     #[must_use]
     pub fn injected_natively(mut self) -> Self {
         let sidecar = format!("{{name: istio-proxy, {SIDECAR}, restartPolicy: Always}}");
@@ -86,7 +81,6 @@ impl Spec {
         self
     }
 
-    /// Adds the label for ambient mode.
     #[must_use]
     pub fn ambient(self) -> Self {
         Self {
@@ -102,7 +96,6 @@ impl Spec {
         self
     }
 
-    /// Returns the manifest, as kubectl prints it.
     pub fn manifest(&self, node: &str) -> String {
         let Self {
             namespace,
@@ -157,13 +150,12 @@ impl Spec {
     }
 }
 
-/// A sandbox: a network namespace as a CNI chain leaves it.
+/// A network namespace as a CNI chain leaves it.
 #[derive(Debug)]
 pub struct Pod {
     pub spec: Spec,
     pub container_id: String,
     pub netns: Netns,
-    /// The host side of its veth.
     pub veth: String,
     pub v4: Ipv4Addr,
     pub v6: Ipv6Addr,
@@ -174,22 +166,19 @@ impl Pod {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// Returns the path of the netns.
     pub fn path(&self) -> &Path {
         self.netns.path()
     }
 
-    /// Runs a command in the pod's netns.
     pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
         exec_in(self.path(), command)
     }
 
-    /// Returns the rules in the pod's netns, as nft prints them.
     pub fn ruleset(&self) -> anyhow::Result<String> {
         self.exec(&["nft", "list", "ruleset"])
     }
 
-    /// Returns everything of inpod's in the pod's netns: tables, ip rules and routes, one per line.
+    /// Returns everything of inpod's in the netns: tables, ip rules and routes, one per line.
     pub fn traces(&self) -> anyhow::Result<Vec<String>> {
         let commands: [&[&str]; 5] = [
             &["nft", "list", "tables"],
@@ -200,7 +189,7 @@ impl Pod {
         ];
         let mut traces = Vec::new();
         for command in commands {
-            // A routing table that never had a route does not exist, which ip reports as an error.
+            // ip reports a routing table that never had a route as an error.
             let text = self.exec(command).or_else(|error| {
                 if command.contains(&"100") {
                     Ok(String::new())
@@ -213,7 +202,7 @@ impl Pod {
         Ok(traces)
     }
 
-    /// Removes the netns, like a runtime after DEL.
+    /// Removes the netns like a runtime after DEL.
     pub fn unmount(&self) -> anyhow::Result<()> {
         let name = self.path().file_name().context("a netns has a name")?;
         run("ip", &["netns".as_ref(), "del".as_ref(), name]).map(drop)
@@ -228,7 +217,7 @@ pub(crate) fn exec_in(netns: &Path, command: &[&str]) -> anyhow::Result<String> 
     run("nsenter", &arguments)
 }
 
-/// Creates a named network namespace, like `ip netns add`, and opens it.
+/// Works like `ip netns add`, and opens it.
 pub(crate) fn make_netns(name: &str) -> anyhow::Result<Netns> {
     run("ip", &["netns", "add", name])?;
     let path = PathBuf::from("/run/netns").join(name);
@@ -237,7 +226,7 @@ pub(crate) fn make_netns(name: &str) -> anyhow::Result<Netns> {
     Ok(Netns::open(&path, &["/run/netns".into()])?)
 }
 
-/// Moves the current thread into a new network namespace without a name, for benchmarks that need many.
+/// Moves the thread into a new nameless network namespace, for benchmarks that need many.
 pub fn fresh_netns() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")
 }

@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// Returns the path of a binary of this workspace, which must be built; of the directory `INPOD_TEST_BINARIES` if
-/// set, so that an unoptimized harness can measure release binaries.
+/// Returns a built binary of this workspace, or of `INPOD_TEST_BINARIES`, so that an unoptimized harness
+/// can measure release binaries.
 pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     if let Some(directory) = std::env::var_os("INPOD_TEST_BINARIES") {
         let path = PathBuf::from(directory).join(name);
@@ -27,14 +27,13 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("{name} is not built: cargo build --workspace"))
 }
 
-/// Returns a copy of a binary of this workspace that every user can run; one copy per process.
+/// Returns a copy that every user can run, one per process.
 pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     static COPIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
     let copy = PathBuf::from(format!("/run/{name}-{}", std::process::id()));
     if !copies.contains(&copy) {
-        // Copied by another process: a process that another thread starts meanwhile would inherit the
-        // copy, open for writing.
+        // By another process: one that another thread starts would inherit the copy, open for writing.
         let from = bin(name)?;
         let mode = ["-m", "755"].map(OsStr::new);
         run(
@@ -46,7 +45,7 @@ pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     Ok(copy)
 }
 
-/// Returns the grpcurl that integration/test names in `GRPCURL`.
+/// integration/test names it in `GRPCURL`.
 #[expect(
     clippy::disallowed_methods,
     reason = "integration/test tells where grpcurl is"
@@ -56,7 +55,7 @@ pub fn grpcurl_program() -> anyhow::Result<String> {
     program.context("GRPCURL names the grpcurl to use: run ./integration/test")
 }
 
-/// Runs a command and returns its standard output; the error contains its standard error.
+/// Returns standard output; an error contains standard error.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -66,7 +65,6 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> anyhow::Result<St
     succeeded(program, &output)
 }
 
-/// Returns the output of a command, which must have succeeded.
 pub(crate) fn succeeded(program: &str, output: &Output) -> anyhow::Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {

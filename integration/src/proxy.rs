@@ -1,5 +1,4 @@
-//! A proxy between two processes that forwards every gRPC call to the real service and holds the call that a test
-//! selects, before or after it is made.
+//! Forwards every gRPC call to the real service and holds a selected one, before or after it is made.
 
 use std::{
     convert::Infallible,
@@ -27,31 +26,27 @@ use tower::{Service, ServiceExt as _};
 
 use crate::TIMEOUT;
 
-/// The side of a call on which it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The service has not received it.
+    /// Before the service receives it.
     Before,
-    /// The service has answered, and the caller has not received the answer.
+    /// After the answer, before the caller receives it.
     After,
 }
 
-/// A point in the life of an ADD or a DEL.
+/// A point of an ADD or DEL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The method, such as `ClaimNetns`.
     pub method: &'static str,
     pub moment: Moment,
 }
 
-/// A running proxy that stops when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     hook: Hook,
     _runtime: Runtime,
 }
 
-/// A call to hold, or held.
 #[derive(Debug)]
 pub struct Held {
     reached: Receiver<()>,
@@ -69,8 +64,8 @@ struct Armed {
 struct Hook(Arc<Mutex<Option<Armed>>>);
 
 impl Proxy {
-    /// Starts between pod-events, whose sockets are in `front`, and the other services, whose sockets are in
-    /// `behind`, and between pod-events and a plugin that calls it in `behind`.
+    /// Starts one between pod-events with sockets in `front` and the other services in `behind`, and between
+    /// pod-events and a plugin that calls it in `behind`.
     pub fn start(front: &Path, behind: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let hook = Hook::default();
@@ -86,7 +81,6 @@ impl Proxy {
         })
     }
 
-    /// Holds the next call at a step.
     pub fn hold(&self, step: Step) -> Held {
         let (reached, seen) = channel();
         let (go, gone) = oneshot::channel();
@@ -107,9 +101,8 @@ impl Held {
             .context("the call did not come to the step")
     }
 
-    /// Releases it, if its caller still waits.
     pub fn release(self) {
-        // An error means that the caller is gone.
+        // On an error the caller is gone.
         self.go.send(()).unwrap_or_default();
     }
 }
@@ -125,13 +118,13 @@ impl Hook {
             .take_if(|armed| armed.step.method == method && armed.step.moment == moment);
         if let Some(armed) = armed {
             armed.reached.send(()).unwrap_or_default();
-            // The end of a test releases everything too.
+            // The end of a test releases everything.
             armed.go.await.unwrap_or_default();
         }
     }
 }
 
-/// Serves a component's socket below one directory with the one below another.
+/// Serves a component's socket by the one below another directory.
 fn forward<S: NamedService + 'static>(
     hook: &Hook,
     from: &Path,
@@ -153,7 +146,6 @@ fn forward<S: NamedService + 'static>(
     Ok(())
 }
 
-/// Forwards every call of one service unchanged.
 struct Forward<S> {
     hook: Hook,
     channel: Channel,

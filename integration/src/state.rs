@@ -10,21 +10,20 @@ use anyhow::{Context as _, ensure};
 
 use crate::{Node, Pod, SERVICES, eventually, pod::exec_in};
 
-/// Time for a call's resources to be closed: a connection's end is reported, not awaited.
+/// A connection's end is reported, not awaited: a call's resources close later.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Time without a change before a state is used for comparison: the end of connections and of a first
-/// verification comes shortly after their answers and would look like a loss.
+/// No change for this long: connections' ends and a first verification follow their answers shortly and would
+/// look like a loss.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Everything that a call could change or leave behind on a node, one per line: rules, routes and ip rules of the
-/// node and of pods, claims, workloads, checkpoint and spool, each service's open namespaces and those of its
-/// threads, and its number of descriptors.
+/// Everything that a call could change on a node, one per line: rules, routes and ip rules of node and pods, claims,
+/// workloads, checkpoint and spool, each service's open namespaces, its threads', and its number of descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State(BTreeSet<String>);
 
 impl State {
-    /// Returns the state once it no longer changes.
+    /// Returns once the state no longer changes.
     pub fn of(node: &Node, pods: &[&Pod]) -> anyhow::Result<Self> {
         let mut last = Self::now(node, pods)?;
         let mut since = Instant::now();
@@ -61,7 +60,7 @@ impl State {
         Ok(Self(lines))
     }
 
-    /// Waits until the state is the same again; names what differs.
+    /// Waits for the same state; names what differs.
     pub fn unchanged(&self, node: &Node, pods: &[&Pod]) -> anyhow::Result<()> {
         eventually("everything is as it was", SETTLE, || {
             let now = Self::now(node, pods)?;
@@ -76,7 +75,6 @@ impl State {
     }
 }
 
-/// Returns all rules and routing of a netns, without counters.
 fn network(path: &Path) -> anyhow::Result<impl Iterator<Item = String>> {
     let commands: [&[&str]; 5] = [
         &["nft", "-s", "list", "ruleset"],
@@ -112,14 +110,14 @@ fn files(what: &str, directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        // If it disappears meanwhile, the next poll notices.
+        // The next poll notices if it disappears.
         let content = String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
         lines.push(format!("{what} {}: {content}", path.display()));
     }
     Ok(lines)
 }
 
-/// Returns the open descriptors of a process, and the namespaces of its threads.
+/// Returns open descriptors, and the threads' namespaces.
 fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
     let own = fs::metadata(format!("/proc/{pid}/ns/net"))
         .with_context(|| format!("{name} has ended"))?

@@ -1,5 +1,5 @@
-//! Runs a stock ztunnel (istio/ztunnel, built with its feature `testing`) without a control plane, configured by a
-//! file, and parses its log.
+//! A stock ztunnel (istio/ztunnel, built with its feature `testing`) without a control plane, configured by a
+//! file; parses its log.
 
 use std::{
     fs,
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::{Node, Pod, Spec, run};
 
-/// The environment variable that names the program.
+/// Names the stock ztunnel program.
 pub const STOCK_ZTUNNEL: &str = "ZTUNNEL";
 
-/// A network namespace of its own, like that of its pod: its own ports (15000, 15020, 15021) exist once per ztunnel.
+/// Its own network namespace, like its pod's: ztunnel's own ports (15000, 15020, 15021) exist once per ztunnel.
 const APART: [&str; 5] = [
     "unshare",
     "--net",
@@ -24,26 +24,24 @@ const APART: [&str; 5] = [
     "ip link set lo up && exec \"$0\" \"$@\"",
 ];
 
-/// A connection that a stock ztunnel carried, logged when it ended.
+/// A stock ztunnel's connection, logged at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// Outbound from the pod; otherwise inbound.
     pub is_outbound: bool,
-    /// The address of the client.
     pub source: SocketAddr,
-    /// The client's identity, if proven by mTLS.
+    /// Set if proven by mTLS.
     pub source_identity: Option<String>,
-    /// The destination: the HBONE port, or the application's.
+    /// The HBONE port, or the application's.
     pub destination: SocketAddr,
     /// The destination within HBONE.
     pub hbone: Option<SocketAddr>,
-    /// The server's identity, if proven by mTLS.
+    /// Set if proven by mTLS.
     pub destination_identity: Option<String>,
     pub error: Option<String>,
 }
 
 impl Carried {
-    /// Parses a line of its log; `None` for a line about something else.
+    /// Returns `None` for a line about something else.
     fn parse(line: &str) -> Option<Self> {
         let line: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -61,7 +59,6 @@ impl Carried {
     }
 }
 
-/// Returns the program that the environment names.
 pub fn stock_ztunnel() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os(STOCK_ZTUNNEL).map(PathBuf::from);
     let path = path.with_context(|| {
@@ -71,8 +68,8 @@ pub fn stock_ztunnel() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns a workload in YAML, as a control plane describes it (ztunnel's `LocalWorkload`;
-/// services/docs/facts/ztunnel.md, 2). In the mesh it is reached by HBONE. A service consists of one pod.
+/// Returns a control plane's description in YAML (ztunnel's `LocalWorkload`; services/docs/facts/ztunnel.md, 2). Mesh
+/// pods are reached by HBONE. A service has one pod.
 fn workload(node: &str, pod: &Pod, services: &[(&str, IpAddr)]) -> String {
     let Spec {
         namespace, name, ..
@@ -95,7 +92,7 @@ fn hostname(service: &str) -> String {
     format!("{service}.shop.svc.cluster.local")
 }
 
-/// Returns a service of the namespace `shop`: port 80 at its address is port 8080 of the pod with its name.
+/// In `shop`: port 80 at its address is port 8080 of the pod with its name.
 fn service((name, address): &(&str, IpAddr)) -> String {
     let hostname = hostname(name);
     format!(
@@ -109,8 +106,7 @@ impl Node {
         self.run_dir().with_file_name("xds.yaml")
     }
 
-    /// Writes the configuration of stock ztunnels, in place of a control plane: these pods, and services by name and
-    /// address. A ztunnel reads it once, at start.
+    /// Replaces a control plane: these pods, and services by name and address. A ztunnel reads it once, at start.
     pub fn configure_stock_ztunnels(
         &self,
         pods: &[&Pod],
@@ -124,7 +120,7 @@ impl Node {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Starts a stock ztunnel under a name of its own, through a program that executes it.
+    /// Starts a stock ztunnel under its own name, through a program that executes it.
     pub fn start_stock_ztunnel(&self, within: &[&str], name: &str) -> anyhow::Result<()> {
         let program = stock_ztunnel()?;
         let (socket, xds) = (self.zds_socket(), self.local_xds());
@@ -136,7 +132,7 @@ impl Node {
             ("LOCAL_XDS_PATH", &xds),
             ("NODE_NAME", self.name().as_ref()),
             ("CLUSTER_ID", "Kubernetes".as_ref()),
-            // As in Istio's chart: refusals are longer then.
+            // As in Istio's chart; it makes refusals longer.
             ("RUST_BACKTRACE", "1".as_ref()),
             ("LOG_FORMAT", "json".as_ref()),
             ("TERMINATION_GRACE_PERIOD_SECONDS", "30".as_ref()),
@@ -145,13 +141,12 @@ impl Node {
         self.start_program(&within, name, &program, &["proxy", "ztunnel"], &environment)
     }
 
-    /// Returns the connections that a stock ztunnel has carried to their end.
     pub fn carried_by(&self, name: &str) -> Vec<Carried> {
         let log = self.tail(name, usize::MAX);
         log.lines().filter_map(Carried::parse).collect()
     }
 
-    /// Sends a request to one of a stock ztunnel's own ports, which exist only in its network namespace.
+    /// Its own ports exist only in its network namespace.
     pub fn ask_stock_ztunnel(&self, name: &str, at: &str) -> anyhow::Result<String> {
         let netns = format!("--net=/proc/{}/ns/net", self.pid(name)?);
         let url = format!("http://localhost:{at}");

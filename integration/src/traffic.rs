@@ -1,5 +1,5 @@
-//! Connections from inside a network namespace, and applications there. A socket stays in the namespace in which it
-//! was created, so none of this needs a process in the pod.
+//! Connections and applications in a network namespace. A socket stays where it was created, so no process in
+//! the pod is needed.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -16,10 +16,10 @@ use anyhow::Context as _;
 use inpod_linux::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Time limit of one step of a connection.
+/// For one step of a connection.
 const STEP: Duration = Duration::from_secs(5);
 
-/// An application in a pod: sends each client the source address that it saw, then echoes.
+/// Sends each client the source address that it saw, then echoes.
 #[derive(Debug)]
 pub struct App {
     stop: Arc<AtomicBool>,
@@ -27,7 +27,6 @@ pub struct App {
 }
 
 impl App {
-    /// Listens on a port, IPv4 and IPv6.
     pub fn start(netns: &Netns, port: u16) -> anyhow::Result<Self> {
         let listener = netns
             .within(|| listen(port))?
@@ -66,7 +65,7 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A client that goes away is no error of the application.
+/// A client may go away.
 fn serve(mut stream: TcpStream, peer: SocketAddr) {
     let served = (|| -> io::Result<()> {
         stream.set_nonblocking(false)?;
@@ -87,7 +86,7 @@ pub fn connect(netns: &Netns, to: SocketAddr) -> anyhow::Result<TcpStream> {
     connect_marked(netns, to, None)
 }
 
-/// Connects from inside a netns with a mark on the packets.
+/// Connects from inside a netns, with marked packets.
 pub fn connect_marked(
     netns: &Netns,
     to: SocketAddr,
@@ -104,15 +103,14 @@ pub fn connect_marked(
     Ok(socket.into())
 }
 
-/// Returns the source address that an application sees of a connection.
 pub fn ask(netns: &Netns, to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_seen(connect(netns, to)?).map(|(source, _)| source)
 }
 
-/// Reads the application's first line, the source address that it saw, and returns the connection too.
+/// The application's first line has the source that it saw.
 pub fn source_seen(stream: TcpStream) -> anyhow::Result<(IpAddr, TcpStream)> {
     let mut line = String::new();
-    // One byte at a time: everything after the line stays in the socket.
+    // One byte at a time: the rest stays in the socket.
     BufReader::with_capacity(1, &stream)
         .read_line(&mut line)
         .context("no answer")?;
@@ -123,7 +121,6 @@ pub fn source_seen(stream: TcpStream) -> anyhow::Result<(IpAddr, TcpStream)> {
     Ok((source, stream))
 }
 
-/// Sends a text over a live connection and reads it back.
 pub fn exchange(stream: &mut TcpStream, word: &str) -> anyhow::Result<()> {
     stream.write_all(word.as_bytes()).context("cannot send")?;
     let mut echo = vec![0; word.len()];

@@ -1,4 +1,4 @@
-//! Calls pod-events like a container runtime's plugin, many calls at once and without a process for each.
+//! Calls pod-events like the plugin, many at once and without processes.
 
 use std::{
     path::Path,
@@ -21,32 +21,26 @@ use tonic::{Request, Response, Status, transport::Channel};
 
 use crate::{Pod, Spec};
 
-/// Number of connections: a server accepts 256 concurrent calls on each.
+/// A server accepts 256 concurrent calls on each.
 const CONNECTIONS: usize = 8;
 
-/// The result of a call and its duration.
 #[derive(Clone, Debug)]
 pub struct Answer<T> {
-    /// The time from the call to its answer.
     pub took: Duration,
     pub result: Result<T, Failure>,
 }
 
-/// A call that is not awaited yet.
 pub type Called<T> = JoinHandle<Answer<T>>;
 
-/// A sandbox as a runtime names it.
 #[derive(Clone, Debug)]
 pub struct Named {
     pub pod: PodSelector,
     pub sandbox: SandboxRef,
-    /// The path of its netns.
     pub netns: NetnsRef,
     pub addresses: Vec<String>,
 }
 
 impl Named {
-    /// Names an existing sandbox.
     pub fn of(pod: &Pod) -> Self {
         Self {
             addresses: pod.addresses().map(|address| address.to_string()).into(),
@@ -54,7 +48,7 @@ impl Named {
         }
     }
 
-    /// Names a sandbox of a pod whose netns is claimed to be at a path.
+    /// The netns is claimed to be at a path.
     pub fn at(spec: &Spec, container_id: &str, path: &Path) -> Self {
         Self {
             pod: PodSelector {
@@ -76,7 +70,6 @@ impl Named {
     }
 }
 
-/// A client that acts as a runtime.
 #[derive(Debug)]
 pub struct Verbs {
     clients: [PodEventsServiceClient<Channel>; CONNECTIONS],
@@ -85,7 +78,6 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Creates a client of the socket.
     pub fn at(socket: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let clients = {
@@ -117,14 +109,14 @@ impl Verbs {
         self.call(async move { client.add_pod(request).await })
     }
 
-    /// Calls DEL with the plugin's time limit of five seconds.
+    /// The plugin's time limit is five seconds.
     pub fn del(&self, named: &Named) -> Called<DeletePodResponse> {
         let mut client = self.client();
         let mut request = Request::new(DeletePodRequest {
             sandbox: Some(named.sandbox.clone()),
             pod: Some(named.pod.clone()),
         });
-        // Longer than the plugin's, to measure how long it takes.
+        // Longer than the plugin's, to measure the duration.
         request.set_timeout(Duration::from_secs(30));
         self.call(async move { client.delete_pod(request).await })
     }
@@ -145,7 +137,6 @@ impl Verbs {
         })
     }
 
-    /// Waits for answers; each has a deadline.
     pub fn answers<T>(&self, called: Vec<Called<T>>) -> anyhow::Result<Vec<Answer<T>>> {
         let wait = async {
             let mut answers = Vec::new();
@@ -157,14 +148,13 @@ impl Verbs {
         self.runtime.block_on(wait)
     }
 
-    /// Returns the metrics of the service at a socket.
     pub fn metrics(&self, socket: &Path) -> anyhow::Result<String> {
         let fetched = inpod_service::metrics::fetch(socket);
         self.runtime.block_on(fetched).map_err(anyhow::Error::msg)
     }
 }
 
-/// Returns the value of a metric with exactly these labels, as `name{label="value"}`; 0 if it was never counted.
+/// Returns a metric's value by `name{label="value"}`, all labels; 0 if it was never counted.
 pub fn number(metrics: &str, name: &str) -> f64 {
     let line = metrics
         .lines()

@@ -1,4 +1,4 @@
-//! Invariants of the tree, read from `cargo metadata` and from the files. Needs no privileges.
+//! Invariants of the tree, from `cargo metadata` and the files. Needs no privileges.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -23,7 +23,6 @@ fn members(metadata: &Metadata) -> Vec<&Package> {
     metadata.workspace_packages()
 }
 
-/// Returns the dependencies of the shipped package, without dev- and build-dependencies.
 fn direct(package: &Package) -> BTreeSet<String> {
     let normal = package
         .dependencies
@@ -56,7 +55,7 @@ fn no_service_depends_on_another() {
 
 #[test]
 fn only_netconfig_can_enter_a_netns() {
-    // The reference ztunnel plays a peer that must enter netns as well; it is not shipped.
+    // The reference ztunnel, a peer that is not shipped, must enter netns too.
     let allowed = set(&["netconfig", "integration", "reference-ztunnel"]);
     assert!(users_of(&metadata(), "inpod-linux").is_subset(&allowed));
 }
@@ -160,7 +159,7 @@ fn every_crate_obeys_the_lints_of_the_workspace_and_forbids_unsafe_code() {
     for package in members(&metadata()) {
         let manifest = fs::read_to_string(&package.manifest_path).unwrap();
         let inherits = manifest.contains("[lints]\nworkspace = true");
-        // Most of the crate with the contracts is generated: it has a lint table of its own.
+        // The contracts' crate is mostly generated: it has its own lint table.
         let own = package.name == "inpod-proto" && manifest.contains("unsafe_code = \"forbid\"");
         assert!(inherits || own, "{}", package.name);
     }

@@ -1,5 +1,4 @@
-//! pod-events is away: what the plugin does meanwhile, what it records in its spool, and what pod-events
-//! makes of that later.
+//! pod-events is away: the plugin's behaviour, its spool, and the replay.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -13,7 +12,6 @@ use integration::{Call, Node, Outcome, Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// Returns a node on which everything runs, with two namespaces and no pod.
 fn node() -> Node {
     let node = Node::running().unwrap();
     label_namespaces(&node, &[("shop", false), ("bank", false)]);
@@ -44,7 +42,7 @@ fn stop_pod_events(node: &Node) {
     node.stop("pod-events", Signal::SIGKILL).unwrap();
 }
 
-/// Starts pod-events. It has read the spool when it serves.
+/// Starts pod-events; when it serves, it has read the spool.
 fn start_pod_events(node: &Node) {
     node.start("pod-events").unwrap();
     eventually("pod-events serves", TIMEOUT, || node.api().status()).unwrap();
@@ -79,7 +77,7 @@ fn until_enrolled_namespaces(node: &Node, expected: &str) {
     .unwrap();
 }
 
-/// Sends both DELs of a runtime. The netns stays, so only the DELs end the sandbox.
+/// Sends both DELs of a runtime. Only they end the sandbox: the netns stays.
 fn end(node: &Node, pod: &Pod) {
     for verb in [Call::del, Call::del_again] {
         let outcome = call(node, verb, pod);
@@ -123,7 +121,7 @@ fn a_spooled_end_takes_effect_before_any_later_verb_and_without_the_other_servic
     end(&node, &pod);
     start_pod_events(&node);
     assert_eq!(spooled(&node), [""; 0]);
-    // The end was checkpointed, so it survives the next crash.
+    // The checkpointed end survives the next crash.
     stop_pod_events(&node);
     for service in ["netconfig", "ztunnel-broker", "pod-events"] {
         node.start(service).unwrap();
@@ -153,7 +151,7 @@ fn a_pod_that_was_admitted_unenrolled_joins_when_its_label_asks_for_it() {
     ] {
         assert_eq!(known.sandbox.unwrap().container_id, pod.container_id);
     }
-    // The pod stays known: a later label finds it.
+    // The pod stays known for later labels.
     node.write_manifest(&plain.spec.clone().ambient()).unwrap();
     node.until_whole(&plain.spec).unwrap();
 }
@@ -238,7 +236,7 @@ fn a_pod_that_is_not_known_is_dropped_when_it_has_had_its_time_and_never_taken_f
     let pod = node.sandbox(in_bank("a").ambient()).unwrap();
     let outcome = call(&node, Call::add, &pod);
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    // Another pod with its name has replaced it since.
+    // Another pod has its name since.
     let successor = Spec {
         uid: "another-0000-1111-2222-333333333333".to_owned(),
         ..pod.spec.clone()
@@ -250,7 +248,7 @@ fn a_pod_that_is_not_known_is_dropped_when_it_has_had_its_time_and_never_taken_f
     assert_eq!(node.explain(&pod.spec).unwrap().sandbox, None);
 }
 
-/// Sets the time of the only entry back.
+/// Moves the only entry's time back.
 fn backdate_spool(node: &Node) {
     let [name] = spooled(node).try_into().unwrap();
     let path = spool(node).join(name);

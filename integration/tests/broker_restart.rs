@@ -1,8 +1,8 @@
-//! The broker is killed at named points of its life with 200 workloads. Each time it holds all of them again, no
-//! ztunnel has noticed more than a closed socket, and connections continue.
+//! The broker is killed at named points with 200 workloads. Each time it recovers all, ztunnels notice no more than a
+//! closed socket, and connections continue.
 //!
-//! A point is where something is withheld: a call or a descriptor from the broker, or an acknowledgement by a
-//! scripted ztunnel. A reference ztunnel is connected throughout and carries the connections.
+//! A point is where something is withheld: a call or a descriptor from the broker, or a scripted ztunnel's
+//! acknowledgement. A reference ztunnel carries the connections throughout.
 
 #[path = "common/flows.rs"]
 mod flows;
@@ -29,21 +29,21 @@ const BROKER: &str = "ztunnel-broker";
 const WORKLOADS: usize = 200;
 const PORT: u16 = 8080;
 
-/// CNI's error code "try again later" in an answer.
+/// CNI's error code "try again later".
 const TRY_LATER: &str = "\"code\":11";
 
-/// Brings the broker to a point, kills it there, and waits until everything has recovered.
+/// Brings the broker to a point, kills it, and waits for recovery.
 type Act = dyn Fn(&Bench) -> anyhow::Result<()>;
 
-/// A node whose processes connect through the proxy. The broker has a run directory of its own, in which netconfig's
-/// directory of descriptors can be replaced.
+/// A node whose processes connect through the proxy. The broker's own run directory lets
+/// netconfig's descriptors be replaced.
 struct Bench {
     flows: Vec<Flow>,
     expected: Served,
     pods: Vec<Pod>,
     _app: App,
     scripted: Scripted,
-    /// The numbers of descriptors of the reference ztunnel and of the broker before the first kill.
+    /// Descriptors of the reference ztunnel and the broker before the first kill.
     descriptors: (usize, usize),
     proxy: Proxy,
     behind: PathBuf,
@@ -100,7 +100,7 @@ impl Bench {
         self.node.start_at(&self.apart, BROKER, &["--peer", "uid"])
     }
 
-    /// Kills the broker at the current point, and waits until everything is as before.
+    /// Kills the broker and waits until everything is as before.
     fn recovers(&self) -> anyhow::Result<()> {
         self.kill()?;
         self.start()?;
@@ -121,7 +121,7 @@ impl Bench {
         self.flows.iter().try_for_each(Flow::goes_on)
     }
 
-    /// Expects that the broker and both ztunnels hold exactly the pods, each with its netns.
+    /// Expects the broker and both ztunnels to hold exactly the pods and their netns.
     fn agrees(&self) -> anyhow::Result<()> {
         let reported = self.node.api().workloads()?;
         let live = |phase| phase == SessionPhase::Live;
@@ -140,7 +140,6 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns how often the reference ztunnel has started each pod: more than once if it was cut meanwhile.
     fn starts(&self) -> Vec<(&str, usize)> {
         let log = self.node.tail("ztunnel", usize::MAX);
         let starts: Vec<_> = log
@@ -168,8 +167,7 @@ impl Bench {
         pods.collect::<Option<_>>().context("another form")
     }
 
-    /// Returns the numbers of open descriptors of the reference ztunnel and of the broker; each
-    /// workload accounts for one.
+    /// Counts descriptors of the reference ztunnel and the broker; each workload accounts for one.
     fn open_descriptors(&self) -> anyhow::Result<(usize, usize)> {
         let of = |process| -> anyhow::Result<Vec<PathBuf>> {
             let pid = self.node.pid(process)?;
@@ -187,7 +185,6 @@ impl Bench {
         Ok((of("ztunnel")?.len(), broker.len()))
     }
 
-    /// Starts a broker to which pod-events cannot send the desired set.
     fn start_unseeded(&self) -> anyhow::Result<Held> {
         self.kill()?;
         let held = self.proxy.hold(Step {
@@ -199,7 +196,7 @@ impl Bench {
         Ok(held)
     }
 
-    /// Starts a broker that finds another directory in place of netconfig's descriptors.
+    /// Replaces netconfig's directory of descriptors.
     fn start_with_descriptors_at(&self, directory: &str) -> anyhow::Result<()> {
         self.kill()?;
         self.link_descriptors(&self.apart.join(directory))?;
@@ -236,8 +233,8 @@ impl Bench {
         Ok(pod)
     }
 
-    /// Kills the broker during a CNI call, which either succeeds or is answered "try again later" and succeeds when
-    /// repeated; which of the two depends on whether the other ztunnel had answered.
+    /// Kills the broker during a CNI call, which succeeds, or is answered "try again later" and succeeds when
+    /// repeated, depending on whether the other ztunnel had answered.
     fn kill_during_call(
         &self,
         call: Call,
@@ -260,7 +257,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Kills the broker while a pod's removal is sent, at a point.
+    /// Kills the broker while it sends a removal.
     fn kill_during_removal(
         &self,
         pod: &Pod,

@@ -1,5 +1,4 @@
-//! Callers without permission, and callers that give false information: refused or deferred,
-//! logged, and nothing changes.
+//! Callers without permission or with false information are refused or deferred and logged; nothing changes.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
@@ -73,7 +72,7 @@ fn calls() -> Vec<(&'static str, String)> {
     all.collect()
 }
 
-/// Runs a command as a root process of a pod: in its cgroup, and in mount, pid and network namespaces of its own.
+/// Runs a root process of a pod: in its cgroup, with its own mount, pid and network namespaces.
 fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
     let script = format!(
         "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} sh -c '{command}'",
@@ -88,12 +87,11 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
     let (cgroup, _cgroups) = match made {
         Ok(made) => made,
-        // Without a cgroup of its own no process looks like a pod's; unit tests show how a path is parsed.
+        // Without its own cgroup no process looks like a pod's; unit tests cover path parsing.
         Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
     };
     let node = Node::running().unwrap();
-    // Because of the pod's name in its path the process is no host process; to be a service it
-    // would need another path.
+    // The pod's name in its path makes the process no host process, and no service.
     let strict = Node::new().unwrap();
     for service in SERVICES {
         strict
@@ -103,10 +101,10 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let victim = node.pod(Spec::new("victim").ambient()).unwrap();
     let before = State::of(&node, &[&victim]).unwrap();
     eventually("they serve", TIMEOUT, || strict.api().status()).unwrap();
-    // The client has the descriptors in a file, since reflection would be refused, too.
+    // Descriptors come from a file, since reflection would be refused too.
     let protoset = strict.run_dir().with_file_name("protoset");
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
-    // pod-events of that node is no service to the others either, and logs that repeatedly.
+    // pod-events of that node is no service to the others, and logs that repeatedly.
     let own = format!("pid={} ", strict.pid("pod-events").unwrap());
     for (component, call) in calls() {
         let socket = inpod_service::socket(&strict.run_dir(), component);
@@ -168,7 +166,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
 #[test]
 fn a_caller_whose_process_cannot_be_seen_is_refused() {
     let node = Node::new().unwrap();
-    // A service that does not see the node's pids identifies no caller.
+    // A service that does not see the node's pids cannot identify callers.
     let program = integration::bin("netconfig").unwrap();
     let run_dir = node.run_dir();
     let log = run_dir.with_file_name("unseeing.log");
@@ -211,7 +209,7 @@ fn a_caller_that_is_not_root_reaches_no_socket() {
     for service in SERVICES {
         let error = asked_by(&nobody, &node, service);
         assert!(error.contains("Permission denied"), "{service}: {error}");
-        // Even if the directories were open by mistake, the user would still differ from ours.
+        // If the directories were open by mistake, the user would still differ.
         open(&node, service);
         let error = asked_by(&nobody, &node, service);
         assert!(
@@ -224,7 +222,7 @@ fn a_caller_that_is_not_root_reaches_no_socket() {
     before.unchanged(&node, &[&pod]).unwrap();
 }
 
-/// Returns the answer that another user gets when asking for a service's health.
+/// Asks for health as another user.
 fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
     let program = integration::bin(service).unwrap().display().to_string();
     let run_dir = node.run_dir().display().to_string();
@@ -249,7 +247,7 @@ fn open(node: &Node, service: &str) {
     fs::set_permissions(socket, mode(0o666)).unwrap();
 }
 
-/// Returns rules, claim and workload of a pod, and whether ztunnel serves it.
+/// Returns a pod's rules, claim and workload, and whether ztunnel serves it.
 fn in_place(node: &Node, pod: &Pod) -> anyhow::Result<(Vec<String>, usize, usize, bool)> {
     let served = node.ztunnel_state()?.to_string().contains(&pod.spec.uid);
     Ok((
@@ -282,7 +280,7 @@ fn a_deletion_of_what_is_alive_removes_nothing_and_is_written_down() {
         "{}",
         node.tail("pod-events", 20)
     );
-    // A runtime that sent it by mistake adds the sandbox again.
+    // A runtime whose DEL was a mistake adds the sandbox again.
     node.add(&pod).unwrap();
     node.until_whole(&pod.spec).unwrap();
 }
@@ -299,7 +297,6 @@ fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
     );
     assert_eq!(in_place(&node, &pod).unwrap(), before);
     assert!(node.tail("pod-events", 20).contains("Deferred a deletion"));
-    // A GC of another network removes nothing.
     node.add(&pod).unwrap();
     let whole = node.until_whole(&pod.spec).unwrap();
     assert!(node.api().collect("othernet", &[]).unwrap().is_empty());

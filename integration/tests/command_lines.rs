@@ -1,5 +1,5 @@
-//! Every program answers `--help` and `--version` and does nothing else then; a wrong command line is exit code 2. Needs
-//! no rights: nothing here gets further than its command line.
+//! Every program answers `--help` and `--version` and does nothing else; a wrong command line is exit
+//! code 2. Needs no rights.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -24,7 +24,7 @@ fn scripts() -> Vec<PathBuf> {
     let listed = String::from_utf8(git.stdout).unwrap();
     let executable = listed.lines().filter(|line| line.starts_with("100755"));
     let names = executable.filter_map(|line| line.split('\t').nth(1));
-    // Runs inside a machine that the harness makes, as its first process.
+    // The first process inside a machine of the harness.
     let names = names.filter(|name| *name != "integration/src/kubernetes/node.sh");
     names.map(|name| root().join(name)).collect()
 }
@@ -39,7 +39,7 @@ fn binaries() -> Vec<PathBuf> {
     names.map(|target| bin(&target.name).unwrap()).collect()
 }
 
-/// Runs a program from a directory that is not its own, with nothing of this environment but what scripts need.
+/// Runs in a foreign directory, with only the environment that scripts need.
 fn run(program: &Path, option: &str) -> Output {
     let mut command = Command::new(program);
     command

@@ -144,7 +144,7 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
     node.ready().unwrap();
 }
 
-/// Returns the answer to a caller that is a host process, but no service of inpod.
+/// Asks as a host process that is no service.
 fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> {
     let node = Node::new()?;
     node.start_for("cgroup:/a/place/where/nobody/is", service)?;

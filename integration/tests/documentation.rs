@@ -1,4 +1,4 @@
-//! Compares the pages with the code. `UPDATE_DOCS=1` writes the generated parts.
+//! Compares pages with code. `UPDATE_DOCS=1` writes the generated parts.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -109,13 +109,13 @@ fn keys_table() -> String {
     table
 }
 
-/// Compares the table that follows a mark in a page, or writes it.
+/// Compares or writes the table after a mark.
 #[expect(
     clippy::disallowed_methods,
     reason = "asks whether to rewrite the page"
 )]
 fn compare(page: &str, mark: &str, table: &str) {
-    // Two tests of one process write the same page.
+    // Two tests write the same page.
     static PAGE: Mutex<()> = Mutex::new(());
     let _turn = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let path = root().join(page);
@@ -169,7 +169,6 @@ fn every_metric_of_pod_events_is_listed_with_its_labels() {
     );
 }
 
-/// Returns the relative links of a page.
 fn links(page: &str) -> impl Iterator<Item = &str> {
     let targets = page
         .split("](")
@@ -178,7 +177,6 @@ fn links(page: &str) -> impl Iterator<Item = &str> {
     targets.filter(|target| !target.contains("://"))
 }
 
-/// Returns every tracked page.
 fn pages() -> Vec<String> {
     let git = Command::new("git")
         .args(["ls-files", "-z", "*.md"])
@@ -190,7 +188,6 @@ fn pages() -> Vec<String> {
     names.split_terminator('\0').map(str::to_owned).collect()
 }
 
-/// Returns the anchor that GitHub makes of a heading.
 fn anchor(heading: &str) -> String {
     let kept = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
     let text: String = heading.to_lowercase().chars().filter(kept).collect();
@@ -226,8 +223,8 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
     }
 }
 
-/// The numbers of Istio's quirks that concern redirection to a sidecar and its repair, of the 24 in
-/// services/docs/facts/istio-sidecar.md, 12. The others concern the installer, ambient mode or the injector.
+/// Istio's quirks of redirection and its repair, of the 24 in services/docs/facts/istio-sidecar.md, 12. The others
+/// concern the installer, ambient mode or the injector.
 const QUIRKS: [&str; 15] = [
     "1", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "22", "23", "24",
 ];
@@ -294,12 +291,10 @@ fn decisions_are_numbered_without_a_gap() {
     assert_eq!(rows.next(), None, "README.md of decisions");
 }
 
-/// Returns the texts between backticks in a row of a table.
 fn quoted(row: &str) -> impl Iterator<Item = &str> {
     row.split('`').skip(1).step_by(2)
 }
 
-/// Returns the tests of a file: functions under a test attribute.
 fn tests_of(text: &str) -> impl Iterator<Item = &str> {
     let is_test = |line: &&str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
     let lines: Vec<_> = text.lines().map(str::trim).collect();
@@ -359,8 +354,8 @@ fn every_row_of_the_scenarios_names_a_test() {
     }
     let firsts = |row: &&str| row.split(" | ").next().unwrap()[2..].to_owned();
     let firsts: Vec<_> = rows.iter().map(firsts).collect();
-    // The reports of services/docs/facts/demands.md, 3; the areas of Istio's tests of which each line is a scenario
-    // (services/docs/facts/istio-ambient.md, 10).
+    // Reports of services/docs/facts/demands.md, 3; areas of Istio's tests of which each line is
+    // a scenario (services/docs/facts/istio-ambient.md, 10).
     let reports = [1, 2, 3, 4, 5, 6, 7, 24, 35, 46, 50, 57, 68].map(|number| number.to_string());
     let areas = ["selectors", "informers", "dataplane", "event server"].map(str::to_owned);
     for wanted in reports.iter().chain(&areas) {

@@ -1,4 +1,4 @@
-//! Input on every socket that is no call: the service continues to serve others and keeps nothing of it.
+//! Input that is no call: the service serves others and keeps nothing of it.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -13,7 +13,7 @@ use integration::{Node, Pod, SERVICES, Spec, State, run};
 /// The preface of HTTP/2 (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Returns the sockets that speak gRPC, and the one that passes descriptors.
+/// Returns gRPC's sockets, and the one that passes descriptors.
 fn sockets(node: &Node) -> Vec<PathBuf> {
     let grpc = SERVICES.map(|service| inpod_service::socket(&node.run_dir(), service));
     grpc.into_iter()
@@ -21,7 +21,7 @@ fn sockets(node: &Node) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns pseudo-random bytes, the same in every run (xorshift).
+/// Returns bytes that are the same in every run (xorshift).
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = || {
@@ -50,18 +50,18 @@ fn nonsense() -> Vec<Vec<u8>> {
         noise(100),
         noise(1 << 20),
         [PREFACE, &noise(1 << 16)].concat(),
-        // The longest frame that netns.sock accepts, and one beyond, with nothing in them.
+        // netns.sock's longest frame, and one beyond, empty.
         4096_u32.to_be_bytes().to_vec(),
         u32::MAX.to_be_bytes().to_vec(),
         [&100_u32.to_be_bytes()[..], &noise(100)].concat(),
     ];
-    // Headers, data, a reset and settings of a stream that was never opened, complete and truncated.
+    // Frames of a stream that was never opened, complete and truncated.
     found.extend((0..=10).map(|kind| frame(kind, 4)));
     found.extend((0..=10).map(|kind| [frame(kind, 4), noise(4)].concat()));
     found
 }
 
-/// Expects that a pod joins and leaves in the time that it takes on an idle node.
+/// Expects an idle node's times for joining and leaving.
 fn serves_others(node: &Node, pod: &Pod) {
     let began = Instant::now();
     node.add(pod).unwrap();
@@ -87,7 +87,7 @@ fn bytes_that_are_no_call_end_their_connection_and_nothing_else() {
             stream
                 .set_read_timeout(Some(Duration::from_millis(20)))
                 .unwrap();
-            // The service need neither read it to the end nor answer.
+            // The service may leave it unread and unanswered.
             stream.write_all(&bytes).unwrap_or_default();
             let mut answer = [0; 4096];
             stream.read(&mut answer).unwrap_or_default();
@@ -99,7 +99,7 @@ fn bytes_that_are_no_call_end_their_connection_and_nothing_else() {
 
 #[test]
 fn a_thousand_connections_that_say_nothing_or_stop_half_way_keep_nobody_from_being_served() {
-    // Both processes' descriptors: the limit of this process applies to its children.
+    // This process's limit applies to its children.
     let own = std::process::id().to_string();
     run("prlimit", &["--pid", &own, "--nofile=8192"]).unwrap();
     let node = Node::running().unwrap();

@@ -1,5 +1,5 @@
-//! Calls of the plugin that no runtime should make: each is refused with a message that names what was wrong, and
-//! leaves everything as it was, in the kernel, in the services and on disk.
+//! Calls that no runtime should make: each is refused with a message that names the fault, and leaves kernel,
+//! services and disk as they were.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -14,7 +14,7 @@ use inpod_proto::podevents::v1::PodState;
 use integration::{Call, Node, Outcome, Pod, Running, Spec, State, bin};
 use serde_json::{Value, json};
 
-/// A node with a pod in the mesh, and a sandbox for which calls are made. Afterwards all is as it was.
+/// A pod in the mesh, and a sandbox for the calls. Afterwards all is as it was.
 struct Scene {
     victim: Pod,
     pod: Pod,
@@ -40,7 +40,7 @@ impl Scene {
         self.node.call(Call::add, &self.pod).timeout_seconds(5)
     }
 
-    /// Expects that the call fails before its deadline with this code and this text.
+    /// Expects this code and text before the deadline.
     fn refused(&self, call: &Call, code: u64, named: &str) {
         let what = format!("{call:?}").chars().take(900).collect::<String>();
         judge(&call.run().unwrap(), code, named, &what);
@@ -53,7 +53,7 @@ impl Scene {
         judge(&running.wait().unwrap(), code, named, &what);
     }
 
-    /// Expects that nothing was changed, and that the pod can be added, so that the refused part was the only fault.
+    /// Expects no change, and a successful ADD, so that the refused part was the only fault.
     fn ends(self) {
         self.before
             .unchanged(&self.node, &[&self.victim, &self.pod])
@@ -114,7 +114,7 @@ fn a_stdin_that_is_no_configuration_is_refused_with_its_fault() {
     ] {
         scene.refused_stdin(stdin, code, named);
     }
-    // Very deep, but valid JSON: an ignored key must not exhaust the stack.
+    // Very deep but valid JSON: an ignored key must not exhaust the stack.
     let nested = deep(&format!("{open}{close}"));
     let variables = scene.add().environment;
     let outcome = Running::start(variables, nested.as_bytes(), &[])
@@ -133,7 +133,7 @@ fn a_stdin_that_is_no_configuration_is_refused_with_its_fault() {
 fn a_stdin_of_ten_megabytes_is_refused_in_little_memory_and_time() {
     let scene = Scene::new();
     let stdin = format!("{{\"more\":\"{}\"}}", "x".repeat(10 << 20));
-    // The limit is on address space, which includes the mapped binary and its libraries.
+    // Limits address space, including the mapped binary and libraries.
     let mut child = Command::new("prlimit")
         .arg("--as=50000000")
         .arg(bin("inpod-cni").unwrap())
@@ -152,7 +152,7 @@ fn a_stdin_of_ten_megabytes_is_refused_in_little_memory_and_time() {
     scene.ends();
 }
 
-/// Returns keys of standard input with invalid values, and the code for each.
+/// Returns keys of standard input with invalid values, and their codes.
 fn unusable() -> Vec<(&'static str, Value, u64)> {
     let text = |length| Value::String("x".repeat(length));
     let long_socket = format!("/run/{}", "x".repeat(200));
@@ -280,7 +280,7 @@ fn a_variable_that_is_no_text_is_refused_by_its_name() {
         let running = Running::start(variables, call.stdin.as_bytes(), &[]).unwrap();
         judge(&running.wait().unwrap(), 4, name, name);
     }
-    // A path may contain anything except NUL: nothing exists at this one.
+    // A path may contain anything except NUL.
     let variables = call.environment.iter().map(|(known, value)| {
         let bytes = if known == "CNI_NETNS" {
             b"/run/netns/\xff\xfe"
@@ -317,7 +317,7 @@ fn addresses_that_are_not_the_pods_are_refused() {
     ] {
         scene.refused(&of(addresses), 100, "ADDRESS_MISMATCH");
     }
-    // One of a thousand is enough.
+    // One wrong address of a thousand is enough.
     let right = [format!("{}/16", scene.pod.v4)];
     let outcome = of(many(250).chain(right).collect()).run().unwrap();
     assert_eq!(outcome.code, 0, "{outcome:?}");
@@ -347,7 +347,7 @@ fn pods_that_are_unknown_of_another_uid_or_of_another_node_are_refused() {
         100,
         "POD_UID_MISMATCH",
     );
-    // As from a runtime that passes no UID.
+    // As a runtime that passes no UID.
     let elsewhere = Spec::new("elsewhere").ambient();
     let manifest = elsewhere.manifest("another-node");
     std::fs::write(scene.node.manifests().join("elsewhere.yaml"), manifest).unwrap();
@@ -367,7 +367,7 @@ fn a_del_or_check_of_what_is_not_there_or_not_well_formed_changes_nothing() {
         del.clone().with_var("CNI_NETNS", "/proc/1/ns/net"),
         del.clone()
             .with_var("CNI_NETNS", &scene.victim.path().display().to_string()),
-        // With the other pod's name and not its sandbox.
+        // The other pod's name without its sandbox.
         scene
             .node
             .call(Call::del, &scene.victim)

@@ -1,4 +1,4 @@
-//! Only the call, the conflist, the socket and the state directory influence the plugin.
+//! Nothing but the call, the conflist, the socket and the state directory influences the plugin.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{io, net::TcpListener, path::Path};
@@ -6,7 +6,7 @@ use std::{io, net::TcpListener, path::Path};
 use integration::{Call, Node, Pod, Spec, bin, run};
 use nix::sys::signal::Signal;
 
-/// Returns variables that a service, a proxy-aware client, a logger or a runtime library would follow.
+/// Returns variables that a service, proxy-aware client, logger or runtime library would follow.
 fn hostile(listener: &TcpListener) -> Vec<(String, String)> {
     let proxy = format!("http://{}", listener.local_addr().unwrap());
     let proxies = ["http_proxy", "https_proxy", "all_proxy", "grpc_proxy"];
@@ -103,8 +103,8 @@ fn no_variable_changes_what_is_done_while_the_agent_is_away() {
     assert_eq!(spooled.count(), 1);
 }
 
-/// Executes the plugin in a root with only itself, its shared libraries, its socket, its state directory and the
-/// netns: no `/etc`, `/proc`, `/dev`, `/tmp`, no home.
+/// Executes the plugin in a root with only itself, its libraries, socket, state directory and the netns: no `/etc`,
+/// `/proc`, `/dev`, `/tmp`, no home.
 fn in_an_empty_root(node: &Node, call: &Call) -> anyhow::Result<String> {
     let plugin = bin("inpod-cni")?;
     let (run_dir, state_dir) = (node.run_dir(), node.state_dir());
@@ -164,7 +164,7 @@ fn a_state_directory_is_all_that_it_writes_to() {
     let node = Node::running().unwrap();
     let pod: Pod = node.pod(Spec::new("a").ambient()).unwrap();
     node.stop("pod-events", Signal::SIGKILL).unwrap();
-    // /proc is missing as well: recording a DEL does not need the boot id.
+    // Even /proc is missing: recording a DEL needs no boot id.
     assert_eq!(
         in_an_empty_root(&node, &node.call(Call::del, &pod)).unwrap(),
         ""

@@ -1,4 +1,4 @@
-//! Labels and annotations have one table, `inpod_types::keys`; no other source contains their names.
+//! Only `inpod_types::keys` contains names of labels and annotations.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -8,13 +8,13 @@ use std::{
 
 use inpod_types::keys;
 
-/// The domains of labels and annotations that inpod reads or writes.
+/// Labels and annotations that inpod reads or writes.
 const DOMAINS: [&str; 2] = ["istio.io/", "inpod.io/"];
 
 /// The directory of the table.
 const TABLE: &str = "services/lib/inpod-types/src/keys";
 
-/// Collects the shipped sources: of the plugin and the services without their tests, and without the table itself.
+/// Returns the shipped sources of the plugin and services, without their tests and the table.
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -29,7 +29,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the string literals of the shipped part of a file, each on one line. Comments are skipped.
+/// Returns literals of the shipped part, each on one line, without comments.
 fn literals(text: &str) -> Vec<&str> {
     let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let code = shipped.lines().map(|line| {
@@ -40,7 +40,7 @@ fn literals(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the names of keys in a text, which contain one of the domains.
+/// Returns names in a text that contain a domain.
 fn keys_in(text: &str) -> Vec<&str> {
     let is_other = |c: char| !(c.is_ascii_alphanumeric() || "./-".contains(c));
     let words = text.split(is_other).map(|word| word.trim_end_matches('.'));
@@ -48,10 +48,10 @@ fn keys_in(text: &str) -> Vec<&str> {
     words.filter(is_key).collect()
 }
 
-/// Names of services as reporters of Events, which are no keys.
+/// Services' names as reporters of Events are no keys.
 const REPORTERS: [&str; 2] = ["inpod.io/pod-events", "inpod.io/repair"];
 
-/// Returns the fault of a literal: it is a key, or a sentence with a key that is not in the table.
+/// Returns a literal's fault: it is a key, or a sentence with a key that is not in the table.
 fn wrong(literal: &str) -> Option<String> {
     let is_sentence = literal.contains(' ');
     let unknown = |key: &&str| !keys::table().any(|known| known.name == *key);

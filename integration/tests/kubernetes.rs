@@ -1,5 +1,4 @@
-//! Pods from a real API server, through the same pipeline: what the watch shows, what is requested beyond it, and
-//! what happens to pods while the API server does not answer.
+//! Pods from a real API server: the watch, requests beyond it, and an API server that does not answer.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -44,7 +43,7 @@ fn pods_created_a_moment_before_their_add_are_found() {
 
 #[test]
 fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
-    // The first start of a boot waits for the list; a later one does not.
+    // Only the first start of a boot waits for the list.
     let cluster = Cluster::own();
     let stopped = cluster
         .node
@@ -183,7 +182,7 @@ fn a_static_pod_is_called_by_its_hash_and_keeps_its_sandbox_when_its_mirror_is_m
         .node
         .until(&pod.spec, PodState::Out, TIMEOUT)
         .unwrap();
-    // A pod that is gone would have been forgotten with its sandbox.
+    // A missing pod would be forgotten with its sandbox.
     assert_eq!(known.sandbox.unwrap().container_id, pod.container_id);
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }

@@ -1,5 +1,4 @@
-//! The API server hangs, is gone, refuses, or was never there: what continues, which calls wait, and what
-//! is caught up later.
+//! The API server hangs, is gone, refuses, or never existed: what continues, what waits, and what is caught up.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -23,10 +22,9 @@ use serde_json::json;
 
 const NOTHING: Vec<String> = Vec::new();
 
-/// A UID that no API server has assigned.
 const SOME_UID: &str = "00000000-1111-2222-3333-444444444444";
 
-/// Creates a pod in a namespace that has pods in the mesh, and waits until the agent knows that.
+/// Waits until the agent knows that the namespace has pods in the mesh.
 fn with_an_enrolled_namespace(cluster: &Cluster) -> Pod {
     cluster.make_namespace("bank", &json!({}));
     let pod = cluster.pod("known", Some("ambient"));
@@ -44,7 +42,7 @@ fn in_bank(cluster: &Cluster, name: &str, uid: &str) -> Pod {
     cluster.node.sandbox(spec).unwrap()
 }
 
-/// Expects that unknown pods are admitted or refused by their namespaces while the server does not answer.
+/// Without the server, unknown pods are admitted or refused by their namespaces.
 fn unknown_pods_follow_their_namespaces(cluster: &Cluster, seconds: u64) -> Pod {
     let waits = cluster.sandbox("waits", SOME_UID);
     let outcome = cluster.add_within(&waits, seconds);
@@ -76,7 +74,7 @@ fn unknown_pods_follow_their_namespaces(cluster: &Cluster, seconds: u64) -> Pod 
     passes
 }
 
-/// Expects that pods which the watch has shown need no request and are as fast as usual.
+/// Pods from the watch need no request and are as fast as usual.
 fn known_pods_are_served(cluster: &Cluster, known: &Pod, late: &Pod) {
     cluster.node.until_whole(&known.spec).unwrap();
     let outcome = cluster.node.add(late).unwrap();
@@ -85,7 +83,7 @@ fn known_pods_are_served(cluster: &Cluster, known: &Pod, late: &Pod) {
     cluster.node.del(late).unwrap();
 }
 
-/// Creates a pod and waits until the watch shows it, without adding it.
+/// Waits until the watch shows the pod, without adding it.
 fn shown(cluster: &Cluster, name: &str) -> Pod {
     let uid = cluster.create(&cluster.object(name, Some("ambient")));
     cluster.until_shown(name);
@@ -127,7 +125,7 @@ fn while_the_api_server_is_gone_known_pods_are_served_and_others_follow_their_na
 fn a_pod_that_was_admitted_unenrolled_is_enrolled_when_the_api_server_says_that_it_is_wanted() {
     let cluster = Cluster::own();
     with_an_enrolled_namespace(&cluster);
-    // Created while the node receives no changes.
+    // Created while no changes arrive.
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     let mut object = cluster.object("web", Some("ambient"));
     *object.pointer_mut("/metadata/namespace").unwrap() = "bank".into();
@@ -137,7 +135,7 @@ fn a_pod_that_was_admitted_unenrolled_is_enrolled_when_the_api_server_says_that_
     cluster.until_served();
     let pod = in_bank(&cluster, "web", &uid);
     assert_eq!(cluster.add_within(&pod, 30).code, 0);
-    // A restart forgets none of it.
+    // It survives a restart as well.
     cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
     cluster.node.start("pod-events").unwrap();
     cluster.until_served();
@@ -150,7 +148,7 @@ fn a_pod_that_was_admitted_unenrolled_is_enrolled_when_the_api_server_says_that_
     assert_eq!(known.last_failure, None);
 }
 
-/// Returns UID and service account under which ztunnel serves the pods with a name.
+/// Returns UID and service account under which ztunnel serves pods with a name.
 fn served_as(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
     let workloads = cluster.node.api().workloads().unwrap().workloads;
     let served = workloads.into_iter().filter_map(|status| {
@@ -197,9 +195,9 @@ fn pod_events_starts_without_an_api_server_and_all_is_well_when_it_comes() {
     cluster.server.kill().unwrap();
     cluster.node.start_all().unwrap();
     assert!(cluster.until_pods(false).contains("does not answer"));
-    // Pods may run that another agent enrolled: ztunnel must get no snapshot that would cut them.
+    // Another agent's pods may run: ztunnel must get no snapshot that would cut them.
     assert!(!cluster.node.api().workloads().unwrap().seeded);
-    // The enrolled namespaces have never been known.
+    // The enrolled namespaces were never known.
     let pod = cluster.sandbox("web", &uid);
     refused(&cluster.add_within(&pod, 30), 11, &["SOURCE_UNAVAILABLE"]);
     let del = cluster.node.call(Call::del, &pod).run().unwrap();
@@ -226,7 +224,7 @@ fn a_restart_while_the_api_server_is_away_withdraws_nothing() {
     cluster.until_pods(false);
     let undecided = cluster.node.explain(&known.spec).unwrap();
     assert_eq!(undecided.reason(), Reason::SourceUnavailable);
-    // The end that was spooled meanwhile has its effect, and nothing else has.
+    // Only the spooled end takes effect.
     eventually("the sandbox that ended is forgotten", TIMEOUT, || {
         let claims = cluster.node.api().claims()?;
         ensure!(claims.len() == 1, "{claims:?}");

@@ -1,5 +1,4 @@
-//! `inpod binds --services` against a real API server: Services are read with the permissions of the person who asks,
-//! and if these do not suffice the message names the missing one.
+//! `inpod binds --services`: Services are read with the caller's permissions, and a missing one is named.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -23,22 +22,21 @@ use serde_json::{Value, json};
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-/// A pod with an application, and Services that select it.
+/// A pod with an application and Services.
 struct Shop {
     cluster: Cluster,
     web: Pod,
     _listening: TcpListener,
 }
 
-/// A user with permission to list some resources of the shop's namespace.
+/// A user who may list some resources of the shop's namespace.
 struct Person {
     name: &'static str,
     kubeconfig: PathBuf,
 }
 
 impl Shop {
-    /// The application listens on 8080, which both the containers and Services name; nothing listens
-    /// on 7000 and 9000.
+    /// The application listens on 8080, which containers and Services name; nothing listens on 7000 and 9000.
     fn new() -> Self {
         let cluster = Cluster::shared();
         let mut object = cluster.object("web", None);
@@ -61,7 +59,7 @@ impl Shop {
         shop
     }
 
-    /// Creates a Service with an EndpointSlice, as the controller makes them, and others without one.
+    /// Creates Services with an EndpointSlice, as the controller makes it, and without.
     fn serve(&self, uid: &str) {
         let service = |name: &str, selector: Value, ports: Value| {
             let object = json!({
@@ -118,7 +116,6 @@ impl Shop {
         Person { name, kubeconfig }
     }
 
-    /// Allows a person to list one resource of the namespace.
     fn allow(&self, person: &Person, group: &str, resource: &str) {
         let name = format!("{}-{resource}", person.name);
         let rule = json!({"apiGroups": [group], "resources": [resource], "verbs": ["list"]});
@@ -144,7 +141,7 @@ impl Shop {
         command.args(more).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Runs it for the shop's namespace until this is its result: a server applies new permissions with a delay.
+    /// Repeats until this result: a server applies new permissions with a delay.
     fn until_binds(&self, person: &Person, code: i32, said: &str) -> Output {
         let namespace = ["-n", self.cluster.namespace.as_str(), "-o", "json"];
         eventually("it is answered so", TIMEOUT, || {
@@ -160,7 +157,7 @@ impl Shop {
     }
 }
 
-/// Returns each port with its protocol, its bind, and the Services that lead to it.
+/// Returns each port with its protocol, its bind and its Services.
 fn ports(output: &Output) -> Vec<(u64, String, String, String)> {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["pods"].as_array().unwrap().len(), 1, "{answer}");
@@ -240,7 +237,7 @@ fn each_right_that_is_missing_is_named_and_what_the_others_tell_is_reported() {
         port(5353, "UDP", "NOT_FOUND", "bare"),
     ];
     assert_eq!(ports(&all), wanted);
-    // The permissions are limited to the namespace.
+    // The permissions cover only the namespace.
     let everywhere = shop.binds(&person, &[]);
     let reported = String::from_utf8_lossy(&everywhere.stderr);
     assert_eq!(everywhere.status.code(), Some(3), "{reported}");

@@ -1,4 +1,4 @@
-//! Faults that a real API server cannot produce on demand: a proxy in front of it does.
+//! Faults that a proxy in front of a real API server produces.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -32,7 +32,7 @@ fn lists(proxy: &ApiProxy) -> usize {
     proxy.asked(Verb::List, "*").len()
 }
 
-/// Waits until this many watches on pods were requested, and returns the query of the last.
+/// Waits for this many watches on pods; returns the last one's query.
 fn until_watches(proxy: &ApiProxy, number: usize, patience: Duration) -> String {
     eventually("another watch begins", patience, || {
         let asked = proxy.asked(Verb::Watch, "pods");
@@ -69,8 +69,8 @@ fn in_namespace(cluster: &Cluster, namespace: &str, name: &str) -> Pod {
     cluster.node.sandbox(spec).unwrap()
 }
 
-/// Every request is refused with a code: unknown pods are decided by their namespace, and the watch's next event
-/// corrects that without a list.
+/// Every request is refused: unknown pods follow their namespace, and the watch's next event corrects
+/// that without a list.
 fn refusals_are_survived(code: u16) {
     let (cluster, proxy) = started();
     let bank = format!("{}-bank", cluster.namespace);
@@ -100,7 +100,7 @@ fn refusals_are_survived(code: u16) {
     cluster.node.until_whole(&passes.spec).unwrap();
     cluster.node.add(&waits).unwrap();
     cluster.node.until_whole(&waits.spec).unwrap();
-    // Only a 500 may mean that the watch's resource version is invalid.
+    // Only a 500 may mean an invalid resource version of the watch.
     let again = lists(&proxy) - listed;
     assert!(code == 500 || again == 0, "{again} lists");
 }
@@ -125,8 +125,7 @@ fn while_the_server_fails_an_add_follows_its_namespaces_policy_and_is_repaired()
     refusals_are_survived(500);
 }
 
-/// A pod is created, one is deleted and one is relabelled while no watch receives it and the
-/// resource version is dropped.
+/// One pod is created, one deleted and one relabelled without a watch, and the resource version is dropped.
 fn a_forgotten_place_loses_nothing(gone: Act) {
     let (cluster, proxy) = started();
     let deleted = cluster.pod("deleted", Some("ambient"));
@@ -265,7 +264,7 @@ fn a_server_that_asks_for_rest_gets_it() {
 #[test]
 fn an_add_is_admitted_after_the_rest_that_the_server_asked_for() {
     let (cluster, proxy) = started();
-    // The watch shows nothing of the pod, so its ADD has to request it.
+    // The watch hides the pod, so its ADD must request it.
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     let watched = watches(&proxy);
     proxy.cut(Cut::Clean);
@@ -322,7 +321,7 @@ fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
     let (cluster, proxy) = started();
     let first = version(&until_watches(&proxy, 1, TIMEOUT));
     let listed = lists(&proxy);
-    // The resource version of pods advances, and this node's watch does not see it.
+    // Pods' resource version advances unseen by this node's watch.
     let mut elsewhere = cluster.object("elsewhere", None);
     elsewhere["spec"]["nodeName"] = "another-node".into();
     cluster.create(&elsewhere);

@@ -1,5 +1,5 @@
-//! `inpod uninstall` and `inpod handover` against a real API server, with exactly the permissions that their page
-//! lists. The test is the kubelet: it reports Ready nodes and the termination messages of containers.
+//! `inpod uninstall` and `inpod handover` with exactly their documented permissions at a real API server. The test
+//! plays the kubelet: Ready nodes and containers' termination messages.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -21,10 +21,9 @@ use serde_json::{Value, json};
 
 const NAMESPACE: &str = "mesh";
 
-/// A cluster with inpod in a namespace of its own, and a user who may uninstall it.
+/// inpod in its own namespace, and a user who may uninstall it.
 struct Cluster {
     server: ApiServer,
-    /// The node from which the API server is called.
     place: Node,
     kubeconfig: PathBuf,
 }
@@ -122,7 +121,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Shows containers that ended with these termination messages, as the kubelet does.
+    /// Shows containers that ended with these messages, as the kubelet shows them.
     fn receipts(&self, node: &str, messages: &[(&str, &str)]) {
         let now = humantime(SystemTime::now());
         let status = |(name, message): &(&str, &str)| {
@@ -148,7 +147,7 @@ impl Cluster {
         command.spawn().unwrap()
     }
 
-    /// Returns the mode in the ConfigMap, and since when it is there.
+    /// Returns the ConfigMap's mode, and since when.
     fn mode(&self) -> anyhow::Result<(String, String)> {
         let map = self.server.get(&format!(
             "/api/v1/namespaces/{NAMESPACE}/configmaps/inpod-leave"
@@ -159,7 +158,6 @@ impl Cluster {
     }
 }
 
-/// Formats a time as RFC 3339 with whole seconds.
 fn humantime(time: SystemTime) -> String {
     let seconds = time
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -209,7 +207,7 @@ fn nodes_get_the_mode_and_are_waited_for_and_those_that_are_not_ready_are_listed
         "b",
         &[("installer", "inpod left: uninstall; chain reverted")],
     );
-    // At least two polls: one container's message of a node's two is not enough.
+    // At least two polls: one of a node's two messages is not enough.
     thread::sleep(Duration::from_secs(5));
     assert!(leave.try_wait().unwrap().is_none(), "it did not wait");
     cluster.receipts(
@@ -231,11 +229,11 @@ fn nodes_get_the_mode_and_are_waited_for_and_those_that_are_not_ready_are_listed
     ] {
         assert!(reported.contains(line), "{line}: {reported}");
     }
-    // A repeated request changes nothing, and completed work stays completed.
+    // A repeated request changes nothing; completed work stays.
     let before = cluster.mode().unwrap();
     let (code, reported, _) = ended(cluster.leave("uninstall", "20s"));
     assert_eq!((code, cluster.mode().unwrap()), (0, before), "{reported}");
-    // Another mode starts over: what was done for the first does not count.
+    // Another mode starts over, without the first one's work.
     let (code, reported, said) = ended(cluster.leave("handover", "3s"));
     assert_eq!(code, 1, "{reported}");
     assert!(said.contains("not done in time: a, b"), "{said}");

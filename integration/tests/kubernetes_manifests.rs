@@ -1,4 +1,4 @@
-//! Every manifest, as a real API server would accept it: no refusal, no unknown field, no warning.
+//! Manifests as a real API server accepts them: no refusal, unknown field or warning.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -64,7 +64,6 @@ fn the_server_takes_every_manifest_and_warns_of_nothing() {
     assert!(taken > 60, "{taken} objects");
 }
 
-/// Returns the DaemonSet of the default manifest with a change.
 fn changed(from: &str, to: &str) -> String {
     let text = file("combined.yaml");
     let mut all = text.split("\n---\n");

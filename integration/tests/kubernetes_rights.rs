@@ -1,5 +1,5 @@
-//! The changes that pod-events may make at the API server, with the chart's roles, its policy and a token of one node: the one
-//! annotation of the node's pods, and Events about pods. Everything else is refused.
+//! With the chart's roles, policy and a node's token, pod-events may change one annotation of the node's pods and
+//! report Events about pods, nothing else.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// The deadline for a server that has just started to enforce a policy, on a busy machine.
+/// Until a new server enforces a policy on a busy machine.
 const IN_FORCE: Duration = Duration::from_secs(120);
 
 const PATCH: (&str, &str) = ("PATCH", "application/merge-patch+json");
 
-/// A node's token, a namespace, and a pod of the node in it.
+/// A node's token, a namespace, and the node's pod.
 struct Agent {
     server: Arc<ApiServer>,
     token: String,
@@ -31,7 +31,6 @@ struct Agent {
 }
 
 impl Agent {
-    /// Creates it and waits until the policy is enforced.
     fn new() -> Self {
         let server = ApiServer::shared().unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -48,7 +47,7 @@ impl Agent {
         };
         agent.make_pod("web", &agent.node);
         eventually("the policy is in force", IN_FORCE, || {
-            // Another value each time, since a change without effect is allowed.
+            // A change without effect is allowed: each value differs.
             let value = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
             let probe = agent.status("web", &annotation("probe", Some(&value)));
             ensure!(probe.is_err(), "not yet");
@@ -80,7 +79,7 @@ impl Agent {
         self.server.ask_as(&self.token, PATCH, &path, change)
     }
 
-    /// Expects that the policy refuses a change with this text.
+    /// Expects the policy's refusal with this text.
     fn refuses(&self, name: &str, change: &Value, words: &str) {
         let refused = self.status(name, change).unwrap_err().to_string();
         assert!(refused.contains(words), "{change}: {refused}");
@@ -187,7 +186,7 @@ fn labels_finalizers_owners_and_status_are_refused() {
 fn the_spec_is_out_of_reach() {
     let agent = Agent::new();
     let change = json!({"spec": {"activeDeadlineSeconds": 1}});
-    // Through the status nothing else is written: the server drops it.
+    // The server drops other changes through the status.
     let pod = agent.status("web", &change).unwrap();
     assert_eq!(pod.pointer("/spec/activeDeadlineSeconds"), None);
     for change in [change, redirection(Some("enabled"))] {
@@ -213,7 +212,7 @@ fn events_are_about_pods_of_their_namespace_and_say_whose_they_are() {
         let refused = agent.event(&change).unwrap_err().to_string();
         assert!(refused.contains(words), "{refused}");
     }
-    // The server itself requires that the namespaces agree.
+    // The server requires agreeing namespaces.
     assert!(agent.event(&about("Pod", "default")).is_err());
 }
 

@@ -1,5 +1,5 @@
-//! inpod is installed on a node of a cluster whose API server is away: until it shows the pods that another agent
-//! enrolled, ztunnel gets no snapshot and keeps them.
+//! inpod is installed while the API server is away: until it shows another agent's pods, ztunnel gets no
+//! snapshot and keeps them.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -20,7 +20,7 @@ use serde_json::json;
 
 const PORT: u16 = 8080;
 
-/// Creates a running pod with the annotation of another agent.
+/// Creates a running pod with another agent's annotation.
 fn annotated(cluster: &Cluster, name: &str) -> Pod {
     let mut object = cluster.object(name, Some("ambient"));
     let annotations = json!({"ambient.istio.io/redirection": "enabled"});

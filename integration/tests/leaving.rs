@@ -1,4 +1,4 @@
-//! Uninstalling inpod from a node, as requested by a file that is mounted from a ConfigMap.
+//! Uninstalling from a node, requested by a mounted ConfigMap.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -23,7 +23,7 @@ struct Leaving {
 }
 
 impl Leaving {
-    /// Returns a node with pods in the mesh and a pod-events that reads the file.
+    /// pod-events reads the file; some pods are in the mesh.
     fn new() -> Self {
         let mesh = Mesh::new().unwrap();
         let of_run = |name: &str| mesh.node.run_dir().join(name);
@@ -60,14 +60,13 @@ impl Leaving {
         fs::write(&self.word, word).unwrap();
     }
 
-    /// Waits until the process has ended by itself, and returns its last message.
+    /// Waits for its voluntary end; returns its last message.
     fn left(&self) -> String {
         let ended = self.node().until_ended("pod-events").unwrap();
         assert!(ended.success(), "{ended}");
         fs::read_to_string(&self.receipt).unwrap()
     }
 
-    /// Waits for the condition that reports the uninstall.
     fn until_condition(&self, ok: bool, ready: bool, words: &str) {
         eventually(&format!("it is told: {words}"), TIMEOUT, || {
             let status = self.node().api().status()?;
@@ -80,7 +79,6 @@ impl Leaving {
         .unwrap();
     }
 
-    /// Expects for this time that nothing is started again.
     fn stays_away(&self, long: Duration) {
         let began = Instant::now();
         while began.elapsed() < long {
@@ -101,7 +99,7 @@ impl Leaving {
 
 const SERVICES: [&str; 3] = ["pod-events", "ztunnel-broker", "netconfig"];
 
-/// Returns every file and socket that the services keep, by the directory below the run directory.
+/// Returns services' files and sockets by their directory.
 fn kept(node: &Node) -> Vec<(&'static str, Vec<String>)> {
     let of = |name: &'static str| {
         let dir = node.run_dir().join(name).display().to_string();
@@ -168,7 +166,7 @@ fn a_node_that_is_uninstalled_admits_every_pod_and_comes_back_when_the_mode_is_c
         (PodState::Out, Reason::NodeLeaves)
     );
     assert_eq!(late.traces().unwrap(), Vec::<String>::new());
-    // The ConfigMap is deleted while the release still runs; the file is read every second.
+    // The release still runs without its ConfigMap; the file is read every second.
     fs::remove_file(&leaving.word).unwrap();
     leaving.stays_away(Duration::from_secs(3));
     leaving.say("");
@@ -177,7 +175,7 @@ fn a_node_that_is_uninstalled_admits_every_pod_and_comes_back_when_the_mode_is_c
     }
     leaving.until_condition(true, true, "");
     leaving.mesh.between_enrolled_pods().unwrap();
-    // Once more: the first answer must not be mistaken for the second.
+    // Again: the first answer must not count for the second.
     leaving.say("uninstall");
     let receipt = leaving.left();
     assert!(receipt.contains("3 pods"), "{receipt}");
@@ -199,7 +197,7 @@ fn what_services_keep_goes_with_them_once_the_node_is_left_and_stays_at_any_othe
     leaving.mesh.between_enrolled_pods().unwrap();
     leaving.say("uninstall");
     leaving.left();
-    // A container is restarted, and the file still applies.
+    // A restarted container finds the file again.
     leaving.start();
     leaving.until_condition(false, false, "has left this node: uninstall");
     node.stop("pod-events", Signal::SIGKILL).unwrap();
@@ -222,7 +220,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_repairs_nothing() {
     assert_eq!(receipt, "inpod left: handover; 2 pods stay as they are\n");
     assert_eq!(leaving.pods().map(|pod| pod.ruleset().unwrap()), before);
     leaving.mesh.between_enrolled_pods().unwrap();
-    // A successor writes its own rules, which inpod must not undo.
+    // inpod must not undo a successor's rules.
     leaving.start();
     leaving.until_condition(false, false, "has left this node: handover");
     leaving.mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();
@@ -231,7 +229,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_repairs_nothing() {
         .b
         .exec(&["nft", "add", "table", "inet", "successor"])
         .unwrap();
-    // Neither a restarted netconfig nor an operator's request repairs it.
+    // Neither netconfig's restart nor an operator's request repairs it.
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     node.start("netconfig").unwrap();
     node.stop("pod-events", Signal::SIGKILL).unwrap();
@@ -250,7 +248,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_repairs_nothing() {
         rules.contains("successor") && !rules.contains("inpod"),
         "{rules}"
     );
-    // Negative control: if inpod stays, it repairs that.
+    // Negative control: a staying inpod repairs that.
     leaving.say("");
     node.until_whole(&leaving.mesh.b.spec).unwrap();
     assert!(leaving.mesh.b.ruleset().unwrap().contains("inpod"));

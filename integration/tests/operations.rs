@@ -1,4 +1,4 @@
-//! Operation of the services: readiness, drains, metrics, and limits of resources.
+//! Services in operation: readiness, drains, metrics, limits of resources.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/asking.rs"]
@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 const STATUS: &str = "inpod.podevents.v1.PodEventsService/GetStatus";
 const EXPLAIN: &str = "inpod.podevents.v1.PodEventsService/ExplainPod";
 
-/// Runs a service's program as an exec probe does, against the running service.
+/// Runs like an exec probe against the running service.
 fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
     let program = bin(service)?;
     let run_dir = node.run_dir().display().to_string();
@@ -31,7 +31,7 @@ fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
     run(program.to_str().context("a path of text")?, &arguments)
 }
 
-/// Returns a node whose pod-events takes `settings`, with netconfig and the broker and without a ztunnel.
+/// Returns a node with netconfig, broker, and a pod-events with `settings`, but no ztunnel.
 fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
     let node = Node::new()?;
     node.start("netconfig")?;
@@ -50,7 +50,7 @@ fn until_serving(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// Starts an ADD of an enrolled pod, which waits for a ztunnel.
+/// The ADD waits for a ztunnel.
 fn waiting_add(node: &Node) -> anyhow::Result<thread::JoinHandle<i32>> {
     let pod = node.sandbox(Spec::new("waiting").ambient())?;
     let call = node.call(Call::add, &pod);
@@ -241,7 +241,7 @@ fn over_the_limit_a_call_is_refused_with_when_to_come_back_and_the_rest_goes_on(
     let node = without_ztunnel(&["--max-calls", "1"]).unwrap();
     let add = waiting_add(&node).unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    // ADDs have a concurrency group of their own, so other calls are served.
+    // ADDs have their own concurrency group: other calls are served.
     grpcurl(&socket, &[], STATUS).unwrap();
     let another = node.sandbox(Spec::new("another").ambient()).unwrap();
     let another = node.call(Call::add, &another).run().unwrap();
@@ -324,7 +324,7 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     probe(&node, "pod-events", "--check-live").unwrap();
 }
 
-/// The statuses that a watcher of health has received so far.
+/// Statuses that a watcher of health has received.
 struct Watcher {
     child: Child,
     output: std::path::PathBuf,

@@ -1,4 +1,4 @@
-//! Values of `CNI_NETNS`: only the pod's own netns is ever changed, wherever a path leads.
+//! Only the pod's own netns is ever changed, wherever `CNI_NETNS` leads.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -17,7 +17,7 @@ use nix::{
     unistd::mkfifo,
 };
 
-/// Files below `/run/netns` that a test created, removed on drop.
+/// Files below `/run/netns`, removed on drop.
 #[derive(Default)]
 struct Made(Vec<PathBuf>);
 
@@ -46,7 +46,7 @@ fn bind(from: &Path, to: &Path) {
         fs::write(to, "").unwrap();
     }
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    // Otherwise a mount over it would propagate to the other one.
+    // A mount over it would propagate to the other.
     mount(
         None::<&str>,
         to,
@@ -57,7 +57,7 @@ fn bind(from: &Path, to: &Path) {
     .unwrap();
 }
 
-/// Expects that an ADD with a path fails with this code and reason, and at once: whatever is there must not block.
+/// Expects this code and reason at once: nothing at the path may block.
 fn refused(node: &Node, pod: &Pod, path: &Path, code: u64, named: &str) {
     let call = node.call(Call::add, pod).timeout_seconds(8);
     let outcome = call
@@ -78,7 +78,7 @@ fn refused(node: &Node, pod: &Pod, path: &Path, code: u64, named: &str) {
     );
 }
 
-/// A node with a pod in the mesh, and a sandbox for which calls are made. Afterwards all is as it was.
+/// A pod in the mesh, and a sandbox for the calls. Afterwards all is as it was.
 fn everywhere_refused(
     table: impl FnOnce(&Node, &Pod, &Pod, &mut Made) -> Vec<(PathBuf, u64, &'static str)>,
 ) {
@@ -90,7 +90,7 @@ fn everywhere_refused(
     for (path, code, named) in table(&node, &victim, &pod, &mut made) {
         refused(&node, &pod, &path, code, named);
     }
-    // If the chain's result has no addresses, the netns of another pod has some: it still belongs to another sandbox.
+    // Even if the result lacks addresses, another pod's netns with some belongs to another sandbox.
     let call = node.call(Call::add, &pod).without_key("prevResult");
     let call = call.with_var("CNI_NETNS", &victim.path().display().to_string());
     let (code, words) = call.run().unwrap().refusal().unwrap();
@@ -201,10 +201,10 @@ fn a_path_that_is_swapped_while_calls_run_never_changes_another_netns() {
     let node = Node::running().unwrap();
     let mut made = Made::default();
     let path = made.name(&node, "swapped");
-    // The node's probe set exists from the first pod on.
+    // The probe set exists from the first pod on.
     let _first = node.pod(Spec::new("first").ambient()).unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
-    // The most plausible target: a netns with addresses, and not claimed.
+    // The most plausible target: with addresses, unclaimed.
     let other = node.sandbox(Spec::new("other")).unwrap();
     let before = State::of(&node, &[&other]).unwrap();
     bind(other.path(), &path);

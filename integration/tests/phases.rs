@@ -1,4 +1,4 @@
-//! The phases of an ADD in the metrics, and the one id by which the logs of all processes name it.
+//! An ADD's phases in metrics, and its one id in all processes' logs.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
@@ -9,7 +9,6 @@ use integration::{
 };
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
 
-/// The time for which a step is held.
 const HELD: Duration = Duration::from_millis(700);
 
 const PHASES: [&str; 6] = ["queue", "decide", "claim", "hand-over", "rules", "other"];
@@ -54,7 +53,7 @@ impl Bench {
         self.verbs.metrics(&socket).unwrap()
     }
 
-    /// Returns the seconds of each phase, and of whole ADDs.
+    /// Returns seconds of each phase and of whole ADDs.
     fn seconds(&self) -> (BTreeMap<&'static str, f64>, f64) {
         let metrics = self.metrics();
         let sum = |phase| {
@@ -66,7 +65,7 @@ impl Bench {
         (PHASES.map(sum).into(), number(&metrics, whole))
     }
 
-    /// Runs an ADD of which one call is held for a while, and returns how the metrics changed.
+    /// The metrics' changes by an ADD of which one call is held.
     fn held(
         &self,
         name: &str,
@@ -129,7 +128,7 @@ fn an_add_that_waits_for_its_turn_is_counted_as_queueing() {
     let bench = Bench::new();
     let (moved, whole) = bench.held("queued", "ClaimNetns", true);
     let held = HELD.as_secs_f64();
-    // One is held in its claim; the other, which came a moment later, waits in the queue.
+    // One is held in its claim, the later one waits in the queue.
     assert!(
         moved["claim"] >= held && moved["queue"] >= 0.8 * held,
         "{moved:?}"
@@ -155,8 +154,7 @@ fn every_metric_that_is_documented_is_declared_and_the_incumbents_count_adds_and
         .result
         .unwrap();
     let metrics = bench.metrics();
-    // A counter that was never incremented is not shown, and outputs to Kubernetes are counted only
-    // where there are any.
+    // A counter appears with its first increment, and outputs to Kubernetes are counted only where there are any.
     let is_of_outputs = |metric: &Metric| metric.name.starts_with("annotation");
     let shown = OWN
         .iter()
@@ -172,7 +170,7 @@ fn every_metric_that_is_documented_is_declared_and_the_incumbents_count_adds_and
     let requests = "istio_cni_plugin_requests_total{response_code=\"200\"}";
     assert!((number(&metrics, requests) - 1.0).abs() < 0.5, "{metrics}");
     let events = "nodeagent_reconcile_events_total{type=\"add\"}";
-    // The pod, and the namespace of the node's manifests.
+    // The pod, and the manifests' namespace.
     assert!((number(&metrics, events) - 2.0).abs() < 0.5, "{metrics}");
 }
 

@@ -1,5 +1,5 @@
-//! A socket or state directory of the plugin that cannot be used. The error names it, before the deadline; no pod is
-//! admitted unenrolled and no DEL fails.
+//! The plugin's socket or state directory is unusable. The error names it before the deadline; no pod is admitted
+//! unenrolled and no DEL fails.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -83,7 +83,7 @@ fn where_a_spool_cannot_be_written_no_pod_is_admitted_unenrolled_and_no_del_fail
     node.stop("pod-events", Signal::SIGKILL).unwrap();
     let state = node.state_dir();
     let none = None::<&str>;
-    // One page for a directory and one for a list: no entry fits.
+    // A page for a directory, one for a list: no entry fits.
     mount(
         none,
         &state,
@@ -118,8 +118,7 @@ fn where_a_spool_cannot_be_written_no_pod_is_admitted_unenrolled_and_no_del_fail
     );
 }
 
-/// Expects that an ADD that would have to be recorded waits, and that a DEL succeeds and reports what happened to it.
-/// Returns the ADD's message.
+/// An ADD that must be recorded waits; a DEL succeeds and reports its fate. Returns the ADD's message.
 fn refused_and_ended(node: &Node, pod: &Pod, other: &Pod) -> String {
     let (code, words) = node
         .call(Call::add, other)

@@ -1,4 +1,4 @@
-//! The current agent beside what the previous release left on a node: its plugin, and its rules in running pods.
+//! The current agent beside the previous release's plugin and rules in running pods.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -71,12 +71,12 @@ fn what_the_previous_plugin_wrote_down_while_the_agent_was_away_is_acted_on() {
     .unwrap();
 }
 
-/// Rewrites the rules in a pod's netns to those of the previous schema, in one transaction.
+/// Rewrites rules to the previous schema in one transaction.
 fn age(pod: &Pod) -> anyhow::Result<()> {
     let rules = pod.exec(&["nft", "-s", "list", "ruleset"])?;
     ensure!(rules.contains("inpod schema=2"), "{rules}");
     let old = rules.replace("inpod schema=2", "inpod schema=1");
-    // nft takes comments of 128 characters, the kernel longer ones.
+    // nft takes comments of 128 characters; the kernel takes more.
     let old = old.replace(" switched=tcp_migrate_req", "");
     let file = std::env::temp_dir().join(format!("{}.nft", pod.container_id));
     fs::write(&file, format!("flush ruleset\n{old}"))?;

@@ -1,5 +1,4 @@
-//! Every failure has a reason: every answer carries one of the closed list, and no failure of pod-events
-//! hides behind "a defect".
+//! Every failure carries a reason of the closed list, and none of pod-events hides behind "a defect".
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, path::Path};
@@ -15,7 +14,7 @@ use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tonic::{Request, Status, transport::Channel};
 
-/// The places in which pod-events may report a defect, and why each is one.
+/// Where pod-events may report a defect, and why.
 const DEFECTS: [(&str, &str, usize); 4] = [
     (
         "clients.rs",
@@ -148,7 +147,7 @@ fn at(path: &str) -> Option<types::NetnsRef> {
     })
 }
 
-/// Expects one of these reasons in the details, set by the service itself.
+/// The service itself set one of these reasons.
 fn assert_reason(status: &Status, reasons: &[Reason]) {
     let failure = failure_of(status);
     assert!(!status.details().is_empty(), "no details: {status:?}");
@@ -280,7 +279,7 @@ fn every_way_in_which_a_check_or_a_question_fails_has_its_reason() {
     assert_reason(&asker.check(&pod), &[Reason::DependencyUnavailable]);
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     assert_reason(&asker.check(&pod), &[Reason::DependencyUnavailable]);
-    // A query is answered with what is available, and names what is not.
+    // A query answers with what is available and names the rest.
     let known = node.explain(&pod.spec).unwrap();
     assert!(known.rules.is_none() && known.ztunnels.is_empty());
     let reported: Vec<_> = known

@@ -22,7 +22,7 @@ use integration::{
     source_seen,
 };
 
-/// Longer than two repairs of which the second one is held.
+/// Longer than two repairs, the second held.
 const HELD: Duration = Duration::from_secs(25);
 
 fn wait_for_event(node: &Node, pod: &Pod, event: &str) -> ExplainPodResponse {
@@ -67,7 +67,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_cuts_no_connection() {
     mesh.node.until_whole(&mesh.b.spec).unwrap();
     assert!(mesh.b.ruleset().unwrap().contains("15053"));
     exchange(&mut captured, "after").unwrap();
-    // And back: the rules are those of before.
+    // Back to the rules of before.
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("ambient.istio.io/dns-capture", "false")
     });
@@ -126,7 +126,7 @@ fn an_address_that_comes_later_is_probed_and_one_that_is_not_the_pods_is_not() {
     });
     let known = wait_for_event(&node, &pod, "changed rules");
     assert_eq!(known.addresses, [v4.to_string(), "10.77.200.7".to_owned()]);
-    // A status of an earlier sandbox shows nothing that is in this one.
+    // An earlier sandbox's status shows nothing of this one.
     changed(&node, &mut pod, |spec| Spec {
         addresses: vec!["10.77.200.9".parse().unwrap()],
         ..spec
@@ -167,7 +167,7 @@ fn a_pod_that_ran_before_inpod_is_found_when_it_is_labelled_and_followed_like_an
     ask(&outsider.netns, SocketAddr::new(pod.v4.into(), PORT)).unwrap();
     let last = |node: &Node| node.accesses().unwrap().last().map(|it| it.listener);
     assert_eq!(last(&node), Some(15006));
-    // Once discovered it is withdrawn and enrolled without another search.
+    // A discovered pod is withdrawn and enrolled without another search.
     changed(&node, &mut pod, |spec| Spec { mode: None, ..spec });
     node.until(&pod.spec, PodState::Out, TIMEOUT).unwrap();
     changed(&node, &mut pod, Spec::ambient);
@@ -270,7 +270,7 @@ fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repai
             ensure!(failure.reason() == Reason::RulesContested, "{failure:?}");
             anyhow::Ok(known)
         });
-        // In any case the other one stops.
+        // The other one stops in any case.
         let before = contested.as_ref().map_or(0, mends);
         let began = Instant::now();
         let mut most = before;

@@ -1,6 +1,5 @@
-//! Every recorded call of a real runtime (`plugin/tests/calls`), replayed against a real agent: the plugin
-//! gets exactly the recorded variables, except that identifiers of a sandbox of that machine are replaced by
-//! those of one here.
+//! A real runtime's recorded calls (`plugin/tests/calls`), replayed with their exact variables; only that machine's
+//! sandbox identifiers are replaced.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -64,7 +63,6 @@ impl Recorded {
         }
     }
 
-    /// Returns the call for a sandbox of this machine.
     fn for_pod(&self, node: &Node, pod: &Pod) -> Call {
         let here = |text: &str| {
             let text = text.replace(self.var("CNI_CONTAINERID"), &pod.container_id);
@@ -84,7 +82,7 @@ impl Recorded {
         }
     }
 
-    /// Returns the netns of the variable, or of the result if the variable is empty.
+    /// Returns the variable's netns, or the result's if that is empty.
     fn netns_of_the_recording(&self) -> String {
         let stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
         let interfaces = stdin
@@ -105,7 +103,6 @@ impl Recorded {
     }
 }
 
-/// Replaces the recorded addresses by the pod's.
 fn addressed(stdin: &str, pod: &Pod) -> String {
     let document: Value = serde_json::from_str(stdin).unwrap_or_default();
     let ips = document
@@ -126,7 +123,7 @@ fn addressed(stdin: &str, pod: &Pod) -> String {
     })
 }
 
-/// Returns the recorded conflist as it would be for this plugin.
+/// Returns the recorded conflist with this plugin's settings.
 fn with_settings(node: &Node, stdin: &str) -> String {
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let ours = format!(
@@ -136,7 +133,6 @@ fn with_settings(node: &Node, stdin: &str) -> String {
     stdin.replacen('{', &ours, 1)
 }
 
-/// Returns the chain's result, byte for byte.
 fn prev_result(call: &Call) -> String {
     let keys: BTreeMap<String, Box<RawValue>> = serde_json::from_str(&call.stdin).unwrap();
     keys.get("prevResult")
@@ -249,7 +245,7 @@ fn every_recorded_call_is_answered_as_the_spec_says_and_has_its_effect() {
             let judged = judge(&node, &pod, recorded, &call, &outcome);
             judged.with_context(|| recorded.name.clone()).unwrap();
         }
-        // For some sandboxes no DEL was recorded.
+        // Some sandboxes lack a recorded DEL.
         let del = first.for_pod(&node, &pod).with_var("CNI_COMMAND", "DEL");
         assert_eq!(del.run().unwrap().code, 0);
         nothing_is_held(&node).unwrap();
@@ -331,7 +327,7 @@ fn after_a_reboot_the_dels_of_before_succeed_and_the_new_sandboxes_join() {
     for process in SERVICES.into_iter().chain(["ztunnel"]) {
         node.stop(process, Signal::SIGKILL).unwrap();
     }
-    // Memory is gone; the plugin's state directory is not.
+    // The plugin's state directory survives, memory does not.
     fs::remove_dir_all(node.run_dir()).unwrap();
     old.iter().for_each(|pod| pod.unmount().unwrap());
     SERVICES
@@ -350,7 +346,7 @@ fn after_a_reboot_the_dels_of_before_succeed_and_the_new_sandboxes_join() {
         .iter()
         .map(|pod| node.pod(pod.spec.clone()).unwrap())
         .collect();
-    // As kubelets do: repeated when the new sandboxes run.
+    // As kubelets do: repeated when new sandboxes run.
     ends();
     for pod in &new {
         let known = node.until_whole(&pod.spec).unwrap();

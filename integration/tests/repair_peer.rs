@@ -1,5 +1,5 @@
-//! repair calls pod-events from another pod. The policy that admits it (deploy/docs/install.md, "Combined or split")
-//! treats every root process that can open the socket as a service; the calls that this allows change nothing.
+//! repair calls pod-events from another pod. The policy (deploy/docs/install.md, "Combined or split") treats every
+//! root process that can open the socket as a service; the calls that this allows change nothing.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, path::Path};
@@ -9,11 +9,11 @@ use integration::{Cgroups, Node, Pod, Spec, TIMEOUT, eventually, grpcurl_program
 use nix::sys::signal::Signal;
 use prost_reflect::DescriptorPool;
 
-/// The UIDs of repair's and of pod-events' pod.
+/// UIDs of repair's pod and pod-events'.
 const REPAIR: &str = "11111111-2222-3333-4444-555555555555";
 const POD_EVENTS: &str = "99999999-2222-3333-4444-555555555555";
 
-/// Returns every call of pod-events, as `service/method`, with its class.
+/// Returns each call of pod-events with its class, as `service/method`.
 fn calls() -> Vec<(String, Class)> {
     let pool = DescriptorPool::decode(inpod_proto::DESCRIPTORS).unwrap();
     let service = pool
@@ -35,7 +35,6 @@ fn no_call_of_pod_events_is_for_services_alone() {
     }
 }
 
-/// Returns a kubeconfig of a server that does not exist.
 fn nowhere(node: &Node) -> String {
     let path = node.run_dir().with_file_name("kubeconfig-of-nobody");
     let cluster = "{server: 'http://127.0.0.1:1'}";
@@ -47,8 +46,8 @@ fn nowhere(node: &Node) -> String {
     path.display().to_string()
 }
 
-/// Returns a node on which pod-events runs in a pod, with a cgroup namespace of its own, under a policy; and repair
-/// in another, with its own pid namespace and unprivileged.
+/// pod-events in a pod with its own cgroup namespace, under a policy; repair in another, unprivileged, with
+/// its own pid namespace.
 fn start(cgroups: &Cgroups, policy: &str) -> Node {
     let node = Node::new().unwrap();
     let within = |uid: &str, more: &[&str], service: &str, settings: &[&str]| {
@@ -90,7 +89,7 @@ fn start(cgroups: &Cgroups, policy: &str) -> Node {
     node
 }
 
-/// Returns whether repair is connected to pod-events, by its metrics, which a process of the host reads.
+/// Reads repair's metrics, as a host process may.
 fn is_connected(node: &Node) -> anyhow::Result<bool> {
     let socket = inpod_service::socket(&node.run_dir(), "repair");
     let words = [
@@ -108,7 +107,7 @@ fn is_connected(node: &Node) -> anyhow::Result<bool> {
         == "1")
 }
 
-/// Returns the answer to a call that a root process of repair's pod makes.
+/// Returns the answer to a root process of repair's pod.
 fn answer(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
     let protoset = node.run_dir().with_file_name("protoset");
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
@@ -133,7 +132,7 @@ fn repair_in_another_pod_is_answered_what_changes_nothing_and_only_where_the_pol
         Ok(made) => made,
         Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
     };
-    // The chart's value for repair, and one that admits no process.
+    // The chart's value, and one that admits no process.
     for (policy, lets) in [("cgroup:/..", true), ("cgroup:/nobody", false)] {
         let node = start(&cgroups, policy);
         eventually("repair hears it or not", TIMEOUT, || {

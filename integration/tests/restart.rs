@@ -1,4 +1,4 @@
-//! The services of a full node are restarted: everything is verified, and what is in sync is not written.
+//! A full node's services restart: everything is verified, and only drift is written.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -12,11 +12,11 @@ use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
 use integration::{App, Call, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually};
 use nix::sys::signal::Signal;
 
-/// The number of pods on a node of usual size.
+/// A node of usual size.
 const PODS: usize = 250;
 const PORT: u16 = 8080;
 
-/// The silence after which the kernel has sent all notifications.
+/// After this silence, the kernel has sent all notifications.
 const QUIET: Duration = Duration::from_secs(2);
 
 struct Full {
@@ -42,7 +42,7 @@ impl Full {
         Ok(full)
     }
 
-    /// Expects that a new connection to an enrolled pod is captured and served.
+    /// A new connection to an enrolled pod is captured and served.
     fn served(&self) -> anyhow::Result<()> {
         let pod = self.pods.first().unwrap();
         let before = self.node.accesses()?.len();
@@ -51,7 +51,7 @@ impl Full {
         Ok(())
     }
 
-    /// Returns the values of a service's metrics whose names have a prefix.
+    /// Returns a service's metrics by a prefix.
     fn numbers(&self, service: &str, prefix: &str) -> BTreeMap<String, u64> {
         let socket = inpod_service::socket(&self.node.run_dir(), service);
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -66,7 +66,7 @@ impl Full {
         lines.filter_map(number).collect()
     }
 
-    /// Returns the counts of the kernel's notifications from the pods' netns, and of searches through all processes.
+    /// Returns notifications from pods' netns, and searches through all processes.
     fn touched(&self) -> BTreeMap<String, u64> {
         let mut all = self.numbers(
             "netconfig",
@@ -76,7 +76,7 @@ impl Full {
         all
     }
 
-    /// Returns the same once the kernel has sent all notifications about the pods' creation: it reports an address a
+    /// Returns the same once the kernel has sent all notifications of the pods' creation: an address is reported a
     /// moment after it was added, on a busy machine seconds after.
     fn touched_at_rest(&self) -> BTreeMap<String, u64> {
         let mut since = (Instant::now(), self.touched());
@@ -93,7 +93,6 @@ impl Full {
         since.1
     }
 
-    /// Returns the number of rule sets that this process of netconfig has verified.
     fn verified(&self) -> u64 {
         let name =
             "inpod_netconfig_rules_duration_seconds_count{operation=\"verify\",result=\"OK\"}";
@@ -134,7 +133,7 @@ fn a_restart_of_pod_events_verifies_every_pod_and_writes_nothing_and_searches_no
     let full = Full::new().unwrap();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let (touched, verified) = (full.touched_at_rest(), full.verified());
-        // The counts are meaningful: enrolling the pods has increased them.
+        // The counts have meaning: enrollment has increased them.
         assert!(touched.values().any(|number| *number > 0), "{touched:?}");
         let began = Instant::now();
         full.restart("pod-events", signal);
@@ -167,7 +166,7 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
         let late = full.node.sandbox(Spec::new("late").ambient()).unwrap();
         full.node.until_known(&late.spec).unwrap();
         let add = full.node.call(Call::add, &late);
-        // An ADD meanwhile succeeds, or is answered "try again later".
+        // A concurrent ADD succeeds or is answered "try again later".
         let added = std::thread::spawn(move || {
             eventually("the ADD succeeds", TIMEOUT * 2, || {
                 let outcome = add.run()?;
@@ -190,7 +189,7 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
     }
     let after: Vec<_> = full.pods.iter().take(10).map(rules).collect();
     assert_eq!(before, after);
-    // This process of netconfig has seen no change in the netns that were in sync.
+    // This netconfig process saw no change in netns that were in sync.
     let changes = full.numbers("netconfig", "inpod_netconfig_rules_differing_total");
     assert!(changes.values().all(|number| *number == 0), "{changes:?}");
 }

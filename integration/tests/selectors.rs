@@ -1,4 +1,4 @@
-//! Membership in the mesh by selectors, and exclusions of a pod: decided, applied, and seen in the traffic.
+//! Selectors and a pod's exclusions: decided, applied, and seen in traffic.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, net::SocketAddr};
@@ -15,7 +15,6 @@ const PORT: u16 = 8080;
 const OTHER: u16 = 9090;
 const NOTHING: Vec<String> = Vec::new();
 
-/// Returns a node on which everything runs, pod-events with these settings.
 fn node(settings: &[&str]) -> Node {
     let node = Node::new().unwrap();
     node.start("netconfig").unwrap();
@@ -31,7 +30,7 @@ fn start(node: &Node, settings: &[&str]) {
     node.start_with("pod-events", &settings).unwrap();
 }
 
-/// Writes the namespace `shop`, with labels and annotations as YAML.
+/// Labels and annotations are YAML.
 fn shop(node: &Node, labels: &str, annotations: &str) {
     let path = node.manifests().join("namespace.yaml");
     let text = format!(
@@ -57,21 +56,20 @@ fn until_decided(node: &Node, spec: &Spec, reason: Reason) {
     .unwrap();
 }
 
-/// Waits until a pod is out of the mesh for a reason, without a trace.
+/// Waits until a pod is out for a reason, without a trace.
 fn until_out(node: &Node, pod: &Pod, reason: Reason) {
     until_decided(node, &pod.spec, reason);
     node.until(&pod.spec, PodState::Out, TIMEOUT).unwrap();
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }
 
-/// Returns the value of an input of a pod's decision.
 fn input(node: &Node, spec: &Spec, name: &str) -> Option<String> {
     let inputs = node.explain(spec).unwrap().inputs;
     let input = inputs.into_iter().find(|input| input.name == name);
     input.map(|input| input.value)
 }
 
-/// Returns the listeners that accepted a connection from one pod to another, over both families.
+/// Returns listeners that accepted one pod's connection to another, over both families.
 fn taken(node: &Node, from: &Pod, to: &Pod, port: u16) -> Vec<u64> {
     let before = node.accesses().unwrap().len();
     for address in to.addresses() {
@@ -189,7 +187,7 @@ fn pods_of_a_namespace_that_a_restart_finds_excluded_leave_the_mesh_and_others_s
     .unwrap();
 }
 
-/// A pod that excludes its port 8080 in both directions, and an outsider, each with two applications.
+/// Excludes its port 8080 in both directions; it and an outsider have two applications each.
 struct Excluding {
     pod: Pod,
     outsider: Pod,
@@ -223,7 +221,7 @@ impl Excluding {
         }
     }
 
-    /// Returns whether port 8080 is captured; port 9090 always is.
+    /// Port 8080 may be captured; port 9090 always is.
     fn is_captured(&self) -> bool {
         let listeners = |port| {
             let out = taken(&self.node, &self.pod, &self.outsider, port);
@@ -242,7 +240,6 @@ impl Excluding {
         input(&self.node, &self.pod.spec, &name).unwrap()
     }
 
-    /// Returns the number of Events about settings that are not permitted.
     fn events(&self) -> usize {
         let log = self.node.tail("pod-events", usize::MAX);
         let reported = |line: &&str| {
@@ -332,7 +329,7 @@ fn a_permitted_list_that_cannot_be_understood_refuses_the_add_by_name_and_change
         let pod = node
             .sandbox(spec.clone().annotate(annotation, text))
             .unwrap();
-        // The source is asked for the pod, whatever it shows of an earlier one.
+        // The source is asked, whatever it shows of an earlier pod.
         until_decided(&node, &pod.spec, Reason::LabelOnPod);
         let name = format!("pod annotation {annotation}");
         eventually("it is shown", TIMEOUT, || {
@@ -367,7 +364,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     assert!(!mesh.is_captured());
 }
 
-/// Returns whether a connection from before its enrollment survives in a pod that asks for that.
+/// A connection from before the enrollment survives in a pod that asks for that.
 fn survives(settings: &[&str]) -> bool {
     let node = node(settings);
     let spec = Spec::new("a").annotate(keys::KEEP_EXISTING_CONNECTIONS, "true");

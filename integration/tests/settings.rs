@@ -1,4 +1,4 @@
-//! Unusable settings and sockets: a service ends at once, names the fault, and changes nothing.
+//! With unusable settings or sockets a service ends at once, names the fault, and changes nothing.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use integration::{SERVICES, bin};
 use nix::{sys::stat::Mode, unistd::mkfifo};
 
-/// Arguments and environment with which a service must not start.
+/// With these a service must not start.
 #[derive(Default)]
 struct Wrong<'a> {
     flags: &'a [&'a str],
@@ -20,12 +20,12 @@ struct Wrong<'a> {
     file: Option<&'a str>,
 }
 
-/// A run directory with only this service, removed on drop.
+/// One service's run directory, removed on drop.
 struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        // Short, and in memory: a socket's path has at most 107 bytes.
+        // Short and in memory: a socket's path has at most 107 bytes.
         Self(tempfile::tempdir_in("/run").unwrap())
     }
 
@@ -33,7 +33,7 @@ impl Place {
         self.0.path().join("inpod").display().to_string()
     }
 
-    /// Starts a service, which must end with an error within a second. Returns its message.
+    /// The service must fail within a second; returns its message.
     fn refused(&self, service: &str, wrong: &Wrong<'_>) -> String {
         let mut command = Command::new(bin(service).unwrap());
         command.env_clear().envs(wrong.variables.iter().copied());
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// Runs a command that must fail within a second, and returns its standard error. One that does not end is stopped.
+/// The command must fail within a second, or is stopped; returns its standard error.
 fn ends(command: &mut Command) -> String {
     let began = Instant::now();
     let child = command
@@ -101,7 +101,7 @@ fn ends(command: &mut Command) -> String {
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     let status = status.unwrap_or_else(|error| unreachable!("{command:?}: {error}: {text}"));
-    // Only clap's errors about the command line itself mention --help.
+    // Only clap's command line errors mention --help.
     let expected = if text.contains("'--help'") { 2 } else { 1 };
     assert!(status.code() == Some(expected), "{status}: {text}");
     assert!(
@@ -112,7 +112,7 @@ fn ends(command: &mut Command) -> String {
     text
 }
 
-/// Returns settings that are unknown or have invalid values, and what the message must contain.
+/// Returns unknown settings and invalid values, with the message's required part.
 fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
     let flags = |flags| Wrong {
         flags,
@@ -167,7 +167,7 @@ fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
     ]
 }
 
-/// Every program whose command line people use.
+/// Programs whose command line people use.
 const PROGRAMS: [&str; 7] = [
     "netconfig",
     "ztunnel-broker",
@@ -231,7 +231,6 @@ fn settings_that_cannot_be_used_end_a_service_by_their_name_before_it_touches_an
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Unusable settings and values, each with its service.
 const UNUSABLE: &[(&str, &[&str])] = &[
     ("netconfig", &["--sweep-seconds", "0"]),
     ("netconfig", &["--sweep-seconds=-1"]),
@@ -334,7 +333,7 @@ fn of_conflicting_settings_the_later_source_is_in_force_and_says_so() {
     }
 }
 
-/// Puts something at a path that is no socket.
+/// Puts something that is no socket there.
 fn put(what: &str, path: &Path) {
     match what {
         "directory" => fs::create_dir(path).unwrap(),
@@ -384,7 +383,7 @@ fn a_socket_that_cannot_be_had_ends_a_service_and_what_is_in_the_way_stays() {
         assert!(text.contains("already served"), "{service}: {text}");
         assert!(std::os::unix::net::UnixStream::connect(&socket).is_ok());
 
-        // The directory itself cannot be used.
+        // The directory itself is unusable.
         let place = Place::new();
         fs::write(place.run_dir(), "a file").unwrap();
         let text = place.refused(service, &Wrong::default());

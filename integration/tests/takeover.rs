@@ -1,5 +1,4 @@
-//! inpod is installed on a node whose pods another agent enrolled: none of them is cut, whether its netns is
-//! found at once or not.
+//! inpod is installed beside another agent's pods: none is cut, whether its netns is found at once or not.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/clients.rs"]
@@ -31,14 +30,14 @@ use integration::{
 
 const PORT: u16 = 8080;
 
-/// The numbers of pods with and without processes by which netconfig finds them.
+/// Pods with and without processes by which netconfig finds them.
 const FOUND: usize = 25;
 const UNFOUND: usize = 25;
 
-/// A search without result is repeated after half a minute at the latest.
+/// An unsuccessful search is repeated within half a minute.
 const SEARCHED_AGAIN: Duration = Duration::from_secs(40);
 
-/// A node on which a ztunnel serves the incumbent's pods, after the incumbent ended.
+/// A ztunnel serves the ended incumbent's pods.
 struct Scene {
     pods: Vec<Pod>,
     outsider: Pod,
@@ -49,7 +48,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Returns `None` in an isolation without root, in which no cgroup can be made.
+    /// Returns `None` in an isolation without root, which can make no cgroups.
     fn new(found: usize, unfound: usize) -> anyhow::Result<Option<Self>> {
         let node = Node::new()?;
         let cgroups = match Cgroups::new() {
@@ -82,7 +81,6 @@ impl Scene {
         Ok(Some(scene))
     }
 
-    /// Starts a process of the pod where netconfig finds it.
     fn start_process(&mut self, index: usize) -> anyhow::Result<()> {
         let pod = self.pods.get(index).context("a pod")?;
         let inhabitant = Inhabitant::of(pod)?;
@@ -110,7 +108,7 @@ impl Scene {
         Ok(all.filter_map(|it| Some((uid(&it)?, it))).collect())
     }
 
-    /// Returns how often ztunnel has started a pod. One that was cut and came back would count twice.
+    /// Returns ztunnel's starts of a pod: one that was cut and came back counts twice.
     fn starts(&self) -> usize {
         self.node
             .tail("ztunnel", usize::MAX)
@@ -118,7 +116,6 @@ impl Scene {
             .count()
     }
 
-    /// Returns the UIDs and netns that ztunnel serves.
     fn served(&self) -> anyhow::Result<Vec<String>> {
         let state = self.node.ztunnel_state()?;
         let pods = state.get("pods").and_then(serde_json::Value::as_array);
@@ -129,10 +126,10 @@ impl Scene {
     }
 }
 
-/// The number of scenes so far: netconfig searches all processes, including those of concurrent scenes.
+/// netconfig searches all processes, including those of concurrent scenes.
 static SCENES: AtomicU32 = AtomicU32::new(0);
 
-/// Returns a pod whose UID a cgroup's name can contain.
+/// A cgroup's name can contain its UID.
 fn spec(scene: u32, index: usize) -> Spec {
     let process = std::process::id();
     Spec {
@@ -145,7 +142,7 @@ fn phase(status: &WorkloadStatus) -> Option<WorkloadPhase> {
     status.states.first().map(|state| state.phase())
 }
 
-/// Expects that every attempt succeeded and was accepted by ztunnel, including some after a given time.
+/// Every attempt succeeded through ztunnel, some after a given time.
 fn assert_all_went_through(scene: &Scene, attempts: &[Attempt], since: Instant) {
     let all = attempts.len();
     let late = attempts.iter().filter(|attempt| attempt.at > since);
@@ -237,7 +234,7 @@ fn a_pod_that_was_only_kept_is_forgotten_when_it_is_gone_and_gives_way_to_its_ne
     })
     .unwrap();
 
-    // The runtime makes its sandbox anew.
+    // The runtime makes the sandbox anew.
     let next = scene.node.sandbox(anew.spec.clone()).unwrap();
     scene.node.add(&next).unwrap();
     let known = scene.node.until_whole(&next.spec).unwrap();
@@ -263,7 +260,7 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
     scene.node.write_manifest(&unwanted).unwrap();
     scene.start_inpod().unwrap();
     scene.node.until(&unwanted, PodState::Out, TIMEOUT).unwrap();
-    // A pod that has not been found yet is withdrawn, too.
+    // A pod not found yet is withdrawn, too.
     eventually("nothing of ours or Istio's is left", TIMEOUT, || {
         let (traces, desired) = (scene.pods[0].traces()?, scene.workloads()?);
         ensure!(traces.is_empty() && desired.len() == 3, "{traces:?}");
@@ -292,7 +289,7 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
         );
         flows.iter().for_each(|flow| flow.goes_on().unwrap());
     }
-    // The runtime's DEL names its network; the sandbox was found without one.
+    // The DEL names its network; the sandbox was found without one.
     let found = scene.node.explain(&scene.pods[1].spec).unwrap().sandbox;
     assert_eq!(found.unwrap().network_name, "");
     scene.node.del(&scene.pods[1]).unwrap();

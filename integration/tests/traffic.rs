@@ -1,5 +1,4 @@
-//! A pod in the mesh: the listener that accepted a connection, the source that the application saw, and the traffic
-//! that is not captured.
+//! A pod in the mesh: its listeners, the sources that applications see, and uncaptured traffic.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod common;
@@ -64,7 +63,7 @@ fn the_nft_counters_agree_with_the_access_log() {
     for address in mesh.b.addresses() {
         ask(&mesh.a.netns, SocketAddr::new(address, PORT)).unwrap();
     }
-    // Only the first packet of a connection traverses a nat rule.
+    // Only a connection's first packet traverses a nat rule.
     assert_eq!(counters(&mesh.a, "redirect to :15001").unwrap(), 2);
     assert_eq!(counters(&mesh.a, "redirect to :15006").unwrap(), 0);
     assert_eq!(counters(&mesh.b, "redirect to :15006").unwrap(), 2);
@@ -100,8 +99,8 @@ fn a_pod_without_a_label_costs_no_rules_and_no_word_to_ztunnel() {
     assert_eq!(mesh.node.api().workloads().unwrap().workloads.len(), 2);
 }
 
-/// Breaks one thing in both enrolled pods, and expects that the named check fails. The checks pass before, also
-/// without pod-events, which would repair it.
+/// Breaks one thing in both enrolled pods, so that the named check fails. Before, the checks pass, also without
+/// pod-events, which would repair it.
 fn breaks(what: &[&[&str]], check: fn(&Mesh) -> anyhow::Result<()>) {
     let mesh = Mesh::new().unwrap();
     mesh.node.stop("pod-events", Signal::SIGKILL).unwrap();
@@ -177,7 +176,7 @@ fn without_the_route_the_answers_do_not_come_back_to_ztunnel() {
     );
 }
 
-/// It is repaired within moments, so only one of many attempts sees the state in between.
+/// Repaired within moments: only one of many attempts sees the state in between.
 #[test]
 fn broken_rules_are_explained_and_fail_a_check_until_they_are_repaired() {
     let mesh = Mesh::new().unwrap();

@@ -1,5 +1,5 @@
-//! One ztunnel takes over from another while a client in each of 50 pods connects continuously: no connection fails
-//! if the new one is ready before the old one stops, and what happens if a ztunnel is killed or hangs.
+//! One ztunnel takes over from another under clients' continuous connections: none fails if the new one is ready
+//! before the old one stops. Also ztunnels that are killed or hang.
 
 #[path = "common/clients.rs"]
 mod clients;
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 const PORT: u16 = 8080;
 
-/// The number of pods with a client, and the interval of each client's connections.
+/// Pods with a client, and each client's interval.
 const PODS: usize = 50;
 const PERIOD: Duration = Duration::from_millis(100);
 
@@ -30,7 +30,7 @@ const OLD: &str = "ztunnel-old";
 const NEW: &str = "ztunnel-new";
 const NEXT: &str = "ztunnel-next";
 
-/// A node with pods in the mesh, served by the old ztunnel, and an application outside.
+/// The old ztunnel serves mesh pods; an application is outside.
 struct Fleet {
     pods: Vec<Pod>,
     outsider: Pod,
@@ -60,7 +60,7 @@ impl Fleet {
         Clients::start(&pods.iter().collect::<Vec<_>>(), to, PERIOD)
     }
 
-    /// Returns how many pods a ztunnel serves, and whether it is ready.
+    /// Counts a ztunnel's pods, and asks if it is ready.
     fn state(&self, ztunnel: &str) -> anyhow::Result<(usize, bool)> {
         let state = self.node.ztunnel_state_of(ztunnel)?;
         let pods = state.get("pods").and_then(Value::as_array);
@@ -77,7 +77,7 @@ impl Fleet {
         })
     }
 
-    /// Stops a ztunnel with SIGSTOP, so that its sockets stay open.
+    /// SIGSTOP keeps the ztunnel's sockets open.
     fn hang(&self, ztunnel: &str) -> anyhow::Result<()> {
         self.node.signal(ztunnel, Signal::SIGSTOP)?;
         let stat = format!("/proc/{}/stat", self.node.pid(ztunnel)?);
@@ -88,7 +88,7 @@ impl Fleet {
         })
     }
 
-    /// Starts one ztunnel, and stops the other one when that is ready.
+    /// Stops one ztunnel when the other is ready.
     fn roll(&self, from: &str, to: &str, pods: usize) -> anyhow::Result<()> {
         self.node.start_ztunnel_as(to, &[])?;
         self.until_ready(to, pods)?;
@@ -100,7 +100,6 @@ impl Fleet {
         Ok(tally(attempts, &logs.collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Returns the connections that a ztunnel has accepted.
     fn taken(&self, ztunnel: &str) -> anyhow::Result<BTreeSet<(String, SocketAddr)>> {
         Ok(sources(&self.node.accesses_of(ztunnel)?))
     }
@@ -110,7 +109,7 @@ fn failed(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
     attempts.iter().filter(|attempt| attempt.outcome.is_err())
 }
 
-/// Expects that none failed, every one passed a ztunnel, and each ztunnel carried some.
+/// Expects that none failed, each passed a ztunnel, and each ztunnel carried some.
 fn assert_none_failed(tally: &Tally, attempts: &[Attempt]) {
     let first = failed(attempts).next();
     assert_eq!((tally.failed, tally.around), (0, 0), "{tally:?} {first:?}");
@@ -174,7 +173,7 @@ fn a_new_one_that_is_killed_half_way_costs_only_what_it_had_taken() {
     let tally = fleet.tally(&attempts, &[OLD, NEW, NEXT]).unwrap();
     assert_eq!(tally.around, 0, "{tally:?}");
     assert!(tally.taken_by.iter().all(|taken| *taken > 0), "{tally:?}");
-    // Connections of the other ztunnels continue, and those in the backlog of the killed one migrated to the old one.
+    // Other ztunnels' connections continue; the killed one's backlog migrated to the old one.
     let others = [OLD, NEXT].map(|ztunnel| fleet.taken(ztunnel).unwrap());
     for attempt in failed(&attempts) {
         let from = (attempt.uid.clone(), attempt.from.unwrap());
@@ -199,7 +198,7 @@ fn a_silent_old_one_holds_up_neither_the_new_one_nor_an_add() {
     let attempts = clients.stop().unwrap();
     let tally = fleet.tally(&attempts, &[OLD, NEW]).unwrap();
     assert_eq!(tally.around, 0, "{tally:?}");
-    // Connections that it had accepted are lost. Those in its backlog migrated to the new one when it ended.
+    // Accepted connections are lost; the backlog migrated to the new one.
     let late = failed(&attempts).find(|attempt| attempt.at > silent);
     assert!(late.is_none(), "{tally:?} {late:?}");
 }

@@ -1,4 +1,4 @@
-//! Peers that ZDS serves and refuses: a ztunnel of a ztunnel's pod, and impostors.
+//! ZDS serves a ztunnel of a ztunnel's pod and refuses impostors.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/ztunnel_pod.rs"]
@@ -76,11 +76,10 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     assert!(broker().unwrap().sessions.is_empty());
     scene.write_ztunnel_manifest().unwrap();
     scene.node.ready().unwrap();
-    // It was not refused and has not reconnected.
+    // Neither refused nor reconnected.
     assert!(scene.refusals().is_empty(), "{:?}", scene.refusals());
 }
 
-/// Expects a log line about an impostor with these words.
 fn assert_logged(scene: &Scene, words: &[&str]) {
     let lines = scene.refusals();
     let named = |line: &&String| words.iter().all(|word| line.contains(word));
@@ -112,13 +111,13 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
             "it has too few: it lacks SYS_ADMIN",
             ZTUNNEL,
         ),
-        // A container that makes cgroups of its own, with the name of the ztunnel's.
+        // A container's own cgroups, named like the ztunnel's.
         (
             container(OTHER, &nested, ZTUNNEL_CAPABILITIES),
             "is in no pod's container",
             nested.as_str(),
         ),
-        // It could be a ztunnel whose pod is not known yet: refused after a while.
+        // Perhaps a ztunnel whose pod is not known yet: refused after a while.
         (
             container(OTHER, "", ZTUNNEL_CAPABILITIES),
             "is in a pod that is not a ztunnel of this node",
@@ -126,7 +125,7 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
         ),
     ];
     for (within, why, place) in cases {
-        // Lines about one place are logged at most every ten seconds.
+        // One place is logged at most every ten seconds.
         let deadline = Instant::now() + TIMEOUT;
         let impostor = loop {
             let impostor = scene.impostor(&within, &["wait"]).unwrap();
@@ -152,7 +151,7 @@ fn another_user_is_given_nothing_whatever_its_cgroup() {
         .cgroups
         .container(ZTUNNEL, "", ZTUNNEL_CAPABILITIES)
         .unwrap();
-    // Its other capabilities go with the change of user, after it entered the cgroup.
+    // It loses other capabilities with the change of user in the cgroup.
     let script = within.get_mut(2).unwrap();
     *script = script.replace(" \"$@\"", &format!(" setpriv {} \"$@\"", user.join(" ")));
     *script = script.replace(ZTUNNEL_CAPABILITIES, "+all");
@@ -169,7 +168,7 @@ fn another_user_is_given_nothing_whatever_its_cgroup() {
     assert_logged(&scene, &[&line]);
 }
 
-/// Starts a process with a given pid, which could also happen by chance.
+/// Starts a process with a given pid, as could happen by chance.
 fn under_pid(pid: u32, command: &[String]) -> anyhow::Result<Child> {
     let (program, arguments) = command.split_first().unwrap();
     eventually("a process has the pid", TIMEOUT, || {
@@ -184,17 +183,17 @@ fn under_pid(pid: u32, command: &[String]) -> anyhow::Result<Child> {
     })
 }
 
-/// Returns whether this kernel provides a pidfd of a socket's peer, which no other process can obtain (Linux 6.5).
+/// A pidfd of a socket's peer (Linux 6.5) is proof that no other process can obtain.
 fn has_peer_pidfds() -> bool {
     let (one, _other) = UnixStream::pair().unwrap();
     !matches!(getsockopt(&one, PeerPidfd), Err(nix::Error::ENOPROTOOPT))
 }
 
-/// Before Linux 6.5 it cannot be distinguished from the ztunnel, which services/docs/architecture.md explains.
+/// Before Linux 6.5 it looks like the ztunnel (services/docs/architecture.md).
 #[test]
 fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
     let scene = Scene::served().unwrap();
-    // The broker accepts the connection only after its process is gone.
+    // The broker accepts only after the process is gone.
     scene
         .node
         .signal("ztunnel-broker", Signal::SIGSTOP)

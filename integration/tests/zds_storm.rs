@@ -1,4 +1,4 @@
-//! Many connections to ZDS at once, and without end: the ztunnel is served all the same, and the broker stays small.
+//! Many connections to ZDS at once and without end: ztunnel is served, and the broker stays small.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/ztunnel_pod.rs"]
@@ -18,7 +18,7 @@ use anyhow::ensure;
 use integration::{Spec, TIMEOUT, ZTUNNEL_CAPABILITIES, eventually};
 use ztunnel_pod::{OTHER, Scene};
 
-/// The maximum number of a process's descriptors while this value lives.
+/// Limits a process's descriptors while it lives.
 struct Descriptors {
     most: Arc<AtomicUsize>,
     end: Arc<AtomicBool>,
@@ -53,7 +53,7 @@ impl Descriptors {
     }
 }
 
-/// Returns the CPU time of a process. The clock ticks a hundred times a second on every Linux (`USER_HZ`).
+/// The clock ticks a hundred times a second on every Linux (`USER_HZ`).
 fn cpu_time(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
@@ -61,7 +61,7 @@ fn cpu_time(pid: u32) -> Duration {
     Duration::from_millis(10 * (ticks(11) + ticks(12)))
 }
 
-/// Measures how long it takes until a new ztunnel has received a complete snapshot.
+/// Measures time until a new ztunnel has a complete snapshot.
 fn served_after(scene: &Scene) -> Duration {
     let began = Instant::now();
     scene.start_ztunnel("ztunnel").unwrap();
@@ -89,7 +89,7 @@ fn a_thousand_connections_at_once_cost_little_and_keep_no_ztunnel_waiting() {
     let scene = named();
     let broker = scene.node.pid("ztunnel-broker").unwrap();
     for within in [
-        // In no pod, and in a pod that could still become known.
+        // In no pod, and in one that may become known.
         Vec::new(),
         scene
             .cgroups
@@ -160,7 +160,7 @@ fn impostors_that_connect_for_ever_cost_little_and_keep_no_ztunnel_waiting() {
         "storm of {took:?}: {connections:?}, {share:.3} of a core, at most {most} descriptors, ztunnel served after {served:?}"
     );
     assert!(served < Duration::from_secs(5), "{served:?}");
-    // Without a rate limit it would be all of one.
+    // Without a rate limit it would use all of one.
     assert!(share < 0.6, "{share:.3} of a core");
     scene.node.until_whole(&pod.spec).unwrap();
     let lines = scene.refusals();

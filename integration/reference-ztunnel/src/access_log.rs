@@ -1,4 +1,4 @@
-//! Writes the access log: one JSON line when a connection is accepted and one when it ends.
+//! The access log: a JSON line for each accept and each end.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,13 +13,13 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::listeners::{Direction, Listener};
 
-/// A line of the log. Fields that are not known yet are null.
+/// Fields that are not known yet are null.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     /// RFC 3339, UTC, microseconds.
     time: String,
     event: Event,
-    /// Counts connections since the process started; links the two lines.
+    /// Counts since the process started; links the two lines.
     connection: u64,
     uid: &'a str,
     listener: u16,
@@ -40,8 +40,7 @@ enum Event {
     Closed,
 }
 
-/// The log file or standard output. Each line is one write, so lines of several processes that append to one
-/// file do not mix.
+/// A file or standard output. Each line is one write, so processes that append to one file do not mix lines.
 #[derive(Clone)]
 pub(crate) struct AccessLog(Arc<Inner>);
 
@@ -51,7 +50,6 @@ struct Inner {
 }
 
 impl AccessLog {
-    /// Appends to `path`, or to standard output without one.
     pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
         let output: Box<dyn Write + Send> = match path {
             Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
@@ -78,8 +76,7 @@ impl AccessLog {
     }
 }
 
-/// A connection's entry. Dropping it writes the last line, so a connection that is cut together with its
-/// pod is logged too.
+/// Dropping an entry writes the last line, so a connection cut together with its pod is logged.
 pub(crate) struct Entry {
     log: AccessLog,
     connection: u64,
@@ -93,7 +90,7 @@ pub(crate) struct Entry {
     pub(crate) from_destination: AtomicU64,
 }
 
-/// The facts that are known when a connection is accepted.
+/// Facts at the time of accepting.
 pub(crate) struct Accepted {
     pub(crate) uid: Arc<str>,
     pub(crate) listener: Listener,
@@ -112,7 +109,7 @@ impl Entry {
             source: accepted.source,
             original_destination: accepted.original_destination,
             upstream_source: None,
-            // Replaced when the connection ends by itself.
+            // Replaced if the connection ends by itself.
             error: Some("cut by ztunnel".to_owned()),
             from_source: AtomicU64::new(0),
             from_destination: AtomicU64::new(0),

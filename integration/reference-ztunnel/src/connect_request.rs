@@ -1,4 +1,4 @@
-//! Parses the stand-in for HBONE: an HTTP/1.1 CONNECT in plaintext.
+//! The stand-in for HBONE: an HTTP/1.1 CONNECT in plaintext.
 
 use std::io;
 use std::net::SocketAddr;

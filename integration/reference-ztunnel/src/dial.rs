@@ -1,4 +1,4 @@
-//! Connects to the agent, with growing pauses between attempts.
+//! Connects to the agent with growing pauses.
 
 use std::error::Error;
 use std::future::pending;
@@ -11,12 +11,12 @@ use zds_client::Client;
 const FIRST: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_secs(15);
 
-/// Connects and sends the hello, and retries until that succeeds.
+/// Retries until the connection and hello succeed.
 pub(crate) async fn connect(path: &Path) -> Client {
     insist(async || Client::connect(path).await).await
 }
 
-/// Injects a fault: connects and then never sends or reads anything.
+/// Injects a fault: connects, then never sends or reads.
 pub(crate) async fn connect_silently<T>(path: &Path) -> T {
     let _connected = insist(async || UnixSeqpacket::connect(path).await).await;
     pending().await
@@ -36,13 +36,12 @@ async fn insist<T, E: Error>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> 
     }
 }
 
-/// Formats an error and its causes on one line.
 fn chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Doubling pauses like stock ztunnel's, for one outage.
+/// Stock ztunnel's doubling pauses, for one outage.
 #[derive(Debug)]
 struct Backoff(Duration);
 

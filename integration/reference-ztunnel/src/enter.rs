@@ -1,7 +1,7 @@
-//! Enters a pod's network namespace. No other module does.
+//! The only module that enters a pod's network namespace.
 //!
-//! A socket stays in the netns of the thread that created it. Each pod therefore has a thread inside its netns that
-//! creates sockets, while the runtime's thread, which uses them, stays outside.
+//! A socket stays in its creating thread's netns. Each pod therefore has a thread inside that creates sockets, while
+//! the runtime's thread, which uses them, stays outside.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) struct NetnsId {
     ino: u64,
 }
 
-/// A descriptor as the agent passed it. Only entering shows if it is a network namespace.
+/// The agent's descriptor. Only entering shows if it is a network namespace.
 #[derive(Debug, Clone)]
 pub(crate) struct Netns {
     id: NetnsId,
@@ -29,7 +29,7 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// Reads the descriptor's identity and checks nothing else, like stock ztunnel.
+    /// Reads the identity and checks nothing else, like stock ztunnel.
     pub(crate) fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let file = File::from(descriptor);
         let metadata = file.metadata()?;
@@ -48,18 +48,18 @@ impl Netns {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread inside a netns that runs jobs. It ends when its last handle is dropped, and releases the netns.
+/// A thread inside a netns that runs jobs. It ends and releases the netns with its last handle.
 #[derive(Debug, Clone)]
 pub(crate) struct Inside(mpsc::Sender<Job>);
 
 impl Inside {
-    /// Starts the thread and waits until it is inside.
+    /// Returns once the thread is inside.
     pub(crate) async fn enter(netns: Netns) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (entered, outcome) = oneshot::channel();
         in_netns(netns, move |result| {
             let inside = result.is_ok();
-            // The receiver is gone if the session ended; then the queue is closed as well.
+            // Without a receiver the session has ended, and the queue is closed.
             drop(entered.send(result));
             if inside {
                 queue.into_iter().for_each(|job| job());
@@ -69,7 +69,6 @@ impl Inside {
         Ok(Self(jobs))
     }
 
-    /// Runs `job` inside the netns and returns its result.
     pub(crate) async fn run<T, F>(&self, job: F) -> io::Result<T>
     where
         T: Send + 'static,
@@ -87,8 +86,8 @@ fn gone() -> io::Error {
     io::Error::other("the netns's thread ended")
 }
 
-/// Runs `body` on a new thread, after an attempt to enter `netns`, with the result of that attempt. The thread ends
-/// with `body`: a thread that changed its namespace never returns to a pool, so there is nothing to restore.
+/// Runs `body` on a new thread with the result of entering `netns`. The thread ends with `body` and never returns to
+/// a pool, so its namespace need not be restored.
 fn in_netns<F>(netns: Netns, body: F) -> io::Result<()>
 where
     F: FnOnce(io::Result<()>) + Send + 'static,
@@ -97,7 +96,7 @@ where
     thread.spawn(move || body(enter(netns))).map(drop)
 }
 
-/// Enters and closes the descriptor: from here on, the thread itself keeps the netns alive.
+/// Closes the descriptor: the thread itself keeps the netns alive.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "the descriptor is closed once the thread is inside"

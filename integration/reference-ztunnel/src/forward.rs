@@ -17,7 +17,6 @@ use crate::upstream::Upstream;
 
 const COPY_BUFFER: usize = 16 * 1024;
 
-/// A connection that a listener just accepted.
 pub(crate) struct Incoming {
     pub(crate) listener: Listener,
     pub(crate) stream: TcpStream,
@@ -38,7 +37,7 @@ enum ForwardError {
     Copy(#[from] io::Error),
 }
 
-/// The original destination of a connection, and the address it arrived at.
+/// Original destination and arrival address.
 #[derive(Debug, Clone, Copy)]
 struct Route {
     source: SocketAddr,
@@ -46,7 +45,6 @@ struct Route {
     local: SocketAddr,
 }
 
-/// Forwards a connection to its end and logs it.
 pub(crate) async fn forward(incoming: Incoming, pod: Arc<Pod>) {
     let Incoming {
         listener,
@@ -85,14 +83,14 @@ fn route(stream: &TcpStream, source: SocketAddr) -> io::Result<Route> {
 /// A dual-stack socket shows an IPv4 peer as an IPv6 address (`::ffff:10.0.0.1`).
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
-        // Only for IPv4: an IPv6 address would lose its scope id.
+        // An IPv6 address would lose its scope id.
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
         _ => address,
     }
 }
 
-/// Returns the address that the client dialed, from conntrack. The connection, not the socket, decides which of the
-/// two socket options answers: a dual-stack socket has both.
+/// Returns the address that the client dialed, from conntrack. The connection decides which of two socket options
+/// answers: a dual-stack socket has both.
 fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let original = if local.is_ipv4() {
@@ -103,8 +101,8 @@ fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketA
     original.ok()?.as_socket()
 }
 
-/// Refuses connections that would come back to ztunnel. A connection that was not redirected was made to the listener
-/// itself; one to another listener of the same pod would pass through both for ever.
+/// Refuses loops: a connection that was not redirected was made to the listener itself; one to another listener of
+/// the same pod would pass through both for ever.
 fn refuse_loop(listener: Listener, route: Route) -> Result<(), ForwardError> {
     let direct = route.original == route.local;
     let inward = listener != Listener::Outbound && Listener::has(route.original.port());
@@ -154,7 +152,7 @@ async fn tunnelled(
     }
 }
 
-/// Accepts only targets in the pod to which the tunnel was opened; any other would make ztunnel a relay.
+/// Accepts only targets in the tunnel's pod; others would make ztunnel a relay.
 fn accept_target(
     request: ConnectRequest,
     route: Route,
@@ -175,7 +173,7 @@ fn accept_target(
     Ok((request, upstream))
 }
 
-/// Sends `answer` if the client still reads, and returns `error`.
+/// Sends `answer` to a client that still reads.
 async fn refuse(mut stream: TcpStream, answer: &[u8], error: ForwardError) -> ForwardError {
     if let Err(error) = stream.write_all(answer).await {
         tracing::debug!(%error, "the client went away before its answer");
@@ -196,7 +194,7 @@ async fn connect(
     Ok(stream)
 }
 
-/// Copies both directions until both are done or one fails.
+/// Ends when both directions are done or one fails.
 async fn exchange(
     mut source: TcpStream,
     mut destination: TcpStream,
@@ -218,8 +216,7 @@ async fn exchange(
     Ok(())
 }
 
-/// Copies one direction and counts while it does, so that a connection that is cut has byte counts too. Half-closes
-/// the other side at the end of this direction.
+/// Copies and counts one direction, so that a cut connection has byte counts; then half-closes the other side.
 async fn copy(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -282,7 +279,7 @@ mod tests {
             "127.0.0.1:15001"
         ));
         assert!(!refused(Listener::Inbound, "10.0.0.2:80", "10.0.0.2:15006"));
-        // Another pod's HBONE port is a destination like any other.
+        // Another pod's HBONE port is an ordinary destination.
         assert!(!refused(
             Listener::Outbound,
             "10.0.0.3:15008",

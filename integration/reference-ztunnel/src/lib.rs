@@ -9,15 +9,15 @@
 //! | 15006 | inbound, plaintext | the application in the pod, with the client's address kept |
 //! | 15008 | inbound, HBONE | a **stand-in**: plaintext HTTP/1.1 `CONNECT ip:port`, then bytes; no TLS, no HTTP/2 |
 //!
-//! It deliberately has no identity, no encryption, no policy, no control plane and no DNS proxy (15053). Start
-//! reading with [`serve`]: `session` follows one connection to the agent, `pods` decides about requests, `proxy`
-//! serves one pod, `forward` one connection.
+//! It deliberately has no identity, encryption, policy, control plane or DNS proxy (15053). Start reading with
+//! [`serve`]: `session` follows one connection to the agent, `pods` decides about requests, `proxy` serves one
+//! pod, `forward` one connection.
 //!
 //! # The access log
 //!
-//! `--access-log` takes one JSON object per line, appended with one write: an `accepted` line when a connection is
-//! accepted and a `closed` line when it ends. Fields that are not known yet are null; `original_destination` on 15008
-//! is the CONNECT's target and therefore known only at the end.
+//! `--access-log` takes one JSON object per line, each appended with one write: `accepted` and `closed` lines
+//! of a connection. Unknown fields are null; `original_destination` on 15008 is the CONNECT's target, known
+//! only at the end.
 //!
 //! ```json
 //! {"time":"2026-01-31T12:00:00.000000Z","event":"closed","connection":7,"uid":"uid-1",
@@ -28,12 +28,11 @@
 //!
 //! `connection` counts from 1 and links the two lines. `upstream_source` is the local address of the connection to
 //! the destination. `error` begins with `refused: ` for a connection that would have come back to ztunnel, and is
-//! `cut by ztunnel` if a Del, a new snapshot or the end of the process cut a live connection.
+//! `cut by ztunnel` if a Del, a new snapshot or the end of the process cut it.
 //!
 //! # The state file
 //!
-//! `--status` holds one JSON object. Each change of state replaces it by a rename, before the request that caused
-//! the change is answered.
+//! `--status` holds one JSON object. A rename replaces it at each change of state, before the request is answered.
 //!
 //! ```json
 //! {"connected":true,"ready":true,"snapshot_complete":true,
@@ -41,9 +40,8 @@
 //!           "netns":{"dev":4,"ino":4026532500}}]}
 //! ```
 //!
-//! `ready` has the meaning of stock ztunnel's readiness probe: connected, the snapshot complete, and no pod
-//! `pending`. It omits one quirk of stock ztunnel, whose probe forgets a pod that fails after the snapshot
-//! until the next message.
+//! `ready` means what stock ztunnel's readiness probe does: connected, the snapshot complete, and no pod `pending`.
+//! One quirk is omitted: stock ztunnel's probe forgets a pod that fails after the snapshot until the next message.
 
 mod access_log;
 mod connect_request;

@@ -1,5 +1,3 @@
-//! The listeners that every pod gets.
-
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
@@ -8,7 +6,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 const BACKLOG: i32 = 1024;
 
-/// A connection's direction as seen from the pod.
+/// The direction as seen from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Direction {
@@ -20,9 +18,9 @@ pub(crate) enum Direction {
 pub(crate) enum Listener {
     /// Redirected traffic from the pod.
     Outbound,
-    /// Redirected plaintext traffic to the pod.
+    /// Redirected plaintext to the pod.
     Inbound,
-    /// Traffic of other ztunnels to the pod, addressed to this port.
+    /// Other ztunnels' traffic to the pod.
     Hbone,
 }
 
@@ -44,7 +42,6 @@ impl Listener {
         }
     }
 
-    /// Returns whether one of the listeners uses this port.
     pub(crate) fn has(port: u16) -> bool {
         Self::ALL.iter().any(|listener| listener.port() == port)
     }
@@ -53,7 +50,7 @@ impl Listener {
         (Ipv6Addr::UNSPECIFIED, self.port()).into()
     }
 
-    /// Opens the listener in the calling thread's netns, for both families if IPv6 exists.
+    /// Opens it in the calling thread's netns, for both families if IPv6 exists.
     pub(crate) fn open(self) -> io::Result<TcpListener> {
         match listen(self.address()) {
             Err(error) if lacks_ipv6(&error) => listen((Ipv4Addr::UNSPECIFIED, self.port()).into()),
@@ -62,8 +59,8 @@ impl Listener {
     }
 }
 
-/// Detects a kernel without IPv6, or booted with `ipv6.disable=1`. A netns with only `disable_ipv6` set still accepts
-/// `[::]`, and IPv4 connections through it.
+/// Detects a kernel without IPv6, or booted with `ipv6.disable=1`. A netns with only `disable_ipv6` accepts `[::]`,
+/// and IPv4 connections through it.
 fn lacks_ipv6(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [nix::libc::EAFNOSUPPORT, nix::libc::EADDRNOTAVAIL]
@@ -77,9 +74,9 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    // Connections of an earlier listener may linger on the port.
+    // An earlier listener's connections may linger.
     socket.set_reuse_address(true)?;
-    // A second ztunnel can take over while this one still runs: both listen for a while.
+    // A second ztunnel can take over: both listen for a while.
     socket.set_reuse_port(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;

@@ -1,11 +1,11 @@
-//! A plaintext ztunnel for tests and demos that behaves like stock ztunnel on ZDS.
+//! A plaintext ztunnel that behaves like stock ztunnel on ZDS.
 
 use std::process::ExitCode;
 
 use reference_ztunnel::{Options, serve};
 use tracing_subscriber::EnvFilter;
 
-// One thread is enough, and proves that no thread of the runtime enters a pod's netns.
+// One thread proves that no thread of the runtime enters a pod's netns.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::parse();

@@ -9,13 +9,12 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 #[derive(Debug, Clone)]
 pub struct Options {
     pub uds: PathBuf,
-    /// The access log's path; standard output if unset.
+    /// Standard output if unset.
     pub access_log: Option<PathBuf>,
     /// The state file's path; none if unset.
     pub status: Option<PathBuf>,
-    /// The time that live connections have after SIGTERM.
+    /// Time for live connections after SIGTERM.
     pub termination_deadline: Duration,
-    /// The fault to inject.
     pub fault: Fault,
 }
 
@@ -25,13 +24,13 @@ pub enum Fault {
     /// Behave like stock ztunnel.
     #[default]
     None,
-    /// Receive each request and drop it: carry out nothing, answer nothing.
+    /// Receive requests without acting or answering.
     NeverAck,
-    /// Fail to start any proxy, so that every Add is refused and its pod stays pending.
+    /// Start no proxy: every Add is refused and its pod stays pending.
     NackAdds,
-    /// Carry out each request, then wait this long before answering.
+    /// Carry out each request, then answer after this delay.
     AckDelay(Duration),
-    /// Connect and never send the hello or read anything.
+    /// Connect without a hello or reading anything.
     Silent,
 }
 
@@ -53,7 +52,7 @@ impl FromStr for Fault {
 }
 
 impl Options {
-    /// Reads the command line of this process; exits if it is wrong.
+    /// Exits if the command line is wrong.
     #[must_use]
     pub fn parse() -> Self {
         Self::from_matches(&command().get_matches())

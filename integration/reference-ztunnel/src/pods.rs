@@ -1,6 +1,5 @@
-//! Decides what each request of the agent does to the node's pods.
-//!
-//! This module starts and stops nothing: a method returns what to start and what to stop.
+//! Decides what each request does to the node's pods. Starts and stops nothing: methods return what
+//! to start and stop.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +8,6 @@ use zds_client::WorkloadInfo;
 use crate::enter::{Netns, NetnsId};
 use crate::state_file::{Phase, PodState};
 
-/// A pod that the agent asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Workload {
     pub(crate) uid: String,
@@ -17,21 +15,20 @@ pub(crate) struct Workload {
     pub(crate) netns: Netns,
 }
 
-/// The result of an Add.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Admission<P> {
-    /// No change: the pod already runs in this netns. Its info stays as it was.
+    /// The pod already runs in this netns, with its old info.
     Running,
-    /// Start the pod, after stopping the proxy of its former netns.
+    /// Start the pod after stopping its former netns's proxy.
     Start { replaced: Option<P> },
 }
 
-/// The node's pods, each with its proxy `P` while it runs.
+/// The node's pods; `P` is a running pod's proxy.
 #[derive(Debug)]
 pub(crate) struct Pods<P> {
     running: BTreeMap<String, Running<P>>,
     pending: BTreeMap<String, Workload>,
-    /// The UIDs named on this connection before its snapshot was complete.
+    /// UIDs named on this connection before its snapshot was complete.
     named: BTreeSet<String>,
     snapshot_complete: bool,
 }
@@ -53,14 +50,14 @@ impl<P> Pods<P> {
         }
     }
 
-    /// Starts a new connection: pods keep running, everything else starts over.
+    /// Pods keep running, everything else starts over.
     pub(crate) fn reconnected(&mut self) {
         self.pending.clear();
         self.named.clear();
         self.snapshot_complete = false;
     }
 
-    /// Handles an Add. On [`Admission::Start`], call [`Self::started`] or [`Self::failed`] next.
+    /// On [`Admission::Start`], call [`Self::started`] or [`Self::failed`] next.
     pub(crate) fn add(&mut self, workload: &Workload) -> Admission<P> {
         self.name(&workload.uid);
         if self.runs(workload) {
@@ -83,7 +80,6 @@ impl<P> Pods<P> {
         }
     }
 
-    /// Records that the pod's listeners are open.
     pub(crate) fn started(&mut self, workload: Workload, proxy: P) {
         self.pending.remove(&workload.uid);
         let running = Running {
@@ -94,18 +90,16 @@ impl<P> Pods<P> {
         self.running.insert(workload.uid, running);
     }
 
-    /// Records that the pod's listeners could not be opened, for a retry.
+    /// Opening the listeners failed; a retry follows.
     pub(crate) fn failed(&mut self, workload: Workload) {
         self.pending.insert(workload.uid.clone(), workload);
     }
 
-    /// Handles a Keep. A Keep of an unknown pod does nothing.
     pub(crate) fn keep(&mut self, uid: &str) {
         self.name(uid);
     }
 
-    /// Handles a Del and returns the proxy to stop now. Before the snapshot is complete there is none: only then is
-    /// it known which pods stay.
+    /// Returns the proxy to stop now. There is none before the snapshot is complete, which shows the pods that stay.
     pub(crate) fn del(&mut self, uid: &str) -> Option<P> {
         self.pending.remove(uid);
         self.named.remove(uid);
@@ -115,7 +109,7 @@ impl<P> Pods<P> {
         self.running.remove(uid).map(|running| running.proxy)
     }
 
-    /// Handles a SnapshotSent and returns the proxies to stop.
+    /// Returns the proxies to stop after a SnapshotSent.
     pub(crate) fn complete_snapshot(&mut self) -> Vec<P> {
         self.snapshot_complete = true;
         let named = std::mem::take(&mut self.named);

@@ -1,4 +1,4 @@
-//! Serves one pod: its listeners, and the connections through them.
+//! Serves one pod's listeners and their connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use crate::enter::{Inside, Netns};
 use crate::forward::{Incoming, forward};
 use crate::listeners::Listener;
 
-/// Pause after the kernel refuses to accept, for example for want of descriptors.
+/// The kernel may refuse to accept, for example for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The reason that a pod cannot be served now. The text follows stock ztunnel's "failure to start proxy : ".
+/// Follows stock ztunnel's text "failure to start proxy : ".
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error("Enter({0:?})")]
@@ -28,21 +28,19 @@ pub(crate) enum StartError {
     Fault,
 }
 
-/// State that a pod's connections share.
 pub(crate) struct Pod {
     pub(crate) uid: Arc<str>,
     pub(crate) inside: Inside,
     pub(crate) log: AccessLog,
 }
 
-/// A running pod. Dropping it closes the listeners and cuts the connections.
+/// Dropping it closes the listeners and cuts the connections.
 pub(crate) struct Proxy {
     listeners: JoinSet<()>,
     close: watch::Sender<bool>,
 }
 
 impl Proxy {
-    /// Opens every listener in the netns, or none.
     pub(crate) async fn start(uid: &str, netns: Netns, log: AccessLog) -> Result<Self, StartError> {
         let inside = Inside::enter(netns).await.map_err(StartError::Enter)?;
         let mut open = Vec::new();
@@ -65,18 +63,15 @@ impl Proxy {
         Self { listeners, close }
     }
 
-    /// Closes the listeners and leaves connections open.
     pub(crate) fn close(&self) {
         self.close.send_replace(true);
     }
 
-    /// Waits for the last connection of a closed proxy.
     pub(crate) async fn finished(&mut self) {
         while self.listeners.join_next().await.is_some() {}
     }
 
-    /// Closes the listeners and cuts the connections: a Del grants no grace period. The listeners
-    /// are closed on return.
+    /// Cuts the connections: a Del grants no grace period. The listeners are closed on return.
     pub(crate) async fn stop(mut self) {
         self.listeners.shutdown().await;
     }
@@ -86,8 +81,7 @@ async fn bind(inside: &Inside, listener: Listener) -> io::Result<TcpListener> {
     TcpListener::from_std(inside.run(move || listener.open()).await?)
 }
 
-/// Serves one listener until it is closed, then waits for its connections. They end with this
-/// future, however it ends.
+/// Serves a listener until it is closed, then waits for its connections, which end with this future.
 async fn accept(
     listener: Listener,
     socket: TcpListener,

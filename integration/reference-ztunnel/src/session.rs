@@ -1,4 +1,4 @@
-//! Runs ztunnel: one connection to the agent after the other, until SIGTERM or until the agent breaks the protocol.
+//! One connection to the agent after the other, until SIGTERM or a protocol violation by the agent.
 
 use std::future::pending;
 use std::io;
@@ -16,12 +16,11 @@ use crate::pods::{Admission, Pods, Workload};
 use crate::proxy::{Proxy, StartError};
 use crate::state_file::{State, StateFile};
 
-/// Interval between attempts to start a pending pod.
 const RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The access log or the signal handlers could not be set up.
+    /// Access log or signal handlers failed.
     #[error("failed to start: {0}")]
     Start(#[from] io::Error),
     /// The agent broke the protocol.
@@ -33,7 +32,7 @@ pub enum ServeError {
 ///
 /// # Errors
 ///
-/// The process must exit with 1, like stock ztunnel.
+/// The process must then exit with 1, like stock ztunnel.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -67,7 +66,6 @@ struct Ztunnel {
 }
 
 enum End {
-    /// The agent closed it: reconnect at once.
     Closed,
     Violation(ProtocolError),
 }
@@ -86,7 +84,7 @@ impl Ztunnel {
         Ok(ztunnel)
     }
 
-    /// Connects again and again. Returns only when the agent breaks the protocol.
+    /// Reconnects until the agent breaks the protocol.
     async fn sessions(&mut self) -> ProtocolError {
         if self.options.fault == Fault::Silent {
             return dial::connect_silently(&self.options.uds).await;
@@ -124,7 +122,7 @@ impl Ztunnel {
         }
     }
 
-    /// Carries out a request and acknowledges it, which may end the connection.
+    /// Acknowledges a request, which may end the connection.
     async fn answer(
         &mut self,
         client: &mut Client,
@@ -132,7 +130,7 @@ impl Ztunnel {
     ) -> Option<End> {
         let (outcome, end) = match received {
             Ok(None) => return Some(End::Closed),
-            // The request is dropped with its descriptor, without an answer.
+            // Drops the request and its descriptor without an answer.
             Ok(Some(_)) if self.options.fault == Fault::NeverAck => return None,
             Ok(Some(request)) => (self.carry_out(request).await, None),
             Err(error) => (Err(error.to_string()), Some(end_of(&error))),
@@ -148,7 +146,7 @@ impl Ztunnel {
             .await
         {
             Ok(()) => end,
-            // A violation counts even if the agent does not wait for the answer.
+            // A violation counts even if the agent awaits no answer.
             Err(_) => end.or(Some(End::Closed)),
         }
     }
@@ -174,7 +172,7 @@ impl Ztunnel {
             }
         };
         self.plan_retry();
-        // Before the answer: an agent that receives it finds the file up to date.
+        // An answered agent finds the file up to date.
         self.publish();
         outcome.map_err(|error| format!("failure to start proxy : {error}"))
     }
@@ -223,7 +221,7 @@ impl Ztunnel {
         None
     }
 
-    /// Sets one timer for all pending pods: it starts with the first and stops with the last.
+    /// Sets one timer for all pending pods, from the first to the last.
     fn plan_retry(&mut self) {
         self.retry_at = match (self.pods.has_pending(), self.retry_at) {
             (false, _) => None,
@@ -231,7 +229,7 @@ impl Ztunnel {
         };
     }
 
-    /// Closes the listeners, waits for live connections, then cuts them.
+    /// Closes the listeners, waits for connections, then cuts them.
     async fn drain(&mut self, grace: Duration) {
         self.connected = false;
         let mut proxies = self.pods.take();

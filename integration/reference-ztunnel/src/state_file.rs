@@ -1,4 +1,4 @@
-//! Writes ztunnel's state as one JSON file, replaced atomically.
+//! ztunnel's state as one JSON file, replaced atomically.
 
 use std::fs;
 use std::io;
@@ -10,9 +10,8 @@ use crate::enter::NetnsId;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct State {
-    /// Connected to the agent, with the hello sent.
     pub(crate) connected: bool,
-    /// Connected, the snapshot complete, and no pod pending.
+    /// Connected, snapshot complete, no pod pending.
     pub(crate) ready: bool,
     /// The snapshot of the last connection was complete.
     pub(crate) snapshot_complete: bool,
@@ -20,7 +19,6 @@ pub(crate) struct State {
     pub(crate) pods: Vec<PodState>,
 }
 
-/// A pod in the state file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct PodState {
     pub(crate) uid: String,
@@ -34,11 +32,10 @@ pub(crate) struct PodState {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Phase {
     Running,
-    /// Its listeners could not be opened; ztunnel retries.
+    /// Opening its listeners failed; ztunnel retries.
     Pending,
 }
 
-/// The file, if `--status` names one.
 #[derive(Debug)]
 pub(crate) struct StateFile {
     path: Option<PathBuf>,
@@ -50,7 +47,6 @@ impl StateFile {
         Self { path, last: None }
     }
 
-    /// Replaces the file if the state changed.
     pub(crate) fn publish(&mut self, state: State) {
         if self.last.as_ref() == Some(&state) {
             return;
@@ -64,8 +60,7 @@ impl StateFile {
     }
 }
 
-/// Replaces the file by rename, so a reader sees the old or the new content, never a part. Refuses to replace
-/// anything but a regular file: rename would replace a device too.
+/// Replaces it by rename, so a reader never sees a part. Only for regular files: rename would replace a device too.
 fn replace(path: &Path, state: &State) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io::Error::other("what is there is no regular file"));

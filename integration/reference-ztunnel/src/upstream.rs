@@ -1,5 +1,3 @@
-//! Makes ztunnel's own connections from inside a pod.
-
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::time::Duration;
@@ -9,28 +7,26 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::enter::Inside;
 
-/// The mark of ztunnel's own packets, which the redirection exempts.
+/// Marks ztunnel's own packets, which the redirection exempts.
 const MARK: u32 = 0x539;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The destination of a connection, and the source address to keep.
+/// A destination, and the source address to keep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Upstream {
     pub(crate) destination: SocketAddr,
-    /// The client whose address is kept; if unset, the pod's own address is used.
+    /// If unset, the pod's own address is used.
     pub(crate) client: Option<SocketAddr>,
 }
 
 impl Upstream {
-    /// Connects from the netns that `inside` lives in.
     pub(crate) async fn connect(self, inside: &Inside) -> io::Result<TcpStream> {
         let socket = inside.run(move || self.socket()).await?;
         let connect = TcpSocket::from_std_stream(socket).connect(self.destination);
         tokio::time::timeout(CONNECT_TIMEOUT, connect).await?
     }
 
-    /// Creates the unconnected socket in the calling thread's netns.
     fn socket(self) -> io::Result<StdTcpStream> {
         let domain = Domain::for_address(self.destination);
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
@@ -44,15 +40,15 @@ impl Upstream {
     }
 }
 
-/// Binds to the client's address, which is not the pod's and therefore needs a transparent socket.
+/// The client's address, which is not the pod's, needs a transparent socket.
 fn keep_source(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     if client.is_ipv4() {
         socket.set_ip_transparent_v4(true)?;
     } else {
         socket.set_ip_transparent_v6(true)?;
     }
-    // Not to the client's port: this connection would then have the same tuple as the client's own in conntrack,
-    // which would redirect it to our listener again.
+    // Not to the client's port: the tuple would equal the client's in conntrack, which would redirect it
+    // to our listener again.
     let mut source = client;
     source.set_port(0);
     socket.bind(&source.into())

@@ -9,7 +9,6 @@ use serde_json::Value;
 /// The verb of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// A page of all objects of a kind.
     List,
     Watch,
     Get,
@@ -23,38 +22,34 @@ pub enum Verb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Pass,
-    /// Refuse it with a code and a `Retry-After` in seconds.
+    /// With a code and a `Retry-After` in seconds.
     Refuse(u16, Option<u32>),
-    /// Start the watch with an error event of this code.
+    /// Start with an error event of this code.
     ErrorEvent(u16),
     Hang,
     /// Forward it after this time.
     Wait(Duration),
-    /// Return the list in reverse order.
     Reverse,
-    /// Start the watch, then send nothing and keep it open.
+    /// Start, then send nothing and stay open.
     Silence,
-    /// Start the watch, then send only bookmarks.
+    /// Start, then send only bookmarks.
     Swallow,
 }
 
-/// The way in which watches end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// The way of the real server.
     Clean,
     Broken,
-    /// The connection breaks in the middle of the next event.
+    /// Break in the middle of the next event.
     MidEvent,
 }
 
-/// A request as the proxy recorded it.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub verb: Verb,
-    /// The resource: `pods`, `namespaces`, `events` for creations, or empty.
+    /// `pods`, `namespaces`, `events` for creations, or empty.
     pub resource: String,
-    /// The query string, with `&` between its parts.
+    /// Its parts are separated by `&`.
     pub query: String,
     pub at: Instant,
 }
@@ -95,7 +90,7 @@ pub(super) fn reversed(list: &[u8]) -> anyhow::Result<String> {
     Ok(list.to_string())
 }
 
-/// Removes and returns the first line, with its end.
+/// Includes the line's end.
 pub(super) fn line(lines: &mut Vec<u8>) -> Option<Vec<u8>> {
     let end = lines.iter().position(|byte| *byte == b'\n')?;
     let rest = lines.split_off(end + 1);

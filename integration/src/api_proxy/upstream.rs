@@ -1,4 +1,4 @@
-//! Forwards to the real server over TLS, with the client's credentials.
+//! TLS to the real server with the client's credentials.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -29,7 +29,6 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// Returns the server of a kubeconfig's cluster.
     pub(super) fn of(cluster: &Value) -> anyhow::Result<Self> {
         let text = |name: &str| cluster.get(name).and_then(Value::as_str);
         let server = text("server").and_then(|server| server.strip_prefix("https://"));
@@ -48,7 +47,7 @@ impl Upstream {
         Ok(Self { address, tls })
     }
 
-    /// Forwards a request over a connection of its own.
+    /// Each request has its own connection.
     pub(super) async fn ask(
         &self,
         mut request: Request<Incoming>,

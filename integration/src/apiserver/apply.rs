@@ -7,7 +7,6 @@ use inpod_linux::Netns;
 
 use super::ApiServer;
 
-/// Returns the collection of a kind, and whether it is namespaced.
 fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> {
     let rbac = "/apis/rbac.authorization.k8s.io/v1";
     let admission = "/apis/admissionregistration.k8s.io/v1";
@@ -35,7 +34,7 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
     })
 }
 
-/// Returns the path of a document's object. Documents are indented by two spaces, as helm and people write them.
+/// Documents are indented by two spaces, as helm and people write them.
 fn path(document: &str) -> anyhow::Result<String> {
     let after = |start: &str| {
         let mut lines = document.lines();
@@ -51,14 +50,13 @@ fn path(document: &str) -> anyhow::Result<String> {
     Ok(format!("{group}/namespaces/{namespace}/{plural}/{name}"))
 }
 
-/// Returns the documents of a manifest that are objects.
 fn documents(manifest: &str) -> Vec<&str> {
     let is_object = |document: &&str| document.lines().any(|line| line.starts_with("kind: "));
     manifest.split("\n---\n").filter(is_object).collect()
 }
 
 impl ApiServer {
-    /// Deletes the objects of a manifest, the last first, with background propagation like helm.
+    /// Deletes the last object first, with background propagation like helm.
     pub fn remove(&self, manifest: &str) -> anyhow::Result<()> {
         let how = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
         for document in documents(manifest).into_iter().rev() {
@@ -69,7 +67,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Applies the documents of a manifest in order, with server-side apply.
+    /// Server-side apply, in the documents' order.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<()> {
         for document in documents(manifest) {
             let path = path(document)?;
@@ -81,29 +79,25 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Deletes an object with options; without any, with its own grace period.
+    /// Without options, the object's own grace period holds.
     pub fn delete_with(&self, path: &str, options: &serde_json::Value) -> anyhow::Result<()> {
         let options = options.to_string();
         self.curl("DELETE", path, "application/json", Some(&options))
             .map(drop)
     }
 
-    /// Returns the server's network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Returns a file of the server's directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Returns the CA certificate of the server.
     pub(crate) fn authority(&self) -> PathBuf {
         self.file("certs/apiserver.crt")
     }
 
-    /// Returns a kubeconfig for this server.
     pub(crate) fn kubeconfig_of(token: &str, authority: &str) -> String {
         serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "it",

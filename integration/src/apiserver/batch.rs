@@ -9,7 +9,7 @@ use super::{ADDRESS, ApiServer, process::enter};
 use crate::process::succeeded;
 
 impl ApiServer {
-    /// Creates objects, each at its path, in no order.
+    /// Creates them, each at its path, in no order.
     pub fn create_all(&self, objects: &[(String, Value)]) -> anyhow::Result<()> {
         self.batch(
             &["--parallel", "--parallel-max", "32"],
@@ -19,7 +19,7 @@ impl ApiServer {
         )
     }
 
-    /// Applies merge patches one after the other over one connection.
+    /// Patches in order over one connection.
     pub fn patch_all(&self, changes: &[(String, Value)]) -> anyhow::Result<()> {
         self.batch(&[], "PATCH", "application/merge-patch+json", changes)
     }
@@ -36,7 +36,7 @@ impl ApiServer {
         for (index, (path, body)) in requests.iter().enumerate() {
             // Options must be repeated after `next` (curl(1), --next).
             let next = if index == 0 { "" } else { "next\n" };
-            // curl's quoted strings know the escapes that JSON within a JSON string needs: \" and \\.
+            // curl's quoted strings know the escapes of JSON within a JSON string: \" and \\.
             let body = Value::String(body.to_string());
             write!(
                 config,

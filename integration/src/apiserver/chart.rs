@@ -1,4 +1,4 @@
-//! Deploys what the chart renders, and issues the identity that it gives pod-events.
+//! Deploys the rendered chart and issues pod-events' identity.
 
 use std::{io::Write as _, path::Path, process::Stdio};
 
@@ -8,25 +8,24 @@ use serde_json::{Value, json};
 use super::{ADDRESS, ApiServer, enter};
 use crate::process::succeeded;
 
-/// The manifests with the broker apart, so that they contain every identity.
+/// The broker is apart, so that every identity is contained.
 const MANIFESTS: &str = include_str!("../../../deploy/manifests/split.yaml");
 
 /// The namespace that inpod is deployed to.
 const RELEASE: &str = "inpod-system";
 
 impl ApiServer {
-    /// Creates inpod's namespace and its identities with their rights. Nothing here runs DaemonSets.
+    /// Creates inpod's namespace, identities and rights. Nothing here runs DaemonSets.
     pub(super) fn deploy(&self) -> anyhow::Result<()> {
         documents().try_for_each(|document| self.create_yaml(document))
     }
 
-    /// Returns a token of pod-events on a node, bound to an agent's pod that is created there, as a kubelet requests
-    /// it for a pod that it runs: the token names the node.
+    /// Returns a token of pod-events that names the node: it is bound to an agent's pod created there, as
+    /// the kubelet requests it.
     pub fn token(&self, node: &str) -> anyhow::Result<String> {
         self.token_of("pod-events", node)
     }
 
-    /// Returns a token of another of inpod's accounts.
     pub fn token_of(&self, account: &str, node: &str) -> anyhow::Result<String> {
         let name = format!("{account}-{node}");
         let agent = json!({
@@ -54,12 +53,10 @@ impl ApiServer {
         Ok(token.context("no token")?.to_owned())
     }
 
-    /// Returns a kubeconfig with the identity of pod-events on a node.
     pub fn kubeconfig(&self, node: &str) -> anyhow::Result<String> {
         self.kubeconfig_for("pod-events", node)
     }
 
-    /// Returns a kubeconfig of another of inpod's accounts.
     pub fn kubeconfig_for(&self, account: &str, node: &str) -> anyhow::Result<String> {
         let token = self.token_of(account, node)?;
         let authority = self.dir.join("certs/apiserver.crt");
@@ -77,7 +74,7 @@ impl ApiServer {
         Ok(config.to_string())
     }
 
-    /// Creates one of the deployed objects, unless nothing here would run it.
+    /// Skips objects that nothing here would run.
     fn create_yaml(&self, document: &str) -> anyhow::Result<()> {
         let path = match kind(document)? {
             "Namespace" => "/api/v1/namespaces",
@@ -97,7 +94,7 @@ impl ApiServer {
             .map(drop)
     }
 
-    /// Returns the server's warnings for a manifest, by a dry run. Unknown and duplicate fields are errors.
+    /// Returns warnings by a dry run. Unknown and duplicate fields are errors.
     pub fn warnings(&self, path: &str, manifest: &str) -> anyhow::Result<Vec<String>> {
         let mut command = enter(&self.netns, Path::new("curl"));
         command
@@ -130,7 +127,6 @@ impl ApiServer {
     }
 }
 
-/// Returns the objects as they are written.
 fn documents() -> impl Iterator<Item = &'static str> {
     MANIFESTS.split("\n---\n").skip(1)
 }

@@ -9,7 +9,6 @@ use std::{
 use anyhow::Context as _;
 use inpod_linux::Netns;
 
-/// Returns the program that an environment variable names.
 pub(crate) fn tool(variable: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     let found = path.filter(|path| path.is_file());
@@ -18,7 +17,6 @@ pub(crate) fn tool(variable: &str) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Returns a command in a netns, with an empty environment.
 pub(crate) fn enter(netns: &Netns, program: &Path) -> Command {
     let mut command = Command::new("nsenter");
     command
@@ -30,14 +28,12 @@ pub(crate) fn enter(netns: &Netns, program: &Path) -> Command {
     command
 }
 
-/// Starts a command that writes to a log.
 pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
     let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
     command.stdout(log.try_clone()?).stderr(log);
     Ok(command.spawn()?)
 }
 
-/// Starts the server's etcd.
 pub(super) fn etcd(dir: &Path, netns: &Netns) -> anyhow::Result<Child> {
     let mut command = enter(netns, &tool("ETCD")?);
     command.arg("--data-dir").arg(dir.join("etcd"));

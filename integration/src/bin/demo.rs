@@ -1,4 +1,4 @@
-//! Shows on the terminal how a pod joins the mesh. Run it through `integration/demo`.
+//! Shows how a pod joins the mesh. Run it through `integration/demo`.
 
 use std::{
     io::{self, Write as _},
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
 }
 
 fn print_line(text: &str) {
-    // A reader may have closed the terminal.
+    // The terminal may be closed.
     writeln!(io::stdout(), "{text}").unwrap_or_default();
 }
 
@@ -47,7 +47,6 @@ fn heading(text: &str) {
     print_line(&format!("\n\x1b[1m{text}\x1b[0m"));
 }
 
-/// Prints an indented quotation.
 fn quote(text: &str) {
     text.trim_end()
         .lines()
@@ -89,7 +88,7 @@ fn story(keep: bool) -> anyhow::Result<()> {
     if keep {
         return play(&node, &server);
     }
-    // A runtime stops the containers first.
+    // Runtimes stop containers before the sandbox.
     drop(apps);
     deleted(&node, 8, server)?;
     deleted(&node, 9, client)?;
@@ -178,7 +177,6 @@ fn explained(node: &Node, pod: &Pod) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats a command line as a person would type it.
 fn shell(arguments: &[String]) -> String {
     let quoted = arguments.iter().map(|word| {
         if word.contains('{') {

@@ -1,4 +1,4 @@
-//! A process that connects to ZDS and is not a ztunnel.
+//! Connects to ZDS without being a ztunnel.
 
 use std::{
     io::{self, IoSliceMut, Write as _},
@@ -14,7 +14,7 @@ use nix::sys::socket::{
     send, socket,
 };
 
-/// `ZdsHello{version: V1}`.
+/// Encodes `ZdsHello{version: V1}`.
 const HELLO: &[u8] = b"\x08\x01";
 
 const USAGE: &str = "\
@@ -66,14 +66,14 @@ fn greet(path: &str) -> anyhow::Result<OwnedFd> {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
     let address = UnixAddr::new(Path::new(path))?;
     connect(socket.as_raw_fd(), &address).with_context(|| format!("cannot connect to {path}"))?;
-    // If the connection was already refused, listening shows it.
+    // A refused connection shows when listening.
     send(socket.as_raw_fd(), HELLO, MsgFlags::MSG_NOSIGNAL)
         .map(drop)
         .unwrap_or_default();
     Ok(socket)
 }
 
-/// Returns the next bytes and number of descriptors, or `None` at the end.
+/// Returns bytes and number of descriptors, or `None` at the end.
 fn next(socket: &OwnedFd) -> anyhow::Result<Option<(usize, usize)>> {
     let mut bytes = [0; 2048];
     let mut control = nix::cmsg_space!([i32; 8]);
@@ -112,7 +112,7 @@ fn hand_over(socket: OwnedFd) -> anyhow::Result<()> {
         .arg("inherited")
         .stdin(Stdio::from(socket))
         .spawn()?;
-    // This process exits without waiting for it.
+    // This process does not wait for it.
     drop(heir);
     Ok(())
 }

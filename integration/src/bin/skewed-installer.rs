@@ -1,5 +1,4 @@
-//! A service of a later release than the others, for tests of how that is reported: it has a
-//! socket, health and metrics.
+//! A service of a later release, to test how that is reported: socket, health and metrics.
 
 use std::process::ExitCode;
 

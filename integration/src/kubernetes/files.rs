@@ -8,17 +8,16 @@ use serde_json::json;
 use super::NODE;
 use crate::ApiServer;
 
-/// The networks of this node's pods. The outside has routes to the first.
+/// The outside has routes to the first.
 pub(super) const PODS: [&str; 1] = ["10.244.0.0/24"];
 
-/// The name of the network.
 pub(super) const NETWORK: &str = "podnet";
 
-/// The plugin directory of Debian's package containernetworking-plugins.
+/// The directory of Debian's package containernetworking-plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// The kubelet's configuration. Ignores a nearly full disk and swap. Without systemd the kubelet creates the cgroups
-/// itself. Pods see a changed ConfigMap within this period (default: 1 min).
+/// Ignores a nearly full disk and swap. Without systemd the kubelet creates the cgroups itself. Pods see a changed
+/// ConfigMap within this period (default: 1 min).
 const KUBELET: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -41,8 +40,7 @@ imageGCLowThresholdPercent: 99
 localStorageCapacityIsolation: false
 ";
 
-/// containerd 1.6 to 2.x read version 2. If the rest of the machine may not lower a process's oom score,
-/// runc may not either.
+/// containerd 1.6 to 2.x read version 2. If the machine may not lower a process's oom score, runc may not either.
 const CONTAINERD: &str = r#"version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -56,7 +54,7 @@ disable_apparmor = true
 restrict_oom_score_adj = true
 "#;
 
-/// The first process, which starts the node's programs and restarts them whenever they end.
+/// Starts the node's programs and restarts them whenever they end.
 const INIT: &str = r#"
 mkdir -p /run/netns /etc/kubernetes/manifests
 while :; do containerd --config /srv/containerd.toml >>/srv/log/containerd.log 2>&1; sleep 0.2; done &
@@ -71,7 +69,6 @@ done &
 wait
 "#;
 
-/// Writes everything that a node has before it first boots.
 pub(super) fn write(server: &ApiServer, dir: &Path) -> anyhow::Result<()> {
     for part in [
         "run",
@@ -105,10 +102,8 @@ pub(super) fn write(server: &ApiServer, dir: &Path) -> anyhow::Result<()> {
     primary(&dir.join("etc"))
 }
 
-/// The primary CNI's file in `/etc`.
 pub(super) const PRIMARY: &str = "cni/net.d/10-podnet.conflist";
 
-/// Returns the content of the primary's configuration list.
 pub(super) fn list() -> String {
     let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
@@ -122,16 +117,16 @@ pub(super) fn list() -> String {
     json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [bridge, portmap]}).to_string()
 }
 
-/// Writes the list of the primary CNI, renamed into place because runtimes watch the directory. `etc` is the
-/// machine's own view while it runs: inotify does not report writes below an overlay.
+/// Renames into place because runtimes watch the directory. `etc` is the running machine's own view: inotify does not
+/// report writes below an overlay.
 pub(super) fn primary(etc: &Path) -> anyhow::Result<()> {
-    // containerd 1.6 notices a name that leaves the directory, but not one that is moved into it from elsewhere.
+    // containerd 1.6 notices a name that leaves the directory, but none moved in from elsewhere.
     let aside = etc.join("cni/net.d/.podnet");
     fs::write(&aside, list())?;
     Ok(fs::rename(aside, etc.join(PRIMARY))?)
 }
 
-/// Returns the arguments of the first process, after `node.sh NAME DIR`.
+/// Arguments that follow `node.sh NAME DIR`.
 pub(super) fn init(kubelet: &Path, address: &str) -> Vec<String> {
     let words = ["sh", "/srv/init.sh"].map(str::to_owned);
     let told = [

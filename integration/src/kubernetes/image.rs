@@ -1,4 +1,4 @@
-//! Builds images without a registry: one layer each, as an archive of the OCI image layout 1.0.
+//! Images without a registry: one layer each, as OCI image layout 1.0 archives.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{bin, run};
 
-/// OCI images name processors like Go.
+/// OCI names processors like Go.
 const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "arm64"
 } else {
@@ -22,30 +22,27 @@ const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
 /// The path in Debian's package busybox-static.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
-/// The binaries of each image, as `deploy/images/build` reads them.
+/// Images' binaries, as `deploy/images/build` reads them.
 const COMPONENTS: &str = include_str!("../../../deploy/images/components");
 
 /// The chart's default tag, its `appVersion`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commands that a pod in these tests uses.
+/// Commands that pods in these tests use.
 const APPLETS: [&str; 9] = [
     "sh", "sleep", "httpd", "wget", "nc", "cat", "echo", "mkdir", "true",
 ];
 
-/// An image to build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
     /// `inpod.test/busybox:1`: for sandboxes and applications.
     Busybox,
-    /// `inpod.test/reference-ztunnel:1`.
     Ztunnel,
     /// `inpod.test/sidecar:1`: a proxy that prints each connection (`src/bin/sidecar/`), started like
     /// Istio's, by arguments only.
     Sidecar,
-    /// A shipped image, named as by `deploy/images/build`, `localhost/NAME:TAG`, with the layout of the
-    /// Containerfile. The binaries are those of this workspace's last build with their libraries beside them; each
-    /// ends in its tag, so that no two tags have the same bytes.
+    /// Named as by `deploy/images/build`, `localhost/NAME:TAG`, with the Containerfile's layout. Holds this
+    /// workspace's last binaries and their libraries; each ends in its tag, so that no two tags have the same bytes.
     Shipped {
         /// A name of `deploy/images/components`.
         name: &'static str,
@@ -73,7 +70,7 @@ impl Image {
         }
     }
 
-    /// Writes the archive `NAME.tar` to a directory and returns its path.
+    /// Writes `NAME.tar` and returns its path.
     pub fn write(&self, dir: &Path) -> anyhow::Result<PathBuf> {
         let work = dir.join(self.name());
         let root = work.join("root");
@@ -105,7 +102,7 @@ fn busybox(root: &Path) -> anyhow::Result<Value> {
     Ok(json!(["/bin/sleep", "86400"]))
 }
 
-/// Returns the binaries of a shipped image; the first is the entrypoint.
+/// The first binary is the entrypoint.
 fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     let mut lines = COMPONENTS.lines().map(str::split_whitespace);
     let words = lines.find_map(|mut words| (words.next() == Some(image)).then_some(words));
@@ -113,14 +110,14 @@ fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     Ok(words.collect())
 }
 
-/// Copies binaries to the root, like the Containerfile, with the libraries that they are linked with.
+/// Copies binaries and their libraries to the root, like the Containerfile.
 fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     fs::create_dir_all(root)?;
     for name in names {
         let (from, to) = (bin(name)?, root.join(name));
         let [source, target] = [&from, &to].map(|path| path.display().to_string());
         run("strip", &["-o", &target, &source])?;
-        // Loaders read what the headers name, and nothing after it.
+        // Loaders ignore everything after what the headers name.
         let mut file = fs::OpenOptions::new().append(true).open(&to)?;
         file.write_all(tag.as_bytes())?;
         for library in libraries(&from)? {
@@ -134,7 +131,7 @@ fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     Ok(json!([format!("/{runs}")]))
 }
 
-/// Returns the libraries and the loader of a program (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
+/// Returns libraries and loader (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let printed = run("ldd", &[program])?;
     let paths = printed
@@ -143,7 +140,7 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths.map(PathBuf::from).collect())
 }
 
-/// Packs `root` below a working directory into an archive, with a container's entrypoint.
+/// Packs `root` with a container's entrypoint.
 pub fn pack_image(work: &Path, name: &str, runs: &Value, archive: &Path) -> anyhow::Result<()> {
     let layout = work.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256"))?;
@@ -177,7 +174,7 @@ fn pack(from: &Path, to: &Path, what: &[&str]) -> anyhow::Result<()> {
     run("tar", &[&["-C", &from, "-cf", &to], what].concat()).map(drop)
 }
 
-/// Stores a file under its digest and returns its descriptor.
+/// The file is stored under its digest.
 fn blob(layout: &Path, media_type: &str, file: &Path) -> anyhow::Result<Value> {
     let printed = run("sha256sum", &[file])?;
     let digest = printed.split_whitespace().next();

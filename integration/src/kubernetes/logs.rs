@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::{Cluster, summary, text};
 
-/// Number of lines of each log.
 const LINES: usize = 25;
 
 pub(super) fn diagnostics(cluster: &Cluster) -> String {
@@ -47,7 +46,6 @@ fn section(diagnostics: &mut String, name: &str, content: &str) {
     }
 }
 
-/// Returns the files at a depth below a directory.
 pub(super) fn files(dir: &Path, depth: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -60,7 +58,6 @@ pub(super) fn files(dir: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the cluster's Events in order of time.
 fn events(cluster: &Cluster) -> String {
     let list = cluster.server.get("/api/v1/events").unwrap_or_default();
     let items = list.pointer("/items").and_then(Value::as_array);

@@ -1,4 +1,4 @@
-//! The node's machine: network, mounts, pids and cgroups of its own, with containerd and a kubelet.
+//! The node's machine: its own network, mounts, pids and cgroups, with containerd and a kubelet.
 
 use std::{
     fs,
@@ -24,12 +24,11 @@ use crate::{
     run,
 };
 
-/// The node's address; its number on the server's network.
+/// Ends in its number on the server's network.
 pub(super) const ADDRESS: &str = "10.78.0.2";
 const NUMBER: u32 = 2;
 
-/// Replaces kube-proxy for the one Service that pods use, the API server's, for pods of the
-/// node's network and others.
+/// Replaces kube-proxy for the API server's Service, the only one that pods use.
 const SERVICES: &str = "table ip services {
   chain output {
     type nat hook output priority -100
@@ -42,7 +41,7 @@ const SERVICES: &str = "table ip services {
 }
 ";
 
-/// A node's machine. Its files survive a boot, except `/run`.
+/// Files survive a boot, except `/run`.
 #[derive(Debug)]
 pub struct Machine {
     name: String,
@@ -51,7 +50,6 @@ pub struct Machine {
     server: Arc<ApiServer>,
 }
 
-/// The state of one boot.
 #[derive(Debug)]
 struct Running {
     process: Child,
@@ -61,7 +59,7 @@ struct Running {
 impl Machine {
     /// Creates a machine that is off, with everything on its disk.
     pub(super) fn new(server: Arc<ApiServer>, images: &[Image]) -> anyhow::Result<Self> {
-        // Another isolation on this machine may have a process with the same number.
+        // Another isolation may use the same process number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let name = format!("inpod-node-{now}");
         let dir = PathBuf::from("/run").join(&name);
@@ -83,7 +81,7 @@ impl Machine {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Boots and waits until Kubernetes reports the node as ready.
+    /// Waits until Kubernetes reports a ready node.
     pub fn boot(&self) -> anyhow::Result<()> {
         self.start()?;
         let began = SystemTime::now();
@@ -94,7 +92,7 @@ impl Machine {
                 "{}",
                 node.pointer("/status/conditions").unwrap_or(&node)
             );
-            // A node that was ready before this boot is reported as such until its lease expires.
+            // Before its lease expires, the node of an earlier boot still counts as ready.
             let told = fs::read_to_string(self.dir.join("log/kubelet.log"))?;
             ensure!(
                 told.contains("Fast updating node status as it just became ready")
@@ -105,7 +103,6 @@ impl Machine {
         })
     }
 
-    /// Starts the first process.
     fn start(&self) -> anyhow::Result<()> {
         let kubelet = tool("KUBELET")?;
         let netns = self.network()?;
@@ -132,7 +129,7 @@ impl Machine {
         for setting in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
             exec_in(netns.path(), &["sysctl", "-qw", setting])?;
         }
-        // A packet needs a route before its address is translated.
+        // A packet needs a route before translation.
         let services = ["ip", "route", "add", "10.79.0.0/24", "dev", "api0"];
         exec_in(netns.path(), &services)?;
         let rules = self.dir.join("services.nft");
@@ -141,14 +138,14 @@ impl Machine {
         Ok(netns)
     }
 
-    /// Cuts the power: every process ends at once, and nothing in memory remains.
+    /// Ends every process at once and empties memory.
     pub fn cut_power(&self) -> anyhow::Result<()> {
         let mut running = self.running().take().context("the machine is off")?;
         running.process.kill()?;
         running.process.wait()?;
         drop(running);
         let cgroups = eventually("its cgroups are gone", TIMEOUT, || self.remove_cgroups());
-        // A network disappears a while after its name, and its wire with it.
+        // A network and its wire outlive its name a while.
         let wire = format!("api{NUMBER}");
         exec_in(self.server.netns().path(), &["ip", "link", "del", &wire])?;
         run("ip", &["netns", "del", &self.name])?;
@@ -163,9 +160,9 @@ impl Machine {
         self.boot()
     }
 
-    /// Removes the machine's cgroups in every hierarchy once they are empty.
+    /// Removes them in every hierarchy, once they are empty.
     fn remove_cgroups(&self) -> anyhow::Result<()> {
-        // Depth first; what cannot be removed yet is found again.
+        // Depth first; what remains is found again.
         let script = format!(
             "ours() {{ find /sys/fs/cgroup -depth -type d -path '*/{}*' \"$@\"; }}
              ours -exec rmdir {{}} \\; 2>/dev/null; ours",
@@ -176,7 +173,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns the pid of the machine's first process, as seen from here.
+    /// Returns the first process's pid as seen from outside.
     fn first(&self) -> anyhow::Result<u32> {
         let running = self.running();
         let process = &running.as_ref().context("the machine is off")?.process;
@@ -185,7 +182,7 @@ impl Machine {
         Ok(printed.trim().parse()?)
     }
 
-    /// Runs a command on the machine, outside any pod, within 30 s.
+    /// Runs a command outside any pod, within 30 s.
     pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
         let target = self.first()?.to_string();
         let within = [
@@ -195,41 +192,37 @@ impl Machine {
         run("nsenter", &[&within, command].concat())
     }
 
-    /// Returns a file of the machine: of `/run`, `/opt`, `/var/lib`, `/var/log`, or one that the
-    /// test wrote to `/etc`.
+    /// Returns a path below `/run`, `/opt`, `/var/lib`, `/var/log`, or one that the test wrote to `/etc`.
     pub fn file(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
     }
 
-    /// Returns a file of `/etc` as the machine sees it. Fails if the machine is off.
+    /// Returns the machine's view of `/etc`. Fails while it is off.
     pub fn etc(&self, path: &str) -> anyhow::Result<PathBuf> {
         let root = format!("/proc/{}/root/etc", self.first()?);
         Ok(Path::new(&root).join(path))
     }
 
-    /// Returns the machine's own network namespace.
     pub fn netns(&self) -> anyhow::Result<PathBuf> {
         let running = self.running();
         let running = running.as_ref().context("the machine is off")?;
         Ok(running.netns.path().to_owned())
     }
 
-    /// Returns the primary CNI's network configuration.
     pub fn primary() -> String {
         files::list()
     }
 
-    /// Writes the primary CNI's file, which a machine has from the beginning.
+    /// Every machine has this file initially.
     pub fn write_primary(&self) -> anyhow::Result<()> {
         files::primary(&self.etc("")?)
     }
 
-    /// Removes the primary CNI's file, which leaves the machine without a network.
+    /// The machine then lacks a network.
     pub fn remove_primary(&self) -> anyhow::Result<()> {
         Ok(fs::remove_file(self.etc(files::PRIMARY)?)?)
     }
 
-    /// Loads another image into the runtime.
     pub fn load(&self, image: &Image) -> anyhow::Result<()> {
         let archive = image.write(&self.dir.join("images"))?;
         let name = archive.file_name().context("a file has a name")?;
@@ -239,7 +232,7 @@ impl Machine {
         Ok(fs::remove_file(archive)?)
     }
 
-    /// Returns the processes of a pod's containers, with their pids as seen from here.
+    /// Returns container processes, with pids as seen from outside.
     pub fn pids(&self, uid: &str) -> anyhow::Result<Vec<u32>> {
         let place = format!("/pod{uid}/");
         let mut pids = Vec::new();
@@ -257,7 +250,6 @@ impl Machine {
         Ok(pids)
     }
 
-    /// Returns a pod's network namespace.
     pub fn netns_of(&self, uid: &str) -> anyhow::Result<Netns> {
         let pids = self.pids(uid)?;
         let pid = pids
@@ -267,7 +259,7 @@ impl Machine {
         Ok(Netns::open(Path::new(&path), &["/proc".into()])?)
     }
 
-    /// Kills the processes that run a program in a pod. The path is that in the container.
+    /// Kills a pod's processes of a program, by its path in the container.
     pub fn kill(&self, uid: &str, program: &str, signal: Signal) -> anyhow::Result<()> {
         let runs = |pid: &u32| {
             let found = fs::read_link(format!("/proc/{pid}/exe"));
@@ -279,7 +271,7 @@ impl Machine {
         Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
     }
 
-    /// Returns the connections that the ztunnels of this boot and earlier ones accepted.
+    /// Returns connections accepted by ztunnels of this boot and earlier ones.
     pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
         Access::read(&self.dir.join("var/log/ztunnel/access.json"))
     }
@@ -288,7 +280,7 @@ impl Machine {
         self.dir.join("log")
     }
 
-    /// Returns the logs of a pod's containers, one after the other, as long as the pod exists.
+    /// Returns a pod's container logs in order, as long as the pod exists.
     pub fn log_of(&self, uid: &str) -> anyhow::Result<String> {
         let ours = |path: &PathBuf| path.display().to_string().contains(uid);
         let files = logs::files(&self.pod_logs(), 3).into_iter().filter(ours);
@@ -303,7 +295,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         if self.running().is_some() {
-            // The next test names whatever remains.
+            // The next test names what remains.
             self.cut_power().unwrap_or_default();
         }
         fs::remove_dir_all(&self.dir).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Opens new connections one after the other while something goes on.
+//! New connections one after the other, in the background.
 
 use std::{
     io::{Read as _, Write as _},
@@ -19,26 +19,22 @@ use crate::connect;
 /// Pause between two requests.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// HTTP requests, each over a connection of its own.
 #[derive(Debug)]
 pub struct Traffic {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Report>,
 }
 
-/// The results of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The number of answered requests.
     pub answered: usize,
-    /// The failures: time since the start, and error.
+    /// Time since the start, and error.
     pub failed: Vec<(Duration, String)>,
-    /// The time of the slowest request.
     pub slowest: Duration,
 }
 
 impl Traffic {
-    /// Starts requests from a netns, which stays open for them.
+    /// The netns stays open for the requests.
     pub fn start(from: Netns, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -58,19 +54,18 @@ impl Traffic {
         Self { stop, thread }
     }
 
-    /// Stops after the request in flight.
     pub fn end(self) -> anyhow::Result<Report> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the client died"))
     }
 }
 
-/// Sends one request and returns the body of a 200 answer.
+/// Returns the body of a 200 answer.
 pub fn get(from: &Netns, to: SocketAddr) -> anyhow::Result<String> {
     ask(from, to, "/").map(|(_, body)| body)
 }
 
-/// Requests a path and returns the body and the client's address.
+/// Returns the body and the client's address.
 pub fn ask(from: &Netns, to: SocketAddr, path: &str) -> anyhow::Result<(SocketAddr, String)> {
     let mut stream = connect(from, to)?;
     let here = stream.local_addr()?;

@@ -1,4 +1,4 @@
-//! Creates many pods at once with few processes.
+//! Many pods at once with few processes.
 
 use std::{
     io::Write as _,
@@ -15,7 +15,6 @@ use inpod_linux::Netns;
 use super::{NEXT, Node};
 use crate::{Call, Outcome, Pod, Spec, TIMEOUT, eventually, process::succeeded};
 
-/// Number of concurrent ADDs.
 const AT_ONCE: usize = 4;
 
 impl Node {
@@ -38,7 +37,7 @@ impl Node {
         batch(own, &[], links)?;
         let pods = plans.into_iter().map(|plan| self.realise(plan));
         let pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
-        // All at once: pod-events rereads every file of a directory that changes.
+        // pod-events rereads every file of a changed directory.
         pods.iter()
             .try_for_each(|pod| self.write_manifest(&pod.spec))?;
         Ok(pods)
@@ -68,8 +67,7 @@ impl Node {
         Ok(pods)
     }
 
-    /// Waits until pod-events has read a pod's manifest. Among hundreds that may take longer than an
-    /// ADD waits for it.
+    /// Waits for pod-events to read the manifest: among hundreds, longer than an ADD waits.
     pub fn until_known(&self, spec: &Spec) -> anyhow::Result<()> {
         let what = format!("the manifest of {} is read", spec.name);
         eventually(&what, TIMEOUT, || self.explain(spec).map(drop))
@@ -111,7 +109,6 @@ impl Node {
     }
 }
 
-/// A pod to create.
 struct Plan {
     spec: Spec,
     number: u32,
@@ -120,7 +117,7 @@ struct Plan {
     veth: String,
 }
 
-/// Runs commands of ip(8), one per line, in one process.
+/// Runs ip(8) commands, one per line, in one process.
 fn batch(
     netns: &Path,
     flags: &[&str],

@@ -16,33 +16,29 @@ use super::Node;
 use crate::{Access, TIMEOUT, bin, eventually};
 
 impl Node {
-    /// Returns the socket on which ztunnels connect.
     pub fn zds_socket(&self) -> PathBuf {
         self.dir.join("ztunnel/ztunnel.sock")
     }
 
-    /// Starts a service that accepts any process with its user id.
+    /// Accepts any process with its user id.
     pub fn start(&self, service: &str) -> anyhow::Result<()> {
         self.start_for("uid", service)
     }
 
-    /// Starts a service with a policy for its peers.
     pub fn start_for(&self, peer: &str, service: &str) -> anyhow::Result<()> {
         self.start_with(service, &["--peer", peer])
     }
 
-    /// Starts a service with settings, including the policy for its peers. By default, the broker serves any
-    /// ztunnel of its user.
+    /// Settings include the policy for peers. By default the broker serves any ztunnel of its user.
     pub fn start_with(&self, service: &str, settings: &[&str]) -> anyhow::Result<()> {
         self.start_at(&self.run_dir(), service, settings)
     }
 
-    /// Starts a service with its sockets below another directory.
     pub fn start_at(&self, run_dir: &Path, service: &str, settings: &[&str]) -> anyhow::Result<()> {
         self.start_within(&[], run_dir, service, settings)
     }
 
-    /// Starts a service through a program that executes it: `within` is followed by the service's command line.
+    /// `within` executes the service's command line, which follows it.
     pub fn start_within(
         &self,
         within: &[&str],
@@ -58,7 +54,7 @@ impl Node {
             "pod-events" => {
                 command.args(["--node-name", self.name()]);
                 command.args(&self.pods_from);
-                // Variables that a node's pods may have must not mislead it.
+                // A node's pods may have variables that must not mislead it.
                 for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY"] {
                     command.env(name, "http://127.0.0.1:1");
                 }
@@ -81,17 +77,16 @@ impl Node {
         self.spawn(service, command)
     }
 
-    /// Starts the reference ztunnel.
     pub fn start_ztunnel(&self, arguments: &[&str]) -> anyhow::Result<()> {
         self.start_ztunnel_as("ztunnel", arguments)
     }
 
-    /// Starts another reference ztunnel under a name of its own.
+    /// Starts another reference ztunnel under its own name.
     pub fn start_ztunnel_as(&self, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
         self.start_ztunnel_within(&[], name, arguments)
     }
 
-    /// Starts a reference ztunnel through a program that executes it.
+    /// `within` executes the reference ztunnel.
     pub fn start_ztunnel_within(
         &self,
         within: &[&str],
@@ -100,7 +95,7 @@ impl Node {
     ) -> anyhow::Result<()> {
         let mut command = self.command(within, &bin("reference-ztunnel")?);
         let state = self.dir.join(format!("{name}.json"));
-        // The state file of a killed ztunnel is outdated.
+        // A killed ztunnel leaves an outdated state file.
         fs::remove_file(&state).unwrap_or_default();
         command
             .arg("--uds")
@@ -111,7 +106,6 @@ impl Node {
         self.spawn(name, command)
     }
 
-    /// Returns the path of the reference ztunnel's access log.
     pub fn access_log(&self) -> PathBuf {
         self.access_log_of("ztunnel")
     }
@@ -121,23 +115,19 @@ impl Node {
         self.dir.join("log").join(name).with_extension("json")
     }
 
-    /// Reads the reference ztunnel's state file.
     pub fn ztunnel_state(&self) -> anyhow::Result<serde_json::Value> {
         self.ztunnel_state_of("ztunnel")
     }
 
-    /// Reads the state file of the ztunnel with this name.
     pub fn ztunnel_state_of(&self, name: &str) -> anyhow::Result<serde_json::Value> {
         let path = self.dir.join(format!("{name}.json"));
         Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
     }
 
-    /// Returns the connections that the ztunnel has accepted.
     pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
         self.accesses_of("ztunnel")
     }
 
-    /// Returns the connections that the ztunnel with this name has accepted.
     pub fn accesses_of(&self, name: &str) -> anyhow::Result<Vec<Access>> {
         Access::read(&self.access_log_of(name))
     }
@@ -155,7 +145,6 @@ impl Node {
         command
     }
 
-    /// Starts any program under a name.
     pub(crate) fn start_program(
         &self,
         within: &[&str],
@@ -187,13 +176,12 @@ impl Node {
         Ok(())
     }
 
-    /// Stops a process with a signal and waits for its end.
     pub fn stop(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
         self.signal(name, signal)?;
         self.until_ended(name).map(drop)
     }
 
-    /// Waits for the end of a process and kills it if it does not end in time.
+    /// Kills the process if it does not end in time.
     pub fn until_ended(&self, name: &str) -> anyhow::Result<ExitStatus> {
         let mut child = self
             .processes
@@ -212,7 +200,7 @@ impl Node {
         ended
     }
 
-    /// Sends a process a signal; after SIGSTOP, returns once all its threads have stopped.
+    /// After SIGSTOP, returns once all threads have stopped.
     pub fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
         let processes = self.processes.borrow();
         let child = processes
@@ -245,7 +233,6 @@ impl Node {
         Ok(child.with_context(|| format!("{name} does not run"))?.id())
     }
 
-    /// Returns the resident memory of a process in KiB.
     pub fn resident(&self, name: &str) -> anyhow::Result<u64> {
         let pid = self.pid(name)?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -256,7 +243,6 @@ impl Node {
         Ok(line.trim().trim_end_matches("kB").trim().parse()?)
     }
 
-    /// Returns the last lines of a process's log.
     pub fn tail(&self, process: &str, lines: usize) -> String {
         let text = fs::read_to_string(self.log(process)).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();
@@ -266,7 +252,7 @@ impl Node {
     }
 }
 
-/// Each thread stops on its own, after kill(2) has returned (proc_pid_stat(5): the state follows the name).
+/// Threads stop after kill(2) has returned (proc_pid_stat(5): the state follows the name).
 fn all_stopped(tasks: &str) -> anyhow::Result<()> {
     for task in fs::read_dir(tasks)? {
         let stat = fs::read_to_string(task?.path().join("stat"))?;

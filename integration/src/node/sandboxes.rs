@@ -1,4 +1,4 @@
-//! Pods on a node: their manifests, their netns, and a runtime's CNI calls.
+//! Pods on a node: manifests, netns, and a runtime's CNI calls.
 
 use std::{fs, net::Ipv4Addr, path::Path, sync::atomic::Ordering};
 
@@ -11,17 +11,16 @@ use crate::{
 };
 
 impl Node {
-    /// Writes a pod's manifest.
     pub fn write_manifest(&self, spec: &Spec) -> anyhow::Result<()> {
         let path = self
             .manifests()
             .join(format!("{}-{}.yaml", spec.namespace, spec.name));
-        // Renamed into place, like careful tools do.
+        // Careful tools rename into place.
         fs::write(path.with_extension("tmp"), spec.manifest(&self.name))?;
         Ok(fs::rename(path.with_extension("tmp"), path)?)
     }
 
-    /// Writes a pod's manifest and creates a sandbox as the chain leaves it for inpod.
+    /// Writes a manifest, and creates a sandbox as the chain leaves it for inpod.
     pub fn sandbox(&self, spec: Spec) -> anyhow::Result<Pod> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let host = self.next_address.replace(self.next_address.get() + 1);
@@ -77,12 +76,10 @@ impl Node {
         Ok(())
     }
 
-    /// Returns whether the host side of a pod's veth exists.
     pub fn has_veth(&self, pod: &Pod) -> bool {
         exec_in(self.netns.path(), &["ip", "link", "show", &pod.veth]).is_ok()
     }
 
-    /// Returns a runtime's call of the plugin.
     pub fn call(&self, verb: fn(&Pod, &Path, &Path) -> Call, pod: &Pod) -> Call {
         verb(
             pod,
@@ -91,14 +88,14 @@ impl Node {
         )
     }
 
-    /// Runs an ADD, which must succeed.
+    /// Runs an ADD that must succeed.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Outcome> {
         let outcome = self.call(Call::add, pod).run()?;
         ensure!(outcome.code == 0, "ADD of {}: {outcome:?}", pod.spec.name);
         Ok(outcome)
     }
 
-    /// Runs both DELs of a runtime, which must succeed, and removes the netns between them.
+    /// Runs both DELs of a runtime and removes the netns between them.
     pub fn del(&self, pod: &Pod) -> anyhow::Result<()> {
         let first = self.call(Call::del, pod).run()?;
         ensure!(
@@ -116,7 +113,6 @@ impl Node {
         Ok(())
     }
 
-    /// Creates a sandbox and runs its ADD, which must succeed.
     pub fn pod(&self, spec: Spec) -> anyhow::Result<Pod> {
         let pod = self.sandbox(spec)?;
         self.add(&pod)?;

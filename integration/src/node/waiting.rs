@@ -21,7 +21,7 @@ impl Node {
                     .iter()
                     .filter(|condition| !condition.ok)
                     .collect();
-                // Reported as soon as the broker is connected.
+                // Reported once the broker is connected.
                 let told = |name| status.conditions.iter().any(|known| known.name == name);
                 ensure!(status.ready && bad.is_empty() && told("ztunnel"), "{bad:?}");
                 anyhow::Ok(())
@@ -33,7 +33,6 @@ impl Node {
         self.api.explain(&spec.namespace, &spec.name)
     }
 
-    /// Waits until a pod has a state.
     pub fn until(
         &self,
         spec: &Spec,
@@ -51,7 +50,7 @@ impl Node {
         )
     }
 
-    /// Waits until a pod is enrolled with exactly its rules and acknowledged by a ztunnel.
+    /// Waits for enrollment with exactly its rules, acknowledged by a ztunnel.
     pub fn until_whole(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
         eventually(
             &format!("{} is wholly in the mesh", spec.name),

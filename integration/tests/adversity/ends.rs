@@ -69,7 +69,7 @@ fn a_del_while_the_runtimes_add_waits_for_a_ztunnel_ends_the_add() {
         del.code == 0 && del.took < Duration::from_secs(2),
         "{del:?}"
     );
-    // A runtime kills its ADD before it sends DEL; one that does not gets its answer before the deadline.
+    // A runtime kills its ADD before it sends DEL; other callers get their answer before the deadline.
     assert_eq!(add.join().unwrap().unwrap().code, 1);
     is_out(&node, &pod);
 }

@@ -1,6 +1,5 @@
-//! Failures at the worst moment: services that are away, hang or restart in the middle of something,
-//! manifests that break, CNI calls that contradict each other. Afterwards a pod is either completely
-//! enrolled or completely withdrawn.
+//! Services that are away, hang or restart, broken manifests and contradicting CNI calls: afterwards a pod is either
+//! completely enrolled or completely withdrawn.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "../common/mod.rs"]
@@ -46,7 +45,6 @@ fn restart(node: &Node, service: &str) {
     node.start(service).unwrap();
 }
 
-/// Waits until the pod's timeline shows an event.
 fn wait_for_event(node: &Node, pod: &Pod, event: &str) {
     eventually(event, Duration::from_secs(40), || {
         let known = node.explain(&pod.spec)?;

@@ -1,4 +1,4 @@
-//! Manifests that break, are away, or are replaced.
+//! Manifests that break, disappear or are replaced.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ fn a_manifest_that_is_away_for_a_moment_changes_nothing() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
     let manifest = node.manifests().join("shop-b.yaml");
-    // As editors do: rename the file, then write a new one with its name.
+    // As editors do: rename, then write a new file.
     fs::rename(&manifest, manifest.with_extension("yaml~")).unwrap();
     wait_until_gone(node, &mesh.b);
     fs::copy(manifest.with_extension("yaml~"), &manifest).unwrap();
@@ -49,7 +49,7 @@ fn manifests_that_cannot_be_read_at_start_leave_every_pod_as_it_is() {
     node.ready().unwrap();
     let known = node.until_whole(&pod.spec).unwrap();
     assert_eq!(known.state(), PodState::Enrolled);
-    // A new pod of that namespace gets the reason why it must wait.
+    // Another pod gets the reason why it must wait.
     let other = node.sandbox(Spec::new("b")).unwrap();
     let error = node
         .call(Call::add, &other)

@@ -1,5 +1,5 @@
-//! The reachability table with the bootstrap that the injector gives a proxy without a control plane: the stand-in
-//! proxy follows the bootstrap (`integration/src/bin/sidecar/bootstrap.rs`).
+//! The reachability table with the injector's bootstrap for a proxy without a control plane, which the
+//! stand-in proxy follows (`integration/src/bin/sidecar/bootstrap.rs`).
 
 use std::{
     fs,
@@ -21,7 +21,6 @@ use crate::{
     sidecar::{Proxy, either, redirect, through},
 };
 
-/// Returns the proxy's container of a pod with these annotations, from `inpod inject`.
 pub(crate) fn container(fixture: &Fixture, annotations: &Value) -> Value {
     let manifests = fixture.node.manifests();
     let file = |name: &str| manifests.with_file_name(name);
@@ -53,7 +52,7 @@ pub(crate) fn container(fixture: &Fixture, annotations: &Value) -> Value {
     proxies.next().unwrap().clone()
 }
 
-/// Returns its arguments, expanded as the kubelet does for a pod with this first address.
+/// Expands the arguments as the kubelet does for this first address.
 pub(crate) fn arguments(container: &Value, address: IpAddr) -> Vec<String> {
     let args = container["args"].as_array().unwrap().iter();
     args.map(|arg| {
@@ -63,7 +62,6 @@ pub(crate) fn arguments(container: &Value, address: IpAddr) -> Vec<String> {
     .collect()
 }
 
-/// Returns the argument that is the bootstrap.
 pub(crate) fn bootstrap(arguments: &mut [String]) -> &mut String {
     let at = arguments.iter().position(|arg| arg == "--config-yaml");
     &mut arguments[at.unwrap() + 1]
@@ -119,17 +117,17 @@ fn by_tproxy_a_proxy_with_the_bootstrap_of_redirect_is_reached_by_nobody_and_it_
     assert_eq!(proxy.connections(), []);
 }
 
-/// The answer of the server at the Unix socket: no TCP server gives this port and address.
+/// No TCP server gives this port and address.
 const BY_SOCKET: &str = "1 192.0.2.1\n";
 
-/// Starts a server at a Unix socket that the proxy's user may open. It ends with the process.
+/// Serves a Unix socket that the proxy's user may open, until the process ends.
 fn at_socket(directory: &Path) -> PathBuf {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
     let path = directory.join("app.sock");
     let listener = UnixListener::bind(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
     thread::spawn(move || {
-        // A client that disconnects is no error of the server.
+        // A client may disconnect.
         for mut stream in listener.incoming().flatten() {
             stream.write_all(BY_SOCKET.as_bytes()).unwrap_or_default();
         }
@@ -137,7 +135,7 @@ fn at_socket(directory: &Path) -> PathBuf {
     path
 }
 
-/// Endpoints of every form, and the server at a Unix socket for one of them, in a directory that this owns.
+/// Endpoints of every form, one of them at a Unix socket in a directory that this owns.
 pub(crate) struct Endpoints {
     _directory: tempfile::TempDir,
     pub(crate) annotation: Value,
@@ -158,8 +156,7 @@ impl Endpoints {
         }
     }
 
-    /// Expects that each endpoint leads to its destination, from the right source; `mark` is the source at
-    /// the pod's first address.
+    /// Expects each endpoint's destination and source; `mark` is the source at the pod's first address.
     pub(crate) fn assert_led(&self, fixture: &Fixture, mark: &str) {
         let asked = |port, v6: bool| {
             let to = SocketAddr::new(fixture.to(false, v6), port);
@@ -167,14 +164,14 @@ impl Endpoints {
         };
         let from = |port: u16, source: &str| Some((port, source.parse::<IpAddr>().unwrap()));
         for v6 in [false, true] {
-            // To a server at localhost, which no other client reaches, and from it.
+            // A server at localhost, which no other client reaches.
             assert_eq!(asked(8081, v6), from(8082, "127.0.0.1"));
             assert_eq!(asked(8083, v6), from(9082, "::1"));
-            // To the pod's first address, whatever address the client used: one port is served, one is not.
+            // The pod's first address, whatever the client used: one port is served, one is not.
             assert_eq!(asked(8082, v6), from(8083, mark));
             assert_eq!(asked(9083, v6), None);
             assert_eq!(asked(9081, v6), from(1, "192.0.2.1"));
-            // No endpoint names this port: it stays at localhost.
+            // No endpoint names this port.
             assert_eq!(asked(9082, v6), None);
         }
     }

@@ -17,7 +17,7 @@ use inpod_linux::Netns;
 use integration::{Pod, connect};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// A server that sends each client its port and the source that it saw.
+/// Sends each client its port and source.
 #[derive(Debug)]
 pub(crate) struct Bound(Arc<AtomicBool>);
 
@@ -27,7 +27,7 @@ impl Drop for Bound {
     }
 }
 
-/// Returns a listening TCP socket. `both`: if bound to `::`, it accepts IPv4 as well.
+/// `both`: if bound to `::`, it accepts IPv4 as well.
 fn listener(address: SocketAddr, both: bool, interface: Option<&str>) -> io::Result<TcpListener> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
@@ -60,7 +60,7 @@ impl Bound {
         thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 match listener.accept() {
-                    // A client that disconnects is no error of the server.
+                    // A client may disconnect.
                     Ok((mut stream, peer)) => {
                         let source = peer.ip().to_canonical();
                         writeln!(stream, "{} {source}", address.port()).unwrap_or_default();
@@ -99,7 +99,7 @@ pub(crate) const BIND_ADDRESSES: [BindAddress; 3] = [
 ];
 
 impl BindAddress {
-    /// Returns the port of the server with a Service; the one without is 1000 higher.
+    /// A port without a Service is 1000 higher.
     pub(crate) fn port(self) -> u16 {
         match self {
             Self::Wildcard => 8081,
@@ -117,7 +117,7 @@ impl BindAddress {
     }
 }
 
-/// Starts a server of each kind for a port with a Service, and one for a port without.
+/// Starts servers for a port with a Service and one without.
 pub(crate) fn servers(pod: &Pod) -> Vec<Bound> {
     let ports = |way: BindAddress| [way.port(), way.port() + 1000].map(|port| (way, port));
     let all = BIND_ADDRESSES.into_iter().flat_map(ports);
@@ -128,11 +128,11 @@ pub(crate) fn servers(pod: &Pod) -> Vec<Bound> {
     .collect()
 }
 
-/// Reachability by a server's address, whether it has a Service, and whether it is IPv6.
+/// By address, whether it has a Service, and whether it is IPv6.
 pub(crate) type Table = BTreeMap<(BindAddress, bool, bool), bool>;
 
-/// Returns the expected table of inbound forwarding (services/docs/facts/istio-sidecar.md, 7): a server is reachable
-/// exactly if it binds to more than localhost.
+/// Returns the expected inbound forwarding (services/docs/facts/istio-sidecar.md, 7): a server is reachable exactly
+/// if it binds to more than localhost.
 pub(crate) fn wanted() -> Table {
     let rows = BIND_ADDRESSES.into_iter().flat_map(|way| {
         let families = [false, true].map(|v6| [(way, true, v6), (way, false, v6)]);
@@ -142,8 +142,7 @@ pub(crate) fn wanted() -> Table {
         .collect()
 }
 
-/// Builds the observed table with `ask`, which returns port and source of an answer. The server that answers must be
-/// the one that was asked, and must see the right source.
+/// Builds the observed table. The server that was asked must answer and see the right source.
 pub(crate) fn table(
     mut ask: impl FnMut(u16, bool, bool) -> anyhow::Result<(u16, IpAddr)>,
     source: impl Fn(bool, bool) -> IpAddr,

@@ -1,5 +1,5 @@
-//! The reachability table with a real Envoy: started as the injector's template starts it, with its own arguments,
-//! its user, and only the capabilities that it is given.
+//! The reachability table with a real Envoy, started as the injector's template starts
+//! it: arguments, user, capabilities.
 
 mod ending;
 
@@ -33,7 +33,7 @@ fn program() -> PathBuf {
         .unwrap()
 }
 
-/// Returns a command prefix that starts a program as a runtime starts a container with this security context.
+/// Returns a command prefix with a container's security context.
 fn as_contained(container: &Value) -> Vec<String> {
     let security = &container["securityContext"];
     assert_eq!(security["capabilities"]["drop"][0], "ALL");
@@ -53,7 +53,6 @@ fn as_contained(container: &Value) -> Vec<String> {
     ]
 }
 
-/// Returns status and body of a URL, requested from inside a pod.
 fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
     let url = format!("http://{to}{path}");
     let reported = from.exec(&[
@@ -117,7 +116,6 @@ impl<'a> Envoy<'a> {
         Ok(())
     }
 
-    /// Reads them from the admin interface, which an application of the pod may query.
     fn accepted(&self) -> Accepted {
         let to = SocketAddr::from(([127, 0, 0, 1], 15000));
         let path = "/stats?filter=^tcp.*downstream_cx_total$";
@@ -134,7 +132,7 @@ impl<'a> Envoy<'a> {
         all
     }
 
-    /// Runs `act` and returns the filter chains that accepted connections meanwhile, with their numbers.
+    /// Returns the filter chains that accepted connections during `act`.
     fn with_accepted<T>(&self, act: impl FnOnce() -> T) -> (T, Accepted) {
         let before = self.accepted();
         let done = act();
@@ -166,7 +164,7 @@ fn inbound(v6: bool) -> &'static str {
     ][usize::from(v6)]
 }
 
-/// Returns the table. Each connection must have reached Envoy once, through the filter chain of its family.
+/// Each connection must reach Envoy once, through its family's filter chain.
 fn through(envoy: &Envoy<'_>, seen: impl Fn(bool, bool) -> IpAddr) -> anyhow::Result<Table> {
     let mut odd = Vec::new();
     let ask = |port, service, v6| {
@@ -259,7 +257,7 @@ fn an_endpoint_leads_its_port_elsewhere_through_an_envoy_and_no_other_port() {
     }
 }
 
-/// Therefore a probe that only connects (`tcpSocket`) does not show whether the application listens.
+/// A probe that only connects (`tcpSocket`) therefore does not show whether the application listens.
 #[test]
 fn a_connection_to_a_port_that_nobody_serves_is_taken_by_an_envoy_and_ended() {
     let fixture = Fixture::new();
@@ -294,8 +292,8 @@ fn a_connection_to_an_envoys_own_listener_ends_there() {
     }
 }
 
-/// Changes the bootstrap so that the proxy connects from its own address, which the rules redirect to it again. A
-/// limit of `most` connections ends that loop.
+/// Makes the proxy connect from its own address, which the rules redirect to it again; a limit of `most`
+/// connections ends that loop.
 fn unmarked(bootstrap: &mut String, most: u64) {
     let mut document: Value = serde_json::from_str(bootstrap).unwrap();
     let clusters = document.pointer_mut("/static_resources/clusters");

@@ -1,4 +1,4 @@
-//! The addresses to which applications bind: who reaches them without a mesh and in it, and what inpod predicts.
+//! Addresses to which applications bind: reachability outside and in the mesh, and inpod's prediction.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 

@@ -1,5 +1,5 @@
-//! The table of inbound forwarding (services/docs/facts/istio-sidecar.md, 7): three ways to bind, with a Service or
-//! without. The same clients reach an application without a mesh and in it, over IPv4 and IPv6.
+//! Inbound forwarding (services/docs/facts/istio-sidecar.md, 7): three ways to bind, with a Service or without. The
+//! same clients try without a mesh and in it, over IPv4 and IPv6.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,13 +15,13 @@ use crate::{
 /// The addresses of the Service, whose ports equal the pod's ports.
 const SERVICE: [&str; 2] = ["10.96.0.10", "fd96::10"];
 
-/// The node's addresses, which a pod of the same bridge sees as source of a Service's client.
+/// A pod of the same bridge sees these as a Service client's source.
 const NODE_ADDRESSES: [&str; 2] = ["10.77.0.1", "fd77::1"];
 
 /// Values of netconfig's setting `backend`.
 pub(crate) const BACKENDS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
 
-/// A pod with a Service, and a client beside it. Neither is in a mesh at first.
+/// Neither pod is in a mesh at first.
 pub(crate) struct Fixture {
     pub(crate) node: Node,
     pub(crate) server: Pod,
@@ -56,8 +56,8 @@ impl Fixture {
         fixture
     }
 
-    /// Makes the node forward a Service to the pod, as kube-proxy does. A client on the same bridge is masqueraded;
-    /// otherwise its answers would bypass the node.
+    /// Forwards a Service to the pod as kube-proxy does. A client on the same bridge is masqueraded; otherwise its
+    /// answers would bypass the node.
     fn serve(&self) {
         let net = format!("--net={}", self.node.netns().path().display());
         let (v4, v6) = (self.server.v4, self.server.v6);
@@ -80,7 +80,7 @@ impl Fixture {
         }
     }
 
-    /// Expects the pod's rules in this backend and in no other.
+    /// Expects the rules in this backend only.
     pub(crate) fn is_written_with(&self, backend: &str) {
         let net = format!("--net={}", self.server.path().display());
         let has = |command: &[&str], ours| {
@@ -126,8 +126,8 @@ impl Fixture {
         )
     }
 
-    /// Returns the table, and expects each connection on the right path: in the mesh accepted once at the pod's
-    /// 15006, for the pod's own address and that port.
+    /// Expects each connection on the right path: in the mesh once at the pod's 15006, for the pod's own
+    /// address and that port.
     fn table(&self, in_mesh: bool) -> anyhow::Result<Table> {
         let mut odd = Vec::new();
         let ask = |port, service, v6| {
@@ -166,7 +166,7 @@ fn who_reaches_an_application_is_the_same_without_a_mesh_and_in_it() {
 #[test]
 fn a_connection_that_misses_ztunnel_is_noticed_though_it_is_answered() {
     let fixture = Fixture::new();
-    // The pod is not in the mesh: the application answers over the wrong path.
+    // Outside of the mesh the application answers over the wrong path.
     let error = fixture.table(true).unwrap_err();
     assert!(format!("{error:#}").contains("took []"), "{error:#}");
 }

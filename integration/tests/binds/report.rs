@@ -1,5 +1,3 @@
-//! Reports of binds, by the service and by `inpod binds`.
-
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
@@ -18,7 +16,7 @@ use serde_json::Value;
 
 use crate::bound::{BindAddress, Bound, servers};
 
-/// Returns everything that listens in pods with a name.
+/// Lists all listeners of pods with this name.
 pub(crate) fn listed(node: &Node, spec: &Spec) -> anyhow::Result<PodBinds> {
     let mut pods = node.api().binds(ListBindsRequest {
         pod: Some(PodSelector {
@@ -31,7 +29,6 @@ pub(crate) fn listed(node: &Node, spec: &Spec) -> anyhow::Result<PodBinds> {
     pods.pop().context("no such pod")
 }
 
-/// Like [`listed`], and expects that the pod was inspected.
 pub(crate) fn binds(node: &Node, spec: &Spec) -> PodBinds {
     let pod = listed(node, spec).unwrap();
     assert_eq!(pod.failure, None);
@@ -128,7 +125,7 @@ fn ports_that_services_lead_to_are_reported_with_what_nobody_listens_on() {
             lead("a", BindAddress::PodIp.port(), own),
             lead("b", BindAddress::PodIp.port(), own),
             lead("c", 7000, own),
-            // An endpoint of an earlier pod with the name.
+            // An earlier pod with the name has an endpoint.
             lead("d", 7001, "another"),
         ],
         ..Default::default()
@@ -281,7 +278,7 @@ fn declared_ports_are_reported_by_name_and_nothing_that_changes_is_no_error() {
     ] {
         assert_eq!(all.pointer(pointer).unwrap(), value, "{pointer}");
     }
-    // Without Kubernetes the rest is reported all the same.
+    // Kubernetes is missing, the rest is reported.
     let output = inpod(&node, &["shop/server", "--services"]);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -292,7 +289,7 @@ fn declared_ports_are_reported_by_name_and_nothing_that_changes_is_no_error() {
     assert!(words(&output.stdout)[2].contains("container (http)"));
 }
 
-/// Returns a pod that ran before inpod was installed, without a CNI call to inpod.
+/// Returns a pod that ran before inpod, without a CNI call to it.
 fn undiscovered_pod(node: &Node) -> (Pod, Inhabitant) {
     // A cgroup contains the UID in Kubernetes' form.
     let mut spec = Spec::new("stranger");

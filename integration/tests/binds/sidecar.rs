@@ -1,5 +1,3 @@
-//! The reachability table with a proxy in the pod, under the rules of sidecar mode.
-
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
@@ -110,7 +108,6 @@ impl Proxy {
         fs::read_to_string(&self.output).unwrap()
     }
 
-    /// Returns source, destination and outcome of each connection.
     pub(crate) fn connections(&self) -> Vec<(IpAddr, SocketAddr, String)> {
         let text = self.text();
         let line = |line: &str| {
@@ -131,14 +128,12 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // It has ended already, or ends now.
         self.process.kill().unwrap_or_default();
         self.process.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// Returns the table. Each connection must have reached the proxy once, from the client and for
-/// the pod's own address.
+/// Each connection must reach the proxy once, from the client and for the pod's own address.
 pub(crate) fn through(
     fixture: &Fixture,
     proxy: &Proxy,

@@ -1,5 +1,3 @@
-//! A node, its callers, and what can be read from it.
-
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use anyhow::ensure;
@@ -12,7 +10,7 @@ use integration::{
 /// The plugin's time limit for the agent's answer to an ADD.
 pub(crate) const PLUGIN: Duration = Duration::from_secs(30);
 
-/// State that an ADD leaves: UIDs that the broker knows, paths of claims, and the number of checkpoint records.
+/// State that an ADD leaves: UIDs at the broker, claims' paths, the number of checkpoint records.
 pub(crate) type Known = (BTreeSet<String>, BTreeSet<String>, usize);
 
 pub(crate) struct Bench {
@@ -42,7 +40,7 @@ impl Bench {
         bench
     }
 
-    /// Returns a node that works on one ADD at a time, and the proxy between its services.
+    /// Works on one ADD at a time, with a proxy between its services.
     pub(crate) fn with_one_permit() -> (Self, Proxy) {
         let node = Node::new().unwrap();
         let behind = node.run_dir().with_file_name("behind");
@@ -82,7 +80,6 @@ impl Bench {
         self.verbs.answers(self.dels(&vec![nobody; 8])).unwrap();
     }
 
-    /// Waits until pod-events has read the manifests of some pods.
     pub(crate) fn until_known(&self, pods: &[Pod]) {
         pods.iter()
             .try_for_each(|pod| self.node.until_known(&pod.spec))
@@ -104,7 +101,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// Waits until an ADD waits for a permit, which shows that calls are arriving.
+    /// An ADD that waits for a permit shows that calls are arriving.
     pub(crate) fn until_busy(&self) {
         eventually("an ADD waits for its turn", TIMEOUT, || {
             ensure!(self.metric("adds_waiting") > 0.5, "none does");
@@ -166,8 +163,7 @@ pub(crate) fn named(pods: &[Pod]) -> Vec<Named> {
     pods.iter().map(Named::of).collect()
 }
 
-/// Returns sandboxes whose netns no service opens, or whose netns does not exist. `first` separates their ids
-/// from those of others.
+/// Returns sandboxes whose netns no service opens or that have none. `first` separates their ids from others.
 pub(crate) fn without_netns(node: &Node, specs: &[Spec], first: usize) -> Vec<Named> {
     specs
         .iter()

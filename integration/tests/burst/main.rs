@@ -1,5 +1,4 @@
-//! Many concurrent ADDs and DELs: which calls wait for others, what a refused call leaves, and
-//! the cost for pod-events.
+//! Concurrent ADDs and DELs: their order, what refused calls leave, and pod-events' cost.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
@@ -19,7 +18,6 @@ use crate::{
 };
 
 impl Bench {
-    /// Returns the only answer to a call.
     fn answer<T>(&self, call: Called<T>) -> Answer<T> {
         self.verbs.answers(vec![call]).unwrap().pop().unwrap()
     }
@@ -54,8 +52,7 @@ fn a_del_ends_an_add_that_waits_for_its_turn_at_once() {
 /// The number of sandboxes that end concurrently.
 const END: usize = 40;
 
-/// The number of ADDs that wait meanwhile. They do no work, so they must cost nothing to calls that do
-/// not wait behind them.
+/// Waiting ADDs do no work, so they must cost other calls nothing.
 const WAIT: usize = 200;
 
 #[test]
@@ -81,7 +78,7 @@ fn what_dels_take_does_not_depend_on_how_many_adds_wait() {
 
     assert_eq!(outcomes(&undisturbed), all_ok(END));
     assert_eq!(outcomes(&disturbed), all_ok(END));
-    // Twice the undisturbed time and some slack, since other processes share the machine.
+    // Twice the undisturbed time plus slack: other processes share the machine.
     let most = percentile(&undisturbed, 99) * 2 + Duration::from_millis(500);
     assert!(
         percentile(&disturbed, 99) < most,
@@ -125,8 +122,7 @@ fn while_100_adds_wait_for_a_ztunnel_nobody_else_waits_and_they_succeed_when_it_
     let adds = bench.adds(&named(first));
     bench.until_claimed(100);
     bench.until("adds_worked_on", 0.0);
-    // More ADDs wait than have permits. Another ADD gets its permit, a pod outside the mesh needs none, and
-    // neither does a DEL.
+    // More ADDs wait than there are permits. Another ADD gets its permit; a pod outside the mesh and a DEL need none.
     let one_more = bench.verbs.add(&Named::of(last), PLUGIN);
     bench.until_claimed(101);
     let added = bench.verbs.answers(bench.adds(&outside)).unwrap();

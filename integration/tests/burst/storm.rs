@@ -12,21 +12,21 @@ use crate::{
     tally::{all_ok, outcomes, percentile, print_line},
 };
 
-/// Sandboxes that exist before the burst and end in it.
+/// Sandboxes that only end in the burst.
 const STAND: usize = 80;
-/// Sandboxes of the mesh that are added in the burst and stay.
+/// Pods of the mesh, added to stay.
 const STAY: usize = 80;
-/// Sandboxes of the mesh that are added and deleted in the burst.
+/// Pods of the mesh, added and deleted.
 const COME_AND_GO: usize = 40;
-/// Pods outside of the mesh that are added and deleted in the burst.
+/// Pods outside the mesh, added and deleted.
 const OUTSIDE: usize = 190;
-/// Pods of the mesh without a netns that are added and deleted in the burst.
+/// Pods of the mesh without a netns, added and deleted.
 const LOST: usize = 190;
 
 /// The plugin's time limit for the agent's answer to a DEL.
 const PLUGIN_DEL: Duration = Duration::from_secs(5);
 
-/// The tolerated difference in descriptors: connections between services open and close.
+/// Connections between services open and close.
 const DESCRIPTOR_TOLERANCE: usize = 4;
 
 /// The limit of pod-events' memory, in KiB.
@@ -55,7 +55,6 @@ impl Sandboxes {
         sandboxes
     }
 
-    /// Returns the sandboxes that are added and deleted in the burst.
     fn short_lived(&self) -> Vec<Named> {
         let going = named(&self.going);
         [&self.lost[..], &going, &self.outside].concat()
@@ -133,7 +132,7 @@ impl Answers {
         assert!(dels < adds, "DELs take {dels:?} where ADDs take {adds:?}");
     }
 
-    /// An ADD that succeeded before its DEL leaves its rules until its netns ends.
+    /// An ADD that succeeded before its DEL leaves rules until its netns ends.
     fn refused_left_nothing(&self, sandboxes: &Sandboxes) {
         let going = sandboxes.going.iter().zip(&self.going);
         let refused = going.filter(|(_, answer)| answer.result.is_err());
@@ -161,7 +160,7 @@ fn a_burst_of_500_adds_and_500_dels_ends_every_call_with_a_reason_and_leaves_not
     answers.must_be_in_time_and_with_a_reason();
     assert!(peak < MAX_RESIDENT, "{peak} KiB");
 
-    // A runtime repeats a DEL if it is not sure of the first one; an ADD that came after its DEL ends now.
+    // A runtime repeats a DEL if unsure; an ADD that came after its DEL ends now.
     let again = bench
         .verbs
         .answers(bench.dels(&sandboxes.short_lived()))
@@ -169,7 +168,7 @@ fn a_burst_of_500_adds_and_500_dels_ends_every_call_with_a_reason_and_leaves_not
     assert_eq!(outcomes(&again), all_ok(LOST + COME_AND_GO + OUTSIDE));
     only_what_stays_is_left(&bench, &sandboxes);
     answers.refused_left_nothing(&sandboxes);
-    // The number of pods is the same as before.
+    // The number of pods is unchanged.
     eventually("no descriptor is left over", TIMEOUT, || {
         let now = bench.descriptors();
         let mut pairs = now.iter().zip(&descriptors);

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, time::Duration};
 
 use integration::Answer;
 
-/// Returns the time within which this percentage of calls was answered.
 pub(crate) fn percentile<'a, T: 'a>(
     answers: impl IntoIterator<Item = &'a Answer<T>>,
     of: usize,

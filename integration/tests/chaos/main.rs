@@ -1,8 +1,8 @@
-//! Pods come, go and change while everything that they depend on dies and comes back, and while their rules are
-//! deleted. When that ends, each of them is in the desired state, and nothing is left of those that went.
+//! Pods come, go and change while everything they depend on dies and restarts, and while rules are deleted. In the
+//! end each is in the desired state and nothing of ended ones is left.
 //!
-//! Runs for a minute, with `./integration/test --all` for ten; `CHAOS_SECONDS` changes that, `CHAOS_SEED` repeats the
-//! choices of an earlier run.
+//! Runs for a minute, with `./integration/test --all` for ten; `CHAOS_SECONDS` changes that, `CHAOS_SEED` repeats
+//! an earlier run's choices.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -25,12 +25,11 @@ use serde_json::json;
 /// The maximum number of pods at once.
 const MAX_PODS: usize = 16;
 
-/// The deadline for everything to settle: the longest wait between two attempts is 30 s and a half.
+/// The longest wait between two attempts is 30 s and a half.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Subject {
     pod: Pod,
-    /// The value of its label.
     mode: Option<&'static str>,
     added: bool,
     adding: Option<JoinHandle<Outcome>>,
@@ -42,7 +41,7 @@ struct Chaos {
     subjects: BTreeMap<String, Subject>,
     is_namespace_in: bool,
     made: u32,
-    /// Processes that are down, and when they come back.
+    /// Processes that are down, until when.
     down: BTreeMap<&'static str, Instant>,
     done: BTreeMap<&'static str, u32>,
 }
@@ -66,7 +65,6 @@ impl Chaos {
         !self.down.contains_key("api-server")
     }
 
-    /// Makes one random event happen.
     fn step(&mut self) {
         self.reap();
         self.restart_due(Instant::now());
@@ -109,13 +107,11 @@ impl Chaos {
         Some("pod created")
     }
 
-    /// Starts a runtime's ADD, which ends before its deadline whatever happens.
     fn add(&self, pod: &Pod) -> JoinHandle<Outcome> {
         let call = self.cluster.node.call(Call::add, pod).timeout_seconds(10);
         thread::spawn(move || call.run().unwrap())
     }
 
-    /// Collects the answers of ADDs.
     fn reap(&mut self) {
         for subject in self.subjects.values_mut() {
             if let Some(answered) = subject.adding.take_if(|adding| adding.is_finished()) {
@@ -124,7 +120,6 @@ impl Chaos {
         }
     }
 
-    /// Repeats a failed ADD, as a runtime does.
     fn repeat_add(&mut self) -> Option<&'static str> {
         let name = self.any()?;
         let subject = self.subjects.get(&name)?;
@@ -136,13 +131,13 @@ impl Chaos {
         Some("ADD repeated")
     }
 
-    /// Ends a pod: the runtime's DEL, before or after the deletion of its object.
+    /// The DEL comes before or after the object's deletion.
     fn go(&mut self) -> Option<&'static str> {
         let name = self.any().filter(|_| self.is_api_there())?;
         let is_first = self.rng.bool();
         let mut subject = self.subjects.remove(&name)?;
         if let Some(adding) = subject.adding.take() {
-            // A runtime ends what it has begun before it deletes.
+            // A runtime finishes before it deletes.
             adding.join().unwrap();
         }
         let path = self.cluster.path(&name);

@@ -9,11 +9,10 @@ use serde_json::Value;
 
 use crate::{Chaos, SETTLE_TIMEOUT, Subject};
 
-/// The content of a netns outside of the mesh.
 const NOTHING: [String; 0] = [];
 
 impl Chaos {
-    /// Restarts everything, and repeats calls until every runtime has succeeded.
+    /// Restarts everything and repeats failed calls.
     pub(crate) fn settle(&mut self) {
         self.restart_due(Instant::now() + SETTLE_TIMEOUT);
         self.cluster.until_served();
@@ -40,7 +39,6 @@ impl Chaos {
         }
     }
 
-    /// Expects that a pod is in its desired state according to the kernel, ztunnel and the API server.
     pub(crate) fn is_as_wanted(&self, name: &str, subject: &Subject) -> anyhow::Result<()> {
         let known = self.cluster.node.explain(&subject.pod.spec)?;
         let wanted = self.is_wanted(subject);
@@ -88,7 +86,6 @@ impl Chaos {
         Ok(())
     }
 
-    /// Expects that services hold only pods that exist, and the broker only those of the mesh.
     pub(crate) fn is_nothing_leaked(&self) -> anyhow::Result<()> {
         let node = &self.cluster.node;
         let inside = self
@@ -113,7 +110,7 @@ impl Chaos {
         })?;
         ensure!(let_through.is_empty(), "{let_through:?}");
         let held = netns_held(node.pid("netconfig")?)?;
-        // Its own and the node's, besides those of pods.
+        // Its own and the node's.
         ensure!(
             held <= inside + 4,
             "netconfig holds {held} netns of {inside} pods"

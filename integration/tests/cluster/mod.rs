@@ -1,4 +1,4 @@
-//! A node of a cluster: its pods are objects of a real API server.
+//! A node whose pods are objects of a real API server.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(
     clippy::allow_attributes,
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// An API server, a node of its own for each test, and a namespace there.
+/// An API server, and a node and namespace for each test.
 pub(crate) struct Cluster {
     pub(crate) node: Node,
     pub(crate) server: Arc<ApiServer>,
@@ -36,7 +36,7 @@ impl Cluster {
         cluster
     }
 
-    /// Creates it on the server that tests share, running.
+    /// Creates one on the shared server, running.
     pub(crate) fn shared() -> Self {
         let cluster = Self::on(ApiServer::shared().unwrap());
         cluster.start();
@@ -44,12 +44,12 @@ impl Cluster {
         cluster
     }
 
-    /// Creates it on the server that tests share; the node's services do not run yet.
+    /// Creates one on the shared server; the node's services do not run yet.
     pub(crate) fn waiting() -> Self {
         Self::on(ApiServer::shared().unwrap())
     }
 
-    /// Creates it on a server of its own, running.
+    /// Creates one on its own server, running.
     pub(crate) fn own() -> Self {
         let cluster = Self::stopped();
         cluster.start();
@@ -57,20 +57,19 @@ impl Cluster {
         cluster
     }
 
-    /// Creates it on the server that tests share, which pod-events reaches through a proxy. Its services
-    /// do not run yet.
+    /// Creates one on the shared server, reached through a proxy; its services do not run yet.
     pub(crate) fn behind_proxy() -> (Self, ApiProxy) {
         let cluster = Self::on(ApiServer::shared().unwrap());
         let proxy = ApiProxy::start(cluster.node.netns(), &cluster.node.kubeconfig()).unwrap();
         (cluster, proxy)
     }
 
-    /// Creates it on a server of its own; the node's services do not run yet.
+    /// Creates one on its own server; the node's services do not run yet.
     pub(crate) fn stopped() -> Self {
         Self::on(Arc::new(ApiServer::start().unwrap()))
     }
 
-    /// Starts the node's services and waits until pod-events serves and has synchronized the others.
+    /// Waits until pod-events has synchronized the others.
     pub(crate) fn start(&self) {
         self.node.start_all().unwrap();
         self.until_served();
@@ -102,7 +101,6 @@ impl Cluster {
         self.server.patch(&path, &change).unwrap();
     }
 
-    /// Returns a pod of this node, to be created.
     pub(crate) fn object(&self, name: &str, mode: Option<&str>) -> Value {
         json!({
             "apiVersion": "v1",
@@ -137,7 +135,7 @@ impl Cluster {
         format!("/api/v1/namespaces/{}/pods/{name}", self.namespace)
     }
 
-    /// Returns a sandbox as the chain leaves it, of a pod that need not exist.
+    /// Returns a sandbox as the chain leaves it; its pod need not exist.
     pub(crate) fn sandbox(&self, name: &str, uid: &str) -> Pod {
         let spec = Spec {
             namespace: self.namespace.clone(),
@@ -154,7 +152,6 @@ impl Cluster {
         pod
     }
 
-    /// Returns an ADD with another UID argument, or none.
     pub(crate) fn add_as(&self, pod: &Pod, uid: &str) -> Call {
         let mut call = self.node.call(Call::add, pod);
         for (name, value) in &mut call.environment {
@@ -190,7 +187,7 @@ impl Cluster {
         .unwrap();
     }
 
-    /// Waits until the source's condition has this status, and returns its message.
+    /// Waits for the source's condition and returns its message.
     pub(crate) fn until_pods(&self, ok: bool) -> String {
         eventually("the condition pods", TIMEOUT, || {
             let status = self.node.api().status()?;
@@ -204,7 +201,7 @@ impl Cluster {
         .unwrap()
     }
 
-    /// Waits until the message of the source's condition contains all of these words.
+    /// Waits until the source's condition has a message with all of these.
     pub(crate) fn until_message(&self, words: &[&str]) {
         eventually("the condition pods says so", TIMEOUT, || {
             let reported = self.until_pods(false);
@@ -246,7 +243,6 @@ impl Cluster {
     }
 }
 
-/// Expects a refusal with this CNI code and these words.
 pub(crate) fn refused(outcome: &Outcome, code: u64, words: &[&str]) {
     let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!(error.get("code"), Some(&code.into()), "{outcome:?}");

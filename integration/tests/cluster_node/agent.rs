@@ -1,4 +1,4 @@
-//! The cluster that one test at a time uses, with inpod on it.
+//! The cluster with inpod, used by one test at a time.
 
 use std::{
     ops::Deref,
@@ -14,11 +14,8 @@ use serde_json::Value;
 
 use crate::trace::{self, Answers};
 
-/// The namespace of inpod.
 pub(crate) const SYSTEM: &str = "inpod-system";
-/// The label selector of its pods.
 pub(crate) const AGENT: &str = "app.kubernetes.io/name=inpod";
-/// The programs of its containers.
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", "installer"];
 /// The images that the chart names.
 pub(crate) const SHIPPED: [&str; 5] = [
@@ -33,17 +30,15 @@ static SHARED: Mutex<Weak<Mutex<Shared>>> = Mutex::new(Weak::new());
 
 pub(crate) struct Shared {
     cluster: Cluster,
-    /// The state of the node before inpod was first installed.
     pub(crate) clean: Answers,
 }
 
-/// A cluster with inpod and a ztunnel, for one test exclusively.
 pub(crate) struct ExclusiveCluster<'a>(MutexGuard<'a, Shared>);
 
-/// Runs a test with exclusive use of the cluster. Waiting tests keep it alive; the last one ends it.
+/// Waiting tests keep the cluster alive; the last one ends it.
 pub(crate) fn on_the_node(test: impl FnOnce(&ExclusiveCluster<'_>)) {
     loop {
-        // A cluster in which a test failed is not reused: the next test starts a new one.
+        // A cluster with a failed test is not reused.
         if let Ok(shared) = shared().lock() {
             return test(&ExclusiveCluster(shared));
         }
@@ -76,7 +71,7 @@ fn shared() -> Arc<Mutex<Shared>> {
 }
 
 impl ExclusiveCluster<'_> {
-    /// Waits until the agent and the ztunnel are ready and connected.
+    /// Waits until agent and ztunnel are connected.
     pub(crate) fn until_whole(&self) {
         self.until_ready(SYSTEM, AGENT, 1).unwrap();
         self.until_ready("istio-system", "app=ztunnel", 1).unwrap();
@@ -112,23 +107,20 @@ impl ExclusiveCluster<'_> {
         Ok(serde_json::from_str(&printed)?)
     }
 
-    /// Returns the state of the node before inpod was first installed.
+    /// The node before the first install.
     pub(crate) fn clean(&self) -> &Answers {
         &self.0.clean
     }
 
-    /// Waits until every source reports that a pod is in the mesh and that its ADD enrolled it: the
-    /// network is the chain's.
     pub(crate) fn until_enrolled(&self, pod: &Value) {
         self.until_in(pod, "podnet");
     }
 
-    /// Waits for the same of a pod that started without an agent.
+    /// Waits for a pod that started without an agent.
     pub(crate) fn until_found(&self, pod: &Value) {
         self.until_in(pod, "");
     }
 
-    /// Waits for the agent, the annotation, the rules and the listeners.
     fn until_in(&self, pod: &Value, expected: &str) {
         let (namespace, name) = named(pod);
         eventually("the pod is in the mesh", TIMEOUT, || {
@@ -180,14 +172,13 @@ impl ExclusiveCluster<'_> {
         .unwrap();
     }
 
-    /// Runs a command of the machine in a pod's network.
     pub(crate) fn in_netns(&self, pod: &Value, command: &[&str]) -> String {
         let netns = self.machine.netns_of(uid(pod)).unwrap();
         let net = format!("--net={}", netns.path().display());
         integration::run("nsenter", &[&[net.as_str()], command].concat()).unwrap()
     }
 
-    /// Removes a namespace with all its pods, and waits until the agent knows none of them.
+    /// Waits until the agent knows no pod of it.
     pub(crate) fn remove(&self, namespace: &str) {
         self.server
             .delete(&format!("/api/v1/namespaces/{namespace}"))
@@ -230,7 +221,7 @@ pub(crate) fn named(pod: &Value) -> (&str, &str) {
     )
 }
 
-/// Returns the UID that the kubelet uses, which for a static pod is its hash.
+/// Returns the kubelet's UID, which for a static pod is its hash.
 pub(crate) fn uid(pod: &Value) -> &str {
     match text(pod, "/metadata/annotations/kubernetes.io~1config.hash") {
         "" => text(pod, "/metadata/uid"),

@@ -1,4 +1,4 @@
-//! Applications: busybox that serves HTTP and reports its clients.
+//! Applications: busybox serves HTTP and reports its clients.
 
 use std::net::SocketAddr;
 
@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 
 use crate::agent::ExclusiveCluster;
 
-/// The port on which applications listen.
 pub(crate) const PORT: u16 = 8080;
 
-/// Serves `/`; `/cgi-bin/who` returns the client's address, and a file lists its clients.
+/// `/cgi-bin/who` returns the client's address; a file lists all clients.
 const SERVE: &str = r#"
 mkdir -p /tmp/www/cgi-bin
 echo here >/tmp/www/index.html
@@ -25,7 +24,7 @@ END
 exec /bin/httpd -f -p 8080 -h /tmp/www
 "#;
 
-/// Returns a container that serves, with additional fields.
+/// Returns a serving container with additional fields.
 pub(crate) fn container(more: &Value) -> Value {
     let mut container = json!({
         "name": "app", "image": "inpod.test/busybox:1", "imagePullPolicy": "Never",
@@ -45,7 +44,7 @@ pub(crate) fn template(app: &str, container: &Value) -> Value {
     })
 }
 
-/// Creates a Deployment of one pod and waits until that is ready.
+/// Waits until its one pod is ready.
 pub(crate) fn deploy(
     cluster: &ExclusiveCluster<'_>,
     namespace: &str,
@@ -56,7 +55,7 @@ pub(crate) fn deploy(
     ready(cluster, namespace, app)
 }
 
-/// Creates a Deployment of one pod, whose template carries the application's name.
+/// Creates a Deployment of one pod; the template carries the application's name.
 pub(crate) fn make_deployment(
     cluster: &ExclusiveCluster<'_>,
     namespace: &str,
@@ -76,19 +75,17 @@ pub(crate) fn make_deployment(
     cluster.server.create(&path, &object).unwrap();
 }
 
-/// Waits for the one pod of an application.
 pub(crate) fn ready(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) -> Value {
     let label = format!("app={app}");
     let pods = cluster.until_ready(namespace, &label, 1).unwrap();
     pods.first().unwrap().clone()
 }
 
-/// Creates a pod that serves and has no controller.
 pub(crate) fn plain(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) {
     create(cluster, namespace, app, &json!({}), &container(&json!({})));
 }
 
-/// Creates a pod without a controller, with additional fields in its spec.
+/// Additional fields go into its spec.
 pub(crate) fn create(
     cluster: &ExclusiveCluster<'_>,
     namespace: &str,
@@ -106,7 +103,6 @@ pub(crate) fn create(
     make_pod(cluster, namespace, app, &object).unwrap();
 }
 
-/// Creates a pod without a controller from a template.
 pub(crate) fn make_pod(
     cluster: &ExclusiveCluster<'_>,
     namespace: &str,

@@ -1,9 +1,8 @@
-//! inpod as a person installs it: what helm renders of the chart is applied and deleted as helm does it.
+//! inpod as a person installs it: what helm renders is applied and deleted as helm does it.
 //!
-//! A release here differs from the chart's defaults only as a test sets. Its images have the names
-//! that `deploy/images/build` gives them and are imported, so that no registry is asked;
-//! `Image::Shipped` lists their differences. The kubelet shows a changed ConfigMap sooner than by
-//! default (`syncFrequency` in `src/kubernetes/files.rs`).
+//! A release differs from the chart's defaults only as a test sets. Images have the names that `deploy/images/build`
+//! gives them and are imported, so no registry is asked; `Image::Shipped` lists their differences. The kubelet shows
+//! a changed ConfigMap sooner than by default (`syncFrequency` in `src/kubernetes/files.rs`).
 
 use anyhow::{Context as _, bail, ensure};
 use integration::{
@@ -17,13 +16,12 @@ use crate::agent::{ExclusiveCluster, SYSTEM, uid};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/inpod");
 
-/// The template of the hook that runs before helm deletes.
 const HOOK: [&str; 2] = ["--show-only", "templates/leave-job.yaml"];
 
 /// Everything except the hook.
 const RELEASE: [&str; 1] = ["--no-hooks"];
 
-/// Facts that helm would learn from the server, as `deploy/render` passes them.
+/// Facts that helm learns from the server, as `deploy/render` passes them.
 const SERVER: [&str; 4] = [
     "--kube-version",
     "v1.34.0",
@@ -43,13 +41,11 @@ fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
     run(&helm, &[&release[..], &SERVER, what, &set].concat())
 }
 
-/// Returns an object's kind and its name as helm writes it.
 fn identity(document: &str) -> Option<(&str, &str)> {
     let after = |start| document.lines().find_map(|line| line.strip_prefix(start));
     Some((after("kind: ")?, after("  name: ")?))
 }
 
-/// Returns the objects of a rendering that meet a condition.
 fn select(rendering: &str, is_meant: impl Fn((&str, &str)) -> bool) -> String {
     let documents = rendering.split("\n---\n");
     let chosen = documents.filter(|document| identity(document).is_some_and(&is_meant));
@@ -57,7 +53,7 @@ fn select(rendering: &str, is_meant: impl Fn((&str, &str)) -> bool) -> String {
 }
 
 impl ExclusiveCluster<'_> {
-    /// Runs `kubectl create namespace`, `kubectl label namespace` and `helm install`, as in `deploy/docs/install.md`.
+    /// Runs as in `deploy/docs/install.md`: `kubectl create namespace`, `kubectl label namespace`, `helm install`.
     pub(crate) fn install(&self) {
         self.make_system();
         self.upgrade(&[]);
@@ -73,7 +69,7 @@ impl ExclusiveCluster<'_> {
         self.server.apply(&release).unwrap();
     }
 
-    /// Runs `helm upgrade` from values to others: objects that the release no longer has are deleted.
+    /// Runs `helm upgrade`: objects no longer in the release are deleted.
     pub(crate) fn upgrade_from(&self, before: &[&str], after: &[&str]) {
         let [before, after] = [before, after].map(|values| rendered(&RELEASE, values).unwrap());
         self.server.apply(&after).unwrap();
@@ -82,7 +78,7 @@ impl ExclusiveCluster<'_> {
         self.server.remove(&gone).unwrap();
     }
 
-    /// Runs `helm install` on a node to which the agent has not come yet; everything else is there.
+    /// Runs `helm install` on a node that the agent has not reached yet.
     pub(crate) fn install_all_but_the_agent(&self, values: &[&str]) {
         self.make_system();
         let release = rendered(&RELEASE, values).unwrap();
@@ -90,7 +86,7 @@ impl ExclusiveCluster<'_> {
         self.server.apply(&others).unwrap();
     }
 
-    /// Runs `helm uninstall` and `kubectl delete namespace`, and returns the Job's output.
+    /// Runs `helm uninstall` and `kubectl delete namespace`; returns the Job's output.
     pub(crate) fn uninstall(&self) -> String {
         let hook = rendered(&HOOK, &[]).unwrap();
         self.server.apply(&hook).unwrap();
@@ -125,7 +121,6 @@ impl ExclusiveCluster<'_> {
         .unwrap();
     }
 
-    /// Returns the image that each container of the agent runs.
     pub(crate) fn images(&self) -> Vec<String> {
         let agent = self.agent();
         let containers = agent.pointer("/status/containerStatuses").unwrap();
@@ -134,7 +129,6 @@ impl ExclusiveCluster<'_> {
         images.collect()
     }
 
-    /// Waits until another agent than this one is ready.
     pub(crate) fn until_replaced(&self, before: &serde_json::Value) {
         eventually("another agent is ready", LONG, || {
             let now = self.agent();

@@ -1,4 +1,4 @@
-//! Pods that get their sidecar from inpod's own injector, as the chart deploys it: webhook, certificate and Service.
+//! Pods whose sidecar inpod's deployed injector adds: webhook, certificate and Service.
 
 use anyhow::ensure;
 use integration::{
@@ -18,7 +18,7 @@ use crate::{
 
 const INJECTOR: &str = "app.kubernetes.io/name=inpod-injector";
 
-/// The proxy's image is not the default, so that no registry is asked.
+/// Not the default image: no registry is asked.
 const VALUES: [&str; 2] = [
     "injector.enabled=true",
     "injector.config.proxy.image=inpod.test/sidecar:1",
@@ -31,7 +31,7 @@ fn names(pod: &Value, kind: &str) -> Vec<String> {
     all.map(|it| text(it, "/name").to_owned()).collect()
 }
 
-/// Returns an application that asks only to keep its own probe unchanged.
+/// Returns an application that only keeps its own probe.
 fn plain(app: &str) -> Value {
     let mut template = template(app, &[], &[application()]);
     annotate(
@@ -42,7 +42,7 @@ fn plain(app: &str) -> Value {
     template
 }
 
-/// Creates a namespace whose pods are to be injected, with the objects that istiod puts there.
+/// Creates a namespace to inject, with istiod's objects.
 fn make_namespace(cluster: &ExclusiveCluster<'_>) {
     let (key, value) = RESTRICTED;
     cluster
@@ -57,7 +57,7 @@ fn make_namespace(cluster: &ExclusiveCluster<'_>) {
     cluster.server.create(path, &authority).unwrap();
 }
 
-/// Waits until the API server calls the injector, with pods in dry run.
+/// Waits until the API server calls the injector, with dry-run pods.
 fn until_asked(cluster: &ExclusiveCluster<'_>) {
     let mut pod = plain("probe");
     let metadata = pod.pointer_mut("/metadata").unwrap();

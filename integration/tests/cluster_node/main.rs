@@ -1,6 +1,6 @@
-//! A complete real Kubernetes of one node drives inpod: API server, controller manager, scheduler, kubelet and
-//! containerd, with inpod as its chart deploys it and the reference ztunnel as a DaemonSet. The feature `kubernetes`
-//! keeps it out of tiers that lack the programs.
+//! A real Kubernetes of one node: API server, controller manager, scheduler, kubelet and containerd, with
+//! inpod from its chart and the reference ztunnel as a DaemonSet. The feature `kubernetes` keeps it out of
+//! tiers without the programs.
 #![cfg(feature = "kubernetes")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 

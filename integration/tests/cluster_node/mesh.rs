@@ -13,7 +13,7 @@ use crate::{
     apps::{address, container, create, deploy, template},
 };
 
-/// Returns the number of connections that a ztunnel accepted in a pod on a port.
+/// Counts connections that a ztunnel accepted in a pod on a port.
 pub(crate) fn taken(cluster: &ExclusiveCluster<'_>, pod: &Value, listener: u64) -> usize {
     let is_meant = |access: &&Access| {
         access.event == "accepted"
@@ -24,12 +24,10 @@ pub(crate) fn taken(cluster: &ExclusiveCluster<'_>, pod: &Value, listener: u64) 
     all.iter().filter(is_meant).count()
 }
 
-/// Returns the machine outside, for a client that keeps it.
 pub(crate) fn outside(cluster: &ExclusiveCluster<'_>) -> Netns {
     Netns::open(cluster.outside.path(), &["/run/netns".into()]).unwrap()
 }
 
-/// Opens new connections from outside continuously.
 pub(crate) fn traffic(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Traffic {
     Traffic::start(outside(cluster), address(pod))
 }
@@ -42,12 +40,11 @@ pub(crate) fn assert_unbroken(traffic: Traffic) -> Report {
     report
 }
 
-/// Expects that an outside client is answered by a pod through its ztunnel, and that the pod
-/// sees the client's address.
+/// Expects an answer through the pod's ztunnel, with the client's address.
 pub(crate) fn serves_through_ztunnel(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let (from, seen) = ask(&cluster.outside, address(pod), "/cgi-bin/who").unwrap();
     assert!(seen.contains(&from.ip().to_string()), "{seen}");
-    // Others may ask at the same time.
+    // Other clients may ask meanwhile.
     let is_it = |access: &Access| {
         access.uid == text(pod, "/metadata/uid")
             && access.listener == 15006
@@ -69,7 +66,7 @@ fn a_deployment_in_a_labelled_namespace_comes_up_in_the_mesh_and_serves_through_
             cluster.until_enrolled(pod);
             serves_through_ztunnel(cluster, pod);
         }
-        // Between two pods: out through the client's ztunnel, in through the server's.
+        // Through both ztunnels, the client's and the server's.
         let (out, into) = (
             taken(cluster, &client, 15001),
             taken(cluster, &server, 15006),

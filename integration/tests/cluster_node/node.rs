@@ -1,4 +1,4 @@
-//! The node itself, before inpod is involved.
+//! The node itself, before inpod is installed.
 
 use integration::kubernetes::text;
 
@@ -35,7 +35,7 @@ fn a_pod_runs_outside_of_the_mesh_in_a_cgroup_that_names_it_and_the_kubelets_set
             ),
             "POD_STATE_OUT"
         );
-        // What the kubelet set must not have changed the machine.
+        // The kubelet's settings must not have changed the machine.
         let here = std::fs::read_to_string("/proc/sys/kernel/panic_on_oops").unwrap();
         let there = cluster
             .machine

@@ -1,4 +1,4 @@
-//! The kubelet's probes bypass ztunnel, and would not without the rule that exempts them.
+//! Probes bypass ztunnel, and would not without the rule that exempts them.
 
 use std::{fs, path::PathBuf};
 
@@ -16,10 +16,9 @@ use crate::{
     mesh::taken,
 };
 
-/// The source of probes that pods see (setting `probe_source_v4`).
+/// Source of probes (setting `probe_source_v4`).
 const PROBE: &str = "169.254.7.127";
 
-/// Returns the application's clients in order.
 fn seen(cluster: &ExclusiveCluster<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
     let pids = cluster.machine.pids(uid(pod))?;
     let files = pids
@@ -45,7 +44,7 @@ fn until_ready_is(cluster: &ExclusiveCluster<'_>, pod: &Value, ready: bool) {
     .unwrap();
 }
 
-/// Deletes a pod's element from the set that exempts probes.
+/// Deletes a pod from the exempted probes.
 fn take_out_of_the_set(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let element = format!("{{ {} }}", text(pod, "/status/podIP"));
     let set = ["inet", "inpod-host", "probes-v4", &element];
@@ -53,7 +52,6 @@ fn take_out_of_the_set(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     cluster.machine.exec(&delete).unwrap();
 }
 
-/// Returns a container that serves and is probed in each of three ways every second.
 fn probed() -> Value {
     container(&json!({
         "startupProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 60},
@@ -82,8 +80,8 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
             0,
             "probes went through ztunnel"
         );
-        // Negative control: without the element, and with netconfig stopped so that it is not
-        // restored, ztunnel answers first.
+        // Negative control: without the element, and with netconfig stopped so that it stays
+        // away, ztunnel answers first.
         let agent = cluster.agent();
         let netconfig = |signal| {
             cluster

@@ -1,4 +1,4 @@
-//! The life of a release on a node: install, upgrade, handover, uninstall, and install again.
+//! A release on a node: install, upgrade, handover, uninstall, install again.
 
 use std::fs;
 
@@ -16,20 +16,18 @@ use crate::{
     trace,
 };
 
-/// The release after this one.
 const NEXT: &str = "0.1.1";
 
-/// The file that the installer owns.
 const OWNED: &str = "cni/net.d/02-inpod.conflist";
 
-/// Expects the plugin of this release on the node, by the tag in its name.
+/// Expects this release's plugin, by its name's tag.
 fn plugin_is_of(cluster: &ExclusiveCluster<'_>, tag: &str) -> anyhow::Result<()> {
     let plugin = fs::read(cluster.machine.file("opt/cni/bin/inpod-cni"))?;
     ensure!(plugin.ends_with(tag.as_bytes()), "another plugin");
     Ok(())
 }
 
-/// Expects that the chain contains only what its owner, the primary, wrote.
+/// Expects only what the primary wrote.
 fn chain_is_the_primarys(cluster: &ExclusiveCluster<'_>) {
     let primary = cluster.machine.etc("cni/net.d/10-podnet.conflist").unwrap();
     assert_eq!(fs::read_to_string(&primary).unwrap(), Machine::primary());
@@ -62,7 +60,7 @@ fn an_upgrade_and_the_way_back_change_images_plugin_and_chain_without_a_failed_n
         ] {
             let before = cluster.agent();
             cluster.upgrade(values);
-            // A pod that starts while the agent is replaced waits for it instead of starting unenrolled.
+            // A pod that starts during the replacement waits for the agent instead of starting unenrolled.
             create(
                 cluster,
                 "upgrade",
@@ -129,7 +127,7 @@ fn a_handover_leaves_rules_listeners_and_annotations_and_gives_the_chain_back() 
         serves_through_ztunnel(cluster, &pod);
         cluster.install();
         cluster.until_whole();
-        // One pod is in this boot's checkpoint; the agent was never informed of the other.
+        // One pod is in this boot's checkpoint; the agent never learnt of the other.
         cluster.until_enrolled(&pod);
         cluster.until_found(&between);
         serves_through_ztunnel(cluster, &pod);
@@ -161,7 +159,7 @@ fn the_chart_s_job_leaves_a_node_as_it_was_and_a_new_install_takes_its_pods_in_a
         let before = taken(cluster, &pod, 15006);
         assert_eq!(get(&cluster.outside, address(&pod)).unwrap().trim(), "here");
         assert_eq!(taken(cluster, &pod, 15006), before);
-        // No agent acts on its namespace's label now.
+        // No agent acts on the label now.
         let between = deploy(cluster, "gone", "between", &container(&json!({})));
         assert_eq!(cluster.in_netns(&between, &["nft", "list", "tables"]), "");
         cluster.install();

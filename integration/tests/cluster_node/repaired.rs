@@ -1,4 +1,4 @@
-//! Pods with a sidecar that started without the plugin, and what `repair`, as the chart deploys it, does with them.
+//! Pods with a sidecar that started without the plugin, and the deployed `repair`.
 
 use std::{
     io::Write as _,
@@ -26,16 +26,14 @@ const REPAIR: &str = "app.kubernetes.io/name=inpod-repair";
 
 const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
 
-/// Each repair action gets 10 s before the next, harsher one; the chart's default is 30.
-/// Namespace `left` is excluded.
+/// 10 s from one repair action to the next, harsher one; the chart's default is 30. Namespace `left` is excluded.
 const VALUES: [&str; 3] = [
     "repair.enabled=true",
     "repair.settings.repair_wait_seconds=10",
     "excludeNamespaces={kube-system,left}",
 ];
 
-/// The setting for recognising peers if containers see the node's own
-/// cgroup names (`splitPeer`, deploy/docs/install.md).
+/// Recognises peers if containers see the node's own cgroup names (`splitPeer`, deploy/docs/install.md).
 fn peer() -> &'static str {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         "splitPeer=cgroup:/.."
@@ -57,7 +55,7 @@ fn last_end(pod: &Value) -> Option<&Value> {
     found.pointer("/lastState/terminated")
 }
 
-/// Waits until the validation of an application has reported what is missing and the kubelet backs off.
+/// Waits until the validation has failed and the kubelet backs off.
 fn until_failed(cluster: &ExclusiveCluster<'_>, namespace: &str, app: &str) -> Value {
     let pod = eventually("its validation has failed", LONG, || {
         let pods = cluster.pods(namespace, &format!("app={app}"))?;
@@ -97,7 +95,7 @@ fn event(cluster: &ExclusiveCluster<'_>, pod: &Value, reason: &str, kind: &str) 
     .unwrap()
 }
 
-/// Returns the number of pods for which an action of `repair` had a result, since `repair` started.
+/// Counts pods for which an action had a result since `repair` started.
 fn counted(cluster: &ExclusiveCluster<'_>, way: &str, result: &str) -> anyhow::Result<u64> {
     let socket = "/run/inpod/repair/grpc.sock";
     let url = "http://localhost/metrics";
@@ -110,8 +108,8 @@ fn counted(cluster: &ExclusiveCluster<'_>, way: &str, result: &str) -> anyhow::R
     Ok(number.with_context(|| metrics.clone())?.parse()?)
 }
 
-/// A table with netconfig's name in a pod, which the kernel reserves for the process that made it
-/// (`NFT_TABLE_F_OWNER` of linux/netfilter/nf_tables.h): nothing can be written until its owner ends.
+/// A table with netconfig's name, which the kernel reserves for the process that made it (`NFT_TABLE_F_OWNER` of
+/// linux/netfilter/nf_tables.h): nothing can be written until that ends.
 struct Owner(Child);
 
 impl Owner {
@@ -149,7 +147,7 @@ impl Drop for Owner {
 struct Broken {
     plain: Value,
     native: Value,
-    /// A pod in which nothing can be written for now.
+    /// Nothing can be written here for now.
     stuck: Value,
     /// A pod of the excluded namespace.
     left: Value,
@@ -189,7 +187,7 @@ impl Broken {
         [&self.plain, &self.native, &self.stuck, &self.left]
     }
 
-    /// Expects that `repair` alone changes nothing and reports the missing service.
+    /// `repair` alone changes nothing and reports the missing service.
     fn are_left_without_pod_events(&self, cluster: &ExclusiveCluster<'_>) {
         for pod in self.all() {
             let note = event(cluster, pod, "RepairBrokenPod", "Warning");
@@ -198,8 +196,7 @@ impl Broken {
         }
     }
 
-    /// Expects that the agent applies the rules in the running pods, the kubelet restarts the
-    /// validation, and they serve.
+    /// The agent applies the rules in running pods, the kubelet restarts the validation, and they serve.
     fn are_repaired_in_place(&self, cluster: &ExclusiveCluster<'_>) {
         for (app, before) in [("plain", &self.plain), ("native", &self.native)] {
             let now = ready(cluster, "late", app);
@@ -216,7 +213,7 @@ impl Broken {
         }
     }
 
-    /// Expects the label on pods that could not be redirected and on pods that must not be, and on no others.
+    /// Expects the label on pods that could not or must not be redirected, and on no others.
     fn are_labelled(&self, cluster: &ExclusiveCluster<'_>) {
         for (pod, why) in [
             (&self.stuck, "could not redirect it"),
@@ -233,8 +230,7 @@ impl Broken {
         is_as_it_was(cluster, &self.native);
     }
 
-    /// Expects that the pod that could not be redirected is deleted and its successor, which the plugin saw, serves.
-    /// The pod without a controller stays.
+    /// The pod that could not be redirected is deleted and its successor serves; the one without a controller stays.
     fn are_deleted_where_that_helps(&self, cluster: &ExclusiveCluster<'_>) {
         let note = event(cluster, &self.stuck, "DeleteBrokenPod", "Warning");
         assert!(note.contains("could not redirect it"), "{note}");

@@ -1,4 +1,4 @@
-//! Every part of inpod restarts, one after the other and together, while traffic continues.
+//! Every part of inpod restarts, alone and together, while traffic continues.
 
 use anyhow::ensure;
 use integration::{
@@ -14,7 +14,6 @@ use crate::{
     mesh::{assert_unbroken, serves_through_ztunnel, traffic},
 };
 
-/// Returns how often a container of a pod was restarted.
 fn restarts(pod: &Value, container: &str) -> u64 {
     let all = pod
         .pointer("/status/containerStatuses")

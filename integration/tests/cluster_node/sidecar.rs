@@ -1,6 +1,5 @@
-//! Pods with a sidecar, as Istio's injector leaves them, in namespaces that enforce Kubernetes' profile
-//! "restricted", so that no privileged container is admitted. The proxy is the harness's own, which logs each
-//! connection with its destination.
+//! Pods as Istio's injector leaves them, in namespaces with the profile "restricted", which admits no privileged
+//! container. The proxy is the harness's own: it logs each connection with its destination.
 
 use std::{fs, net::SocketAddr};
 
@@ -17,13 +16,13 @@ use crate::{
     mesh::{serves_through_ztunnel, taken},
 };
 
-/// The path at which the application returns its client's address.
+/// The application returns its client's address here.
 pub(crate) const WHO: &str = "/cgi-bin/who";
 
-/// The address from which the proxy calls the application.
+/// The proxy calls the application from here.
 const PROXY: &str = "127.0.0.6";
 
-/// The profile "restricted" of Kubernetes' Pod Security Standards, enforced by the API server itself.
+/// Kubernetes' Pod Security Standard, enforced by the API server itself.
 pub(crate) const RESTRICTED: (&str, &str) = ("pod-security.kubernetes.io/enforce", "restricted");
 
 /// The images that pods with a sidecar run.
@@ -43,7 +42,7 @@ pub(crate) enum Kind {
     Native,
 }
 
-/// Returns the security context that the restricted profile demands of a container, with its own user.
+/// Returns the security context that "restricted" demands, with its own user.
 fn context(user: u32) -> Value {
     json!({
         "runAsUser": user, "runAsGroup": user, "runAsNonRoot": true,
@@ -51,7 +50,6 @@ fn context(user: u32) -> Value {
     })
 }
 
-/// Returns the application, with a user of its own.
 pub(crate) fn application() -> Value {
     container(&json!({
         "securityContext": context(1000),
@@ -59,7 +57,7 @@ pub(crate) fn application() -> Value {
     }))
 }
 
-/// Returns Istio's validation, with Istio's own arguments (services/docs/facts/istio-sidecar.md, 6.6).
+/// Returns Istio's validation with its own arguments (services/docs/facts/istio-sidecar.md, 6.6).
 fn validation() -> Value {
     json!({
         "name": "istio-validation", "image": format!("localhost/validate:{VERSION}"), "imagePullPolicy": "Never",
@@ -94,7 +92,6 @@ fn read_only(mut context: Value) -> Value {
     context
 }
 
-/// Returns a template of these containers, without an injector's annotation.
 pub(crate) fn template(app: &str, init: &[Value], containers: &[Value]) -> Value {
     json!({
         "metadata": {"labels": {"app": app}, "annotations": {}},
@@ -145,8 +142,8 @@ pub(crate) fn load(cluster: &ExclusiveCluster<'_>, images: &[Image]) {
     }
 }
 
-/// Waits until the agent reports that a pod is redirected to its sidecar and is unknown to ztunnel. The network is
-/// the chain's if an ADD redirected the pod, and empty if the agent discovered it.
+/// Waits until a pod is redirected to its sidecar and unknown to ztunnel. The network is the chain's after an ADD,
+/// empty for a discovered pod.
 pub(crate) fn until_redirected(cluster: &ExclusiveCluster<'_>, pod: &Value, network: &str) {
     let (namespace, name) = named(pod);
     let none = json!([]);
@@ -196,22 +193,21 @@ fn until_logged(cluster: &ExclusiveCluster<'_>, pod: &Value, from: SocketAddr, t
     .unwrap();
 }
 
-/// Expects that an outside client is answered by a pod's application through its proxy.
+/// Expects the application's answer through its proxy.
 pub(crate) fn serves_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let (from, seen) = ask(&cluster.outside, address(pod), WHO).unwrap();
     assert!(seen.contains(PROXY), "{seen}");
     until_logged(cluster, pod, from, address(pod));
 }
 
-/// Expects that an outside client is answered without a proxy, and returns the client's address as
-/// the application saw it.
+/// Expects an answer without a proxy; returns the client's address as seen.
 pub(crate) fn serves_by_itself(cluster: &ExclusiveCluster<'_>, pod: &Value) -> SocketAddr {
     let (from, seen) = ask(&cluster.outside, address(pod), WHO).unwrap();
     assert!(seen.contains(&from.ip().to_string()), "{seen}");
     from
 }
 
-/// Calls from within a pod through its proxy, and returns what the other application saw.
+/// Calls through the pod's proxy; returns what the other application saw.
 fn calls_through_proxy(cluster: &ExclusiveCluster<'_>, pod: &Value, other: &Value) -> String {
     let netns = cluster.machine.netns_of(uid(pod)).unwrap();
     let (from, seen) = ask(&netns, address(other), WHO).unwrap();
@@ -225,8 +221,7 @@ fn list<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
     all.into_iter().flatten()
 }
 
-/// Expects that no container of a pod requests a capability, according to the API server, and that none of
-/// its processes has one.
+/// No container requests a capability from the API server, and no process has one.
 pub(crate) fn assert_unprivileged(cluster: &ExclusiveCluster<'_>, pod: &Value) {
     let kinds = ["/spec/initContainers", "/spec/containers"];
     for container in kinds.into_iter().flat_map(|kind| list(pod, kind)) {
@@ -279,7 +274,7 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
         cluster
             .make_namespace("cars", &json!({ key: value }))
             .unwrap();
-        // A container that sets up redirection itself is not admitted: the profile is enforced.
+        // The profile rejects a container that sets up redirection itself.
         let mut init = validation();
         let rights = json!({"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN", "NET_RAW"]}});
         with(&mut init, "securityContext", rights);
@@ -294,7 +289,7 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
             "traffic.sidecar.istio.io/excludeInboundPorts",
             "8080",
         );
-        // The same containers except the one that would fail, and without an injector's annotation.
+        // Without the container that would fail, and without an injector's annotation.
         let apart = template("apart", &[], &[application(), proxy()]);
         for (name, template) in [
             ("plain", injected("plain", Kind::Plain)),
@@ -320,7 +315,7 @@ fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_c
                 assert!(validated.contains(family), "{validated}");
             }
         }
-        // An excluded port, and a pod without redirection: the proxy sees no connection.
+        // An excluded port and an unredirected pod: the proxy sees nothing.
         let asked = serves_by_itself(cluster, &open);
         let stranger = serves_by_itself(cluster, &apart);
         calls_through_proxy(cluster, &open, &plain);
@@ -336,7 +331,7 @@ fn ambient_pods_and_pods_with_a_sidecar_serve_each_other_on_one_node_before_and_
 {
     on_the_node(|cluster| {
         load(cluster, &IMAGES);
-        // Its label has no effect beside a sidecar.
+        // Its label does nothing beside a sidecar.
         cluster
             .make_namespace("both", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
@@ -354,7 +349,6 @@ fn ambient_pods_and_pods_with_a_sidecar_serve_each_other_on_one_node_before_and_
     });
 }
 
-/// Waits until an application that was restarted is ready.
 fn until_restarted(cluster: &ExclusiveCluster<'_>, app: &str) -> Value {
     eventually("the pod is back", integration::kubernetes::LONG, || {
         let pod = ready(cluster, "both", app);
@@ -371,7 +365,7 @@ fn side_by_side(cluster: &ExclusiveCluster<'_>, ambient: &Value, sidecar: &Value
     until_redirected(cluster, sidecar, "podnet");
     serves_through_ztunnel(cluster, ambient);
     serves_through_proxy(cluster, sidecar);
-    // Out through the client's ztunnel, in through the server's proxy.
+    // Through the client's ztunnel and the server's proxy.
     let out = taken(cluster, ambient, 15001);
     let netns = cluster.machine.netns_of(uid(ambient)).unwrap();
     let (_, seen) = ask(&netns, address(sidecar), WHO).unwrap();

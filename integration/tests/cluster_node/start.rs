@@ -1,4 +1,4 @@
-//! Measures the time from the start of the agent's container to the first ADD that it serves.
+//! Measures from the start of the agent's container to its first ADD.
 
 use std::{
     thread,
@@ -18,11 +18,9 @@ use crate::{
     apps::{container, create},
 };
 
-/// The interval between new pods.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The maximum number of pods. More would take CPU time from the agent whose start is measured, and a node
-/// has room for 110.
+/// More would take CPU time from the measured agent; a node has room for 110.
 const MAX_PODS: usize = 60;
 
 fn parse_time(text: &str) -> anyhow::Result<f64> {
@@ -49,7 +47,7 @@ fn started(cluster: &ExclusiveCluster<'_>, pod: &Value, name: &str) -> anyhow::R
     parse_time(at)
 }
 
-/// Returns when the ADD of a pod was served, or fails if no ADD enrolled the pod.
+/// Fails if no ADD enrolled the pod.
 fn served(cluster: &ExclusiveCluster<'_>, name: &str) -> anyhow::Result<f64> {
     let known = cluster.explain("first", name)?;
     ensure!(text(&known, "/sandbox/networkName") == "podnet", "{known}");
@@ -59,7 +57,7 @@ fn served(cluster: &ExclusiveCluster<'_>, name: &str) -> anyhow::Result<f64> {
     parse_time(text(applied.context("no rules yet")?, "/at"))
 }
 
-/// Returns when the first ADD was served, of the pods whose ADDs are done, with one call to the agent.
+/// Returns the first ADD that was served, with one call to the agent.
 fn first_of_all(cluster: &ExclusiveCluster<'_>) -> anyhow::Result<Option<f64>> {
     let table = cluster.inpod(&["pods", "--namespace", "first", "--state", "enrolled"])?;
     let rows = table.lines().map(str::split_whitespace);
@@ -68,7 +66,7 @@ fn first_of_all(cluster: &ExclusiveCluster<'_>) -> anyhow::Result<Option<f64>> {
     Ok(times.reduce(f64::min))
 }
 
-/// Creates pods from the start of the container on. Returns the seconds until the first ADD was served, and
+/// Creates pods from the container's start on. Returns the seconds until the first ADD was served, and
 /// the number of pods.
 fn first_served(cluster: &ExclusiveCluster<'_>) -> (f64, usize) {
     let start = eventually("the container has started", LONG, || {

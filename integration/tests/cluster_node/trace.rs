@@ -1,4 +1,4 @@
-//! Detects what inpod changes on a node and in a pod, according to the kernel and the disk.
+//! inpod's changes to a node and a pod, according to kernel and disk.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::agent::{ExclusiveCluster, named};
 
 pub(crate) type Answers = BTreeMap<&'static str, String>;
 
-/// Commands about a node's disk and network. Empty directories may stay: they are mount points of containers.
+/// A node's disk and network. Empty directories may stay as containers' mount points.
 const OF_A_NODE: [&str; 7] = [
     "cd /etc/cni/net.d && ls -A | xargs sha256sum",
     "cd /opt/cni/bin && ls -A | xargs sha256sum",
@@ -16,19 +16,18 @@ const OF_A_NODE: [&str; 7] = [
     "nft -s list ruleset",
     "ipset list -name",
     "ip rule && ip -6 rule",
-    // Pods come and go: their routes are in the main table and the kernel's own.
+    // Pods' routes are in the main table and the kernel's own.
     "(ip route show table all && ip -6 route show table all) | grep ' table ' | grep -v ' table local ' || true",
 ];
 
-/// Commands about a pod's network.
 const OF_A_POD: [&str; 6] = [
     "nft -s list ruleset",
     "ipset list -name",
     "ip rule && ip -6 rule",
     "(ip route show table all && ip -6 route show table all) | grep ' table ' | grep -v ' table local ' || true",
-    // Without the second column, the number of waiting connections, which depends on traffic.
+    // Without the second column, the number of waiting connections.
     "ss -Hltn | awk '{ $2 = \"\"; print }' | sort",
-    // Without what cannot be read, and what is generated for each network.
+    // Without unreadable values and those generated for each network.
     "sysctl -a -r '^net[.]ipv[46]' 2>/dev/null | grep -v stable_secret",
 ];
 
@@ -45,7 +44,6 @@ pub(crate) fn of(cluster: &ExclusiveCluster<'_>, pod: &Value) -> Answers {
     OF_A_POD.into_iter().map(ask).collect()
 }
 
-/// Returns every pod with an annotation about inpod.
 pub(crate) fn annotated(cluster: &ExclusiveCluster<'_>) -> Vec<(String, String)> {
     let pods = cluster.server.get("/api/v1/pods").unwrap();
     let pods = pods.pointer("/items").and_then(Value::as_array).unwrap();

@@ -1,18 +1,16 @@
-//! The sockets and the port, queried as an operator and Prometheus would: by grpcurl and curl.
+//! Sockets and metrics port, queried by grpcurl and curl.
 
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, ensure};
 use integration::{Node, grpcurl_program, run};
 
-/// Makes a call; flags come before the socket.
 pub(crate) fn grpcurl(socket: &Path, flags: &[&str], call: &str) -> anyhow::Result<String> {
     let unix = ["-plaintext", "-unix", "-authority", "localhost"];
     let rest = [socket.to_str().context("a path of text")?, call];
     run(&grpcurl_program()?, &[&unix, flags, &rest].concat())
 }
 
-/// Returns the health that a service reports for a name.
 pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
     let question = format!("{{\"service\":\"{of}\"}}");
     let answer = grpcurl(socket, &["-d", &question], "grpc.health.v1.Health/Check")?;
@@ -30,7 +28,6 @@ pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Returns the metrics of all services, from the port of pod-events.
 pub(crate) fn scrape_all(node: &Node) -> anyhow::Result<String> {
     let netns = format!("--net={}", node.netns().path().display());
     let url = "http://127.0.0.1:15014/metrics";
@@ -45,7 +42,7 @@ pub(crate) fn number(text: &str, series: &str) -> Option<f64> {
     text.lines().find_map(value)
 }
 
-/// Checks what OpenMetrics requires: each family declared once and in one piece, no series twice, one end.
+/// OpenMetrics: each family declared once and in one piece, no series twice, one end.
 fn check(text: &str) -> anyhow::Result<()> {
     let (mut families, mut declared, mut series) =
         (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());

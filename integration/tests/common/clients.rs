@@ -1,4 +1,4 @@
-//! Clients in pods that open connections at a constant rate, and the outcome of each attempt.
+//! Clients in pods connect at a constant rate and record each outcome.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(
     clippy::allow_attributes,
@@ -22,21 +22,20 @@ use inpod_linux::Netns;
 use integration::{Access, Pod, TIMEOUT, eventually, source_seen};
 use socket2::{Domain, Socket, Type};
 
-/// The timeout of a connection and of its answer.
+/// For a connection and its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
-    /// The UID of the client's pod.
     pub(crate) uid: String,
     pub(crate) at: Instant,
-    /// Its source; none if not even a port could be bound.
+    /// None if not even a port could be bound.
     pub(crate) from: Option<SocketAddr>,
     /// The source that the application saw, or the error.
     pub(crate) outcome: Result<IpAddr, String>,
 }
 
-/// Clients that open connections at a constant rate, one in each pod.
+/// One client in each pod, at a constant rate.
 pub(crate) struct Clients {
     stop: Arc<AtomicBool>,
     made: Arc<AtomicU64>,
@@ -44,7 +43,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Starts one in each pod. Their attempts are spread over the period.
+    /// Attempts are spread over the period.
     pub(crate) fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
         let places = pods.iter().map(|pod| (pod.spec.uid.as_str(), pod.path()));
         Self::start_in(&places.collect::<Vec<_>>(), to, period)
@@ -75,7 +74,6 @@ impl Clients {
         }
     }
 
-    /// Waits until this many more connections were made.
     pub(crate) fn make(&self, more: u64) -> anyhow::Result<()> {
         let wanted = self.made.load(Ordering::Relaxed) + more;
         eventually("connections are made", TIMEOUT, || {
@@ -85,7 +83,6 @@ impl Clients {
         })
     }
 
-    /// Stops the clients and returns their attempts.
     pub(crate) fn stop(self) -> anyhow::Result<Vec<Attempt>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Vec::new();
@@ -143,13 +140,13 @@ impl Client {
 pub(crate) struct Tally {
     pub(crate) made: usize,
     pub(crate) failed: usize,
-    /// Successful attempts by the ztunnel that accepted them, in the order of the logs.
+    /// By the ztunnel that accepted them, in the order of the logs.
     pub(crate) taken_by: Vec<usize>,
-    /// Successful attempts that no ztunnel accepted.
+    /// Successful attempts that bypassed every ztunnel.
     pub(crate) around: usize,
 }
 
-/// Counts attempts, with the ztunnels' own logs as evidence of the path.
+/// The ztunnels' logs are the evidence of the path.
 pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     let mut tally = Tally {
         made: attempts.len(),
@@ -172,7 +169,6 @@ pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     tally
 }
 
-/// Returns the connections that a ztunnel accepted at 15001.
 pub(crate) fn sources(log: &[Access]) -> BTreeSet<(String, SocketAddr)> {
     let outbound = log
         .iter()

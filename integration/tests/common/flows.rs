@@ -13,7 +13,7 @@ use std::{
 use anyhow::ensure;
 use integration::{Pod, TIMEOUT, connect, eventually, exchange, source_seen};
 
-/// A connection on which data is sent and echoed continuously.
+/// Data is sent and echoed continuously.
 pub(crate) struct Flow {
     stop: Arc<AtomicBool>,
     words: Arc<AtomicU64>,
@@ -42,7 +42,7 @@ impl Flow {
         let before = self.words.load(Ordering::Relaxed);
         eventually("words come back", TIMEOUT, || {
             let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-            // A broken connection stays broken, so there is no point in waiting.
+            // A broken connection stays broken: do not wait.
             let now = self.words.load(Ordering::Relaxed);
             ensure!(broken.is_some() || now > before + 3, "none came back");
             anyhow::Ok(broken.clone())

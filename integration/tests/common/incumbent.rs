@@ -1,5 +1,5 @@
-//! State that Istio's node agent leaves: its rules in a pod, and a session in which it gave the pod to ztunnel
-//! (services/docs/facts/istio-ambient.md, 6.1, 6.3 and 7.3).
+//! State of Istio's node agent: its rules in a pod, and a session with ztunnel (services/docs/facts/istio-ambient.md,
+//! 6.1, 6.3 and 7.3).
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use zds_client::proto::{
     workload_request::Payload, workload_response,
 };
 
-/// Its socket and the ztunnel that it serves. Both close on drop.
+/// Socket and ztunnel close on drop.
 pub(crate) struct Incumbent {
     _listener: Socket,
     ztunnel: Socket,
@@ -35,7 +35,6 @@ impl Incumbent {
         let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         listener.bind(&SockAddr::unix(path)?)?;
         listener.listen(8)?;
-        // The timeout applies to accept as well.
         listener.set_read_timeout(Some(TIMEOUT))?;
         start_ztunnel()?;
         let (ztunnel, _) = listener.accept().context("no ztunnel came")?;
@@ -48,7 +47,7 @@ impl Incumbent {
         Ok(incumbent)
     }
 
-    /// Sends its snapshot: an Add for each pod, then SnapshotSent, each acknowledged.
+    /// Sends an Add for each pod, then SnapshotSent, each acknowledged.
     pub(crate) fn give(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
         for pod in pods {
             let add = AddWorkload {
@@ -102,7 +101,7 @@ impl Incumbent {
     }
 }
 
-/// Applies its nftables rules, its routes and ip rules, without DNS capture.
+/// Applies its nftables rules, routes and ip rules, without DNS capture.
 pub(crate) fn redirect(pod: &Pod) -> anyhow::Result<()> {
     for family in ["-4", "-6"] {
         let rule = [

@@ -1,4 +1,4 @@
-//! Two enrolled pods, one outside the mesh, an application in each, and the paths between them as checks.
+//! Two enrolled pods and one outside the mesh, each with an application, and checks of the paths between them.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(
     clippy::allow_attributes,
@@ -40,7 +40,7 @@ impl Mesh {
         })
     }
 
-    /// Calls, and returns the source that the application saw and the listeners that accepted the connection.
+    /// Returns the source that the application saw and the listeners that accepted the connection.
     pub(crate) fn follow(
         &self,
         from: &Netns,

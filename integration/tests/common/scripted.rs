@@ -1,5 +1,5 @@
-//! A ztunnel that behaves like stock ztunnel on ZDS, opens nothing, and withholds the acknowledgement that a test
-//! chooses, so that the agent waits at that point.
+//! A ztunnel like stock's on ZDS that opens nothing and withholds a chosen acknowledgement, so that
+//! the agent waits there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,15 +16,13 @@ use integration::{TIMEOUT, eventually};
 use tokio::{sync::Notify, time::sleep};
 use zds_client::{Client, Received};
 
-/// The delay between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The message whose acknowledgement is withheld.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// The Add with this number on a connection, counted from 1.
+    /// The Add with this number, from 1.
     Add(usize),
-    /// The Add of that pod.
     AddOf(String),
     /// The Del of that pod.
     DelOf(String),
@@ -53,7 +51,7 @@ struct State {
 }
 
 impl Scripted {
-    /// Connects, and connects again whenever the agent closes the connection.
+    /// Reconnects whenever the agent closes the connection.
     pub(crate) fn start(socket: &Path) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -72,7 +70,7 @@ impl Scripted {
         Ok(Self(shared))
     }
 
-    /// Withholds an acknowledgement from now on. It is lost with its connection.
+    /// A withheld acknowledgement is lost with its connection.
     pub(crate) fn hold(&self, hold: Hold) {
         let mut state = self.0.lock();
         (state.hold, state.held) = (Some(hold), false);
@@ -83,7 +81,6 @@ impl Scripted {
         self.0.renew.notify_one();
     }
 
-    /// Waits until the agent waits for the withheld acknowledgement.
     pub(crate) fn until_held(&self) -> anyhow::Result<()> {
         eventually("the agent has come to the point", TIMEOUT, || {
             ensure!(self.0.lock().held, "it has not");
@@ -91,7 +88,7 @@ impl Scripted {
         })
     }
 
-    /// Returns the pods that it serves, if its snapshot is complete.
+    /// None while its snapshot is incomplete.
     pub(crate) fn served(&self) -> anyhow::Result<Served> {
         let state = self.0.lock();
         ensure!(state.live, "its snapshot is not complete");
@@ -125,7 +122,6 @@ async fn sessions(socket: &PathBuf, shared: &Shared) {
     }
 }
 
-/// Serves one connection to its end.
 async fn session(mut client: Client, shared: &Shared) -> anyhow::Result<()> {
     let (mut named, mut adds) = (BTreeSet::new(), 0);
     loop {
@@ -150,7 +146,6 @@ async fn session(mut client: Client, shared: &Shared) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the holds that match a message.
 fn point(request: &Received, adds: usize) -> Vec<Hold> {
     match request {
         Received::Add { uid, .. } => vec![Hold::Add(adds), Hold::AddOf(uid.clone())],

@@ -1,4 +1,4 @@
-//! A node whose broker identifies ztunnels by their pods, and processes in pods of it.
+//! A node whose broker identifies ztunnels by their pods, with processes in pods.
 #![allow(dead_code, reason = "each test crate uses its part")]
 #![allow(
     clippy::allow_attributes,
@@ -28,7 +28,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// Starts the services, the broker with its defaults; no ztunnel pod is known yet.
+    /// The broker has its defaults; no ztunnel pod is known yet.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let scene = Self::without_services()?;
         for service in SERVICES {
@@ -43,7 +43,7 @@ impl Scene {
         Ok(Self { node, cgroups })
     }
 
-    /// Like [`Scene::new`], with a ztunnel that is up to date and serves a pod.
+    /// Has an up-to-date ztunnel that serves a pod.
     pub(crate) fn served() -> anyhow::Result<Self> {
         let scene = Self::new()?;
         scene.write_ztunnel_manifest()?;
@@ -57,7 +57,7 @@ impl Scene {
         if service != "ztunnel-broker" {
             return self.node.start(service);
         }
-        // In a pod of its own, as on a node.
+        // In its own pod, as on a node.
         let within = self.cgroups.container(AGENT, "", "-all")?;
         let within: Vec<&str> = within.iter().map(String::as_str).collect();
         let settings = ["--peer", "uid", "--ztunnel-peer", "pod"];
@@ -66,7 +66,6 @@ impl Scene {
             .start_within(&within, &run_dir, service, &settings)
     }
 
-    /// Writes the manifest of the ztunnel's pod.
     pub(crate) fn write_ztunnel_manifest(&self) -> anyhow::Result<()> {
         self.node.write_manifest(&Spec {
             namespace: "istio-system".to_owned(),
@@ -84,7 +83,7 @@ impl Scene {
         self.node.start_ztunnel_within(&within, name, &[])
     }
 
-    /// Starts an impostor through a program that execs it.
+    /// Another program execs the impostor.
     pub(crate) fn impostor(&self, within: &[String], does: &[&str]) -> anyhow::Result<Impostor> {
         let name = format!("impostor-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let output = self.node.run_dir().with_file_name(name);
@@ -103,7 +102,7 @@ impl Scene {
             .spawn()?;
         let impostor = Impostor { child, output };
         eventually("it connects", TIMEOUT, || {
-            // An impostor that hands over is announced by its heir.
+            // An impostor's heir announces its handover.
             let has_begun = impostor.said().starts_with("connected") || *verb == "hand-over";
             ensure!(has_begun, "{}", impostor.said());
             anyhow::Ok(())
@@ -137,7 +136,7 @@ impl Impostor {
         fs::read_to_string(&self.output).unwrap_or_default()
     }
 
-    /// Waits until its connection has ended, and expects that it received nothing.
+    /// Expects that its connection ended without receiving anything.
     pub(crate) fn assert_refused(&self) -> anyhow::Result<()> {
         eventually("it is sent away", TIMEOUT, || {
             let said = self.said();

@@ -1,4 +1,4 @@
-//! The agent is away, or was never there: pods outside the mesh start, and pods of the mesh wait or join later.
+//! The agent is missing: pods outside the mesh start, others wait or join later.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ fn while_the_agent_is_away_what_it_needs_itself_starts_and_a_pod_of_an_enrolled_
     record(&runtime.chain).unwrap();
     enrol_shop(&runtime);
     stop_agent(&runtime);
-    // DNS and ztunnel are in other namespaces, and the agent uses the node's network.
+    // DNS and ztunnel have their own namespaces; the agent uses the node's network.
     let dns = of("kube-system", "coredns");
     let ztunnel = of("istio-system", "ztunnel").label("istio.io/dataplane-mode", "none");
     let agent = of("istio-system", "inpod");
@@ -68,7 +68,7 @@ fn while_the_agent_is_away_what_it_needs_itself_starts_and_a_pod_of_an_enrolled_
     runtime.until_empty().unwrap();
 }
 
-/// Returns a UUID, as a pod's cgroup name must contain one.
+/// A pod's cgroup name must contain a UUID.
 pub(crate) fn uid(number: u8) -> String {
     format!("11111111-2222-4333-8444-5555555555{number:02x}")
 }
@@ -87,7 +87,7 @@ fn pods_that_run_before_the_first_install_on_a_node_are_enrolled_late_and_new_on
                 ..spec
             })
             .unwrap();
-        // The kubelet shows the addresses as soon as the pod runs.
+        // The kubelet shows addresses once the pod runs.
         let addresses = pod.addresses().into();
         let spec = Spec {
             addresses,
@@ -105,7 +105,7 @@ fn pods_that_run_before_the_first_install_on_a_node_are_enrolled_late_and_new_on
     runtime.node.start_all().unwrap();
     runtime.node.ready().unwrap();
     let known = runtime.node.until_whole(&early.spec).unwrap();
-    // No ADD was seen: the pod was discovered by its own process.
+    // Its process revealed the pod; no ADD did.
     let sandbox = known.sandbox.unwrap();
     assert_eq!(
         (sandbox.container_id.as_str(), sandbox.network_name.as_str()),
@@ -120,7 +120,7 @@ fn pods_that_run_before_the_first_install_on_a_node_are_enrolled_late_and_new_on
     in_the_mesh(&runtime, &new);
     outsider.unmount().unwrap();
     drop(outsider);
-    // Their DELs name a network that their ADDs did not name.
+    // Their DELs name a network that the ADDs did not.
     for pod in [early, plain, new] {
         runtime.end(&pod.container_id).unwrap();
     }

@@ -1,6 +1,5 @@
-//! The part of an API server that `repair` uses, for a node whose kubelet is a test: it lists and watches pods,
-//! accepts a label and a deletion with their preconditions, and keeps Events. The tiers apiserver and kubernetes have
-//! the real one, with the deployed RBAC.
+//! The part of an API server that `repair` uses: lists, watches, labels, deletions with preconditions, Events. The
+//! tiers apiserver and kubernetes have the real one, with the deployed RBAC.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +14,9 @@ use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
 use serde_json::{Value, json};
 
-/// The interval at which a watch polls for changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The duration of a watch whose request names none.
+/// For a watch whose request names no duration.
 const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves until the test program ends.
@@ -32,14 +30,13 @@ pub(crate) struct ApiServer {
 struct State {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// Each change of a pod as a watch shows it, with its version.
+    /// Each change as a watch shows it, with its version.
     changes: Vec<(u64, Value)>,
     events: Vec<Value>,
-    /// Requests other than lists and watches: method and path.
+    /// Other requests than lists and watches.
     asked: Vec<String>,
 }
 
-/// A request, with its body if it has one.
 struct Request {
     method: String,
     path: String,
@@ -47,11 +44,10 @@ struct Request {
     body: Value,
 }
 
-/// A status code and a body.
 type Answer = (u16, Value);
 
 impl ApiServer {
-    /// Listens on the loopback of a netns.
+    /// Listens on a netns's loopback.
     pub(crate) fn start(netns: &Netns) -> anyhow::Result<Self> {
         let listener = netns.within(|| TcpListener::bind("127.0.0.1:0"))??;
         let address = listener.local_addr()?;
@@ -60,14 +56,13 @@ impl ApiServer {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let state = Arc::clone(&shared);
-                // A client that disconnects is no error.
+                // A client may disconnect at any time.
                 thread::spawn(move || serve(stream, &state).unwrap_or_default());
             }
         });
         Ok(Self { address, state })
     }
 
-    /// Returns a kubeconfig that any client may use.
     pub(crate) fn kubeconfig(&self) -> String {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "it",
@@ -78,7 +73,7 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Shows a pod in its current state. Labels that were set meanwhile stay.
+    /// Labels that were set meanwhile stay.
     pub(crate) fn show(&self, mut pod: Value) {
         let mut state = lock(&self.state);
         let name = text(&pod, "/metadata/name");
@@ -101,7 +96,6 @@ impl ApiServer {
         state.pods.get(name).cloned().context("no such pod")
     }
 
-    /// Returns the text of an Event with this reason.
     pub(crate) fn event(&self, reason: &str) -> anyhow::Result<String> {
         let state = lock(&self.state);
         let event = state.events.iter().find(|it| it["reason"] == reason);
@@ -110,7 +104,6 @@ impl ApiServer {
             .with_context(|| format!("no {reason} in {:?}", state.events))
     }
 
-    /// Returns the requested changes of pods: method and path.
     pub(crate) fn asked(&self) -> Vec<String> {
         lock(&self.state).asked.clone()
     }
@@ -187,7 +180,7 @@ fn failed(code: u16, reason: &str) -> Answer {
     (code, status)
 }
 
-/// Applies a merge patch of labels, if its precondition names this pod.
+/// Merges labels if the precondition names this pod.
 fn label(pod: &mut Value, patch: &Value) -> Result<(), &'static str> {
     if patch.pointer("/metadata/uid") != pod.pointer("/metadata/uid") {
         return Err("another pod");
@@ -205,7 +198,7 @@ fn label(pod: &mut Value, patch: &Value) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Deletes gracefully, if its preconditions match this pod.
+/// Deletes gracefully if the preconditions match.
 fn delete(pod: &mut Value, options: &Value) -> Result<(), &'static str> {
     for name in ["uid", "resourceVersion"] {
         let meant = options.pointer(&format!("/preconditions/{name}"));
@@ -217,7 +210,6 @@ fn delete(pod: &mut Value, options: &Value) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Serves the requests of one connection.
 fn serve(stream: TcpStream, state: &Mutex<State>) -> anyhow::Result<()> {
     let mut writer = stream.try_clone()?;
     let mut reader = BufReader::new(stream);
@@ -273,7 +265,7 @@ fn line(reader: &mut BufReader<TcpStream>) -> anyhow::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// Sends every change after a version for the requested time, then closes the connection.
+/// Sends later changes for the requested time, then closes.
 fn watch(writer: &mut TcpStream, request: &Request, state: &Mutex<State>) -> anyhow::Result<()> {
     let asked = |name: &str| request.query.get(name).and_then(|text| text.parse().ok());
     let mut seen: u64 = asked("resourceVersion").unwrap_or_default();
@@ -298,7 +290,7 @@ fn watch(writer: &mut TcpStream, request: &Request, state: &Mutex<State>) -> any
     Ok(())
 }
 
-/// Returns an error if the client of a watch, which sends nothing any more, has disconnected.
+/// Fails if the watch's client, which sends nothing more, has disconnected.
 fn is_there(stream: &TcpStream) -> anyhow::Result<()> {
     stream.set_nonblocking(true)?;
     let peeked = stream.peek(&mut [0]);

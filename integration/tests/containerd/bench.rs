@@ -1,6 +1,5 @@
-//! Measures what the plugin costs a sandbox: RunPodSandbox on two nodes alternately, whose chains differ only
-//! by the plugin. Run it through `integration/bench/run SAMPLES containerd`; the tier takes a few samples to
-//! check that it works.
+//! Measures the plugin's cost: RunPodSandbox alternately on two nodes that differ only by the plugin. Run it through
+//! `integration/bench/run SAMPLES containerd`; the tier takes a few samples as a check.
 
 use std::{
     io::{self, Write as _},
@@ -13,7 +12,7 @@ use integration::{Node, Spec};
 
 use crate::{chain::PRIMARY, runtime::Runtime, sandboxes::in_the_mesh};
 
-/// The time after which a changed directory of manifests has certainly been read.
+/// A changed directory of manifests has certainly been read by then.
 const READ: Duration = Duration::from_millis(200);
 
 #[expect(
@@ -25,7 +24,7 @@ fn samples() -> usize {
     samples.map_or(3, |text| text.parse().expect("a number"))
 }
 
-/// Runs a sandbox, inspects it, and removes it. Returns how long RunPodSandbox took.
+/// Runs, inspects and removes a sandbox; returns RunPodSandbox's duration.
 fn time_run(runtime: &Runtime, spec: &Spec, look: impl FnOnce(&str)) -> Duration {
     runtime.node.write_manifest(spec).unwrap();
     thread::sleep(READ);

@@ -1,5 +1,4 @@
-//! Binds of applications in sandboxes of a real containerd are reported correctly, and nothing is executed in
-//! a container for that.
+//! Binds in a real containerd's sandboxes are reported without executing anything in a container.
 
 use std::{
     fs,
@@ -14,10 +13,10 @@ use integration::{Pod, Spec, TIMEOUT, eventually, run};
 
 use crate::{image, runtime::Runtime};
 
-/// The directory of Debian's PostgreSQL packages, whose subdirectories are versions.
+/// Debian's PostgreSQL; its subdirectories are versions.
 const POSTGRES: &str = "/usr/lib/postgresql";
 
-/// Returns the report about the only pod, which must have been inspected.
+/// Reports the only pod, which must have been inspected.
 fn report(runtime: &Runtime) -> anyhow::Result<PodBinds> {
     let mut pods = runtime.node.api().binds(ListBindsRequest::default())?;
     let pod = pods.pop().context("no pod")?;
@@ -36,7 +35,7 @@ fn until_bound(runtime: &Runtime, wanted: &[(u32, BindKind)]) {
     .unwrap();
 }
 
-/// Runs a program of the image in a container of its own, in a pod's network.
+/// Runs a program of the image in its own container, in a pod's network.
 fn contained(runtime: &Runtime, pod: &Pod, id: &str, command: &[&str]) {
     let network = format!("network:{}", pod.path().display());
     let cgroup = format!("/binds-{}/{id}", std::process::id());
@@ -45,7 +44,7 @@ fn contained(runtime: &Runtime, pod: &Pod, id: &str, command: &[&str]) {
     runtime.ctr(&[&flags[..], &rest, command].concat()).unwrap();
 }
 
-/// All of containerd's task events until this is dropped.
+/// All of containerd's task events.
 struct Events {
     process: Child,
     output: PathBuf,
@@ -71,7 +70,6 @@ impl Events {
         text.matches("/tasks/exec-added").count()
     }
 
-    /// Executes a command in a container, and waits for its event.
     fn wait_for_exec(&self, runtime: &Runtime, id: &str) {
         let before = self.executed();
         eventually("an execution is told", TIMEOUT, || {
@@ -113,7 +111,7 @@ fn servers_in_containers_are_reported_by_how_they_bind_and_nothing_is_executed_i
     httpd("localhost", "127.0.0.1:8082");
     httpd("pod-ip", &format!("{}:8083", pod.v4));
     let events = Events::of(&runtime);
-    // Executions are observed from here on.
+    // Executions are observed from here.
     events.wait_for_exec(&runtime, "localhost");
     let before = events.executed();
     let wanted = [
@@ -144,14 +142,13 @@ fn servers_in_containers_are_reported_by_how_they_bind_and_nothing_is_executed_i
     runtime.end(&pod.container_id).unwrap();
 }
 
-/// Returns the directory of PostgreSQL's programs if it is installed.
 fn postgres() -> Option<PathBuf> {
     let versions = fs::read_dir(POSTGRES).ok()?;
     let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
     programs.into_iter().find(|it| it.join("initdb").is_file())
 }
 
-/// Prefixes a command to run as PostgreSQL's user, since it refuses to run as root.
+/// PostgreSQL refuses to run as root.
 fn as_user<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     let user = [
         "setpriv",
@@ -183,7 +180,7 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // SIGINT is its fast shutdown: its helper processes end with it.
+        // SIGINT: fast shutdown with all helper processes.
         let pid = self.0.id().to_string();
         run("kill", &["-INT", &pid]).map(drop).unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
@@ -220,7 +217,7 @@ fn a_database_is_reported_by_how_it_binds() {
     runtime.end(&pod.container_id).unwrap();
 }
 
-/// A web server in a pod's network: one process opens the sockets, and two of another user serve. Stopped on drop.
+/// One process opens the sockets, two of another user serve. Stopped on drop.
 struct WebServer(Child);
 
 impl WebServer {
@@ -255,14 +252,14 @@ impl WebServer {
 
 impl Drop for WebServer {
     fn drop(&mut self) {
-        // SIGTERM is its fast shutdown: its workers end with it.
+        // SIGTERM: fast shutdown with all workers.
         let pid = self.0.id().to_string();
         run("kill", &["-TERM", &pid]).map(drop).unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// Returns each port with its kind of bind and its sockets: their addresses and families.
+/// Returns each port with its bind, socket addresses and families.
 fn sockets(pod: &PodBinds) -> Vec<String> {
     let socket = |it: &Bind| {
         let families = [(it.ipv4, "4"), (it.ipv6, "6")];
@@ -293,7 +290,7 @@ fn a_web_server_of_several_processes_is_reported_by_each_of_its_sockets() {
         "8081 Wildcard 0.0.0.0/4 ::/6".to_owned(),
         "8082 Localhost 127.0.0.1/4 ::1/6".to_owned(),
         format!("8083 PodIp {v4}/4 {v6}/6"),
-        // One socket for each worker process.
+        // One socket for each worker.
         "8084 Wildcard 0.0.0.0/4 0.0.0.0/4".to_owned(),
         "8085 Wildcard ::/46".to_owned(),
         "8086 Wildcard 127.0.0.1/4 ::/6".to_owned(),

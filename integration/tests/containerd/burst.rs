@@ -25,10 +25,9 @@ use crate::{
 
 const PODS: usize = 100;
 
-/// The deadline for all of them on two busy processors.
+/// For all of them on two busy processors.
 const LONG: Duration = Duration::from_secs(150);
 
-/// Runs `act` for every item with limited concurrency.
 fn at_once<T: Sync, R: Send>(things: &[T], many: usize, act: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     thread::scope(|scope| {
@@ -46,7 +45,7 @@ fn at_once<T: Sync, R: Send>(things: &[T], many: usize, act: impl Fn(&T) -> R + 
     done.into_inner().unwrap().into_values().collect()
 }
 
-/// Calls RunPodSandbox as a kubelet does: repeatedly, until the pod's deadline.
+/// Repeats RunPodSandbox until the pod's deadline, as a kubelet does.
 fn run(cri: &Cri, config: &PodSandboxConfig, attempts: &AtomicUsize) -> Result<String, Status> {
     let deadline = Instant::now() + LONG;
     loop {
@@ -58,14 +57,14 @@ fn run(cri: &Cri, config: &PodSandboxConfig, attempts: &AtomicUsize) -> Result<S
     }
 }
 
-/// Returns network namespaces by name, in this machine's private /run.
+/// Returns the names from this machine's private /run.
 fn netns() -> BTreeSet<String> {
     let entries = fs::read_dir("/run/netns").unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.starts_with("cni-")).collect()
 }
 
-/// Expects nothing on the node besides what [`Runtime::until_empty`] checks.
+/// Expects nothing besides what [`Runtime::until_empty`] checks.
 fn nothing_left(runtime: &Runtime, pods: &[Pod]) {
     runtime.until_empty().unwrap();
     let netns = netns();
@@ -90,7 +89,6 @@ fn nothing_left(runtime: &Runtime, pods: &[Pod]) {
     }
 }
 
-/// Starts pods with this concurrency, expects them in the mesh, and ends them.
 fn burst(many: usize) {
     let runtime = Runtime::running().unwrap();
     let specs = (0..PODS).map(|number| Spec::new(&format!("web-{number}")).ambient());
@@ -124,7 +122,7 @@ fn burst(many: usize) {
     let went = began.elapsed();
     ended.into_iter().collect::<Result<(), _>>().unwrap();
     nothing_left(&runtime, &pods);
-    // Bypasses libtest, which shows output only of failed tests.
+    // libtest shows only failed tests' output.
     let line = format!(
         "{PODS} pods, {many} at once: all in the mesh after {came:?} ({} attempts), all gone after {went:?}\n",
         attempts.into_inner()
@@ -132,7 +130,6 @@ fn burst(many: usize) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Expects every pod in the mesh exactly once.
 fn each_once(runtime: &Runtime, pods: &[Pod]) {
     let api = runtime.node.api();
     let filter = ListPodsRequest::default();

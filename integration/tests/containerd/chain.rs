@@ -1,4 +1,4 @@
-//! A node's CNI chain: the plugins, the conflist that names them, and host-local's allocations.
+//! A node's CNI chain: plugins, conflist, and host-local's allocations.
 
 use std::{
     fs, io,
@@ -11,10 +11,8 @@ use anyhow::Context as _;
 use integration::{Node, bin, run};
 use serde_json::{Value, json};
 
-/// The network's name in the conflist.
 pub(crate) const NETWORK: &str = "podnet";
 
-/// The file of that conflist.
 pub(crate) const PRIMARY: &str = "10-podnet.conflist";
 
 const OTHERS: [&str; 4] = ["bridge", "host-local", "portmap", "loopback"];
@@ -30,7 +28,7 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Installs bridge, host-local, portmap and ours, and the conflist that chains them.
+    /// Installs bridge, host-local, portmap, ours, and their conflist.
     pub(crate) fn install(node: &Node, dir: &Path) -> anyhow::Result<Self> {
         let ours = json!({
             "type": "inpod-cni",
@@ -73,7 +71,7 @@ impl Chain {
         Ok(fs::remove_file(self.plugins().join("inpod-cni"))?)
     }
 
-    /// Returns our entry of the conflist, with additional keys.
+    /// Returns our conflist entry with additional keys.
     fn entry(&self, keys: &[(&str, Value)]) -> Value {
         let mut entry = self.ours.clone();
         if let Some(entry) = entry.as_object_mut() {
@@ -89,8 +87,8 @@ impl Chain {
         self.write(PRIMARY, &self.list("1.0.0", Some(keys)))
     }
 
-    /// Returns the conflist as its owner writes it, or with our entry at its end and additional keys in that. Its
-    /// address range differs from that of the harness's own pods.
+    /// Returns the conflist as its owner writes it, or with our entry and additional keys. Its address range differs
+    /// from that of the harness's own pods.
     pub(crate) fn list(&self, version: &str, ours: Option<&[(&str, Value)]>) -> Value {
         let mut plugins = vec![
             json!({"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": {
@@ -105,7 +103,7 @@ impl Chain {
         json!({"cniVersion": version, "name": NETWORK, "plugins": plugins})
     }
 
-    /// Writes another conflist, with only our plugin, for a network of its own.
+    /// Writes a conflist with only our plugin and its own network.
     pub(crate) fn configure_alone(
         &self,
         network: &str,
@@ -116,7 +114,6 @@ impl Chain {
         self.write("20-alone.conflist", &list)
     }
 
-    /// Takes the other plugins from another directory.
     pub(crate) fn with_plugins_of(&self, directory: &Path) -> anyhow::Result<()> {
         for plugin in OTHERS {
             let path = self.plugins().join(plugin);
@@ -126,15 +123,15 @@ impl Chain {
         Ok(())
     }
 
-    /// Writes a file and renames it within the directory, which runtimes watch: containerd 1.6 does not notice a file
-    /// that is moved in from elsewhere (pkg/cri/server/cni_conf_syncer.go ignores inotify's creations).
+    /// Writes and renames within the directory: containerd 1.6 does not notice a file moved in from elsewhere
+    /// (pkg/cri/server/cni_conf_syncer.go ignores inotify's creations).
     pub(crate) fn write(&self, name: &str, list: &Value) -> anyhow::Result<()> {
         let (path, aside) = (self.lists().join(name), self.lists().join("aside.tmp"));
         fs::write(&aside, list.to_string())?;
         Ok(fs::rename(aside, path)?)
     }
 
-    /// Returns the addresses that host-local has allocated; each has a file with its name.
+    /// host-local has one file for each address.
     pub(crate) fn addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
         let files = match fs::read_dir(self.dir.join("ipam").join(NETWORK)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -147,18 +144,16 @@ impl Chain {
     }
 }
 
-/// Runs a command in a netns.
 pub(crate) fn within(netns: &Path, command: &[&str]) -> anyhow::Result<String> {
     let net = format!("--net={}", netns.display());
     run("nsenter", &[&[net.as_str()], command].concat())
 }
 
-/// Returns the number of spool entries that the plugin has written for the agent.
+/// Counts the plugin's entries for the agent.
 pub(crate) fn spooled(node: &Node) -> usize {
     fs::read_dir(node.state_dir().join("spool")).map_or(0, Iterator::count)
 }
 
-/// Returns the host ends of the veth pairs that the bridge plugin made on a node.
 pub(crate) fn veths(node: &Node) -> anyhow::Result<Vec<String>> {
     let links = within(
         node.netns().path(),

@@ -1,4 +1,4 @@
-//! cnitool: libcni as its authors use it, with CHECK, GC and STATUS, which containerd never calls.
+//! cnitool: libcni with CHECK, GC and STATUS, which containerd never calls.
 
 use std::{
     fs,
@@ -41,12 +41,12 @@ impl Tool {
         let name = format!("{}-{name}", self.node.name());
         run("ip", &["netns", "add", &name]).unwrap();
         let path = Path::new("/run/netns").join(name);
-        // Runtimes do this before CNI; cnitool does not.
+        // Runtimes do this; cnitool does not.
         within(&path, &["ip", "link", "set", "lo", "up"]).unwrap();
         path
     }
 
-    /// Runs cnitool on the node. libcni's cache, always below `/var/lib`, is this node's own.
+    /// libcni's cache, always below `/var/lib`, is this node's own.
     #[expect(
         clippy::disallowed_methods,
         reason = "integration/test tells where cnitool is"
@@ -86,7 +86,6 @@ impl Tool {
         stdout
     }
 
-    /// Returns the message of a call that must fail.
     fn refused(&self, verb: &str, network: &str, netns: &Path, pod: &str) -> String {
         let output = self.call(verb, network, netns, pod);
         assert!(!output.status.success(), "{verb} succeeded");
@@ -118,7 +117,6 @@ impl Tool {
     }
 }
 
-/// Returns `CNI_ARGS` of a pod, without its UID.
 pub(crate) fn named(spec: &Spec) -> String {
     format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={}",
@@ -166,7 +164,7 @@ fn a_check_names_what_is_broken() {
     let (netns, pod) = (tool.netns("web"), named(&spec));
     tool.done("add", NETWORK, &netns, &pod);
     let broken = ["nft", "flush", "chain", "inet", "inpod-nat", "output"];
-    // Drift is repaired at once: a check that comes late finds nothing.
+    // Drift is repaired at once; a late check finds nothing.
     let message = eventually(
         "a check comes before the repair",
         TIMEOUT,
@@ -194,7 +192,7 @@ fn a_refused_pod_is_told_why_and_its_del_leaves_nothing() {
         message.contains("shop/nobody") && message.contains("[POD_UNKNOWN]"),
         "{message}"
     );
-    // libcni leaves it to its caller to delete after a failed ADD.
+    // After a failed ADD, libcni's caller must delete.
     assert_eq!(tool.chain.addresses().unwrap().len(), 2);
     tool.done("del", NETWORK, &netns, &pod);
     assert_eq!(
@@ -284,7 +282,7 @@ fn the_collection_of_garbage_drops_what_its_network_no_longer_has_and_nothing_el
         names.collect::<Vec<_>>()
     };
     assert_eq!(networks().len(), 2);
-    // libcni no longer knows the attachments and deletes none itself. cnitool passes no list of valid ones.
+    // libcni no longer knows the attachments and deletes none; cnitool passes no list of valid ones.
     fs::remove_dir_all(tool.dir.join("var/cni")).unwrap();
     let message = tool.refused("gc", ALONE, pod.path(), "");
     assert!(

@@ -1,6 +1,5 @@
-//! A client of the container runtime interface: the part of `runtime.v1` that a kubelet needs for sandboxes.
-//! Field numbers are those of Kubernetes' `cri-api`; the published crate
-//! needs `protoc` to build.
+//! CRI client: the part of `runtime.v1` that a kubelet needs for sandboxes. Field numbers are those of Kubernetes'
+//! `cri-api`; the published crate needs `protoc` to build.
 
 pub(crate) mod containers;
 
@@ -34,7 +33,7 @@ pub(crate) struct Metadata {
     pub(crate) attempt: u32,
 }
 
-/// TCP, on every address of the node.
+/// On every address of the node.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct PortMapping {
     #[prost(int32, tag = "2")]
@@ -74,7 +73,7 @@ struct RunPodSandboxRequest {
     config: Option<PodSandboxConfig>,
 }
 
-/// The response of RunPodSandbox, and the request of a stop, a removal and a status.
+/// RunPodSandbox's response, and the request of a stop, a removal and a status.
 #[derive(Clone, PartialEq, Message)]
 struct SandboxId {
     #[prost(string, tag = "1")]
@@ -157,7 +156,6 @@ struct ImageStatusResponse {
     image: Option<Empty>,
 }
 
-/// The client that a kubelet has.
 #[derive(Debug)]
 pub(crate) struct Cri {
     runtime: Runtime,
@@ -172,7 +170,7 @@ impl Cri {
             let _context = runtime.enter();
             inpod_service::channel(socket)
         };
-        // A kubelet's default for a sandbox is two minutes.
+        // A kubelet's default is two minutes.
         let timeout = Duration::from_secs(60);
         Ok(Self {
             runtime,
@@ -181,7 +179,6 @@ impl Cri {
         })
     }
 
-    /// Returns the client with a shorter timeout.
     pub(crate) fn patient_for(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -239,7 +236,7 @@ impl Cri {
         Ok(list.items)
     }
 
-    /// Returns whether the runtime reports a condition as true: `RuntimeReady` or `NetworkReady`.
+    /// The kind is `RuntimeReady` or `NetworkReady`.
     pub(crate) fn condition(&self, kind: &str) -> Result<bool, Status> {
         let method = "/runtime.v1.RuntimeService/Status";
         let answer: StatusResponse = self.call(method, StatusRequest { verbose: false })?;
@@ -249,7 +246,6 @@ impl Cri {
             .any(|condition| condition.kind == kind && condition.status))
     }
 
-    /// Returns the conflists that the runtime has read, as it reports them.
     pub(crate) fn lists(&self) -> Result<String, Status> {
         let method = "/runtime.v1.RuntimeService/Status";
         let mut answer: StatusResponse = self.call(method, StatusRequest { verbose: true })?;

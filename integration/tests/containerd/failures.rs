@@ -1,4 +1,4 @@
-//! A real containerd meets refusals, timeouts and a missing agent.
+//! Refusals, timeouts and a missing agent with a real containerd.
 
 use std::{fs, thread, time::Duration};
 
@@ -11,7 +11,6 @@ use tonic::Status;
 
 use crate::{chain::spooled, runtime::Runtime, sandboxes::in_the_mesh};
 
-/// Returns the error that a kubelet gets for a pod's sandbox.
 fn refusal(runtime: &Runtime, spec: &Spec) -> String {
     let refused: Status = runtime.cri.run(runtime.config(spec)).unwrap_err();
     refused.message().to_owned()
@@ -25,7 +24,7 @@ pub(crate) fn assert_error(message: &str, parts: &[&str]) {
     assert!(missing.is_empty(), "{missing:?} is not in {message:?}");
 }
 
-/// Labels the namespace `shop`, and waits until it is in the plugin's list of enrolled namespaces.
+/// Waits until `shop` is in the plugin's list of enrolled namespaces.
 pub(crate) fn enrol_shop(runtime: &Runtime) {
     let path = runtime.node.manifests().join("namespaces.yaml");
     let text = "kind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n\
@@ -64,7 +63,7 @@ fn a_refused_sandbox_is_told_why_and_leaves_nothing() {
         ],
     );
     runtime.until_empty().unwrap();
-    // Once the pod is known the next attempt succeeds.
+    // The next attempt succeeds once the pod is known.
     let pod = runtime.pod(spec).unwrap();
     in_the_mesh(&runtime, &pod);
     runtime.end(&pod.container_id).unwrap();
@@ -139,13 +138,12 @@ fn a_sandbox_stops_while_the_agent_is_away_and_is_forgotten_when_it_is_back() {
     runtime.cri.remove(&pod.container_id).unwrap();
     assert!(!runtime.node.has_veth(&pod));
     assert!(runtime.chain.addresses().unwrap().is_empty());
-    // netconfig ends the claim of a netns that is gone, whichever service is away.
+    // netconfig ends the claim of a missing netns on its own.
     eventually("the claim ends", TIMEOUT, || {
         ensure!(runtime.node.api().claims()?.is_empty(), "it is held");
         anyhow::Ok(())
     })
     .unwrap();
-    // A runtime sends its DEL twice.
     assert_eq!(spooled(&runtime.node), 2);
     start_agent(&runtime);
     assert_eq!(spooled(&runtime.node), 0);
@@ -172,11 +170,10 @@ fn a_plugin_that_is_not_installed_is_named_and_its_return_heals() {
     runtime.until_empty().unwrap();
 }
 
-/// Returns whether one of our plugins is running for one node's chain.
 fn plugin_runs(runtime: &Runtime) -> anyhow::Result<bool> {
     let ours = format!("CNI_PATH={}", runtime.chain.plugins().display());
     for entry in fs::read_dir("/proc")? {
-        // A process may end while it is inspected.
+        // The process may end meanwhile.
         let process = entry?.path();
         let comm = fs::read_to_string(process.join("comm")).unwrap_or_default();
         let environment = fs::read(process.join("environ")).unwrap_or_default();
@@ -206,11 +203,11 @@ fn a_plugin_that_its_caller_kills_leaves_nothing() {
     let client = runtime.client().unwrap();
     let client = client.patient_for(Duration::from_secs(2));
     let refused = client.run(runtime.config(&spec)).unwrap_err();
-    // Killed before its own deadline: its DEL follows, and meets an agent that is back.
+    // Killed before its own deadline: its DEL meets an agent that is back.
     runtime.node.signal("pod-events", Signal::SIGCONT).unwrap();
     assert!(!refused.message().contains("inpod"), "{refused:?}");
     runtime.until_empty().unwrap();
-    // A kubelet would repeat it as well while containerd still reserves the name.
+    // A kubelet would also repeat while containerd reserves the name.
     let pod = eventually("the next attempt succeeds", TIMEOUT, || {
         runtime.pod(spec.clone())
     });
@@ -233,7 +230,7 @@ fn a_containerd_that_is_killed_in_the_middle_of_an_add_leaves_nothing_when_it_ha
     runtime.kill_containerd().unwrap();
     assert!(caller.join().unwrap().is_err());
     runtime.until_ready().unwrap();
-    // The agent continues an ADD whose caller is gone.
+    // The agent finishes an ADD without its caller.
     runtime.node.signal("pod-events", Signal::SIGCONT).unwrap();
     until_plugin_runs(&runtime, false);
     for left in runtime.cri.sandboxes().unwrap() {

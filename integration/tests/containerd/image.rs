@@ -1,4 +1,4 @@
-//! An image without a registry: one layer around static busybox, as an OCI archive.
+//! An image without a registry: one layer with static busybox, as OCI archive.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "inpod.test/pause:1";
 /// The path in Debian's package busybox-static.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
-/// The answer of `httpd` in the image at [`WHO`]: the client's address.
+/// The answer of `httpd` at [`WHO`]: the client's address.
 const ANSWER: &str = r#"#!/bin/busybox sh
 printf 'Content-Type: text/plain\r\n\r\n%s\n' "$REMOTE_ADDR"
 "#;
@@ -24,7 +24,7 @@ printf 'Content-Type: text/plain\r\n\r\n%s\n' "$REMOTE_ADDR"
 /// The path below `/www`.
 pub(crate) const WHO: &str = "/cgi-bin/who";
 
-/// Writes the archive into an existing directory and returns its path.
+/// Returns the path; the directory must exist.
 pub(crate) fn write(dir: &Path) -> anyhow::Result<PathBuf> {
     let bin = dir.join("root/bin");
     fs::create_dir_all(&bin)?;

@@ -1,5 +1,5 @@
-//! The images: built twice, imported, run, and what a static binary needs of its environment. Needs the binaries that
-//! go into them (`IMAGE_BINARIES`), which the tier `images` compiles.
+//! The images: built twice, imported, run, and a static binary's needs. Needs `IMAGE_BINARIES`, which
+//! the tier `images` compiles.
 
 use std::{
     ffi::OsStr,
@@ -32,7 +32,7 @@ fn binaries() -> PathBuf {
         .into()
 }
 
-/// Returns images and the binaries in them, as the build reads them.
+/// Returns images and their binaries, as the build reads them.
 fn components() -> Vec<Vec<String>> {
     let text = fs::read_to_string(Path::new(ROOT).join("deploy/images/components")).unwrap();
     let lines = text
@@ -61,7 +61,7 @@ fn built(out: &Path) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Returns the user of an image: only images that work on the node run as root. A sidecar's checks run as its proxy.
+/// Only images that work on the node run as root; a sidecar's checks run as its proxy.
 fn user(image: &str) -> &'static str {
     match image {
         "validate" => "1337:1337",
@@ -70,7 +70,7 @@ fn user(image: &str) -> &'static str {
     }
 }
 
-/// This machine's, as an image's configuration names it.
+/// The name in an image's configuration.
 const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "arm64"
 } else {
@@ -81,7 +81,7 @@ fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/run").unwrap()
 }
 
-/// Returns a document of a built image by its digest; without one, the index.
+/// Returns a document by its digest; without one, the index.
 fn document(archive: &Path, digest: Option<&str>) -> Value {
     let blob = digest.map(|it| format!("blobs/{}", it.replace(':', "/")));
     let path = blob.unwrap_or_else(|| "index.json".to_owned());
@@ -158,7 +158,7 @@ fn binaries_of_another_architecture_go_into_no_image() {
     assert!(!archive.exists());
 }
 
-/// Runs iptables' programs in the one image that has them, with an extension that they must find.
+/// The only image with iptables' programs must find an extension.
 fn programs_of_iptables_run(runtime: &Runtime) {
     let version = env!("CARGO_PKG_VERSION");
     let image = format!("localhost/netconfig-iptables:{version}");
@@ -202,7 +202,7 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
         );
         let root = scratch();
         let root = root.path().to_str().unwrap();
-        // By a separate process: a process that another thread starts meanwhile would hold the copy open for writing.
+        // By a separate process: one that another thread starts meanwhile would hold the copy open for writing.
         run("install", &["-m", "755", path.to_str().unwrap(), root]).unwrap();
         if binary == "inpod-cni" {
             let script = format!("CNI_COMMAND=VERSION chroot {root} /{binary}");
@@ -224,10 +224,10 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
     }
 }
 
-/// The API server's name, address and port for pod-events in its image.
+/// The API server's name, address and port.
 const API: (&str, Ipv4Addr, &str) = ("api.inpod.test", Ipv4Addr::new(10, 77, 0, 1), "6443");
 
-/// A DNS server that knows one name (RFC 1035, 4.1). Returns how often it was asked.
+/// Knows one name (RFC 1035, 4.1). Returns how often it was asked.
 fn name_server(netns: &Netns) -> Arc<AtomicUsize> {
     let socket = netns
         .within(|| UdpSocket::bind((API.1, 53)))
@@ -261,7 +261,7 @@ fn name_server(netns: &Netns) -> Arc<AtomicUsize> {
     asked
 }
 
-/// Creates two authorities, and a server certificate by the first one.
+/// Creates two authorities, and a server certificate of the first.
 fn certificates(directory: &Path) {
     let script = format!(
         "cd \"$0\" && new='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'
@@ -274,7 +274,7 @@ fn certificates(directory: &Path) {
     run("sh", &["-ec", &script, directory.to_str().unwrap()]).unwrap();
 }
 
-/// Creates a root directory as pod-events' container has it: an empty image, and the kubelet's mounts.
+/// Creates a root directory like pod-events' container: an empty image and the kubelet's mounts.
 fn root(directory: &Path, authority: &str) -> PathBuf {
     let root = directory.join(format!("root-{authority}"));
     let account = root.join("var/run/secrets/kubernetes.io/serviceaccount");
@@ -357,7 +357,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
         );
         anyhow::Ok(())
     };
-    // With another authority only a handshake is attempted.
+    // Another authority fails the handshake.
     let (mut stranger, log) = pod_events(&node, &root(directory, "other"));
     let refused = eventually("the server is not trusted", TIMEOUT, || {
         reported(&log, "alert unknown ca")

@@ -1,6 +1,5 @@
-//! Does what a kubelet does with the containers of a pod in its sandbox: init containers run first, one after
-//! another, each repeated until it has succeeded; an init container that keeps running, a native sidecar,
-//! need only have started.
+//! A kubelet's treatment of containers: init containers run one after another, each repeated until it succeeds; a
+//! native sidecar need only have started.
 
 mod roles;
 
@@ -26,13 +25,13 @@ use crate::{
 };
 use roles::VALIDATE;
 
-/// The port that a proxy's own init container calls, without a listener.
+/// A proxy's own init container calls it, without a listener.
 const PROBE: u16 = 15002;
 
 /// The state of a pod after a round.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// An init container has failed: nothing after it was started.
+    /// Nothing after this failed init container was started.
     Init {
         code: i32,
         message: String,
@@ -41,7 +40,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Returns exit code and termination message of an init container, which must have failed.
+    /// Returns exit code and termination message of a failed init container.
     pub(crate) fn failure(self) -> (i32, String) {
         match self {
             Self::Init { code, message } => Some((code, message)),
@@ -51,7 +50,7 @@ impl Stage {
     }
 }
 
-/// A container as it was last started.
+/// A container's last start.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) id: String,
@@ -76,7 +75,7 @@ pub(crate) fn import(runtime: &Runtime) {
 }
 
 impl<'a> Resident<'a> {
-    /// Creates a pod's sandbox and shows its addresses, without any of its containers.
+    /// Creates the sandbox without containers and shows its addresses.
     pub(crate) fn new(runtime: &'a Runtime, shape: Shape, spec: Spec) -> anyhow::Result<Self> {
         show(runtime, &spec, "Pending")?;
         let id = runtime.cri.run(runtime.config(&spec))?;
@@ -94,7 +93,7 @@ impl<'a> Resident<'a> {
         })
     }
 
-    /// Creates it with all of its containers.
+    /// Creates it with all containers.
     pub(crate) fn running(runtime: &'a Runtime, shape: Shape, spec: Spec) -> anyhow::Result<Self> {
         let mut resident = Self::new(runtime, shape, spec)?;
         let stage = resident.sync()?;
@@ -102,7 +101,7 @@ impl<'a> Resident<'a> {
         Ok(resident)
     }
 
-    /// Runs one round: starts what is next until everything runs or an init container fails.
+    /// Starts what is next until everything runs or an init container fails.
     pub(crate) fn sync(&mut self) -> anyhow::Result<Stage> {
         for role in self.shape.order() {
             if self.is_done(*role)? {
@@ -126,11 +125,10 @@ impl<'a> Resident<'a> {
         Ok(container.state == 1 || (container.state == 2 && container.exit_code == 0))
     }
 
-    /// Starts a container whatever the state of the others.
     pub(crate) fn start(&mut self, role: Role) -> anyhow::Result<()> {
         let attempt = self.runs.get(&role).map_or(0, |run| run.attempt + 1);
         let words = self.termination_message(role, attempt);
-        // Any user may write a message (Kubernetes, `terminationMessagePath`).
+        // Any user may write (Kubernetes, `terminationMessagePath`).
         fs::write(&words, "")?;
         fs::set_permissions(&words, fs::Permissions::from_mode(0o666))?;
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
@@ -173,7 +171,7 @@ impl<'a> Resident<'a> {
             .with_extension("words")
     }
 
-    /// Waits until a container has started, or has ended if it is not a long-running one.
+    /// Waits until it has started, or has ended if it is not long-running.
     pub(crate) fn settled(&self, role: Role) -> anyhow::Result<Stage> {
         if let Some(port) = role.listens() {
             let run = self.run(role)?;
@@ -210,12 +208,11 @@ impl<'a> Resident<'a> {
         self.runs.get(&role).context(role.name())
     }
 
-    /// Returns the containers that were ever started.
     pub(crate) fn started(&self) -> Vec<Role> {
         self.runs.keys().copied().collect()
     }
 
-    /// Calls another pod's application from the application's container, and returns the source that it saw.
+    /// Asks from the application's container; returns the source that the other saw.
     pub(crate) fn ask(&self, to: SocketAddr) -> anyhow::Result<IpAddr> {
         let url = format!("http://{to}{}", image::WHO);
         let command = ["/bin/busybox", "wget", "-O", "-", &url];
@@ -229,17 +226,15 @@ impl<'a> Resident<'a> {
         seen(&String::from_utf8_lossy(&executed.stdout))
     }
 
-    /// Returns the lines that a container has printed.
     fn log(&self, role: Role) -> anyhow::Result<Vec<String>> {
         let name = self.log_name(role, self.run(role)?.attempt);
         let text = fs::read_to_string(self.runtime.dir.join("log").join(name))?;
-        // The runtime prefixes each line with time, stream and a flag.
+        // The runtime prefixes time, stream and a flag.
         let lines = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
         Ok(lines.map(str::to_owned).collect())
     }
 
-    /// Returns the connections that its proxy has logged: source, destination, outcome, without
-    /// those of the validation.
+    /// Returns source, destination and outcome from the proxy's log, without the validation's.
     pub(crate) fn connections(&self) -> anyhow::Result<Vec<(IpAddr, SocketAddr, String)>> {
         let lines = self.log(Role::Proxy)?;
         let reported = lines.iter().filter(|line| *line != "listening");
@@ -248,13 +243,11 @@ impl<'a> Resident<'a> {
         Ok(all.into_iter().filter(|it| it.1.port() != PROBE).collect())
     }
 
-    /// Removes the pod from the runtime.
     pub(crate) fn end(&self) -> anyhow::Result<()> {
         Ok(self.runtime.end(&self.pod.container_id)?)
     }
 }
 
-/// Returns the client's address from an application's answer.
 pub(crate) fn seen(body: &str) -> anyhow::Result<IpAddr> {
     let address = body.trim().trim_start_matches('[').trim_end_matches(']');
     let address: IpAddr = address.parse().with_context(|| format!("{body:?}"))?;
@@ -268,7 +261,7 @@ fn connection(line: &str) -> anyhow::Result<(IpAddr, SocketAddr, String)> {
     Ok((source.ip(), word()?.parse()?, word()?.to_owned()))
 }
 
-/// Writes the manifest of a pod, with this phase in its status.
+/// Writes a pod's manifest with this phase.
 pub(crate) fn show(runtime: &Runtime, spec: &Spec, phase: &str) -> anyhow::Result<()> {
     let node = &runtime.node;
     let name = format!("{}-{}.yaml", spec.namespace, spec.name);

@@ -1,6 +1,6 @@
-//! Real callers drive the plugin: containerd with runc through its CRI, cnitool, and podman's CNI backend, each with
-//! bridge, host-local and portmap before ours in the chain. Needs root and the packages of `integration/setup.sh`;
-//! the feature `containerd` keeps it out of tiers that have neither.
+//! Real callers: containerd with runc through CRI, cnitool, and podman, each with bridge, host-local and
+//! portmap before ours. Needs root and the packages of `integration/setup.sh`; the feature `containerd` keeps
+//! it out of tiers without them.
 #![cfg(feature = "containerd")]
 #![expect(
     clippy::unwrap_used,
@@ -35,5 +35,4 @@ mod unprivileged;
 mod versions;
 mod waits;
 
-/// The port on which applications listen.
 const PORT: u16 = 8080;

@@ -1,6 +1,5 @@
-//! Several concurrent nodes, each a machine of its own (network, pid, mount, ipc and uts namespaces, its
-//! own /run) with its own containerd, chain, services and ztunnel: this program again, which follows
-//! commands on its standard input.
+//! Concurrent nodes, each with its own network, pid, mount, ipc and uts namespaces, /run, containerd, chain, services
+//! and ztunnel: this program again, following commands on standard input.
 
 use std::{
     collections::BTreeMap,
@@ -19,13 +18,13 @@ use crate::{
     runtime::{Runtime, end},
 };
 
-/// The environment variable that makes a process a node.
+/// Marks a process as a node.
 const ROLE: &str = "INPOD_TEST_NODE_IS_DIRECTED";
 
-/// The test that runs as a node.
+/// The test that runs as node.
 const NODE: &str = "nodes::a_node_follows_its_commands_and_ends_empty";
 
-/// The prefix of each answer, among libtest's output.
+/// Marks answers among libtest's output.
 const ANSWER: &str = "node: ";
 
 /// A node and what was created on it.
@@ -49,7 +48,7 @@ impl Inside {
         })
     }
 
-    /// Executes one command and returns its result in one line.
+    /// Returns its result in one line.
     fn execute_command(&mut self, order: &str) -> anyhow::Result<String> {
         let words: Vec<_> = order.split(' ').collect();
         match *words {
@@ -85,7 +84,7 @@ impl Inside {
         Ok(address)
     }
 
-    /// Connects to a pod, through its ztunnel, and keeps the connection.
+    /// Connects to a pod through its ztunnel, and stays connected.
     fn open(&mut self, name: &str) -> anyhow::Result<String> {
         let pod = self.pods.get(name).context("no such pod")?;
         let node = &self.runtime.node;
@@ -116,7 +115,7 @@ impl Inside {
         Ok(format!("{:?}", pids.collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Returns everything that the node's processes know of any pod, and every netns that exists.
+    /// Everything that the node's processes know of any pod, and every netns.
     fn state(&self) -> anyhow::Result<String> {
         let node = &self.runtime.node;
         let (claims, workloads) = (node.api().claims()?, node.api().workloads()?.workloads);
@@ -157,7 +156,7 @@ fn a_node_follows_its_commands_and_ends_empty() {
     let mut node = Inside::running().unwrap();
     let uid = "web-0000-1111-2222-333333333333";
     if std::env::var_os(ROLE).is_some() {
-        // On a line of its own, whatever libtest has printed.
+        // libtest may have printed on this line.
         println!("\n{ANSWER}ok");
         for order in stdin().lines() {
             match node.execute_command(&order.unwrap()) {
@@ -212,7 +211,7 @@ impl Outside {
         }
     }
 
-    /// Waits for an answer; a node that has ended answers nothing.
+    /// An ended node answers nothing.
     fn answer(&mut self) -> anyhow::Result<String> {
         loop {
             let mut line = String::new();
@@ -231,7 +230,7 @@ impl Outside {
         self.answer().with_context(|| order.to_owned()).unwrap()
     }
 
-    /// Ends everything on the node and expects success.
+    /// Ends the node and expects success.
     fn end(mut self) {
         self.send("end");
         self.orders = None;
@@ -245,7 +244,6 @@ impl Drop for Outside {
     }
 }
 
-/// Starts this many nodes concurrently.
 fn nodes<const N: usize>() -> [Outside; N] {
     let mut nodes = [(); N].map(|()| Outside::start());
     for node in &mut nodes {
@@ -278,7 +276,7 @@ fn pods_of_two_nodes_that_have_the_same_names_and_addresses_do_not_see_each_othe
             assert!(state.contains(&uid(index, number)), "{state}");
             assert!(!state.contains(&uid(1 - index, number)), "{state}");
         }
-        // The node's own, two pods' and the outsider's.
+        // The node's, two pods' and the outsider's.
         assert!(state.ends_with(" 4 netns"), "{state}");
     }
     nodes.into_iter().for_each(Outside::end);
@@ -299,7 +297,7 @@ fn while_one_nodes_agent_is_killed_and_comes_back_the_pods_of_the_others_go_on()
     for service in SERVICES {
         first.send(&format!("kill {service}"));
     }
-    // The connection of its own pod continues as well, since it is ztunnel's.
+    // Its own pod's connection continues: it is ztunnel's.
     first.send("speak");
     let during: Vec<_> = others
         .iter_mut()

@@ -1,4 +1,4 @@
-//! The chain after a reboot: which file is first, and who writes it while the agent is not there yet.
+//! The chain after a reboot: the first file and its writer while the agent is missing.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,6 @@ use crate::{
 /// Our file, which sorts before the primary's.
 const OWNED: &str = "00-inpod.conflist";
 
-/// Returns a node whose namespace shop is enrolled, without its agent.
 fn without_agent() -> Runtime {
     let runtime = Runtime::running().unwrap();
     enrol_shop(&runtime);
@@ -24,13 +23,13 @@ fn without_agent() -> Runtime {
     runtime
 }
 
-/// Writes the primary's own conflist, as its component does when it starts.
+/// Writes the file like its component at its start.
 fn primary_writes(runtime: &Runtime) {
     let list = runtime.chain.list("1.0.0", None);
     runtime.chain.write(PRIMARY, &list).unwrap();
 }
 
-/// Returns a pod without a label, in a labelled namespace.
+/// The pod has no label, its namespace does.
 fn web() -> Spec {
     Spec {
         uid: uid(1),

@@ -1,4 +1,4 @@
-//! podman's CNI backend: a caller that probes VERSION, and names its containers as pods without a namespace.
+//! podman's CNI backend probes VERSION and names containers as pods without a namespace.
 
 use std::{
     fs,
@@ -21,12 +21,12 @@ use crate::{
     runtime::{end, isolated, remove_cgroups},
 };
 
-/// Mounts what podman may see and change, signals that it is ready, and lives as long as its containers may.
+/// Mounts what podman may change, signals readiness, and lives as long as its containers.
 const INIT: &str = r#"mount -t tmpfs tmpfs /var/lib && touch "$0" && exec sleep infinity"#;
 
 /// A node with podman, its configuration and its storage.
 struct Podman {
-    /// Containers and their monitors live in its pid namespace.
+    /// Containers and monitors live in its pid namespace.
     init: Child,
     dir: PathBuf,
     chain: Chain,
@@ -67,7 +67,7 @@ impl Podman {
         text.trim().to_owned()
     }
 
-    /// Runs podman in its own namespaces. Returns whether it succeeded and its output.
+    /// Runs it in its own namespaces; returns success and output.
     fn call(&self, arguments: &[&str]) -> (bool, String) {
         let ns = PathBuf::from(format!("/proc/{}/ns", self.init.id()));
         let mut command = Command::new("nsenter");
@@ -98,7 +98,7 @@ impl Podman {
         self.call(&[&["run", "-d", &parent], name, &[image::NAME]].concat())
     }
 
-    /// Removes a container at once, and expects that its address and its veth pair are gone.
+    /// Expects address and veth pair gone.
     fn removed(&self, container: &str) {
         self.done(&["rm", "-f", "-t", "0", container]);
         assert!(self.chain.addresses().unwrap().is_empty());
@@ -162,7 +162,7 @@ fn a_container_passes_untouched_where_no_default_namespace_is_set_whatever_its_n
         .node
         .write_manifest(&Spec::new("web").ambient())
         .unwrap();
-    // podman's generated names have an underscore, which pod names cannot have.
+    // podman's generated names contain an underscore, which pod names cannot.
     for name in [&["--name", "web"][..], &["--name", "festive_hopper"]] {
         let (succeeded, container) = podman.run(name);
         assert!(succeeded, "{container}");

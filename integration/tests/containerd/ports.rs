@@ -15,7 +15,7 @@ use crate::{
     sandboxes::{in_the_mesh, reached_through_ztunnel},
 };
 
-/// Returns a machine outside of the node, connected to it: 192.0.2.2 and 2001:db8::2.
+/// Returns a machine outside, connected to the node: 192.0.2.2 and 2001:db8::2.
 pub(crate) fn outside(node: &Node) -> Netns {
     let name = format!("{}-out", node.name());
     run("ip", &["netns", "add", &name]).unwrap();
@@ -53,7 +53,7 @@ fn a_port_of_the_node_leads_through_ztunnel_to_an_enrolled_pod_in_both_families(
         let from: IpAddr = from.parse().unwrap();
         let captured = || counters(&pod, "redirect to :15006").unwrap();
         let before = captured();
-        // The application sees the client, neither the node nor ztunnel.
+        // It sees the client, neither node nor ztunnel.
         assert_eq!(reached_through_ztunnel(&runtime, &pod, &client, to), from);
         assert_eq!(captured(), before + 1);
         let accesses = runtime.node.accesses().unwrap();

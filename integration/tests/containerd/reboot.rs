@@ -1,4 +1,4 @@
-//! A node loses its power: memory is gone, the disk remains.
+//! A power cut: memory is gone, the disk remains.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -14,7 +14,7 @@ use crate::{
     sandboxes::in_the_mesh,
 };
 
-/// Starts the services as after a boot, with a boot id of their own.
+/// Starts the services with a new boot id.
 fn start(node: &Node, boot: &Path) {
     let script = format!("mount --bind {} {BOOT_ID} && exec \"$@\"", boot.display());
     let within = [
@@ -34,7 +34,7 @@ fn start(node: &Node, boot: &Path) {
     node.start_ztunnel(&[]).unwrap();
 }
 
-/// Ends everything that ends with a machine's power, and deletes what is kept in memory.
+/// Ends everything powered and deletes what memory kept.
 fn cut_power(runtime: &mut Runtime, pods: &[Pod]) {
     runtime.cut_power();
     let node = &runtime.node;
@@ -57,12 +57,10 @@ fn cut_power(runtime: &mut Runtime, pods: &[Pod]) {
     .unwrap();
 }
 
-/// Returns the node's own packet filter and names.
 fn rules(runtime: &Runtime) -> String {
     within(runtime.node.netns().path(), &["nft", "list", "ruleset"]).unwrap()
 }
 
-/// Returns the sandboxes in pod-events' checkpoint.
 fn checkpointed(runtime: &Runtime) -> String {
     let directory = runtime.node.run_dir().join("pod-events/pods");
     let files = fs::read_dir(directory).unwrap();
@@ -97,7 +95,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
 
     cut_power(&mut runtime, &old);
     runtime.boot().unwrap();
-    // The kubelet starts before the agent: it ends what it finds, and starts the pods anew.
+    // The kubelet, started before the agent, ends the sandboxes and starts the pods anew.
     let found = runtime.cri.sandboxes().unwrap();
     assert_eq!(found.len(), names.len());
     for sandbox in found {
@@ -118,7 +116,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
     let (last, others) = short.split_last().unwrap();
     assert_eq!(others, vec![("DEL", ""); others.len()]);
     assert!(others.len() >= names.len(), "{calls:?}");
-    // The entry of the waiting ADD is of this boot.
+    // The waiting ADD's entry is of this boot.
     assert_eq!((last.0, last.1.is_empty()), ("DEL", false));
     assert!(spooled(&runtime.node) > 0);
 
@@ -139,7 +137,7 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
     runtime.until_empty().unwrap();
 }
 
-/// Expects claims, records, workloads, probed addresses and the spool of the new sandboxes alone.
+/// Claims, records, workloads, probed addresses and spool are of new sandboxes only.
 fn nothing_of(runtime: &Runtime, old: &[Pod], new: &[Pod]) {
     eventually("the spool is read", TIMEOUT, || {
         ensure!(spooled(&runtime.node) == 0, "{}", spooled(&runtime.node));

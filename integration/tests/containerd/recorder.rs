@@ -1,5 +1,4 @@
-//! Records a runtime's calls of the plugin and the answers: a program in the plugin's place writes both down
-//! and passes both on.
+//! Records a runtime's plugin calls and answers: a program in the plugin's place passes both on.
 
 use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -9,8 +8,7 @@ use serde_json::Value;
 
 use crate::chain::Chain;
 
-/// Writes one line for each call, in the order in which the calls ended. Each is appended by one write(2), so that
-/// concurrent lines do not mix.
+/// One line for each call, by end. A single write(2) appends each, so concurrent lines do not mix.
 const SCRIPT: &str = r#"#!/bin/sh
 asked=$(cat)
 answer=$(printf '%s' "$asked" | PLUGIN)
@@ -24,7 +22,7 @@ exit $code
 pub(crate) struct Recorded {
     pub(crate) verb: String,
     pub(crate) container_id: String,
-    /// `CNI_NETNS`; empty if the runtime passed none.
+    /// Empty if the runtime passed none.
     pub(crate) netns: String,
     pub(crate) code: i32,
     pub(crate) asked: Value,
@@ -33,12 +31,11 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Returns CNI's error code from standard output.
     pub(crate) fn error(&self) -> Option<u64> {
         self.answer.get("code")?.as_u64()
     }
 
-    /// Returns command, whether a netns was named, whether the chain's result was passed, and exit code.
+    /// Returns command, whether a netns and the chain's result were passed, and exit code.
     pub(crate) fn summary(&self) -> (&str, bool, bool, i32) {
         let has_result = self.asked.get("prevResult").is_some();
         (&self.verb, !self.netns.is_empty(), has_result, self.code)
@@ -58,7 +55,6 @@ pub(crate) fn record(chain: &Chain) -> anyhow::Result<()> {
     Ok(fs::rename(aside, chain.plugins().join("inpod-cni"))?)
 }
 
-/// Returns the calls so far.
 pub(crate) fn recorded(chain: &Chain) -> anyhow::Result<Vec<Recorded>> {
     let text = match fs::read_to_string(log(chain)) {
         Ok(text) => text,

@@ -1,4 +1,4 @@
-//! A real containerd with runc on a node, and what a kubelet does with it.
+//! A real containerd with runc, and a kubelet's actions.
 
 use std::{
     fs,
@@ -26,8 +26,8 @@ use crate::{
     image,
 };
 
-/// The first process of containerd's own pid namespace. libcni always caches below `/var/lib`. However containerd
-/// ends, it is restarted, as an init system would do.
+/// The first process of containerd's pid namespace. libcni always caches below `/var/lib`. containerd is restarted,
+/// as an init system would do.
 const INIT: &str = r#"mount --bind "$1/var" /var/lib && mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
 while :; do containerd --config "$0"; sleep 0.1; done"#;
 
@@ -36,7 +36,7 @@ pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 const SOCKET: &str = "grpc.sock";
 
-/// A node on which everything of inpod runs, with a containerd.
+/// All of inpod on one node with a containerd.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     process: Child,
@@ -47,19 +47,19 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Starts everything, with the chain in place and the image imported.
+    /// Starts it with the chain in place and the image imported.
     pub(crate) fn running() -> anyhow::Result<Self> {
         Self::with(&[])
     }
 
-    /// Starts the same with additional keys in our entry of the chain.
+    /// Starts it with additional keys in our chain entry.
     pub(crate) fn with(keys: &[(&str, Value)]) -> anyhow::Result<Self> {
         let runtime = Self::on(Node::running()?)?;
         runtime.chain.configure(keys)?;
         Ok(runtime)
     }
 
-    /// Starts the same on an existing node.
+    /// Starts it on an existing node.
     pub(crate) fn on(node: Node) -> anyhow::Result<Self> {
         let dir = node.manifests().with_file_name("containerd");
         fs::create_dir_all(dir.join("var"))?;
@@ -88,7 +88,7 @@ impl Runtime {
         })
     }
 
-    /// Waits until containerd has read a conflist with our plugin, or one without.
+    /// Waits until containerd has read a conflist with our plugin, or without.
     pub(crate) fn until_chained(&self, expected: bool) -> anyhow::Result<()> {
         eventually("the list is read", TIMEOUT, || {
             let lists = self.cri.lists()?;
@@ -105,8 +105,7 @@ impl Runtime {
         run("ctr", &[&client[..], arguments].concat())
     }
 
-    /// Returns the output of a program in a container of an image, which is deleted afterwards. It has the same
-    /// capabilities as netconfig's container.
+    /// Returns a program's output in a container with netconfig's capabilities, which is deleted afterwards.
     pub(crate) fn contained(&self, image: &str, command: &[&str]) -> anyhow::Result<String> {
         let cgroup = format!("/{}/contained", self.cgroup());
         let mut run = vec![
@@ -137,7 +136,6 @@ impl Runtime {
         })
     }
 
-    /// Returns the config that a kubelet sends for a pod.
     pub(crate) fn config(&self, spec: &Spec) -> PodSandboxConfig {
         PodSandboxConfig {
             metadata: Some(Metadata {
@@ -155,21 +153,18 @@ impl Runtime {
         }
     }
 
-    /// Returns the cgroup of all pods. Nodes of several processes may have the same name, but no two live netns
-    /// have the same inode.
+    /// Returns the cgroup of all pods. Nodes may share a name, but no two live netns have the same inode.
     fn cgroup(&self) -> String {
         let inode = fs::metadata(self.node.netns().path()).map_or(0, |netns| netns.ino());
         format!("{}-{inode}", self.node.name())
     }
 
-    /// Writes a pod's manifest and runs its sandbox.
     pub(crate) fn pod(&self, spec: Spec) -> anyhow::Result<Pod> {
         self.node.write_manifest(&spec)?;
         let id = self.cri.run(self.config(&spec))?;
         self.sandbox(spec, &id)
     }
 
-    /// Does the same with a host port.
     pub(crate) fn pod_at_port(&self, spec: Spec, host: i32, container: i32) -> anyhow::Result<Pod> {
         self.node.write_manifest(&spec)?;
         let port_mappings = vec![PortMapping {
@@ -184,7 +179,7 @@ impl Runtime {
         self.sandbox(spec, &id)
     }
 
-    /// Runs a sandbox in the node's network and returns its id.
+    /// Runs it in the node's network; returns the id.
     pub(crate) fn host_network(&self, spec: &Spec) -> anyhow::Result<String> {
         let mut config = self.config(spec);
         if let Some(linux) = &mut config.linux {
@@ -194,7 +189,6 @@ impl Runtime {
         Ok(self.cri.run(config)?)
     }
 
-    /// Returns a sandbox as containerd itself describes it.
     pub(crate) fn sandbox(&self, spec: Spec, id: &str) -> anyhow::Result<Pod> {
         let status = self.cri.status(id)?;
         ensure!(
@@ -228,13 +222,13 @@ impl Runtime {
         self.cri.remove(id)
     }
 
-    /// Kills containerd and waits until it is back; the sandboxes live on.
+    /// The sandboxes survive containerd's restart.
     pub(crate) fn restart_containerd(&self) -> anyhow::Result<()> {
         self.kill_containerd()?;
         self.until_ready()
     }
 
-    /// Kills containerd alone; its init starts it again.
+    /// Its init starts containerd again.
     pub(crate) fn kill_containerd(&self) -> anyhow::Result<()> {
         let before = self.containerd()?;
         kill(before, Signal::SIGKILL)?;
@@ -245,23 +239,20 @@ impl Runtime {
         })
     }
 
-    /// Ends containerd and everything that it runs, as a power cut does.
+    /// Ends containerd and all it runs, as a power cut does.
     pub(crate) fn cut_power(&mut self) {
         end(&mut self.process);
     }
 
-    /// Starts containerd with what is on its disk.
     pub(crate) fn boot(&mut self) -> anyhow::Result<()> {
         self.process = start(&self.node, &self.dir)?;
         self.until_ready()
     }
 
-    /// Returns another client, for another thread.
     pub(crate) fn client(&self) -> anyhow::Result<Cri> {
         Cri::new(&self.dir.join(SOCKET))
     }
 
-    /// Returns the process that listens on containerd's socket.
     fn containerd(&self) -> anyhow::Result<Pid> {
         let stream = UnixStream::connect(self.dir.join(SOCKET))?;
         Ok(Pid::from_raw(getsockopt(&stream, PeerCredentials)?.pid()))
@@ -271,8 +262,7 @@ impl Runtime {
         Ok(fs::read_to_string(self.dir.join("containerd.log"))?)
     }
 
-    /// Waits until nothing is left of any sandbox on the node: no claim, no workload, no veth pair,
-    /// no address, no sandbox.
+    /// Waits until no claim, workload, veth pair, address or sandbox is left.
     pub(crate) fn until_empty(&self) -> anyhow::Result<()> {
         eventually("nothing is left on the node", TIMEOUT, || {
             let api = self.node.api();
@@ -312,13 +302,13 @@ impl Drop for Runtime {
     }
 }
 
-/// Ends the first process of a pid namespace, and with it all others there.
+/// A pid namespace ends with its first process.
 pub(crate) fn end(process: &mut Child) {
     process.kill().unwrap_or_default();
     process.wait().map(drop).unwrap_or_default();
 }
 
-/// Removes the cgroups below a name of ours, in every hierarchy, as soon as they are empty.
+/// Removes them in every hierarchy, as soon as they are empty.
 pub(crate) fn remove_cgroups(name: &str) {
     let script = format!(
         "for _ in $(seq 100); do
@@ -340,8 +330,8 @@ fn start(node: &Node, dir: &Path) -> anyhow::Result<Child> {
     command.spawn().context("cannot start containerd")
 }
 
-/// Returns a command on the node's network with a pid namespace of its own, which ends with it, and with private
-/// mounts except those of network namespaces.
+/// Returns a command on the node's network, with its own pid namespace, which ends with it, and private
+/// mounts except network namespaces.
 pub(crate) fn isolated(node: &Node) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", node.netns().path().display()));

@@ -1,4 +1,4 @@
-//! Sandboxes of a real containerd start, live through restarts, are replaced and end.
+//! A real containerd's sandboxes start, survive restarts, are replaced and end.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) const NOTHING: [String; 0] = [];
 
-/// Calls the application in a pod from another netns, and expects that the connection passed the pod's port 15006.
+/// Calls from another netns and expects the path through 15006.
 pub(crate) fn reached_through_ztunnel(
     runtime: &Runtime,
     pod: &Pod,
@@ -36,7 +36,7 @@ pub(crate) fn reached_through_ztunnel(
     source
 }
 
-/// Expects, without waiting, that every source reports a pod in the mesh.
+/// Expects every source to report the pod in the mesh, without waiting.
 pub(crate) fn in_the_mesh(runtime: &Runtime, pod: &Pod) {
     let known = runtime.node.explain(&pod.spec).unwrap();
     assert_eq!(known.state(), PodState::Enrolled, "{known:?}");

@@ -1,5 +1,4 @@
-//! Pods with a sidecar, in containers that a real containerd and runc run: none of them has a capability, and their
-//! traffic with each other passes the proxy.
+//! Pods with a sidecar under containerd and runc: no capabilities, and traffic through the proxy.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,13 +19,13 @@ use crate::{
     unprivileged::assert_unprivileged,
 };
 
-/// The source addresses of a proxy towards its own pod's application (services/docs/facts/istio-sidecar.md, 7.2).
+/// A proxy's source addresses towards its own application (services/docs/facts/istio-sidecar.md, 7.2).
 const PROXY_SOURCES: [&str; 2] = ["127.0.0.6", "::6"];
 
-/// A connection of a proxy: source, destination, outcome.
+/// Source, destination and outcome.
 type Connection<'a> = (IpAddr, SocketAddr, &'a str);
 
-/// Waits until a pod is redirected to its sidecar by exactly its rules.
+/// Waits until exactly its rules redirect a pod.
 pub(crate) fn until_redirected(runtime: &Runtime, pod: &Pod) -> ExplainPodResponse {
     let known = eventually("it is redirected to its sidecar", TIMEOUT, || {
         let known = runtime.node.explain(&pod.spec)?;
@@ -41,7 +40,7 @@ pub(crate) fn until_redirected(runtime: &Runtime, pod: &Pod) -> ExplainPodRespon
     known
 }
 
-/// Runs `act`, during which a pod's proxy must log exactly these connections.
+/// The pod's proxy must log exactly these connections during `act`.
 fn with_logged<T>(
     resident: &Resident<'_>,
     wanted: &[Connection<'_>],
@@ -53,7 +52,7 @@ fn with_logged<T>(
         .iter()
         .map(|(from, to, outcome)| (*from, *to, (*outcome).to_owned()))
         .collect();
-    // The runtime delivers a container's output to its log with a delay.
+    // The runtime logs output with a delay.
     eventually("its proxy tells of it", TIMEOUT, || {
         let reported = resident.connections()?.split_off(before);
         ensure!(reported == wanted, "{reported:?}, not {wanted:?}");
@@ -63,13 +62,12 @@ fn with_logged<T>(
     done
 }
 
-/// Returns the source that a pod's application sees of a client in another netns.
 fn asked(from: &Pod, to: SocketAddr) -> IpAddr {
     let (_, body) = kubernetes::ask(&from.netns, to, image::WHO).unwrap();
     seen(&body).unwrap()
 }
 
-/// Expects that inbound and outbound connections of both families pass the proxy, with their original destinations.
+/// Both directions and families pass the proxy with original destinations.
 pub(crate) fn passes_its_proxy(inside: &Resident<'_>, outside: &Resident<'_>) {
     let families = inside
         .pod
@@ -106,7 +104,6 @@ fn node() -> Runtime {
     runtime
 }
 
-/// Starts an unprivileged pod in the mesh.
 fn starts<'a>(runtime: &'a Runtime, shape: Shape, number: u8) -> Resident<'a> {
     let spec = shape.spec("web", number);
     let web = Resident::running(runtime, shape, spec).unwrap();
@@ -156,7 +153,7 @@ fn the_same_pod_without_redirection_stays_in_init_and_nothing_would_pass_its_pro
     assert_eq!(asked(&outsider.pod, to), outsider.pod.v4);
     let to = SocketAddr::new(outsider.pod.v4.into(), PORT);
     assert_eq!(web.ask(to).unwrap(), web.pod.v4);
-    // The proxy logs in order: a connection that another rule than ours led to it would be first.
+    // The proxy logs in order: a connection redirected by another rule would be first.
     let own = SocketAddr::new(web.pod.v4.into(), 9999);
     let rule = "add table ip lead; add chain ip lead prerouting { type nat hook prerouting priority -100; }; \
                 add rule ip lead prerouting tcp dport 9999 redirect to :15006";
@@ -169,7 +166,6 @@ fn the_same_pod_without_redirection_stays_in_init_and_nothing_would_pass_its_pro
     end(&runtime, &[&web, &outsider]);
 }
 
-/// The kinds of proxies that the pods have.
 struct Place<'a> {
     sidecar: &'a Resident<'a>,
     ambient: &'a Resident<'a>,
@@ -180,7 +176,7 @@ fn is(one: &Resident<'_>, other: &Resident<'_>) -> bool {
 }
 
 impl Place<'_> {
-    /// Returns what a pod's proxy logs of a connection that it sends or accepts.
+    /// Returns the proxy's log of a connection that it sends or accepts.
     fn proxy(
         &self,
         ends: [&Resident<'_>; 2],
@@ -191,7 +187,6 @@ impl Place<'_> {
         own.map(|_| (source, to, "forwarded")).collect()
     }
 
-    /// Returns the ports on which ztunnel accepts it.
     fn ztunnel(&self, ends: [&Resident<'_>; 2]) -> Vec<(String, u64)> {
         let ports = ends.into_iter().zip([15001, 15006]);
         let own = ports.filter(|(end, _)| is(end, self.ambient));
@@ -243,7 +238,7 @@ fn ambient_pods_pods_with_a_sidecar_and_others_live_on_one_node_and_each_traffic
             }
         }
     }
-    // Each ztunnel knows only its own pods.
+    // A ztunnel knows its own pods only.
     let state = runtime.node.ztunnel_state().unwrap().to_string();
     assert!(state.contains(&ambient.pod.spec.uid), "{state}");
     assert!(!state.contains(&sidecar.pod.spec.uid), "{state}");

@@ -1,5 +1,4 @@
-//! A pod with a sidecar that started while the plugin was missing: it waits in its init container, and serves as soon
-//! as the agent has discovered it.
+//! A sidecar pod that started without the plugin waits in its init container and serves once the agent discovers it.
 
 use integration::{Node, TIMEOUT, eventually};
 
@@ -14,7 +13,7 @@ use crate::{
     unprivileged::assert_unprivileged,
 };
 
-/// Returns a node with only the primary's plugins, on which nothing of inpod runs.
+/// Returns a node with only the primary's plugins; nothing of inpod runs.
 pub(crate) fn without_us() -> Runtime {
     let runtime = Runtime::on(Node::new().unwrap()).unwrap();
     let primary = runtime.chain.list("1.0.0", None);
@@ -31,8 +30,7 @@ pub(crate) fn install(runtime: &Runtime) {
     runtime.until_chained(true).unwrap();
 }
 
-/// Runs a round of the kubelet in which the validation fails without redirection and nothing after it starts.
-/// Returns its termination message.
+/// A kubelet's round in which validation fails and nothing after it starts; returns the termination message.
 pub(crate) fn fails(pod: &mut Resident<'_>) -> String {
     let (code, message) = pod.sync().unwrap().failure();
     assert_eq!(code, 126, "{message}");
@@ -61,7 +59,7 @@ fn a_pod_that_started_without_the_plugin_fails_validation_is_redirected_in_place
     runtime.node.start_all().unwrap();
     runtime.node.ready().unwrap();
     start_repair(&runtime, &server, &[]);
-    // No ADD was seen: the pod was discovered by a process of its sandbox, and its network is not known yet.
+    // A process of the sandbox revealed the pod; its network is not known yet.
     let known = until_redirected(&runtime, &early.pod);
     let sandbox = known.sandbox.unwrap();
     assert_eq!(sandbox.network_name, "");

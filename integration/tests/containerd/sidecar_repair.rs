@@ -1,4 +1,4 @@
-//! `repair` beside a real containerd, for pods that cannot be redirected while they run: a label, and a deletion.
+//! `repair` beside a real containerd, for pods that cannot be redirected while they run.
 
 use std::fs;
 
@@ -16,14 +16,14 @@ use crate::{
 
 const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
 
-/// Formats a runtime's time, in nanoseconds since 1970, as Kubernetes does.
+/// Formats nanoseconds since 1970 as Kubernetes does.
 fn time(nanoseconds: i64) -> String {
     let seconds = format!("@{}", nanoseconds / 1_000_000_000);
     let printed = run("date", &["-u", "-d", &seconds, "+%FT%TZ"]).unwrap();
     printed.trim().to_owned()
 }
 
-/// Shows the API server a pod as its kubelet does: the failed init container waits for its next run.
+/// Shows the failed init container waiting for its next run, as a kubelet does.
 pub(crate) fn report(server: &ApiServer, resident: &Resident<'_>, message: &str) {
     let ended = resident.ended(Role::Validation).unwrap();
     let has_failed = ended.exit_code != 0;
@@ -57,7 +57,7 @@ pub(crate) fn report(server: &ApiServer, resident: &Resident<'_>, message: &str)
     server.show(pod);
 }
 
-/// Returns a node without plugin and without netconfig, on which no running pod can be redirected.
+/// No running pod can be redirected here.
 fn without_plugin_and_netconfig() -> (Runtime, ApiServer) {
     let runtime = without_us();
     let server = ApiServer::start(runtime.node.netns()).unwrap();
@@ -68,7 +68,6 @@ fn without_plugin_and_netconfig() -> (Runtime, ApiServer) {
     (runtime, server)
 }
 
-/// Starts repair with additional settings.
 pub(crate) fn start_repair(runtime: &Runtime, server: &ApiServer, more: &[&str]) {
     let node = &runtime.node;
     let kubeconfig = node.kubeconfig();
@@ -84,7 +83,7 @@ pub(crate) fn start_repair(runtime: &Runtime, server: &ApiServer, more: &[&str])
     node.start_with("repair", &settings).unwrap();
 }
 
-/// Returns settings that enable one action as soon as pod-events has had a second.
+/// Enables one action as soon as pod-events has had a second.
 fn action_after_a_second(way: &str) -> [&str; 4] {
     ["--repair-wait-seconds", "1", way, "true"]
 }
@@ -108,7 +107,7 @@ pub(crate) fn until_counted(runtime: &Runtime, way: &str, result: &str, wanted: 
     .unwrap();
 }
 
-/// Creates a pod that failed its validation, as the API server knows it.
+/// Creates a pod that failed validation, as the API server knows it.
 fn broken<'a>(runtime: &'a Runtime, server: &ApiServer) -> Resident<'a> {
     let shape = Shape::Plain;
     let mut web = Resident::new(runtime, shape, shape.spec("web", 1)).unwrap();
@@ -168,7 +167,7 @@ fn a_pod_whose_redirection_does_not_come_is_deleted_and_the_next_one_starts_and_
     })
     .unwrap();
     until_counted(&runtime, "delete", "success", 1);
-    // Its kubelet ends it, and its controller creates another on a node that works again.
+    // Its controller creates another on a node that works again.
     old.end().unwrap();
     server.forget("web");
     install(&runtime);

@@ -1,4 +1,4 @@
-//! Containers are unprivileged: they are given no capability, and none of their processes has one.
+//! Containers are given no capability, and no process has one.
 
 use std::fs;
 
@@ -7,10 +7,9 @@ use serde_json::Value;
 
 use crate::kubelet::{Resident, Role};
 
-/// The capability sets of a process (proc(5), `/proc/pid/status`).
 const SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
 
-/// The same in the runtime's configuration (OCI runtime specification, configuration, "Linux Process").
+/// In OCI's runtime specification (configuration, "Linux Process").
 const ASKED: [&str; 5] = [
     "inheritable",
     "permitted",
@@ -19,12 +18,11 @@ const ASKED: [&str; 5] = [
     "ambient",
 ];
 
-/// Returns the kernel's status of each process in a container's cgroup.
 fn processes(container: &str) -> Vec<String> {
     let entries = fs::read_dir("/proc").unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     let read = |path: std::path::PathBuf| {
-        // A process may end while it is inspected.
+        // The process may end meanwhile.
         let cgroup = fs::read_to_string(path.join("cgroup")).ok()?;
         let status = fs::read_to_string(path.join("status")).ok()?;
         cgroup.contains(container).then_some(status)
@@ -40,13 +38,12 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
         .trim()
 }
 
-/// Returns whether a process has a capability, or could gain one.
+/// It has a capability, or could gain one.
 fn has_capability(status: &str) -> bool {
     let given = |set: &&str| u64::from_str_radix(field(status, set), 16).unwrap() > 0;
     SETS.iter().any(given)
 }
 
-/// Checks the security context that the runtime received for a container.
 fn assert_asked(resident: &Resident<'_>, role: Role, id: &str) {
     let (_, info) = resident.runtime.cri.container(id).unwrap();
     let info: Value = serde_json::from_str(&info).unwrap();
@@ -62,7 +59,7 @@ fn assert_asked(resident: &Resident<'_>, role: Role, id: &str) {
     assert_eq!(stays, Some(&Value::Bool(true)), "{role:?}");
 }
 
-/// Expects that no container of a pod has a capability, whether it runs or has ended.
+/// No container, running or ended, has a capability.
 pub(crate) fn assert_unprivileged(resident: &Resident<'_>) {
     for (role, run) in &resident.runs {
         assert_asked(resident, *role, &run.id);
@@ -74,7 +71,7 @@ pub(crate) fn assert_unprivileged(resident: &Resident<'_>) {
             assert!(!field(&status, "Uid").starts_with("0\t"), "{status}");
         }
     }
-    // Control: the runtime's own container of the sandbox has some.
+    // Control: the sandbox's own container has some.
     let sandbox = processes(&resident.pod.container_id);
     let has = sandbox.iter().any(|status| has_capability(status));
     assert!(has, "{sandbox:?}");

@@ -1,4 +1,4 @@
-//! The CNI version of calls: the conflist's, as far as the runtime and the other plugins know it.
+//! The calls' CNI version: the conflist's, as far as runtime and plugins know it.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::{
     sandboxes::in_the_mesh,
 };
 
-/// Returns the directory of plugins that know CNI 1.1.0; Debian's do not.
+/// These know CNI 1.1.0; Debian's do not.
 fn plugins() -> PathBuf {
     let plugins = std::env::var_os("CNI_PLUGINS");
     plugins
@@ -86,14 +86,13 @@ fn containerd_speaks_the_version_of_the_list_up_to_the_last_that_it_knows() {
             in_the_mesh(&runtime, &runtime.sandbox(spec, &id).unwrap());
             runtime.end(&id).unwrap();
         }
-        // containerd before 2.1 passes the conflist's version on and cannot read the first plugin's
-        // result in that version.
+        // containerd before 2.1 passes the conflist's version on and cannot read the first plugin's result.
         Err(refused) => assert_error(
             refused.message(),
             &["plugin type=\"bridge\" failed (add): unsupported CNI result version \"1.1.0\""],
         ),
     }
-    // Even if the ADD failed, our plugin was called in that version, at least for the DEL.
+    // After a failed ADD, our plugin was called at least for the DEL.
     let calls = recorded(&runtime.chain).unwrap();
     let last = calls.last().unwrap();
     assert_eq!((last.verb.as_str(), last.code), ("DEL", 0));

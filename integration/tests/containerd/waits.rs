@@ -1,4 +1,4 @@
-//! The calls that a runtime makes, how long it waits for them, and the answers that it gets.
+//! A runtime's calls, its timeouts, and the answers.
 
 use std::{path::PathBuf, thread, time::Duration};
 
@@ -17,10 +17,9 @@ use crate::{
     sandboxes::in_the_mesh,
 };
 
-/// The time after which a sandbox counts as waiting, which is longer than RunPodSandbox usually takes.
+/// RunPodSandbox usually takes less than this.
 const WAITS: Duration = Duration::from_secs(3);
 
-/// Returns the position of an event in a pod's timeline.
 fn position(known: &ExplainPodResponse, event: &str) -> usize {
     let mut events = known.timeline.iter();
     let place = events.position(|entry| entry.event.starts_with(event));
@@ -29,7 +28,6 @@ fn position(known: &ExplainPodResponse, event: &str) -> usize {
         .unwrap()
 }
 
-/// Returns ztunnel's ports that have a listener in a pod.
 fn listening(pod: &Pod) -> Vec<u16> {
     let sockets = pod.exec(&["ss", "-Hltn"]).unwrap();
     let ports = [15001, 15006, 15008];
@@ -54,7 +52,7 @@ fn a_sandbox_waits_until_ztunnel_has_acknowledged_it_and_then_its_listeners_are_
     assert!(!caller.is_finished());
     let known = runtime.node.explain(&spec).unwrap();
     assert_ne!(known.state(), PodState::Enrolled);
-    // Rules are applied only after listeners exist.
+    // Rules follow only after listeners exist.
     let netns = PathBuf::from(claim.unwrap().path);
     assert_eq!(within(&netns, &["nft", "list", "tables"]).unwrap(), "");
     runtime.node.signal("ztunnel", Signal::SIGCONT).unwrap();
@@ -85,7 +83,7 @@ fn a_sandbox_that_ztunnel_refuses_is_told_ztunnels_words_and_a_remedy_and_its_de
     runtime.until_empty().unwrap();
     let calls = recorded(&runtime.chain).unwrap();
     let short: Vec<_> = calls.iter().map(|call| call.summary()).collect();
-    // The runtime deletes at once, without the chain's result.
+    // The runtime deletes at once, without a result.
     assert_eq!(short, [("ADD", true, true, 1), ("DEL", true, false, 0)]);
     let add = calls.first().unwrap();
     for key in ["msg", "details"] {
@@ -143,7 +141,7 @@ fn a_hanging_add_is_killed_at_the_runtimes_deadline_and_its_del_leaves_nothing_w
     until_plugin_runs(&runtime, true);
     let refused = caller.join().unwrap().unwrap_err();
     assert!(!refused.message().contains("inpod"), "{refused:?}");
-    // The chain is undone from its end: host-local is called after our DEL has succeeded.
+    // The chain is undone from its end: host-local follows our successful DEL.
     eventually("the chain is taken down", 2 * TIMEOUT, || {
         let addresses = runtime.chain.addresses()?;
         ensure!(addresses.is_empty(), "{addresses:?}");

@@ -17,7 +17,7 @@ fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Breaks something, expects a verdict, repairs it, and expects the verdicts of before.
+/// Breaks, expects a verdict, repairs, and expects the verdicts of before.
 fn breaks(
     host: &Host,
     before: &Verdicts,
@@ -31,7 +31,7 @@ fn breaks(
     host.until_healthy(before);
 }
 
-/// It has no API server here, and is not ready.
+/// Without an API server it is not ready.
 #[test]
 fn repair_is_checked_where_it_is_deployed() {
     let host = Host::new();
@@ -62,7 +62,7 @@ fn repair_is_checked_where_it_is_deployed() {
         let of_it = (code.to_owned(), "repair".to_owned());
         host.verdicts().get(&of_it).cloned()
     };
-    // A service that stopped removed its socket, one that was killed did not.
+    // A stopped service removes its socket, a killed one does not.
     assert_eq!(reported("SOCKET_MISSING").as_deref(), Some("unknown"));
     start();
     let socket = inpod_service::socket(&host.node.run_dir(), "repair");
@@ -271,7 +271,7 @@ fn what_the_plugin_leaves_and_reads() {
         || mode(&state, 0o755),
         || mode(&state, 0o700),
     );
-    // With a schema that pod-events does not read: it skips the entries and keeps them.
+    // pod-events skips and keeps entries with a schema that it does not know.
     let spool = state.join("spool");
     let entry = |number: u32| spool.join(format!("{number:016}-1-add.json"));
     let put = |numbers: std::ops::Range<u32>| {
@@ -293,7 +293,7 @@ fn netns_that_are_not_passed_on() {
         .pod(integration::Spec::new("web").ambient())
         .unwrap();
     let before = host.verdicts();
-    // A node whose netconfig sees another directory than the one in which the runtime mounts.
+    // netconfig sees another directory than the runtime's mounts.
     host.node.stop("netconfig", Signal::SIGTERM).unwrap();
     host.node.start_netconfig_blind().unwrap();
     let report = eventually("netconfig is blind", TIMEOUT, || {
@@ -318,7 +318,7 @@ fn a_directory_of_netns_that_is_private() {
     let _alone = MOUNTS.write().unwrap_or_else(PoisonError::into_inner);
     run("mount", &["--make-private", "/run/netns"]).unwrap();
     let key = ("NETNS_NOT_SHARED".to_owned(), String::new());
-    // Nodes of other tests come and go beside this one.
+    // Other tests' nodes come and go.
     let reported = eventually("that alone is told", TIMEOUT, || {
         let now = verdicts(&host.run_json(&[]));
         let is_new = |(key, verdict): &(&_, &_)| before.get(*key) != Some(*verdict);

@@ -1,4 +1,4 @@
-//! The content of a bundle, and the secrets that it omits.
+//! A bundle's content, and the secrets that it omits.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -8,11 +8,10 @@ use serde_json::Value;
 
 use crate::Host;
 
-/// A token in Kubernetes' form, and one of no known form.
+/// A token in Kubernetes' form, and another.
 const TOKEN: &str = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJwbGFudGVkIn0.cGxhbnRlZC1zaWduYXR1cmU";
 const SECRET: &str = "planted-hunter2";
 
-/// Returns every file in a directory with its relative path.
 fn files(directory: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut ahead = vec![directory.to_owned()];
@@ -94,7 +93,7 @@ fn a_bundle_has_everything_but_secrets() {
             "{part}"
         );
     }
-    // Every listed file is there, or its entry has the reason why not.
+    // Every listed file is there or has a reason.
     let manifest: Value = serde_json::from_str(text("manifest.json")).unwrap();
     let listed = manifest["parts"].as_array().unwrap().iter();
     let there = listed

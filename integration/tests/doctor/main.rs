@@ -1,5 +1,4 @@
-//! `inpod doctor` and `inpod bundle` on a node: prerequisites are broken one at a time, and doctor names each of
-//! them and nothing else.
+//! `inpod doctor` and `inpod bundle`: doctor names each broken prerequisite and nothing else.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
@@ -21,10 +20,10 @@ use serde_json::Value;
 /// The verdict by code and subject.
 type Verdicts = BTreeMap<(String, String), String>;
 
-/// All tests share their mounts: a test that changes mount propagation takes the write lock.
+/// A test that changes mount propagation takes the write lock.
 static MOUNTS: RwLock<()> = RwLock::new(());
 
-/// A node with a runtime's directories: a chain that calls inpod, and the plugin.
+/// A chain that calls inpod, and the plugin.
 struct Host {
     node: Node,
     /// Directories of networks and of plugins.
@@ -54,7 +53,6 @@ impl Host {
         }
     }
 
-    /// Returns the command, in the node's network.
     fn inpod(&self, command: &str) -> Command {
         let mut run = Command::new("nsenter");
         run.arg(format!("--net={}", self.node.netns().path().display()));
@@ -76,7 +74,7 @@ impl Host {
         self.run_json(arguments)
     }
 
-    /// Returns the output, whatever happens to the mounts.
+    /// Holds the output, whatever happens to the mounts.
     fn run_json(&self, arguments: &[&str]) -> Value {
         let arguments = [&["-o", "json"], arguments].concat();
         let output = self.examined(&arguments);
@@ -96,8 +94,7 @@ impl Host {
         verdicts(&self.report(&[]))
     }
 
-    /// Waits until doctor reports exactly these findings, and for everything else the verdicts of before or that
-    /// it cannot be checked.
+    /// Waits for exactly these findings; other checks keep their verdicts or cannot be made.
     fn until_verdicts(&self, before: &Verdicts, wanted: &[(&str, &str, &str)]) {
         eventually(&format!("doctor says {wanted:?}"), TIMEOUT, || {
             let report = self.report(&[]);
@@ -118,7 +115,6 @@ impl Host {
         .unwrap();
     }
 
-    /// Waits until doctor reports the verdicts of before.
     fn until_healthy(&self, before: &Verdicts) {
         self.until_verdicts(before, &[]);
     }

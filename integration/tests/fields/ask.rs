@@ -1,4 +1,4 @@
-//! Sends a service any message that a descriptor can describe, and finds the fields of a message.
+//! Sends any message that a descriptor describes, and finds its fields.
 
 use std::time::Duration;
 
@@ -16,7 +16,6 @@ pub(crate) struct Good {
     pub(crate) message: DynamicMessage,
 }
 
-/// A client that sends arbitrary messages to one service of a node.
 pub(crate) struct Asker {
     pub(crate) runtime: Runtime,
     pub(crate) node: Node,
@@ -48,7 +47,7 @@ impl Asker {
         })
     }
 
-    /// Expects that the call is refused with one of these codes and that the failure names the field.
+    /// Expects one of these codes and the field's name.
     pub(crate) fn refused(
         &self,
         good: &Good,
@@ -61,7 +60,7 @@ impl Asker {
             return vec![format!("{} {what}: accepted", good.method)];
         };
         let failure = failure_of(&status);
-        // The service names the index of a list item.
+        // The service names a list item's index.
         let reported = failure.field.replace("[0]", "");
         let named =
             field.is_empty() || field.starts_with(reported.as_str()) && !reported.is_empty();
@@ -79,7 +78,6 @@ impl Asker {
     }
 }
 
-/// Returns the comment on a field in its contract.
 pub(crate) fn comment(field: &FieldDescriptor) -> String {
     let file = field.parent_file();
     let info = file
@@ -96,7 +94,7 @@ pub(crate) fn comment(field: &FieldDescriptor) -> String {
         .unwrap_or_default()
 }
 
-/// Returns every field that is set as a path, parents before children.
+/// Returns every set field as a path, parents first.
 pub(crate) fn fields(message: &DynamicMessage) -> Vec<Vec<FieldDescriptor>> {
     let mut found = Vec::new();
     for (field, value) in message.fields() {
@@ -118,7 +116,7 @@ pub(crate) fn name(path: &[FieldDescriptor]) -> String {
     names.join(".")
 }
 
-/// Returns the message with a change to the field at the end of a path.
+/// Changes the field at a path's end.
 pub(crate) fn changed(
     message: &DynamicMessage,
     path: &[FieldDescriptor],

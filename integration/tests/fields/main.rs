@@ -1,6 +1,6 @@
-//! Every call of every service, made directly: with each required field missing, each text malformed or too long,
-//! each enumeration unknown. The table of fields is the contracts' own: a field whose comment begins with "Required"
-//! is required, and every refusal names the field.
+//! Every call of every service, with each required field missing, each text malformed or too long, each enumeration
+//! unknown. The contracts are the table: a comment beginning with "Required" makes a field required, and every
+//! refusal names the field.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::ask::{Asker, Good, changed, comment, fields, name};
 
-/// Runs a check on every call, after which nothing may have changed.
+/// Afterwards nothing may have changed.
 fn each(check: impl Fn(&Asker, &Good) -> Vec<String>) {
     let node = Node::running().unwrap();
     let inside = node.pod(Spec::new("inside").ambient()).unwrap();
@@ -31,11 +31,10 @@ fn each(check: impl Fn(&Asker, &Good) -> Vec<String>) {
     asker.node.until_whole(&inside.spec).unwrap();
 }
 
-/// Returns the codes for required fields whose absence equals a value, or has another code.
+/// Returns required fields whose absence equals a value or has another code.
 fn absent(field: &str) -> Option<&'static [Code]> {
     match field {
-        // 0 is a valid device number; the netns is then another one than the claimed one. Discovered
-        // sandboxes have no network.
+        // 0 is a valid device number, of another netns than the claimed one. Discovered sandboxes have no network.
         _ if field.ends_with("netns.device") || field.ends_with("network_name") => None,
         // An empty one belongs to another run.
         "instance_id" => Some(&[Code::Aborted, Code::InvalidArgument]),
@@ -99,7 +98,7 @@ fn an_empty_request_is_refused_by_the_name_of_a_field() {
     });
 }
 
-/// Returns whether a call requires nothing: without a selection it means all pods.
+/// Without a selection a call means all pods.
 fn asks_of_all(good: &Good) -> bool {
     matches!(
         good.method,
@@ -107,7 +106,7 @@ fn asks_of_all(good: &Good) -> bool {
     )
 }
 
-/// Returns the oneof of a field: if a choice is missing, its oneof is named.
+/// A missing choice is reported as its oneof.
 fn oneof(path: &[FieldDescriptor]) -> Option<String> {
     let (last, parents) = path.split_last()?;
     let choice = last.containing_oneof().filter(|it| !it.is_synthetic())?;

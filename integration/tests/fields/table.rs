@@ -1,4 +1,4 @@
-//! A well-formed request of every call that has fields.
+//! Well-formed requests of every call with fields.
 
 use inpod_proto::{
     DESCRIPTORS, netconfig::v1 as netconfig, podevents::v1 as pod_events, types::v1 as types,
@@ -26,7 +26,7 @@ fn selector(pod: &Pod) -> types::PodSelector {
     }
 }
 
-/// The pods in the requests: one in the mesh, and one outside.
+/// One in the mesh, one outside.
 struct Parts {
     pool: DescriptorPool,
     own: Option<types::SandboxRef>,
@@ -227,7 +227,7 @@ impl Parts {
     }
 }
 
-/// Returns a request of every call that has fields, for a pod in the mesh and one outside.
+/// Returns a request for a pod in the mesh and one outside.
 pub(crate) fn table(node: &Node, inside: &Pod, fresh: &Pod) -> Vec<Good> {
     let parts = Parts::of(node, inside, fresh);
     [parts.pod_events(), parts.netconfig(), parts.broker()].concat()

@@ -25,7 +25,7 @@ fn the_real_plugin_is_upgraded_while_it_is_executed() {
         .stdout(Stdio::piped());
     let mut running = running.spawn().unwrap();
     host.stop(Signal::SIGTERM);
-    // Another build of it: an ELF file may have any data after its end.
+    // An ELF file may have any data after its end.
     fs::OpenOptions::new()
         .append(true)
         .open(&source)
@@ -96,7 +96,7 @@ fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_i
     run("mount", &["-o", "remount,ro", &dir]).unwrap();
     host.until_ready();
     host.stop(Signal::SIGTERM);
-    // A binary that was there before inpod stays after uninstall.
+    // A binary from before inpod stays after uninstall.
     let left = host.run(&["uninstall"]);
     assert!(
         left.status.success(),

@@ -1,4 +1,4 @@
-//! Joining the chain and following the primary, in every mode.
+//! Joining the chain and following the primary in every mode.
 
 use std::{thread, time::Duration};
 

@@ -17,16 +17,15 @@ use nix::{
 
 pub(crate) const PRIMARY: &str = "{ \"cniVersion\": \"1.0.0\", \"name\": \"k8s\",\r\n  \"plugins\": [\r\n    { \"type\": \"calico\", \"big\": 1e400, \"nodename\": \"\\u006e\" },\r\n    { \"type\": \"portmap\", \"snat\": true }\r\n  ]\r\n}\r\n";
 
-/// Answers VERSION only: all that the installer needs of a plugin, and quick to copy.
+/// The installer needs only VERSION of a plugin.
 const PLUGIN: &str = "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n";
 
-/// A host below a directory of its own.
 pub(crate) struct Host {
     root: tempfile::TempDir,
     installer: Option<Child>,
 }
 
-/// The identity of files: content, mode, inode and change time.
+/// A file's content, mode, inode and change time.
 pub(crate) type Tree = BTreeMap<PathBuf, (Vec<u8>, u32, u64, i64)>;
 
 impl Host {
@@ -60,7 +59,7 @@ impl Host {
         self.path("opt/cni/bin/inpod-cni")
     }
 
-    /// Writes a configuration atomically, as well-behaved components do.
+    /// Writes atomically, as well-behaved components do.
     pub(crate) fn put(&self, name: &str, text: &str) {
         put(&self.conf_dir(), name, text);
     }
@@ -69,7 +68,6 @@ impl Host {
         fs::read_to_string(self.conf_dir().join(name)).ok()
     }
 
-    /// Returns a command of the installer with the settings of this host.
     pub(crate) fn command(&self, settings: &[&str]) -> Command {
         let mut command = Command::new(bin("installer").unwrap());
         // Settings follow the optional subcommand.
@@ -168,7 +166,7 @@ impl Host {
         });
     }
 
-    /// Sends a signal, waits for the end, and returns the exit code if there was one.
+    /// Returns the exit code if there was one.
     pub(crate) fn stop(&mut self, signal: Signal) -> Option<i32> {
         let mut installer = self.installer.take().unwrap();
         kill(
@@ -195,7 +193,6 @@ impl Host {
         tree
     }
 
-    /// Returns the contents and modes below a path.
     pub(crate) fn contents(&self, path: &str) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
         let tree = self.tree(path).into_iter();
         tree.map(|(path, (content, mode, ..))| (path, (content, mode)))
@@ -223,7 +220,7 @@ impl Drop for Host {
     }
 }
 
-/// Writes a file in a directory atomically, through a name that no runtime loads.
+/// Writes atomically through a name that no runtime loads.
 pub(crate) fn put(dir: &Path, name: &str, text: &str) {
     let aside = dir.join(format!("{name}.tmp"));
     fs::write(&aside, text).unwrap();

@@ -26,8 +26,8 @@ fn served(host: &Host, file: &str, primary: &str) -> bool {
     })
 }
 
-/// Does what `cni.exclusive=true` does at each start of Cilium's agent: renames every file that is not Cilium's.
-/// Returns how many it renamed.
+/// `cni.exclusive=true` at each start of Cilium's agent: renames every file that is not
+/// Cilium's. Returns their number.
 fn cilium(dir: &Path) -> usize {
     let mut taken = 0;
     for entry in fs::read_dir(dir).unwrap() {
@@ -81,7 +81,7 @@ fn against_a_cilium_that_never_stops_writes_are_few_and_the_remedy_is_reported()
     assert!(host.metric("inpod_installer_fights_total").unwrap() >= 1.0);
     stop.store(true, Ordering::Relaxed);
     fight.join().unwrap();
-    // The first one, five at once, then after 1, 2, 4 seconds and so on: a minute of conflict could be eleven.
+    // The first, five at once, then after 1, 2, 4 seconds and so on: up to eleven in a minute of conflict.
     let taken = taken.load(Ordering::Relaxed);
     assert!((5..=11).contains(&taken), "{taken} rewrites");
     host.until("inpod is back", |host| {
@@ -169,7 +169,7 @@ fn k3s_that_writes_the_same_again_causes_no_write() {
         host.put("10-flannel.conflist", PRIMARY);
         thread::sleep(Duration::from_millis(10));
     }
-    // This event is handled after all others.
+    // All other events are handled before this.
     host.put("10-flannel.conflist", &PRIMARY.replace("true", "false"));
     host.until("the change is followed", |host| ours(host) != before);
     assert_eq!(
@@ -185,7 +185,7 @@ fn an_istio_cni_that_still_runs_is_named_and_the_writes_are_few() {
     let dir = host.conf_dir();
     let mut written = 0;
     for _ in 0..600 {
-        // Its installer appends itself wherever it is missing, and re-serializes the file.
+        // Its installer appends itself where missing and re-serializes the file.
         let text = host.read("10-calico.conflist").unwrap();
         if !text.contains("istio-cni") {
             let end = text.rfind(']').unwrap();

@@ -12,7 +12,7 @@ use crate::{
     reader::{Reader, types},
 };
 
-/// Measures an installation on this machine, and returns one and a half times that, in milliseconds.
+/// Returns one and a half times an installation's duration here, in milliseconds.
 fn time_to_install(host: &mut Host, mode: &'static str) -> u64 {
     let began = Instant::now();
     host.start(&[mode]);
@@ -27,7 +27,7 @@ fn time_to_install(host: &mut Host, mode: &'static str) -> u64 {
     span
 }
 
-/// Returns whether inpod is in the chain of a directory that must be valid either way.
+/// The directory must be valid with inpod in the chain or without.
 fn is_in_the_chain(host: &Host, mode: &str, round: usize) -> bool {
     for (path, (content, ..)) in host.tree("etc") {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -39,7 +39,7 @@ fn is_in_the_chain(host: &Host, mode: &str, round: usize) -> bool {
     let is_ours = first.as_ref().unwrap_or(&text).contains("inpod-cni");
     let is_edited = mode.ends_with("place") && text.contains("inpod-cni");
     assert!(text == PRIMARY || is_edited, "{round}: {text}");
-    // An entry without a plugin would fail every pod.
+    // An entry without a plugin fails every pod.
     assert!(!is_ours || host.installed().exists(), "{round}");
     is_ours
 }
@@ -51,7 +51,7 @@ fn killed_two_hundred_times_at_random_the_directory_is_valid_and_everything_come
         let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
         let original = host.contents("etc");
         let reader = Reader::of(host.conf_dir());
-        // The first one finds cold caches.
+        // The first one has cold caches.
         let spans = [(); 3].map(|()| time_to_install(&mut host, mode));
         let span = spans.into_iter().min().unwrap();
         let mut whole = 0;
@@ -62,7 +62,7 @@ fn killed_two_hundred_times_at_random_the_directory_is_valid_and_everything_come
             let is_ours = is_in_the_chain(&host, mode, round);
             whole += usize::from(is_ours);
             if round % 2 == 0 {
-                // From the beginning, as for a new installation.
+                // A new installation starts from nothing.
                 let left = host.run(&["uninstall", mode]);
                 assert!(
                     left.status.success(),

@@ -1,4 +1,4 @@
-//! Uninstalling from the node: requested by the file of a ConfigMap, and by hand.
+//! Uninstalling from the node: by a ConfigMap's file and by hand.
 
 use std::{
     fs, thread,

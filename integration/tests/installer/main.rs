@@ -1,6 +1,5 @@
-//! The installer as a process on a host's directories: what a runtime sees at any moment, whatever
-//! others write there, and that uninstall leaves nothing. Needs only a directory of its own; tests
-//! that mount need `integration/isolate`.
+//! The installer as a process: what a runtime sees at any moment, whatever others write, and that uninstall leaves
+//! nothing. Needs only its own directory; tests that mount need `integration/isolate`.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! A runtime that reads the configurations continuously. It parses with serde instead of the code under test.
+//! A runtime that reads configurations continuously, parsed with serde instead of the code under test.
 
 use std::{
     fs, io,
@@ -20,9 +20,9 @@ pub(crate) struct Reader {
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) reads: usize,
-    /// Files that are no network configuration.
+    /// Invalid network configurations that it read.
     pub(crate) broken: Vec<String>,
-    /// Files that a runtime would use, without inpod in them.
+    /// Usable configurations without inpod in them.
     pub(crate) without_us: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Seen {
         for name in names {
             let text = match fs::read(dir.join(&name)) {
                 Ok(text) => text,
-                // Gone since the names were read: a runtime reads the directory again.
+                // Gone since the listing: a runtime reads the directory again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return,
                 Err(error) => panic!("{name}: {error}"),
             };
@@ -88,7 +88,7 @@ impl Seen {
     }
 }
 
-/// Returns the plugins of a configuration, or `None` if it is none. Numbers beyond serde's types are ignored.
+/// Returns `None` if it is no configuration. Numbers beyond serde's types are ignored.
 pub(crate) fn types(text: &[u8]) -> Option<Vec<String>> {
     let text = String::from_utf8_lossy(text).replace("1e400", "1");
     let value: Value = serde_json::from_str(&text).ok()?;

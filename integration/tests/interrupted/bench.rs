@@ -1,4 +1,4 @@
-//! A node whose processes connect through a proxy that holds a call at a step.
+//! A node behind a proxy that holds a call at a step.
 
 use std::{
     fs,
@@ -14,17 +14,16 @@ use integration::{
 };
 use nix::sys::signal::Signal;
 
-/// The calls of an ADD, in order.
 const ADD: [&str; 4] = ["AddPod", "ClaimNetns", "AddWorkload", "ApplyRules"];
 
-/// The calls of a DEL. The last two are made concurrently.
+/// The last two calls of a DEL are concurrent.
 const DEL: [&str; 3] = ["DeletePod", "RemoveWorkload", "ReleaseNetns"];
 
-/// The calls of an ADD for a pod with a sidecar: only netconfig is involved.
+/// With a sidecar, only netconfig is involved.
 const ADD_SIDECAR: [&str; 3] = ["AddPod", "ClaimNetns", "ApplyRules"];
 const DEL_SIDECAR: [&str; 2] = ["DeletePod", "ReleaseNetns"];
 
-/// The time limit of a plugin whose deadline is to pass, in seconds.
+/// Seconds, for a plugin whose deadline is to pass.
 const SHORT: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +33,21 @@ pub(crate) enum Event {
     Killed(&'static str),
 }
 
-/// The proxy to which a pod's traffic is redirected.
+/// The proxy that receives a pod's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     Ztunnel,
     Sidecar,
 }
 
-/// The complete state of a pod, in which every component must agree.
+/// A pod's complete state, on which every component must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FinalState {
     /// Captured, served, and recorded as such.
     In,
     /// No trace of it is left.
     Out,
-    /// Its sandbox has ended: no service holds anything of it, and its rules end with its netns.
+    /// The sandbox has ended: no service holds anything, and its rules end with its netns.
     Ended,
 }
 
@@ -99,7 +98,6 @@ impl Bench {
         })
     }
 
-    /// Starts a plugin whose calls pass the proxy.
     pub(crate) fn call(
         &self,
         verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call,
@@ -109,7 +107,7 @@ impl Bench {
         verb(pod, &socket, &self.node.state_dir())
     }
 
-    /// Holds a call at a step, makes the event happen, and returns the outcome.
+    /// Holds a call at a step, lets the event happen, and returns the outcome.
     fn interrupt(&self, call: &Call, step: Step, event: Event) -> anyhow::Result<Outcome> {
         let held = self.proxy.hold(step);
         let running = call.start()?;
@@ -130,7 +128,7 @@ impl Bench {
         }
     }
 
-    /// Waits until all components agree, and keep agreeing, on one of these states of a pod.
+    /// Waits until all components agree, lastingly, on one of these states.
     pub(crate) fn until_final(
         &self,
         pod: &Pod,
@@ -180,7 +178,7 @@ impl Bench {
         let acknowledged = known.ztunnels.iter().any(|report| report.state == "added");
         let by_ztunnel = match self.to {
             To::Ztunnel => [served, listed, listens, acknowledged],
-            // The proxy does all of this itself.
+            // The proxy does all of this.
             To::Sidecar => [!served, !listed, !listens, known.ztunnels.is_empty()],
         };
         let inside = [
@@ -213,7 +211,7 @@ impl Bench {
         files.map(|file| Ok(file?.path())).collect()
     }
 
-    /// Repeats a call, as a runtime does after "try again later".
+    /// Repeats like a runtime after "try again later".
     pub(crate) fn repeat(&self, call: &Call) -> anyhow::Result<()> {
         self.node.ready()?;
         let outcome = call.run()?;
@@ -227,7 +225,6 @@ impl Bench {
         pod.unmount()
     }
 
-    /// Interrupts an ADD and expects recovery.
     fn add(&self, step: Step, event: Event) -> anyhow::Result<()> {
         let pod = self.sandbox()?;
         let call = self.call(Call::add, &pod);
@@ -243,7 +240,6 @@ impl Bench {
         self.ends(&pod, &self.call(Call::del, &pod))
     }
 
-    /// Interrupts a DEL and expects recovery.
     fn del(&self, step: Step, event: Event) -> anyhow::Result<()> {
         let pod = self.sandbox()?;
         let added = self.call(Call::add, &pod).run()?;
@@ -257,13 +253,13 @@ impl Bench {
                 outcome.code == 0 && outcome.stdout.is_empty(),
                 "a DEL failed: {outcome:?}"
             );
-            // What the agent missed, it reads later in the spool.
+            // The agent reads what it missed in the spool.
             self.until_final(&pod, &[FinalState::Ended])?;
         }
         self.ends(&pod, &call)
     }
 
-    /// Makes the event happen at each step of an ADD and of a DEL, before it and after it.
+    /// Acts at each step of an ADD and of a DEL, before and after it.
     pub(crate) fn at_each_step(&self, event: Event) -> anyhow::Result<()> {
         let both = |method: &&'static str| {
             [Moment::Before, Moment::After].map(|moment| Step { method, moment })
@@ -297,7 +293,7 @@ fn limited(call: &Call, event: Event) -> Call {
     }
 }
 
-/// Expects that the plugin gives up at its deadline although the call is still held.
+/// The plugin gives up at its deadline although the call is still held.
 fn expect_timeout(running: Running, held: Held) -> anyhow::Result<Outcome> {
     let outcome = running.wait()?;
     ensure!(
@@ -308,7 +304,7 @@ fn expect_timeout(running: Running, held: Held) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Expects an allowed outcome of an ADD: success, or "try again later".
+/// Allows success and "try again later".
 fn expected(outcome: &Outcome, event: Event) -> anyhow::Result<()> {
     match (event, outcome.code) {
         (Event::PluginKilled, code) => ensure!(code == -1, "not killed: {outcome:?}"),

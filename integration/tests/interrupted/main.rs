@@ -1,7 +1,7 @@
 //! The client dies, its deadline expires, or a service is killed, at each step of ADD and DEL: afterwards the pod is
-//! either completely enrolled or completely withdrawn, and repeating the call succeeds.
+//! completely enrolled or completely withdrawn, and a repeated call succeeds.
 //!
-//! Calls between the processes pass a proxy (`integration::Proxy`) that holds them at the step.
+//! Calls between the processes pass a proxy (`integration::Proxy`) that holds them.
 
 mod bench;
 
@@ -62,7 +62,7 @@ fn whatever_is_killed_a_pod_with_a_sidecar_is_wholly_in_or_out_and_a_repetition_
     }
 }
 
-/// netconfig has applied the rules, and pod-events has not recorded that.
+/// netconfig has applied the rules, pod-events has not recorded it.
 #[test]
 fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_again_and_reported() {
     let bench = Bench::of(To::Sidecar).unwrap();
@@ -73,7 +73,7 @@ fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_aga
             moment: Moment::After,
         },
     );
-    // With the kernel's handles, which change when rules are rewritten.
+    // The kernel's handles change when rules are rewritten.
     let rules = || pod.exec(&["nft", "-s", "-a", "list", "ruleset"]).unwrap();
     let held = bench.proxy.hold(step);
     let call = bench.call(Call::add, &pod);
@@ -86,11 +86,11 @@ fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_aga
     assert!(!written.contains("fingerprint"), "{written}");
     bench.node.stop("pod-events", Signal::SIGKILL).unwrap();
     held.release();
-    // The plugin is gone as well, so that the call is not repeated.
+    // Without its plugin the call is not repeated.
     drop(running.kill());
     bench.start("pod-events").unwrap();
     bench.until_final(&pod, &[FinalState::In]).unwrap();
-    // The enrollment may have been undone first, since the ADD was not answered.
+    // An ADD that was not answered may have been undone first.
     let after = rules();
     let known = bench.node.explain(&pod.spec).unwrap();
     assert_eq!(known.reason(), Reason::SidecarInjected);
@@ -102,7 +102,7 @@ fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_aga
     bench.until_final(&pod, &[FinalState::In]).unwrap();
 }
 
-/// Holding a call must not itself be an interruption: otherwise the tests above would show something else.
+/// Negative control: holding a call must not itself interrupt it.
 #[test]
 fn a_call_that_is_only_held_for_a_moment_succeeds() {
     let bench = Bench::new().unwrap();

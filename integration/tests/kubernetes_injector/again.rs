@@ -1,5 +1,5 @@
-//! The injector called again by the real API server because a later webhook has changed the pod (`reinvocationPolicy:
-//! IfNeeded`): it makes the changes that became necessary, and reverts nothing.
+//! The API server calls the injector again because a later webhook changed the pod (`reinvocationPolicy: IfNeeded`):
+//! it makes the changes that became necessary and reverts nothing.
 
 use serde_json::{Value, json};
 
@@ -9,14 +9,13 @@ use crate::{
     webhook::{Webhook, pod},
 };
 
-/// Returns the injector's webhook, with reinvocation.
 fn with_reinvocation(webhook: &Webhook, name: &str, path: &str) -> Value {
     let mut hook = webhook.hook(name, path, "Fail");
     hook["reinvocationPolicy"] = "IfNeeded".into();
     hook
 }
 
-/// Creates a pod that the injector and then another webhook change, and returns the injector's outcome each time.
+/// Another webhook changes the pod after the injector; returns the injector's outcomes.
 fn made(name: &'static str, change: Change) -> (Value, Vec<(String, u64)>) {
     let webhook = Webhook::start(name);
     let inside = webhook.namespace("in", Some(ENABLED));
@@ -78,7 +77,7 @@ fn sizes_that_a_later_webhook_gives_stay_and_so_does_its_word_on_ports() {
         .iter()
         .map(|(outcome, _)| outcome.as_str())
         .collect();
-    // Only the status is new: the port is not the injector's any more.
+    // Only the status is new: another owner has the port.
     assert_eq!(outcomes, ["injected", "injected"], "{reviews:?}");
     assert_eq!(reviews[1].1, 1, "{reviews:?}");
     for container in made["spec"]["containers"].as_array().unwrap() {
@@ -104,8 +103,8 @@ fn of_a_container_that_a_later_webhook_adds_the_proxy_hears_and_no_more_is_chang
         .map(|(outcome, _)| outcome.as_str())
         .collect();
     assert_eq!(outcomes, ["injected", "injected"], "{reviews:?}");
-    // The proxy's position; names, ports and probes of the application in its environment; path and port of
-    // the probe; the status.
+    // The proxy's position; the application's names, ports and probes in its environment; the probe's path
+    // and port; the status.
     assert_eq!(reviews[1].1, 7, "{reviews:?}");
     assert_eq!(containers(&made), ["app", "extra", "istio-proxy"]);
     let proxy = &made["spec"]["containers"][2];
@@ -130,7 +129,7 @@ fn of_a_container_that_a_later_webhook_adds_the_proxy_hears_and_no_more_is_chang
 fn two_webhooks_that_may_be_asked_again_make_one_proxy_and_each_variable_once() {
     let webhook = Webhook::start("again");
     let inside = webhook.namespace("in", Some(ENABLED));
-    // The second webhook adds to the proxy's environment.
+    // The second webhook changes the proxy's environment.
     let hooks = json!([
         with_reinvocation(&webhook, "first", "/inject"),
         with_reinvocation(&webhook, "second", "/inject/later/1")
@@ -144,7 +143,7 @@ fn two_webhooks_that_may_be_asked_again_make_one_proxy_and_each_variable_once() 
     let later = env.iter().filter(|it| it["name"] == "LATER").count();
     assert_eq!(later, 1, "{env:?}");
     let reviews = webhook.reviews().split_off(before);
-    // The first one again, whose change is there already: nothing changes, so the second one is not called again.
+    // The first one finds its change there, so the second is not called again.
     let [_, (_, variable), last] = reviews.as_slice() else {
         panic!("{reviews:?}");
     };

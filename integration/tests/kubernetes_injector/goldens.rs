@@ -1,4 +1,4 @@
-//! Every golden of injection passes the API server's own validation.
+//! Every injection golden passes the API server's validation.
 
 use std::{fs, path::Path};
 
@@ -37,7 +37,7 @@ fn every_golden_passes_the_servers_own_validation() {
             pod["kind"] = "Pod".into();
             pod["metadata"]["name"] = "golden".into();
             pod["metadata"]["namespace"] = "goldens".into();
-            // Does what the admission of service accounts would do, which does not run here.
+            // The admission of service accounts, which would do this, is missing here.
             let account = &mut pod["spec"]["serviceAccountName"];
             if account.is_null() {
                 *account = "default".into();

@@ -1,4 +1,4 @@
-//! Requests to the injector that are no review, over the network.
+//! Requests over the network that are no review.
 
 use std::fs;
 
@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use crate::webhook::{Webhook, pod};
 
-/// Posts a body, and returns status and answer.
 fn posted(webhook: &Webhook, path: &str, content: &str, body: &[u8]) -> (u16, String) {
     let file = webhook.dir.path().join("body");
     fs::write(&file, body).unwrap();

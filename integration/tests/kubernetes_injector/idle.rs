@@ -1,4 +1,4 @@
-//! Idle connections do not lock an API server out.
+//! Idle connections do not lock out an API server.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use crate::{
 /// The default of max_connections.
 const MAX_CONNECTIONS: usize = 512;
 
-/// The shortest timeout of an API server, and far less than a connection may be idle.
+/// An API server's shortest timeout, far below a connection's idle time.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Connection = StreamOwned<ClientConnection, TcpStream>;
@@ -58,8 +58,7 @@ fn connected(webhook: &Webhook, trust: &Arc<ClientConfig>) -> Connection {
     connection
 }
 
-/// Returns idle connections of three kinds alternately: after an answered request, without a request, and
-/// with half a header.
+/// Idle in three ways: after an answered request, without one, and with half a header.
 fn idle(webhook: &Webhook, trust: &Arc<ClientConfig>, number: usize) -> Connection {
     let mut connection = connected(webhook, trust);
     match number % 3 {
@@ -89,7 +88,7 @@ fn idle_connections_on_all_places_keep_no_review_waiting() {
     let held: Vec<_> = (0..MAX_CONNECTIONS)
         .map(|number| idle(&webhook, &trust, number))
         .collect();
-    // The API server's own connection was idle longest and was closed: it has to reconnect.
+    // The API server's connection was idle longest and closed: it must reconnect.
     assert!(webhook.evictions() > 0);
     for turn in 0..3 {
         let began = Instant::now();
@@ -111,14 +110,14 @@ fn idle_connections_on_all_places_keep_no_review_waiting() {
             began.elapsed()
         );
     }
-    // Only as many were closed as others needed.
+    // Only as many were closed as needed.
     let closed = held.into_iter().filter_map(is_closed).count();
     assert!((1..20).contains(&closed), "{closed}");
     let log = fs::read_to_string(webhook.dir.path().join("log")).unwrap();
     assert!(!log.contains("ERROR"), "{log}");
 }
 
-/// Returns something if the injector has closed a connection.
+/// Something is returned if the injector closed it.
 fn is_closed(mut connection: Connection) -> Option<()> {
     connection.sock.set_nonblocking(true).unwrap();
     let ended = connection.read_to_end(&mut Vec::new());

@@ -1,5 +1,5 @@
-//! The injector behind the real API server: which pods are reviewed, what is refused, what happens while it is away,
-//! and that no review is lost while its certificate changes.
+//! The injector behind the real API server: reviewed pods, refusals, its absence, and a change of certificate
+//! without a lost review.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -44,7 +44,7 @@ fn a_pod_of_a_labelled_namespace_is_injected_and_of_another_is_not() {
     );
     let left = webhook.make(&outside, &pod("web")).unwrap();
     assert_eq!(containers(&left), ["app"]);
-    // The chart's object selector prevents the call.
+    // The chart's object selector prevents this call.
     let mut out = pod("opted-out");
     out["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});
     assert_eq!(containers(&webhook.make(&inside, &out).unwrap()), ["app"]);
@@ -66,7 +66,7 @@ fn a_dry_run_shows_the_injected_pod_and_makes_none() {
 fn a_pod_that_cannot_be_injected_is_refused_in_words_and_one_that_asked_for_nothing_is_not() {
     let webhook = Webhook::start("refused");
     let inside = webhook.namespace("in", Some(ENABLED));
-    // Without the object selector the injector is called for every pod.
+    // Without an object selector, every pod is reviewed.
     let mut hook = webhook.hook("namespace", "/inject", "Fail");
     hook.as_object_mut().unwrap().remove("objectSelector");
     webhook.register(&json!([hook]));

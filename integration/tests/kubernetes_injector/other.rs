@@ -1,4 +1,4 @@
-//! Another owner's webhook, which is called after the injector and changes pods as well.
+//! Another owner's webhook that changes pods after the injector.
 
 use std::{
     io::{Read, Write as _},
@@ -21,10 +21,9 @@ use tokio_rustls::rustls::{
 
 use crate::webhook::Webhook;
 
-/// Returns the operations of a patch for a pod.
 pub(crate) type Change = fn(&Value) -> Value;
 
-/// A thread that answers reviews as long as the test's process lives.
+/// Answers reviews as long as the test lives.
 #[derive(Debug)]
 pub(crate) struct Other {
     port: u16,
@@ -32,7 +31,7 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// Starts it beside the injector, with a certificate by the same authority.
+    /// Starts it with a certificate by the injector's authority.
     pub(crate) fn start(webhook: &Webhook, change: Change) -> Self {
         let tls = webhook.dir.path().join("tls");
         let chain = CertificateDer::pem_file_iter(tls.join("tls.crt")).unwrap();
@@ -54,7 +53,7 @@ impl Other {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let connection = ServerConnection::new(Arc::clone(&config)).unwrap();
-                // A server that only checks the connection closes it.
+                // A server may check the connection and close it.
                 if answer(StreamOwned::new(connection, stream.unwrap()), change).is_ok() {
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -67,7 +66,6 @@ impl Other {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Returns the webhook, called once for each pod.
     pub(crate) fn hook(&self, webhook: &Webhook) -> Value {
         let mut hook = webhook.hook("other", "/", "Fail");
         let url = format!("https://{}:{}/", webhook.server.address(), self.port);
@@ -99,7 +97,6 @@ fn answer(
     Ok(stream.flush()?)
 }
 
-/// Reads the body of a request by its Content-Length.
 fn body(stream: &mut impl Read) -> anyhow::Result<Vec<u8>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -15,7 +15,7 @@ use crate::{
     webhook::{TIMEOUT, Webhook, pod},
 };
 
-/// Returns the serial number of the certificate in a new handshake.
+/// Returns the serial of the certificate in a new handshake.
 fn serial(webhook: &Webhook) -> anyhow::Result<String> {
     let text = webhook.curl(&["-k", "-o", "/dev/null", "-w", "%{certs}", &webhook.url("/")])?;
     let line = text.lines().find(|line| line.starts_with("Serial Number:"));
@@ -52,7 +52,7 @@ fn no_review_is_lost_while_the_certificate_changes() {
                 ensure!(serial.ends_with(&wanted), "{serial}");
                 anyhow::Ok(())
             });
-            // An error of a creating thread has more detail.
+            // The creating thread's error has more detail.
             if seen.is_err() {
                 done.store(true, Ordering::Relaxed);
             }

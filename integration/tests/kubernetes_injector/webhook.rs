@@ -20,7 +20,6 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
-/// A running injector, its certificate, and the registered webhooks.
 #[derive(Debug)]
 pub(crate) struct Webhook {
     pub(crate) server: Arc<ApiServer>,
@@ -31,8 +30,7 @@ pub(crate) struct Webhook {
     registered: std::sync::Mutex<Vec<String>>,
 }
 
-/// Returns a pod of one container. Its service account is set as the admission of service accounts would do, which
-/// does not run here.
+/// The service account is set as its admission, missing here, would do.
 pub(crate) fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -42,7 +40,7 @@ pub(crate) fn pod(name: &str) -> Value {
     })
 }
 
-/// Creates an authority and a first certificate by it.
+/// Creates an authority and its first certificate.
 fn authority(dir: &Path) {
     let script = "cd \"$0\" && openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.crt -subj /CN=ca -days 2";
     run("sh", &["-ec", script, dir.to_str().unwrap()]).unwrap();
@@ -70,8 +68,7 @@ impl Webhook {
         self.dir.path().join(name)
     }
 
-    /// Installs a new certificate as the kubelet does, in a directory of its own with one rename of a link. It is
-    /// valid for this many days.
+    /// Rotates like the kubelet: its own directory and one rename of a link. `days` is the validity.
     pub(crate) fn rotate(&self, number: u32, days: u32) {
         let address = self.server.address();
         let script = format!(
@@ -143,7 +140,6 @@ impl Webhook {
         child.wait().unwrap();
     }
 
-    /// Returns curl's output for a port of the injector.
     pub(crate) fn curl(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = self.server.beside(Path::new("curl"));
         command
@@ -181,17 +177,15 @@ impl Webhook {
         line.map_or(0, |number| number.parse().unwrap())
     }
 
-    /// Returns the number of connections that were closed for others.
     pub(crate) fn evictions(&self) -> u64 {
         self.metric("evictions_total")
     }
 
-    /// Returns the end of its certificate's validity as the injector reports it.
     pub(crate) fn expiration(&self) -> u64 {
         self.metric("certificate_expiration_timestamp_seconds")
     }
 
-    /// Returns the end of the validity of the certificate file, as openssl reads it.
+    /// Returns the certificate file's end of validity, according to openssl.
     pub(crate) fn written_expiration(&self) -> u64 {
         let script = "date -d \"$(openssl x509 -in \"$0\" -noout -enddate | cut -d= -f2)\" +%s";
         let file = self.path("tls/tls.crt");
@@ -199,10 +193,10 @@ impl Webhook {
         text.trim().parse().unwrap()
     }
 
-    /// Returns outcome and number of patch operations of each review so far, from the injector's log.
+    /// Returns each review's outcome and number of patch operations, from the injector's log.
     pub(crate) fn reviews(&self) -> Vec<(String, u64)> {
         let log = fs::read_to_string(self.path("log")).unwrap();
-        // The last line may be incomplete.
+        // The last line can be incomplete.
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
         let lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
         let reviewed = lines.filter(|line| line["message"] == "Reviewed");
@@ -288,12 +282,11 @@ impl Webhook {
         )
     }
 
-    /// Waits until the server knows the webhook.
     pub(crate) fn until_injected(&self, namespace: &str) {
         self.until(namespace, |made| crate::containers(made).len() == 2);
     }
 
-    /// Waits until a pod created in dry run meets a condition.
+    /// Waits until a dry-run pod meets a condition.
     pub(crate) fn until(&self, namespace: &str, is_so: impl Fn(&Value) -> bool) {
         let found = eventually("pods are injected", TIMEOUT, || {
             let made = self.dry_run(namespace, &pod("probe"))?;

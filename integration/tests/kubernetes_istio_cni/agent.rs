@@ -1,4 +1,4 @@
-//! A real istio-cni on a node: its program, with its chart's ConfigMap and its chart's RBAC.
+//! A real istio-cni: its program, and its chart's ConfigMap and RBAC.
 
 use std::{
     fs::{self, File},
@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 use crate::{AGENT_TIMEOUT, cluster::Cluster};
 
-/// The chart's `terminationGracePeriodSeconds`.
+/// The value of the chart's `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);
 
 const NAMESPACE: &str = "/api/v1/namespaces/istio-system";
 const DAEMONSET: &str = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node";
 
-/// Returns the directory that `need_istio_cni` of `integration/setup.sh` makes.
+/// Returns what `need_istio_cni` of `integration/setup.sh` makes.
 fn programs() -> anyhow::Result<PathBuf> {
     let dir = std::env::var_os("ISTIO_CNI").map(PathBuf::from);
     let found = dir.filter(|dir| dir.join("install-cni").is_file());
@@ -31,7 +31,7 @@ fn programs() -> anyhow::Result<PathBuf> {
         .context("ISTIO_CNI names no directory with install-cni: run ./integration/test kubernetes")
 }
 
-/// Renders Istio's own chart, with values `NAME=VALUE` beside its profile `ambient`.
+/// Renders Istio's chart with `NAME=VALUE` beside its profile `ambient`.
 fn chart(values: &[&str]) -> anyhow::Result<String> {
     let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
     let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
@@ -56,7 +56,6 @@ fn chart(values: &[&str]) -> anyhow::Result<String> {
     )
 }
 
-/// A node's istio-cni, killed on drop.
 pub(crate) struct IstioCni<'a> {
     cluster: &'a Cluster,
     dir: PathBuf,
@@ -64,7 +63,7 @@ pub(crate) struct IstioCni<'a> {
 }
 
 impl<'a> IstioCni<'a> {
-    /// Creates it; the directory contains the node's `host/`.
+    /// The directory contains the node's `host/`.
     pub(crate) fn new(cluster: &'a Cluster, dir: &Path) -> Self {
         let metadata = json!({"name": "istio-system"});
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
@@ -79,7 +78,6 @@ impl<'a> IstioCni<'a> {
         }
     }
 
-    /// Runs `helm install istio-cni`, and starts its pod on this node.
     pub(crate) fn install(&mut self, values: &[&str]) {
         self.cluster.server.apply(&chart(values).unwrap()).unwrap();
         self.account().unwrap();
@@ -87,7 +85,7 @@ impl<'a> IstioCni<'a> {
         eventually("istio-cni is ready", AGENT_TIMEOUT, || self.is_ready()).unwrap();
     }
 
-    /// Does what `kubectl delete daemonset --cascade=orphan` and then the garbage collector do.
+    /// Acts like `kubectl delete daemonset --cascade=orphan` and the garbage collector.
     pub(crate) fn delete_daemonset(&self) {
         let orphan = json!({"propagationPolicy": "Orphan"});
         self.cluster.server.delete_with(DAEMONSET, &orphan).unwrap();
@@ -95,7 +93,7 @@ impl<'a> IstioCni<'a> {
         self.cluster.server.patch(DAEMONSET, &orphaned).unwrap();
     }
 
-    /// Does what `kubectl delete pod` does: SIGTERM, and SIGKILL after the grace period. Returns whether
+    /// Acts like `kubectl delete pod`: SIGTERM, then SIGKILL after the grace period. Returns whether
     /// it ended by itself.
     pub(crate) fn delete_pod(&mut self) -> bool {
         let mut process = self.process.take().unwrap();
@@ -116,7 +114,7 @@ impl<'a> IstioCni<'a> {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
-    /// Writes a token of its service account, as the kubelet mounts it in the pod.
+    /// Mounted as the kubelet does in the pod.
     fn account(&self) -> anyhow::Result<()> {
         let request =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
@@ -166,7 +164,7 @@ impl<'a> IstioCni<'a> {
         Ok(())
     }
 
-    /// Returns the chart's ConfigMap, what its DaemonSet adds, and the paths of this test.
+    /// Returns the chart's ConfigMap, the DaemonSet's additions, and this test's paths.
     fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
         let path = format!("{NAMESPACE}/configmaps/istio-cni-config");
         let map = self.cluster.server.get(&path)?;
@@ -200,7 +198,6 @@ impl<'a> IstioCni<'a> {
         Ok(all)
     }
 
-    /// Asks as its readiness probe does.
     fn is_ready(&self) -> anyhow::Result<()> {
         let net = format!("--net={}", self.cluster.node.netns().path().display());
         let ask = [

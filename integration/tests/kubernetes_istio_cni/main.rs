@@ -1,6 +1,6 @@
-//! From a real istio-cni to inpod and back, by the steps of `deploy/docs/migrate-from-istio-cni.md`: Istio's own
-//! agent and plugin with the settings and RBAC of its own chart, a real API server, and the chain on a node's disk.
-//! No DaemonSet controller runs here: the test starts and ends what a kubelet would.
+//! From a real istio-cni to inpod and back by `deploy/docs/migrate-from-istio-cni.md`: Istio's agent and plugin with
+//! their chart's settings and RBAC, a real API server, and the chain on disk. No DaemonSet controller runs: the test
+//! starts and ends what a kubelet would.
 #![cfg(feature = "kubernetes")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -26,15 +26,15 @@ use serde_json::{Value, json};
 
 const PORT: u16 = 8080;
 
-/// ztunnel reconnects to its agent within 15 s, and istio-cni's pods end within 30 s.
+/// ztunnel reconnects within 15 s; istio-cni's pods end within 30 s.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Removes our rules from a pod, as in `deploy/docs/migrate-from-istio-cni.md`.
+/// Removes our rules, as in `deploy/docs/migrate-from-istio-cni.md`.
 const REMOVE: &str = "nft list tables | grep -o 'inet inpod-.*' | while read -r table; do nft delete table $table; done";
 
 const REDIRECTION: &str = "/metadata/annotations/ambient.istio.io~1redirection";
 
-/// A node with a chain, on which a ztunnel waits for its agent.
+/// A chain, and a ztunnel that waits for its agent.
 struct Scene<'a> {
     runtime: Runtime<'a>,
     cgroups: Cgroups,
@@ -43,17 +43,16 @@ struct Scene<'a> {
     way: ChainForm,
 }
 
-/// The forms in which both agents join the chain.
 #[derive(Clone, Copy)]
 struct ChainForm {
     istio: &'static [&'static str],
     mode: &'static str,
-    /// True if istio-cni ends on SIGTERM. If another file sorts before the one that it owns, it rewrites its own in a
-    /// loop and ignores the signal.
+    /// True if istio-cni ends on SIGTERM. If another file sorts before its own, it rewrites its own in a loop
+    /// and ignores the signal.
     ends: bool,
 }
 
-/// A pod with a process where agents search for one. The process ends with this value.
+/// A process where agents search for one, ended on drop.
 struct Running {
     pod: Pod,
     _inhabitant: Inhabitant,
@@ -80,7 +79,7 @@ impl<'a> Scene<'a> {
         self.runtime.cluster
     }
 
-    /// Creates a pod on the API server and its sandbox, without calling the chain.
+    /// Creates pod and sandbox without calling the chain.
     fn sandbox(&self, name: &str, mode: Option<&str>) -> Running {
         let cluster = self.cluster();
         let uid = cluster.create(&cluster.object(name, mode));
@@ -93,7 +92,6 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Reports that a pod runs, as the kubelet does.
     fn set_status(&self, pod: &Pod) {
         let ips = pod.addresses().map(|ip| json!({"ip": ip.to_string()}));
         let status = json!({"phase": "Running", "podIP": pod.v4.to_string(), "podIPs": ips});
@@ -104,7 +102,7 @@ impl<'a> Scene<'a> {
             .unwrap();
     }
 
-    /// Creates a pod and repeats ADD until the chain succeeds, as a kubelet does.
+    /// Repeats ADD until the chain succeeds, as a kubelet does.
     fn pod(&self, name: &str, mode: Option<&str>) -> Running {
         let running = self.sandbox(name, mode);
         eventually("the chain takes the pod", AGENT_TIMEOUT, || {
@@ -125,7 +123,7 @@ impl<'a> Scene<'a> {
         value.unwrap_or_default().to_owned()
     }
 
-    /// Waits until istio-cni has enrolled the pod: its rules are there, and the annotation.
+    /// Waits for istio-cni's rules and annotation.
     fn until_enrolled_by_istio(&self, pod: &Pod) {
         eventually("istio-cni has the pod", AGENT_TIMEOUT, || {
             let (rules, shown) = (rules(pod)?, self.redirection(pod));
@@ -136,7 +134,7 @@ impl<'a> Scene<'a> {
         .unwrap();
     }
 
-    /// Waits until inpod has enrolled the pod, with rules of its own and none of istio-cni's.
+    /// Waits for inpod's rules, and none of istio-cni's.
     fn until_enrolled_by_inpod(&self, pod: &Pod) {
         self.cluster().node.until_whole(&pod.spec).unwrap();
         let rules = rules(pod).unwrap();
@@ -196,7 +194,7 @@ impl<'a> Scene<'a> {
         .unwrap();
     }
 
-    /// Expects that a pod's application is reached without a ztunnel.
+    /// Expects an answer without a ztunnel.
     fn reaches(&self, pod: &Pod) -> anyhow::Result<()> {
         let to = SocketAddr::new(self.outsider.v4.into(), PORT);
         let before = self.cluster().node.accesses()?.len();
@@ -208,7 +206,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Removes the pod's label, and waits until istio-cni has withdrawn the pod.
+    /// Waits until istio-cni has withdrawn the pod.
     fn remove_label(&self, pod: &Pod) {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": null}}});
         let path = self.cluster().path(&pod.spec.name);
@@ -221,7 +219,7 @@ impl<'a> Scene<'a> {
         .unwrap();
     }
 
-    /// Returns what the node's own network has of either agent.
+    /// Returns either agent's state in the node's network.
     fn of_the_host(&self) -> String {
         let net = format!("--net={}", self.cluster().node.netns().path().display());
         let all = ["nft list ruleset; ipset list -name; ip rule"];
@@ -229,7 +227,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Returns the rules in a pod. Which of the two iptables istio-cni chooses depends on what the node has.
+/// istio-cni chooses one of the two iptables by the node.
 fn rules(pod: &Pod) -> anyhow::Result<String> {
     pod.exec(&[
         "sh",
@@ -238,7 +236,7 @@ fn rules(pod: &Pod) -> anyhow::Result<String> {
     ])
 }
 
-/// Follows "To inpod" from its step 1. Returns the pod that waited.
+/// "To inpod" from its step 1; returns the pod that waited.
 fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     let node = &scene.cluster().node;
     istio.delete_daemonset();
@@ -252,7 +250,7 @@ fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
         "{said}"
     );
     scene.until_chain_ends_with("inpod-cni");
-    // New pods of enrolled namespaces wait, others start.
+    // Only new pods of enrolled namespaces wait.
     let waits = scene.sandbox("between", Some("ambient"));
     let refused = scene.runtime.add(&waits.pod).unwrap_err().to_string();
     assert!(refused.contains("inpod-cni"), "{refused}");
@@ -265,7 +263,7 @@ fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     waits
 }
 
-/// Expects nothing of istio-cni in the chain, nor in the node's own network if it ended by itself.
+/// Nothing of istio-cni is in the chain, nor in the node's network if it ended by itself.
 fn nothing_of_istio_is_left(scene: &Scene<'_>) {
     eventually("only we are in the chain", AGENT_TIMEOUT, || {
         let files = scene.runtime.files();
@@ -282,14 +280,14 @@ fn nothing_of_istio_is_left(scene: &Scene<'_>) {
     );
 }
 
-/// Follows "Back to istio-cni". Returns a pod that started after inpod was uninstalled.
+/// "Back to istio-cni"; returns a pod that started after inpod was uninstalled.
 fn back(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     let node = &scene.cluster().node;
     fs::write(scene.file("word"), "handover").unwrap();
     for service in ["installer", "pod-events"] {
         node.until_ended(service).unwrap();
     }
-    // If its plugin is gone its entry does not come back, and pods start.
+    // Without its plugin the entry stays away, and pods start.
     let early = scene.sandbox("early", Some("ambient"));
     let added = scene.runtime.add(&early.pod);
     assert_eq!(added.is_ok(), scene.way.ends, "{added:?}");

@@ -1,5 +1,4 @@
-//! The chain as a runtime executes it: every plugin of the file that sorts first, of those that come
-//! after the pod's network.
+//! The chain as a runtime executes it: the first file's plugins after the pod's network.
 
 use std::{
     fs,
@@ -18,13 +17,12 @@ use crate::cluster::Cluster;
 pub(crate) const PRIMARY: &str =
     r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"portmap"}]}"#;
 
-/// The two plugins whose work the harness has done already.
+/// Plugins whose work the harness has done.
 const DONE: [&str; 2] = ["bridge", "portmap"];
 
-/// A node's directories, as its runtime sees them.
 pub(crate) struct Runtime<'a> {
     pub(crate) cluster: &'a Cluster,
-    /// Its subdirectories are `etc/cni/net.d` and `opt/cni/bin`.
+    /// Contains `etc/cni/net.d` and `opt/cni/bin`.
     pub(crate) host: PathBuf,
 }
 
@@ -47,7 +45,6 @@ impl Runtime<'_> {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// Returns the types of the plugins in the executed chain.
     pub(crate) fn chain(&self) -> Vec<String> {
         let list = self.list().unwrap();
         let plugins = list.pointer("/plugins").and_then(Value::as_array).unwrap();

@@ -227,7 +227,7 @@ fn restarts_of_a_ztunnel_and_of_every_service_with_a_hundred_pods_make_no_patch(
         cluster.until_served();
     }
     cluster.node.until_whole(&last.spec).unwrap();
-    // A later report about another pod shows that no further ones are to come about these.
+    // A later report about another pod shows that these are complete.
     cluster.pod("other", Some("ambient"));
     until_annotated_as(&cluster, "other", Some("enabled"));
     until_asked(&cluster, "other", &[json!("enabled")]);

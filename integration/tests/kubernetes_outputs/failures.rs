@@ -124,7 +124,7 @@ fn a_sidecars_annotation_that_refuses_adds_is_one_event_with_its_name_and_is_not
     assert_eq!(event["reportingController"], "inpod.io/pod-events");
     let note = event["note"].as_str().unwrap();
     assert!(note.contains(PORTS) && note.contains("; give "), "{note}");
-    // A later report about another pod shows that no further one was made about this one.
+    // A later report about another pod shows that none followed about this one.
     cluster.pod("other", Some("ambient"));
     until_annotated_as(&cluster, "other", Some("enabled"));
     let reported = events(&cluster, "web", "InvalidField");

@@ -1,5 +1,5 @@
-//! Status that Kubernetes shows of pods, from a real API server with the deployed RBAC: the annotation
-//! `ambient.istio.io/redirection`, in order and only when it changes; and Events.
+//! Kubernetes' status of pods, at a real API server with the deployed RBAC: Events, and the annotation
+//! `ambient.istio.io/redirection`, in order and only when it changes.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -24,7 +24,7 @@ fn annotation(cluster: &Cluster, name: &str) -> Option<String> {
     value.map(str::to_owned)
 }
 
-/// Waits for the annotation. An attempt to enroll in the background takes nearly as long as `TIMEOUT`.
+/// A background attempt to enroll takes nearly as long as `TIMEOUT`.
 fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
     eventually("the pod is annotated so", 3 * TIMEOUT, || {
         let found = annotation(cluster, name);
@@ -34,7 +34,7 @@ fn until_annotated_as(cluster: &Cluster, name: &str, wanted: Option<&str>) {
     .unwrap();
 }
 
-/// Returns the patches of a pod's annotation that pod-events requested, in order; `null` removes.
+/// Returns requested patches of the annotation in order; `null` removes.
 fn patches(cluster: &Cluster, name: &str) -> Vec<Value> {
     let changes = cluster.server.changes_in(&cluster.namespace).unwrap();
     let of_pod = changes.iter().filter(|change| {
@@ -49,7 +49,7 @@ fn patches(cluster: &Cluster, name: &str) -> Vec<Value> {
     of_pod.map(value).collect()
 }
 
-/// Waits until the server has recorded exactly these requests for a pod.
+/// Waits for exactly these requests about a pod.
 fn until_asked(cluster: &Cluster, name: &str, wanted: &[Value]) {
     eventually("this was asked for", TIMEOUT, || {
         let found = patches(cluster, name);
@@ -133,7 +133,7 @@ fn until_condition(cluster: &Cluster, name: &str, ok: bool) -> String {
     .unwrap()
 }
 
-/// Grants or revokes pod-events' permission to patch pods' status.
+/// Allows or forbids pod-events to patch pods' status.
 fn may_patch(cluster: &Cluster, may: bool) {
     let mut rules = vec![
         json!({"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]}),
@@ -181,7 +181,6 @@ fn working_ztunnel(cluster: &Cluster) {
     cluster.node.start_ztunnel(&[]).unwrap();
 }
 
-/// Creates and adds pods of this node in the mesh.
 fn many(cluster: &Cluster, count: usize) -> Vec<Pod> {
     let specs = (0..count).map(|number| {
         let name = format!("web-{number}");

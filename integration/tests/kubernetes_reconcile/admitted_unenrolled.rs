@@ -1,5 +1,4 @@
-//! Pods that were admitted unenrolled because their membership could not be decided: operators and metrics show them
-//! until it is known.
+//! Operators and metrics show pods that were admitted unenrolled until their membership is known.
 
 use inpod_proto::podevents::v1::{ListPodsRequest, PodSummary};
 use integration::{Act, ApiProxy, Cut, Verb, number};
@@ -38,7 +37,7 @@ fn until_none(cluster: &Cluster) {
     .unwrap();
 }
 
-/// Returns a cluster whose API server does not answer, with pods that were admitted unenrolled.
+/// The API server does not answer; these pods were admitted unenrolled.
 fn admitted_unenrolled(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec<Pod>) {
     let (cluster, proxy) = Cluster::behind_proxy();
     cluster.start();

@@ -1,4 +1,4 @@
-//! Pods that end: Jobs, deletions, successors with the same name, namespaces that are deleted first.
+//! Pods that end: Jobs, deletions, successors by name, namespaces deleted first.
 
 use integration::{Act, App, Cut, Inhabitant, Verb};
 use nix::sys::signal::Signal;
@@ -58,7 +58,7 @@ fn after_a_restart_ztunnel_is_given_the_pods_that_run_and_no_job_that_has_ended(
     assert_eq!(served(&cluster), [web.spec.uid]);
 }
 
-/// Makes the watches lose their resource version, so that a list follows, and runs `happens` in between.
+/// Makes the watches lose their resource version and lists again; `happens` runs in between.
 fn between_lists(cluster: &Cluster, proxy: &integration::ApiProxy, happens: impl FnOnce()) {
     proxy.fault(Verb::Watch, "pods", usize::MAX, Act::Refuse(503, None));
     proxy.cut(Cut::Broken);
@@ -128,13 +128,13 @@ fn a_successor_outside_the_mesh_is_no_reason_to_serve_its_predecessor_on() {
     cluster.node.add(&second).unwrap();
     until_forgotten(&cluster, &first);
     until_out(&cluster, &second, Reason::NotSelected);
-    // A late DEL of the first pod affects no other.
+    // The first pod's late DEL affects no other.
     cluster.node.del(&first).unwrap();
     let known = cluster.node.explain(&second.spec).unwrap();
     assert_eq!(known.sandbox.unwrap().container_id, second.container_id);
 }
 
-/// Deletes a namespace at once, whatever is in it: no controller empties it first here.
+/// Deletes a non-empty namespace at once: no controller empties it here.
 fn delete_namespace(cluster: &Cluster) {
     let path = format!("/api/v1/namespaces/{}", cluster.namespace);
     cluster.server.delete(&path).unwrap();
@@ -193,7 +193,7 @@ fn a_deletion_that_was_asked_for_withdraws_nothing_and_changes_of_the_pod_are_fo
         "web",
         &json!({"ambient.istio.io/dns-capture": "true"}),
     );
-    // The deletion was received with this change or before it.
+    // The deletion came with this change or before.
     eventually("the change is applied", TIMEOUT, || {
         ensure!(pod.ruleset()?.contains("15053"), "not yet");
         anyhow::Ok(())

@@ -1,4 +1,4 @@
-//! Pods for which no ADD was seen: from before inpod, from another boot, and from a chain that lost the plugin.
+//! Pods without an ADD: from before inpod, from another boot, and from a chain without the plugin.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Creates a sandbox without an ADD, with a process in it as a container runtime leaves one.
+/// Creates a sandbox without an ADD, and its process as a runtime leaves it.
 fn unseen(cluster: &Cluster, cgroups: &Cgroups, name: &str, uid: &str) -> (Pod, Inhabitant) {
     let pod = cluster.sandbox(name, uid);
     let process = Inhabitant::of(&pod).unwrap();
@@ -30,7 +30,7 @@ fn until_annotated(cluster: &Cluster, name: &str) {
     .unwrap();
 }
 
-/// Removes what a reboot removes: every process, memory, and the netns of the node's pods.
+/// Removes processes, memory and pods' netns, as a reboot does.
 fn reboot(cluster: &Cluster, pods: &[&Pod]) {
     for process in SERVICES.into_iter().chain(["ztunnel"]) {
         cluster.node.stop(process, Signal::SIGKILL).unwrap();
@@ -70,14 +70,14 @@ fn after_a_reboot_a_pod_that_is_annotated_and_was_never_added_is_not_trusted_but
     until_in(&cluster, &before, Reason::LabelOnPod);
     until_annotated(&cluster, "web");
     reboot(&cluster, &[&before]);
-    // The kubelet starts the pod anew, and the chain lacks the plugin.
+    // The kubelet starts it anew; the chain lacks the plugin.
     let (pod, _process) = unseen(&cluster, &cgroups, "web", &before.spec.uid);
     let outsider = outsider(&cluster);
     let _app = App::start(&pod.netns, PORT).unwrap();
     assert!(is_annotated(&cluster, "web"));
     cluster.node.start_all().unwrap();
     cluster.until_served();
-    // The status shows the addresses from before the boot: nothing proves yet which netns is the pod's.
+    // The status has addresses from before the boot: nothing proves yet which netns is the pod's.
     let known = cluster.node.explain(&pod.spec).unwrap();
     assert_ne!(known.state(), PodState::Enrolled, "{known:?}");
     assert_eq!(pod.traces().unwrap(), NOTHING);
@@ -156,7 +156,7 @@ fn a_sandbox_that_took_anothers_place_without_a_word_is_found_and_enrolled() {
     let first = cluster.pod("web", Some("ambient"));
     set_status(&cluster, "web", &runs_in(&first));
     until_in(&cluster, &first, Reason::LabelOnPod);
-    // Neither a DEL nor an ADD is called.
+    // Neither a DEL nor an ADD follows.
     first.unmount().unwrap();
     let (second, _process) = unseen(&cluster, &cgroups, "web", &first.spec.uid);
     set_status(&cluster, "web", &runs_in(&second));

@@ -1,4 +1,4 @@
-//! Membership in the mesh by labels and annotations of real objects, from the start and while pods run.
+//! Membership by labels and annotations of real objects, initially and at run time.
 
 use integration::App;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ fn a_pod_that_is_labelled_like_its_namespace_stays_in_the_mesh_with_either_label
     until_in(&cluster, &pod, Reason::LabelOnPod);
     let none = json!({"istio.io/dataplane-mode": null});
     label_namespace(&cluster, &cluster.namespace, &none);
-    // A later pod that is known shows that this change was received.
+    // A later pod proves that this change arrived.
     let later = cluster.pod("later", None);
     until_out(&cluster, &later, Reason::NotSelected);
     let known = until_in(&cluster, &pod, Reason::LabelOnPod);
@@ -127,7 +127,7 @@ fn a_pod_in_the_nodes_network_stays_out_whichever_label_asks_for_it_and_is_not_s
     on_the_node("by-label", None);
     label(&cluster, "by-label", &json!("ambient"));
     label_namespace(&cluster, &cluster.namespace, &ambient());
-    // A later pod that is known shows that those changes were received.
+    // A later pod proves that those changes arrived.
     let later = cluster.pod("later", None);
     until_in(&cluster, &later, Reason::LabelOnNamespace);
     for name in ["by-namespace", "by-label"] {
@@ -201,7 +201,7 @@ fn the_capture_of_name_resolution_is_switched_on_and_off_for_a_pod_that_runs() {
         annotate(&cluster, "web", &annotation);
         captures(captured);
     }
-    // Peers saw no change: the pod was in the mesh throughout.
+    // Peers saw no change: it stayed in the mesh.
     let changes = cluster.server.changes_in(&cluster.namespace).unwrap();
     let of_pods = changes
         .iter()

@@ -1,5 +1,4 @@
-//! Every way in which a pod of a real API server joins the mesh and leaves it, verified in the
-//! kernel and with traffic.
+//! Every way into the mesh and out of it for a real API server's pods, in the kernel and with traffic.
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
@@ -33,12 +32,10 @@ use inpod_proto::{
 use integration::{Pod, Spec, TIMEOUT, ask, eventually};
 use serde_json::{Value, json};
 
-/// The port on which applications listen.
 const PORT: u16 = 8080;
 
 const NOTHING: Vec<String> = Vec::new();
 
-/// Merges labels into a pod's; `null` removes.
 fn label(cluster: &Cluster, name: &str, mode: &Value) {
     let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
     cluster.server.patch(&cluster.path(name), &change).unwrap();
@@ -50,14 +47,13 @@ fn annotate(cluster: &Cluster, name: &str, annotations: &Value) {
     cluster.server.patch(&cluster.path(name), &change).unwrap();
 }
 
-/// Merges into a pod's status, as a kubelet does.
+/// Merges into the status, as a kubelet does.
 fn set_status(cluster: &Cluster, name: &str, status: &Value) {
     let path = format!("{}/status", cluster.path(name));
     let change = json!({"status": status});
     cluster.server.patch(&path, &change).unwrap();
 }
 
-/// Returns the status of a pod that runs in a sandbox.
 fn runs_in(pod: &Pod) -> Value {
     let all = pod.addresses().map(|address| json!({"ip": address}));
     json!({"phase": "Running", "podIP": pod.v4, "podIPs": all})
@@ -74,7 +70,7 @@ fn ambient() -> Value {
     json!({"istio.io/dataplane-mode": "ambient"})
 }
 
-/// Creates a pod of another namespace of this test, with a sandbox.
+/// Creates one with a sandbox, in another namespace of this test.
 fn beside(cluster: &Cluster, namespace: &str, name: &str, mode: Option<&str>) -> Pod {
     let mut object = cluster.object(name, mode);
     object["metadata"]["namespace"] = namespace.into();
@@ -86,7 +82,6 @@ fn beside(cluster: &Cluster, namespace: &str, name: &str, mode: Option<&str>) ->
     cluster.node.sandbox(spec).unwrap()
 }
 
-/// Waits until a pod is in a state for a reason.
 fn until(cluster: &Cluster, pod: &Pod, reason: Reason, state: PodState) -> ExplainPodResponse {
     let what = format!("{} is {}", pod.spec.name, reason.as_str_name());
     eventually(&what, TIMEOUT, || {
@@ -100,24 +95,23 @@ fn until(cluster: &Cluster, pod: &Pod, reason: Reason, state: PodState) -> Expla
     .unwrap()
 }
 
-/// Waits until a pod is outside of the mesh for a reason, and nothing of inpod's is in its netns.
+/// Waits until a pod is outside for a reason, its netns without a trace of inpod.
 fn until_out(cluster: &Cluster, pod: &Pod, reason: Reason) {
     until(cluster, pod, reason, PodState::Out);
     assert_eq!(pod.traces().unwrap(), NOTHING);
 }
 
-/// Waits until a pod is completely in the mesh for a reason.
+/// Waits until a pod is completely inside for a reason.
 fn until_in(cluster: &Cluster, pod: &Pod, reason: Reason) -> ExplainPodResponse {
     until(cluster, pod, reason, PodState::Enrolled);
     cluster.node.until_whole(&pod.spec).unwrap()
 }
 
-/// Returns a netns that is no pod of Kubernetes, to connect from.
 fn outsider(cluster: &Cluster) -> Pod {
     cluster.node.sandbox(Spec::new("outsider")).unwrap()
 }
 
-/// Returns the listeners that accepted a connection from one pod to another, over both families.
+/// Returns listeners that accepted one pod's connection to another, over both families.
 fn taken(cluster: &Cluster, from: &Pod, to: &Pod) -> Vec<u64> {
     let before = cluster.node.accesses().unwrap().len();
     for address in to.addresses() {
@@ -128,17 +122,16 @@ fn taken(cluster: &Cluster, from: &Pod, to: &Pod) -> Vec<u64> {
     accepted.map(|access| access.listener).collect()
 }
 
-/// The result of `taken` for a pod in the mesh.
+/// `taken` of a pod in the mesh.
 const CAPTURED: [u64; 2] = [15006, 15006];
 
-/// Returns UIDs of the pods that the broker gives to ztunnels.
 fn served(cluster: &Cluster) -> Vec<String> {
     let workloads = cluster.node.api().workloads().unwrap().workloads;
     let uids = workloads.into_iter().filter_map(|status| status.workload);
     uids.map(|workload| workload.uid).collect()
 }
 
-/// Waits until a pod that is gone from the source is unknown everywhere, and nothing is held for it.
+/// Waits until a deleted pod is unknown everywhere and nothing is held for it.
 fn until_forgotten(cluster: &Cluster, pod: &Pod) {
     eventually("everything is let go", TIMEOUT, || {
         let claims = cluster.node.api().claims()?;
@@ -161,7 +154,6 @@ fn until_forgotten(cluster: &Cluster, pod: &Pod) {
     .unwrap();
 }
 
-/// Returns the addresses in the node's probe sets.
 fn probed(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
     let listed = cluster.node.netns().within(|| {
         std::process::Command::new("nft")

@@ -1,4 +1,4 @@
-//! A peer continuously tries tunnels to a running pod's ztunnel while the pod joins the mesh and leaves it.
+//! A peer continuously tries tunnels to a pod's ztunnel while the pod joins and leaves.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -22,17 +22,17 @@ use crate::{
     traffic::{PERIOD, ROUNDS, assert_captured_inside, assert_none_failed, pair, toggle},
 };
 
-/// The timeout of a tunnel's step, which is shorter than the pod stays.
+/// Shorter than the pod's stay in the mesh.
 const STEP: Duration = Duration::from_secs(1);
 
-/// The outcome of a peer's connection to ztunnel in the pod.
+/// Outcome of a peer's connection to ztunnel in the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tunnel {
-    /// Connection refused, as before the pod joined.
+    /// Refused as before the pod joined.
     Refused,
     /// ztunnel forwarded it to the application.
     Forwarded,
-    /// An outcome that is expected neither before nor after.
+    /// Expected neither before nor after.
     Otherwise(String),
 }
 
@@ -78,7 +78,7 @@ fn tunnel(to: IpAddr) -> Tunnel {
     }
 }
 
-/// Asks ztunnel for the application, and returns the source that it saw.
+/// Returns the source that the application saw through ztunnel.
 fn ask_through(mut stream: TcpStream, to: IpAddr) -> anyhow::Result<IpAddr> {
     stream.set_read_timeout(Some(STEP))?;
     let target = SocketAddr::new(to, PORT);
@@ -120,8 +120,8 @@ fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_af
             "{outside:?}"
         );
         for span in &times.joining {
-            // Outcomes of before, then of after. In between ztunnel listens while the rules that let it answer are
-            // not there yet; no peer is informed of the pod by then.
+            // Outcomes of before, then of after. In between ztunnel listens without the rules that let it answer; no
+            // peer is informed of the pod by then.
             let joining = within(&|at| span.0 < at && at < span.1);
             let refused = joining.iter().take_while(|it| **it == Tunnel::Refused);
             let led = joining
@@ -138,7 +138,7 @@ fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_af
         let broken = tunnels
             .iter()
             .filter(|(at, tunnel)| matches!(tunnel, Tunnel::Otherwise(_)) && times.is_leaving(*at));
-        // A tunnel that opens at the very moment in which ztunnel closes its listener, after peers were informed.
+        // A tunnel that opens just when ztunnel closes its listener, after peers were informed.
         assert!(broken.count() <= ROUNDS, "{tunnels:?}");
     }
 }

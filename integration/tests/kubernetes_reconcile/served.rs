@@ -8,10 +8,9 @@ use serde_json::json;
 use super::*;
 use crate::clients::{Attempt, Clients};
 
-/// The interval between two new connections.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// A pod with an application, a process, and a client outside of the mesh that connects continuously.
+/// An application, a process, and a client outside of the mesh that connects continuously.
 struct Ending {
     cluster: Cluster,
     pod: Pod,
@@ -42,7 +41,7 @@ impl Ending {
         }
     }
 
-    /// Serves for the time that a preStop hook and a grace period leave it.
+    /// Serves as long as a preStop hook and a grace period leave.
     fn serve_for(&self, time: Duration) {
         let began = Instant::now();
         while began.elapsed() < time {
@@ -53,7 +52,7 @@ impl Ending {
         assert_eq!(self.cluster.node.api().claims().unwrap().len(), 1);
     }
 
-    /// Ends the last process. Every connection until then must have been captured and served.
+    /// Until the last process ended, every connection must have been captured and served.
     fn exit(self) -> (Cluster, Pod) {
         let attempts = self.clients.stop().unwrap();
         assert!(attempts.len() > 20);
@@ -75,7 +74,6 @@ impl Ending {
     }
 }
 
-/// Waits until the checkpoint contains no pod.
 fn until_nothing_is_recorded(cluster: &Cluster) {
     let records = cluster.node.run_dir().join("pod-events/pods");
     eventually("nothing is recorded", TIMEOUT, || {
@@ -96,7 +94,7 @@ fn a_pod_that_is_deleted_gracefully_is_served_until_its_last_process_exits() {
     server.ask_as("admin", how, &path, &gracefully).unwrap();
     ending.serve_for(Duration::from_secs(10));
     let (cluster, pod) = ending.exit();
-    // The kubelet stops the sandbox, and has the object deleted after that.
+    // The kubelet stops the sandbox, then has the object deleted.
     cluster.node.del(&pod).unwrap();
     until_forgotten(&cluster, &pod);
     cluster.server.delete(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Membership in the mesh by the node's settings, with real namespaces.
+//! Membership by the node's settings, with real namespaces.
 
 use integration::App;
 use nix::sys::signal::Signal;
@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Starts a node's services, pod-events with a setting.
 fn start_with(cluster: &Cluster, setting: &[&str]) {
     cluster.node.start("netconfig").unwrap();
     cluster.node.start("ztunnel-broker").unwrap();
@@ -45,7 +44,7 @@ fn the_pods_of_a_namespace_that_is_excluded_after_a_restart_leave_and_new_ones_s
     assert_eq!(taken(&cluster, &outsider, &other), CAPTURED);
     let late = cluster.pod("late", Some("ambient"));
     until_out(&cluster, &late, Reason::NamespaceExcluded);
-    // Deletions there are followed as in any namespace.
+    // Deletions are followed as in any namespace.
     cluster.server.delete(&cluster.path("by-label")).unwrap();
     eventually("it is forgotten", TIMEOUT, || {
         let known = cluster.node.explain(&by_label.spec);
@@ -65,11 +64,11 @@ fn a_namespace_that_is_excluded_no_more_has_its_pods_back_in_the_mesh() {
     cluster.node.stop("pod-events", Signal::SIGTERM).unwrap();
     cluster.node.start("pod-events").unwrap();
     cluster.until_served();
-    // There is no ADD and no discovery: the sandbox was in the checkpoint.
+    // Neither ADD nor discovery: the checkpoint had the sandbox.
     until_in(&cluster, &pod, Reason::LabelOnPod);
 }
 
-/// Returns selectors for namespaces of a team except pods that opt out, and for pods that opt in.
+/// Returns a team's namespaces except pods that opt out, and pods that opt in.
 fn selectors(team: &str) -> String {
     let by_namespace = json!({
         "podSelector": {"matchExpressions": [{"key": "mesh", "operator": "NotIn", "values": ["no"]}]},
@@ -126,7 +125,7 @@ fn a_namespace_that_moves_from_one_selector_to_another_takes_in_whom_the_second_
     until_in(&cluster, &web, Reason::LabelOnNamespace);
     until_out(&cluster, &unwilling, Reason::NotSelected);
     let before = web.ruleset().unwrap();
-    // Selected before and after: a pod whose label opts out is not selected, and then is.
+    // Selected before and after: an opted-out pod is not, and then is.
     let moved = json!({"team": null, "edge": team});
     label_namespace(&cluster, &cluster.namespace, &moved);
     until_in(&cluster, &unwilling, Reason::LabelOnNamespace);

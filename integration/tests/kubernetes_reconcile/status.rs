@@ -1,4 +1,4 @@
-//! Addresses in a pod's status: early, late, wrong, and missing.
+//! Early, late, wrong and missing addresses in a pod's status.
 
 use integration::{App, Cgroups, Inhabitant};
 use serde_json::json;
@@ -69,7 +69,7 @@ fn addresses_that_vanish_from_a_status_and_come_back_change_nothing_of_a_pod_tha
     let (rules, elements) = (pod.ruleset().unwrap(), probed(&cluster).unwrap());
     set_status(&cluster, "web", &json!({"podIP": null, "podIPs": null}));
     set_status(&cluster, "web", &runs_in(&pod));
-    // A later pod that is known shows that both were received.
+    // A later pod proves that both arrived.
     let later = cluster.pod("later", None);
     until_out(&cluster, &later, Reason::NotSelected);
     let known = until_in(&cluster, &pod, Reason::LabelOnPod);

@@ -1,4 +1,4 @@
-//! Clients and probes connect continuously while a running pod joins the mesh and leaves it repeatedly.
+//! Clients and probes connect continuously while a pod joins and leaves repeatedly.
 
 use std::{
     net::IpAddr,
@@ -12,16 +12,15 @@ use serde_json::{Value, json};
 use super::*;
 use crate::clients::{Attempt, Clients};
 
-/// The interval between two new connections of one client.
+/// Between two connections of one client.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
 
-/// The number of times that the pod joins and leaves.
 pub(super) const ROUNDS: usize = 4;
 
-/// A connection that begins this long before a change has sent its first packet before it.
+/// So long before a change, a new connection has sent its first packet.
 const MARGIN: Duration = Duration::from_millis(250);
 
-/// The sources of the node's probes that the application of a pod in the mesh sees.
+/// Node probes' sources at an application in the mesh.
 const PROBE_SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
 
 /// The sources that it sees otherwise.
@@ -36,7 +35,7 @@ impl Span {
     }
 }
 
-/// The periods in which the pod was completely in the mesh, completely outside, and joining.
+/// When the pod was completely inside, completely outside, and joining.
 #[derive(Default)]
 pub(super) struct Times {
     inside: Vec<Span>,
@@ -49,7 +48,7 @@ impl Times {
         self.inside.iter().any(|span| span.holds(at))
     }
 
-    /// Returns the seconds to the nearest change, and the pod's state then.
+    /// Returns seconds to the nearest change, and the state then.
     fn around(&self, at: Instant) -> Option<(f64, &'static str)> {
         let changes = self
             .inside
@@ -68,7 +67,7 @@ impl Times {
         all.min_by(|one, other| one.0.abs().total_cmp(&other.0.abs()))
     }
 
-    /// Returns whether the pod had been asked to leave and had not left yet.
+    /// Asked to leave, and still in the mesh.
     pub(super) fn is_leaving(&self, at: Instant) -> bool {
         let mut left = self.inside.iter().zip(self.outside.iter().skip(1));
         left.any(|(inside, outside)| inside.1 < at && at < outside.0)
@@ -79,7 +78,7 @@ impl Times {
     }
 }
 
-/// Waits until the annotation informs peers that the pod is in the mesh.
+/// Waits for the annotation that informs peers.
 fn until_announced(cluster: &Cluster, pod: &Pod) {
     eventually("peers are told", TIMEOUT, || {
         let object = cluster.server.get(&cluster.path(&pod.spec.name))?;
@@ -90,7 +89,7 @@ fn until_announced(cluster: &Cluster, pod: &Pod) {
     .unwrap();
 }
 
-/// Makes a pod join and leave; it stays in the mesh while `wait` runs.
+/// Joins and leaves; `wait` runs inside the mesh.
 pub(super) fn toggle(cluster: &Cluster, pod: &Pod, wait: impl Fn()) -> Times {
     let mut times = Times::default();
     let mut out = Instant::now();
@@ -121,13 +120,13 @@ fn is_captured(attempt: &Attempt, log: &[Access], listener: u64) -> bool {
     accepted.any(|access| access.source == attempt.from)
 }
 
-/// Returns whether no other attempt used its port; otherwise the log does not show which of them was captured.
+/// If attempts shared a port, the log does not show which was captured.
 fn had_a_port_of_its_own(attempt: &Attempt, attempts: &[Attempt]) -> bool {
     let same = attempts.iter().filter(|other| other.from == attempt.from);
     same.count() == 1
 }
 
-/// Expects that every connection was captured while the pod was inside, and none while it was outside.
+/// Every connection was captured inside and none outside.
 pub(super) fn assert_captured_inside(
     attempts: &[Attempt],
     log: &[Access],
@@ -159,7 +158,7 @@ pub(super) fn assert_none_failed(attempts: &[Attempt], times: &Times) {
     );
 }
 
-/// Returns a pod outside of the mesh with an application, and a netns that is no pod of Kubernetes.
+/// Returns a pod outside the mesh with an application, and a netns of no pod.
 pub(super) fn pair(annotations: &Value) -> (Cluster, Pod, Pod, [App; 2]) {
     let cluster = Cluster::shared();
     let allowed = json!({"metadata": {"annotations": {keys::ALLOW: keys::ALLOW_KEEP_EXISTING}}});
@@ -174,11 +173,10 @@ pub(super) fn pair(annotations: &Value) -> (Cluster, Pod, Pod, [App; 2]) {
     (cluster, web, outsider, apps)
 }
 
-/// Connections, and the listener that accepts such connections in a pod of the mesh.
+/// Connections, and the listener that accepts them in the mesh.
 type Taken = (Vec<Attempt>, u64);
 
-/// Returns the outcomes of all connections to the pod and from it while it joined and left, each
-/// group with its listener.
+/// Returns all outcomes to and from the pod while it joined and left, each group with its listener.
 fn around_a_pod(annotations: &Value) -> (Times, Vec<Access>, Vec<Taken>) {
     let (cluster, web, outsider, _apps) = pair(annotations);
     let towards =
@@ -216,8 +214,7 @@ fn where_connections_from_before_go_on_a_running_pod_joins_and_leaves_and_none_f
     }
 }
 
-/// Probes from the node while a pod joins and leaves, per address. None may be captured, and each must
-/// have the right source.
+/// The node's probes while a pod joins and leaves, per address: none is captured, each has the right source.
 fn probes_around_a_pod(annotations: &Value) -> (Times, Vec<Vec<Attempt>>) {
     let (cluster, web, _outsider, _apps) = pair(annotations);
     let node = [("node", cluster.node.netns().path())];

@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status};
 
 type Told = Result<wire::WatchEnrollmentsResponse, Status>;
 
-/// The reported state of each pod by its UID, and the watchers.
+/// Each pod's state by UID, and the watchers.
 struct Said {
     pods: Mutex<BTreeMap<String, wire::PodSummary>>,
     changes: broadcast::Sender<Event>,
@@ -39,7 +39,6 @@ impl Said {
     }
 }
 
-/// The scripted server, stopped on drop.
 pub(crate) struct Fake {
     said: Arc<Said>,
     /// `None`: it serves no socket.
@@ -47,7 +46,7 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    /// Creates one that leaves the socket to the real pod-events.
+    /// The real pod-events has the socket.
     pub(crate) fn silent() -> Self {
         Self {
             said: Arc::new(Said::new()),
@@ -55,7 +54,6 @@ impl Fake {
         }
     }
 
-    /// Serves on the socket of pod-events.
     pub(crate) fn start(run_dir: &Path) -> Self {
         let directory = run_dir.join("pod-events");
         fs::create_dir_all(&directory).unwrap();
@@ -75,7 +73,7 @@ impl Fake {
         }
     }
 
-    /// Reports this of a pod from now on, as true since a second of 1970.
+    /// True since a second of 1970.
     pub(crate) fn report(
         &self,
         uid: &str,

@@ -1,4 +1,4 @@
-//! `repair` with its inputs, and the means to observe it.
+//! `repair`, its inputs, and means to observe it.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::fake::Fake;
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// The enabled actions, which determine its permissions.
+/// Enabled actions determine the permissions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     Repair,
@@ -33,7 +33,7 @@ pub(crate) fn manifest(name: &str) -> String {
     fs::read_to_string(root.join(format!("deploy/manifests/{name}.yaml"))).unwrap()
 }
 
-/// Returns the server for an action, with the deployed objects: tests of one action share it.
+/// Tests of one action share a server with the deployed objects.
 pub(crate) fn server(action: Action) -> Arc<ApiServer> {
     static SERVERS: [Mutex<Weak<ApiServer>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
     let (at, over) = match action {
@@ -58,7 +58,7 @@ pub(crate) fn server(action: Action) -> Arc<ApiServer> {
     server
 }
 
-/// A node with repair's identity, a namespace, and scripted answers of pod-events.
+/// repair's identity on a node, a namespace, and scripted pod-events answers.
 pub(crate) struct Fixture {
     pub(crate) server: Arc<ApiServer>,
     pub(crate) node: Node,
@@ -73,7 +73,7 @@ impl Fixture {
         Self::beside(action, "kubeconfig", Fake::start)
     }
 
-    /// Creates it beside the real pod-events and netconfig, which suffice for pods with a sidecar.
+    /// The real pod-events and netconfig suffice for pods with a sidecar.
     pub(crate) fn real(action: Action) -> Self {
         let fixture = Self::beside(action, "kubeconfig-of-repair", |_| Fake::silent());
         fixture.node.start("netconfig").unwrap();
@@ -106,7 +106,7 @@ impl Fixture {
         }
     }
 
-    /// Starts it as the chart does, with this wait in seconds.
+    /// Starts it like the chart; `wait` is in seconds.
     pub(crate) fn start(&self, wait: u32, more: &[&str]) {
         let (label, delete) = (
             matches!(self.action, Action::Label),
@@ -143,7 +143,6 @@ impl Fixture {
         self.server.get(&self.path(name))
     }
 
-    /// Creates a pod of the node and returns its UID.
     pub(crate) fn make(&self, name: &str, labels: &Value) -> String {
         self.make_on(self.node.name(), name, labels)
     }
@@ -168,8 +167,7 @@ impl Fixture {
             .to_owned()
     }
 
-    /// Shows a container that failed in a run that began at a second of 1970 and waits for the next,
-    /// as a kubelet does.
+    /// Shows, like a kubelet, a container that failed in a run begun at a second of 1970 and waits for the next.
     pub(crate) fn fail(&self, name: &str, code: i32) {
         let failed = json!({"exitCode": code, "reason": "Error", "startedAt": "2026-01-01T00:01:40Z", "finishedAt": "2026-01-01T00:01:45Z"});
         self.show(
@@ -197,7 +195,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// Creates a failed pod of which pod-events reports that it could not be redirected.
+    /// Creates a failed pod that pod-events could not redirect.
     pub(crate) fn broken(&self, name: &str) -> String {
         let uid = self.make(name, &json!({}));
         self.said

@@ -1,5 +1,5 @@
-//! repair against a real API server, with exactly the permissions that the chart gives to each of its actions: what
-//! it reports, labels, deletes and leaves alone. pod-events is scripted unless the real one is named.
+//! repair at a real API server with exactly the chart's permissions for each action: what it reports, labels, deletes
+//! and leaves alone. pod-events is scripted unless the real one is named.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -20,7 +20,6 @@ use integration::{Act, ApiProxy, Cut, TIMEOUT, Verb, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// Expects that a condition holds for a time.
 fn stays(time: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let until = Instant::now() + time;
     while Instant::now() < until {
@@ -41,7 +40,7 @@ fn a_pod_that_is_redirected_in_time_is_told_of_and_left_alone_with_every_way_on(
     stays(Duration::from_secs(2), "nothing is told yet", || {
         fixture.pods("repair", "fail") == 0
     });
-    // Since a time after the run that failed.
+    // Since a time after the failed run.
     fixture
         .said
         .report(&uid, Enrollment::Sidecar, PodState::Enrolled, 2_000_000_000);
@@ -66,7 +65,7 @@ fn a_pod_that_stays_without_redirection_is_reported_once_and_left_where_nothing_
         fixture.pods("repair", "fail") == 1 && fixture.is_there("web")
     });
     assert_eq!(fixture.counted("inpod_repair_pods_amiss"), 1);
-    // It has no permission for more: if it tries by mistake, it is refused and reports that.
+    // It has no permission for more: a mistaken attempt is refused and reported.
     fixture.node.stop("repair", Signal::SIGTERM).unwrap();
     fixture.start(0, &["--delete-pods", "true"]);
     fixture.until_counted("delete", "fail", 1);
@@ -189,7 +188,7 @@ fn a_pod_that_has_failed_again_although_it_is_redirected_is_deleted_without_a_wa
 fn a_pod_that_has_changed_since_it_was_seen_survives() {
     let fixture = Fixture::new(Action::Delete);
     let proxy = ApiProxy::start(fixture.node.netns(), &fixture.node.kubeconfig()).unwrap();
-    // It is listed as broken; then its container passes, and no watch shows that.
+    // Listed as broken, then its container passes unseen by a watch.
     proxy.fault(Verb::Watch, "pods", 1000, Act::Swallow);
     fixture.broken("web");
     fixture.start(5, &[]);
@@ -299,7 +298,7 @@ fn while_pod_events_is_away_nothing_is_deleted_and_afterwards_it_is() {
     let fixture = Fixture::new(Action::Delete);
     fixture.start(0, &[]);
     let Fixture { said, .. } = &fixture;
-    // It does not know the pod, which is no better.
+    // It does not know the pod: no better.
     let uid = fixture.make("web", &json!({}));
     fixture.fail("web", 126);
     stays(Duration::from_secs(3), "who knows", || {

@@ -1,4 +1,4 @@
-//! repair beside the real pod-events, on a node with everything.
+//! repair beside the real pod-events on a complete node.
 
 use anyhow::ensure;
 use integration::{Pod, TIMEOUT, eventually};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{cluster::Cluster, fixture::manifest};
 
-/// Shows a pod that runs with a failed init container, as a kubelet does.
+/// Shows, like a kubelet, a running pod with a failed init container.
 fn fail(cluster: &Cluster, pod: &Pod) {
     let failed = json!({"exitCode": 126, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z"});
     let status = json!({"name": "istio-validation", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
@@ -39,7 +39,7 @@ fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_reported_as_repaire
         .with_file_name("kubeconfig-of-repair");
     std::fs::write(&path, kubeconfig).unwrap();
     let path = path.display().to_string();
-    // An ambient pod, so that nothing depends on how a sidecar is recognised; its init container looks the same.
+    // An ambient pod, independent of how a sidecar is recognised; its init container looks the same.
     let settings = [
         "--peer",
         "uid",

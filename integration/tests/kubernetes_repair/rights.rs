@@ -1,4 +1,4 @@
-//! Permissions of the token of one node's repair, whichever client uses it.
+//! Permissions of a node's repair token, whichever client uses it.
 
 use anyhow::ensure;
 use integration::eventually;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::fixture::{Action, Fixture};
 
-/// The deadline for a server that has just started to enforce a policy, on a busy machine.
+/// Until a new server enforces a policy on a busy machine.
 const IN_FORCE: Duration = Duration::from_secs(120);
 
 const PATCH: (&str, &str) = ("PATCH", "application/merge-patch+json");
@@ -35,7 +35,7 @@ impl Token {
         self.fixture.server.ask_as(&self.token, how, path, object)
     }
 
-    /// Expects a refusal of a change with this text once the policy is enforced; until then dry runs are repeated.
+    /// Repeats dry runs until the policy is enforced, then expects a refusal with this text.
     fn refuses(&self, how: (&str, &str), path: &str, object: &Value, words: &str) {
         let (dry_path, dry_object) = without_effect(how, path, object);
         eventually("the policy is in force", IN_FORCE, || {
@@ -51,7 +51,7 @@ impl Token {
     }
 }
 
-/// Returns the same as a dry run: a deletion has it in its options, a patch in its query.
+/// Returns a dry run: a deletion has it in its options, a patch in its query.
 fn without_effect(how: (&str, &str), path: &str, object: &Value) -> (String, Value) {
     if how == DELETE {
         let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "dryRun": ["All"]});

@@ -1,5 +1,5 @@
-//! Pods with a sidecar for which no ADD was called, beside the real pod-events and netconfig: their init container is
-//! the real `validate`, run as the proxy's user in the pod.
+//! Sidecar pods without an ADD, beside the real pod-events and netconfig: their init container is the real
+//! `validate`, run as the proxy's user.
 
 use std::{process::Command, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
 
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 
-/// pod-events searches for a pod that it has not discovered at least every 30 s.
+/// pod-events searches at least every 30 s for an undiscovered pod.
 const FOUND: Duration = Duration::from_secs(60);
 
 const NOTHING: Vec<String> = Vec::new();
 
-/// The pod `web`, whose sandbox was created while the plugin was missing.
+/// The sandbox of `web` was created without the plugin.
 struct Missed<'a> {
     fixture: &'a Fixture,
     pod: Pod,
@@ -54,7 +54,6 @@ impl<'a> Missed<'a> {
         }
     }
 
-    /// Runs the init container and returns its exit code.
     fn validate(&self) -> i32 {
         let net = format!("--net={}", self.pod.path().display());
         let ended = Command::new("nsenter")
@@ -86,7 +85,7 @@ impl<'a> Missed<'a> {
         .unwrap();
     }
 
-    /// Waits until pod-events reports that it cannot apply what the annotation asks for.
+    /// pod-events cannot apply the annotation and reports that.
     fn until_refused(&self) {
         eventually("the failure is told", FOUND, || {
             let known = self.fixture.node.explain(&self.pod.spec)?;
@@ -99,7 +98,6 @@ impl<'a> Missed<'a> {
     }
 }
 
-/// Returns a pod of the node as an injector leaves it.
 fn object(fixture: &Fixture, mode: Option<&str>) -> Value {
     let proxy = json!({"name": "istio-proxy", "image": "proxyv2", "args": ["proxy", "sidecar"],
         "securityContext": {"runAsUser": 1337, "runAsGroup": 1337}});
@@ -119,7 +117,7 @@ fn object(fixture: &Fixture, mode: Option<&str>) -> Value {
     })
 }
 
-/// Returns pod-events' Events about the pod with the reason for malformed settings.
+/// Returns pod-events' Events with the reason for malformed settings.
 fn events(fixture: &Fixture) -> Vec<Value> {
     let namespace = &fixture.namespace;
     let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
@@ -205,7 +203,7 @@ fn one_whose_annotation_is_malformed_is_deleted_where_that_is_on() {
     assert!(note.contains(MODE), "{note}");
 }
 
-/// pod-events retries repeatedly and reports it once.
+/// pod-events retries repeatedly but reports once.
 #[test]
 fn what_is_malformed_of_a_pod_that_runs_is_one_event_with_the_annotations_name() {
     let fixture = Fixture::real(Action::Repair);

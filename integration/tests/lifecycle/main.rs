@@ -1,4 +1,4 @@
-//! Sandboxes start, change, are replaced and end; services and ztunnels are restarted meanwhile.
+//! Sandboxes start, change, are replaced and end, while services and ztunnels restart.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -173,7 +173,7 @@ fn the_end_of_a_captured_connection_or_of_the_grace_is_awaited_by_nobody_else() 
 fn after_del_nothing_of_the_pod_is_held_and_the_host_side_of_its_veth_is_gone_within_a_second() {
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
-    // A descriptor of the test's own would keep the netns alive.
+    // The test's own descriptor would keep the netns alive.
     let veth = pod.veth.clone();
     node.call(Call::del, &pod).run().unwrap();
     pod.unmount().unwrap();
@@ -269,7 +269,7 @@ fn a_sandbox_whose_del_was_never_told_is_forgotten_when_its_netns_is_gone() {
             node.api().workloads()?.workloads.is_empty(),
             "ztunnel is to serve it"
         );
-        // It is forgotten last, after every other component.
+        // It is forgotten after every other component.
         ensure!(
             node.explain(&pod.spec)?.sandbox.is_none(),
             "it is remembered"
@@ -334,7 +334,7 @@ fn a_ztunnel_that_refuses_is_quoted_in_the_error_and_nothing_is_left() {
         "{error}"
     );
     left_nothing(&node, &pod);
-    // One bad pod must not block the others, or ztunnel's readiness.
+    // One bad pod blocks neither others nor ztunnel's readiness.
     node.pod(Spec::new("b").ambient()).unwrap();
     eventually("ztunnel is ready", TIMEOUT, || {
         let state = node.ztunnel_state()?;

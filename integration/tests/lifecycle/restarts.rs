@@ -1,4 +1,4 @@
-//! Services and ztunnels are restarted, or die, while pods run.
+//! Services and ztunnels restart or die while pods run.
 
 use std::{thread, time::Duration};
 
@@ -9,8 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::open;
 
-/// Runs `happens` while three enrolled pods each have a connection that carries data every tenth of a second, and
-/// expects all of them to survive.
+/// Three enrolled pods, each with a connection that sends data every tenth of a second, must survive `happens`.
 fn survives(happens: impl FnOnce(&Node)) {
     let mesh = Mesh::new().unwrap();
     let c = mesh.node.pod(Spec::new("c").ambient()).unwrap();

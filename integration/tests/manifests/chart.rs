@@ -1,4 +1,4 @@
-//! The chart's own files, and proof that the manifests were rendered from them.
+//! The chart's files, and proof that the manifests were rendered from them.
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +36,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the digest that `deploy/render` writes: of sha256sum's output for each file.
+/// The digest that `deploy/render` writes: of sha256sum's output for each file.
 fn digest_of_chart() -> String {
     let chart = root().join(CHART);
     let mut found = Vec::new();
@@ -63,7 +63,7 @@ fn every_manifest_was_made_from_the_chart_as_it_is() {
     }
 }
 
-/// Settings that the chart fixes to match its mounts.
+/// The chart fixes these to match its mounts.
 const FIXED: [&str; 14] = [
     "run_dir",
     "peer",
@@ -126,7 +126,7 @@ fn the_schema_has_every_setting_of_every_service_and_no_other() {
     );
 }
 
-/// Names of istio-cni's values that are known only to be refused with a message; they have no default.
+/// istio-cni's values that are only refused with a message, without a default.
 const REFUSED: [&str; 6] = [
     "env",
     "image",
@@ -148,7 +148,7 @@ fn every_value_is_in_the_schema_and_every_word_of_the_schema_is_a_value() {
 fn every_value_is_documented() {
     let text = read(&format!("{CHART}/values.yaml"));
     let lines: Vec<_> = text.lines().collect();
-    // The comment above a first value covers those that follow without an empty line.
+    // A comment above a value covers those that follow without an empty line.
     let mut is_told = false;
     for (number, line) in lines.iter().enumerate() {
         match line.trim_start().chars().next() {

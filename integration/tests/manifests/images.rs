@@ -1,10 +1,10 @@
-//! The content of the images: each is a stage of the Containerfile, with its binaries and nothing else.
+//! Each image is a stage of the Containerfile with its binaries and nothing else.
 
 use std::collections::BTreeSet;
 
 use crate::read;
 
-/// A stage: its base, its name, and its instructions.
+/// A stage's base, name and instructions.
 struct Stage {
     base: String,
     name: String,
@@ -12,14 +12,13 @@ struct Stage {
 }
 
 impl Stage {
-    /// Returns the operands of each occurrence of an instruction.
     fn all<'a>(&'a self, instruction: &'a str) -> impl Iterator<Item = &'a str> {
         let operands = move |act: &'a String| act.strip_prefix(instruction)?.strip_prefix(' ');
         self.acts.iter().filter_map(operands)
     }
 }
 
-/// Returns the instructions of the Containerfile, without comments and with continued lines joined.
+/// Omits comments and joins continued lines.
 fn stages() -> Vec<Stage> {
     let text = read("deploy/images/Containerfile").replace("\\\n", " ");
     let mut stages: Vec<Stage> = Vec::new();
@@ -36,7 +35,7 @@ fn stages() -> Vec<Stage> {
     stages
 }
 
-/// Returns images and the binaries in them, as the build reads them.
+/// Returns images and their binaries, as the build reads them.
 fn components() -> Vec<(String, Vec<String>)> {
     let text = read("deploy/images/components");
     let words = text
@@ -51,7 +50,7 @@ fn components() -> Vec<(String, Vec<String>)> {
     images
 }
 
-/// Returns the user of an image if no manifest sets one: only images that work on the node run as root.
+/// The user without a manifest: only images that work on the node run as root.
 fn user(image: &str) -> &'static str {
     match image {
         "validate" => "1337:1337",
@@ -100,7 +99,7 @@ fn each_image_is_a_stage_from_scratch_with_its_binaries_its_labels_and_its_user(
     assert_eq!(others, ["compile", "binaries"]);
 }
 
-/// A stage has the platform that the builder was asked for; a default of `TARGETARCH` would override it.
+/// The builder chooses a stage's platform; a default of `TARGETARCH` would override it.
 #[test]
 fn the_containerfile_takes_any_architecture_for_it_names_none() {
     let names = ["amd64", "x86", "arm64", "aarch64", "ARCH", "PLATFORM"];

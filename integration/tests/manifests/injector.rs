@@ -1,5 +1,4 @@
-//! The injector's manifest: no API permissions, nothing of the node, and called for the pods for which Istio's
-//! own webhook is called.
+//! The injector's manifest: no API permissions, nothing of the node, and Istio's own selection of pods.
 
 use serde_json::{Value, json};
 
@@ -66,7 +65,7 @@ fn the_injectors_own_pods_wait_for_no_injector() {
     }
 }
 
-/// services/docs/facts/istio-sidecar.md, 6.1: the selected pods, by labels of their namespace and their own.
+/// By labels of pod and namespace (services/docs/facts/istio-sidecar.md, 6.1).
 #[test]
 fn the_selectors_are_those_of_istios_webhook() {
     let is = |key: &str, operator: &str, value: &str| json!({"key": key, "operator": operator, "values": [value]});

@@ -1,5 +1,5 @@
-//! The permissions that `deploy/manifests` gives each container: no capability, mount, verb, host path or token beyond the table
-//! here, which is the one in the pages. Needs neither root nor helm: the digest in each file proves its source.
+//! Permissions of each container in `deploy/manifests`: no capability, mount, verb, host path or token beyond this
+//! table, which the pages show. Needs neither root nor helm: each file's digest proves its source.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -38,14 +38,12 @@ fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap()
 }
 
-/// Returns the objects of a file of `deploy/manifests`.
 fn objects(name: &str) -> Vec<Value> {
     let text = read(&format!("deploy/manifests/{name}.yaml"));
     let documents = text.split("\n---\n").skip(1);
     documents.map(yaml).collect()
 }
 
-/// Returns every file of `deploy/manifests`, without its extension.
 fn manifests() -> Vec<String> {
     let names = fs::read_dir(root().join("deploy/manifests")).unwrap();
     let mut names: Vec<_> = names

@@ -1,4 +1,4 @@
-//! The dashboard and the alerts use metrics that exist, with their right names.
+//! Dashboard and alerts use metrics that exist, by their right names.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{list, read, text, yaml};
 
-/// The type of a metric, which determines the suffixes of its samples (OpenMetrics).
+/// A metric's type determines its samples' suffixes (OpenMetrics).
 #[derive(Clone, Copy)]
 enum Is {
     Gauge,
@@ -15,8 +15,8 @@ enum Is {
     Histogram,
 }
 
-/// Metrics that other services and `inpod-service` register: the component or all of them, the name with its unit,
-/// its type, where it is registered, and under which name.
+/// Metrics of other services and `inpod-service`: component (or all), name with unit, type, where and under which
+/// name it is registered.
 const OTHERS: [(&str, &str, Is, &str, &str); 22] = [
     (
         "repair",
@@ -213,7 +213,6 @@ fn known() -> BTreeSet<String> {
     known
 }
 
-/// Returns the metrics that an expression uses.
 fn named(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let is_metric =

@@ -10,7 +10,6 @@ const SECURITY: &str = "deploy/docs/security.md";
 const MONITORING: &str = "deploy/docs/monitoring.md";
 const MIGRATION: &str = "deploy/docs/migrate-from-istio-cni.md";
 
-/// Returns the cells of the rows of the table below a heading.
 fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     let text = read(page);
     let after = text.split(&format!("\n## {heading}\n")).nth(1);
@@ -116,7 +115,7 @@ fn every_alert_has_its_paragraph() {
     }
 }
 
-/// Compares the table that follows a mark in the page, or writes it.
+/// Compares or writes the table after a mark.
 #[expect(
     clippy::disallowed_methods,
     reason = "asks whether to rewrite the page"
@@ -147,20 +146,20 @@ fn every_reason_is_listed_with_its_remedy() {
     compare("deploy/docs/troubleshooting.md", "reasons", &table);
 }
 
-/// Returns a number that the code of the list and watch declares.
+/// Returns a number that the list and watch declares.
 fn declared(what: &str) -> u32 {
     let code = read("services/pod-events/src/source/kubernetes/list_watch.rs");
     let (_, after) = code.split_once(&format!("const {what}: u32 = ")).unwrap();
     after.split(';').next().unwrap().parse().unwrap()
 }
 
-/// The load of a cluster's agents on its API server, computed from how pod-events lists and watches. A node has 110
+/// The agents' load on the API server, from how pod-events lists and watches. A node has 110
 /// pods, the kubelet's default.
 #[test]
 fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
     let lasts = declared("WATCH_SECONDS");
     let [objects, metadata] = ["PAGE_OF_OBJECTS", "PAGE_OF_METADATA"].map(declared);
-    // Minus 0 to a quarter, uniformly distributed.
+    // Minus a uniformly distributed 0 to a quarter.
     let mean = f64::from(lasts) - f64::from(lasts / 4 - 1) / 2.0;
     let mut table = "| Nodes | Namespaces | Open watches | Requests/s at rest | Requests per agent start | Requests, all agents starting | Messages per namespace change |\n|---|---|---|---|---|---|---|\n".to_owned();
     for (nodes, namespaces) in [(100, 100), (1_000, 1_000), (5_000, 10_000)] {
@@ -177,7 +176,7 @@ fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
     compare("deploy/docs/scale.md", "load", &table);
 }
 
-/// The values of the chart istio-cni at the compared commit.
+/// Values of istio-cni's chart at the compared commit.
 const OF_ISTIO: [&str; 53] = [
     "hub",
     "tag",

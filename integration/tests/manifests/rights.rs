@@ -1,4 +1,4 @@
-//! Compares every workload of every manifest with the table.
+//! Compares every manifest's workloads with the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,6 @@ pub(crate) fn of_kind(name: &str, kinds: &[&str]) -> Vec<Value> {
     found
 }
 
-/// Returns the pods of a manifest, each with the name of its workload.
 fn pods(manifest: &str) -> Vec<(String, Value)> {
     let makers = of_kind(
         manifest,
@@ -32,7 +31,7 @@ fn pods(manifest: &str) -> Vec<(String, Value)> {
     makers.into_iter().map(pod).collect()
 }
 
-/// Returns each container of the DaemonSets of a platform, with its pod.
+/// Returns containers of a platform's DaemonSets, each with its pod.
 fn containers(platform: &Platform) -> Vec<(Value, Value)> {
     let mut found = Vec::new();
     for (_, pod) in pods(platform.name) {
@@ -53,7 +52,6 @@ fn rights_of(container: &Value) -> &'static Rights {
         .unwrap_or_else(|| panic!("{name} is not in the table"))
 }
 
-/// Checks each container of each platform.
 fn each(mut check: impl FnMut(&Platform, &Rights, &Value, &Value)) {
     for platform in &PLATFORMS {
         let all = containers(platform);
@@ -109,7 +107,7 @@ fn only_openshift_has_a_type_of_selinux() {
     });
 }
 
-/// Returns a platform's mounts by the table: mount path, host path, and mode.
+/// Mounts by the table: mount path, host path, mode.
 fn meant(platform: &Platform, rights: &Rights) -> BTreeMap<String, (String, String)> {
     let mut meant = BTreeMap::new();
     let shows_repair = platform.has_repair() && rights.container == "pod-events";
@@ -279,7 +277,7 @@ fn the_agents_pods_are_known_by_their_labels() {
             assert_eq!(labels["app.kubernetes.io/name"], workload);
             assert_eq!(labels["istio.io/dataplane-mode"], "none");
             assert_eq!(labels["sidecar.istio.io/inject"], "false");
-            // istiod's untaint controller treats a node with such a pod as ready for ADDs.
+            // istiod's untaint controller considers a node with such a pod ready for ADDs.
             let gate = labels
                 .get("k8s-app")
                 .is_some_and(|app| app == "istio-cni-node");
@@ -316,8 +314,7 @@ fn a_container_runs_its_component_and_is_asked_by_it() {
         let peer = env
             .find(|it| it["name"] == "INPOD_PEER")
             .map(|it| it["value"].clone());
-        // The services that answer a service of another pod; repair itself has only calls that
-        // every process may make.
+        // Services that answer another pod's service; repair has only calls that every process may make.
         let wanted = match (platform.name, name) {
             (_, REPAIR) => Some(json!("uid")),
             ("split", _) | (REPAIR, "pod-events") => Some(json!("cgroup:/..")),
@@ -369,8 +366,7 @@ fn gke_has_a_quota_for_critical_pods_and_nobody_else() {
     }
 }
 
-/// The meaning of `peer=cgroup:/..` according to deploy/docs/install.md, seen from a container with a cgroup
-/// namespace of its own.
+/// `peer=cgroup:/..` according to deploy/docs/install.md, seen from a container with its own cgroup namespace.
 #[test]
 fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
     let is_service = |path: &str| Cgroup::parse(&format!("0::{path}\n")).is_below("/..");
@@ -389,6 +385,6 @@ fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
     ] {
         assert!(!is_service(peer), "{peer}");
     }
-    // Calls for host processes stay closed to other pods.
+    // Other pods may not make host processes' calls.
     assert!(!Cgroup::parse(&format!("0::{other_pod}\n")).is_host());
 }

@@ -1,15 +1,14 @@
 //! The table of permissions (deploy/docs/security.md) as data.
 
-/// The permissions of one container, and what it is given of the node.
+/// A container's permissions and share of the node.
 pub(crate) struct Rights {
     pub(crate) container: &'static str,
     pub(crate) capabilities: &'static [&'static str],
-    /// True if the runtime's AppArmor profile is disabled.
+    /// The runtime's AppArmor profile is disabled.
     pub(crate) is_unconfined: bool,
     pub(crate) has_token: bool,
-    /// Host paths, and how each is mounted. `CONF`, `BIN` and `NETNS` depend on the platform.
+    /// Host paths and their mounts. `CONF`, `BIN` and `NETNS` depend on the platform.
     pub(crate) mounts: &'static [(&'static str, How)],
-    /// Mounts that are no host paths.
     pub(crate) others: &'static [&'static str],
 }
 
@@ -17,7 +16,7 @@ pub(crate) struct Rights {
 pub(crate) enum How {
     Read,
     Write,
-    /// Read-only, and later mounts on the node are propagated.
+    /// Read-only; the node's later mounts are propagated.
     Follow,
 }
 
@@ -96,18 +95,17 @@ pub(crate) const RIGHTS: [Rights; 5] = [
     },
 ];
 
-/// If deployed, it is in a pod of its own, which shares nothing of the node.
+/// A pod of its own that shares nothing of the node.
 pub(crate) const REPAIR: &str = "repair";
 
-/// The mount that pod-events gets in addition if repair is deployed, for its metrics.
+/// pod-events mounts this for repair's metrics.
 pub(crate) const OF_REPAIR: (&str, How) = ("/run/inpod/repair", How::Read);
 
-/// The runtime's directories on a platform.
 pub(crate) struct Platform {
     pub(crate) name: &'static str,
     pub(crate) conf: &'static str,
     pub(crate) bin: &'static str,
-    /// The paths at which the node's netns are mounted; the first is the host path.
+    /// Mount points of the node's netns; first the host path.
     pub(crate) netns: &'static [&'static str],
 }
 
@@ -131,7 +129,7 @@ impl Platform {
     }
 }
 
-/// Overlays of the manifest `repair`, and the permission that each adds: API group, resource and verb.
+/// Overlays of `repair`, each with the permission it adds: API group, resource, verb.
 pub(crate) const OVER: [(&str, &str, &str); 2] = [
     ("repair-label", "pods/status", "patch"),
     ("repair-delete", "pods", "delete"),
@@ -156,7 +154,7 @@ pub(crate) const PLATFORMS: [Platform; 9] = [
     platform("openshift", "/etc/cni/multus/net.d", "/var/lib/cni/bin"),
 ];
 
-/// A permission at the API server: role, group, resource, the names that it is limited to, verbs.
+/// At the API server: role, group, resource, allowed names, verbs.
 pub(crate) type Rule = (
     &'static str,
     &'static str,
@@ -209,7 +207,6 @@ pub(crate) const RULES: [Rule; 11] = [
     ),
 ];
 
-/// The roles of each account.
 pub(crate) const BINDINGS: [(&str, &str); 5] = [
     ("inpod-pod-events", "pod-events"),
     ("inpod-repair", "inpod-repair"),

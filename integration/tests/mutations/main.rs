@@ -1,6 +1,5 @@
-//! Ten thousand calls of the plugin with an error in their variables, their standard input or their
-//! arguments, against a running agent: each is answered as the CNI spec demands, before its deadline, and no
-//! sandbox but their own is touched.
+//! Ten thousand faulty calls (variables, standard input, arguments) to a running agent: each is answered as the CNI
+//! spec demands, before its deadline, and touches no sandbox but its own.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
@@ -28,19 +27,18 @@ use crate::wrong::{Raw, calls};
 
 const CASES: u32 = 10_000;
 
-/// One for each core that the machine is expected to have.
+/// One for each expected core.
 const WORKERS: u32 = 2;
 
-/// Change it by hand for other cases; a failed case prints it.
+/// Change it for other cases; a failed case prints it.
 const SEED: u8 = 42;
 
-/// The time limit in the calls' configuration, in seconds.
+/// The calls' time limit, in seconds.
 const LIMIT: u64 = 5;
 
-/// The codes of the spec that the plugin uses, and its own.
+/// The spec's codes in use, and the plugin's own.
 const CODES: [u64; 11] = [1, 2, 3, 4, 5, 6, 7, 11, 50, 51, 100];
 
-/// Returns correct calls of the six commands for a sandbox.
 fn good(node: &Node, pod: &Pod) -> Vec<Raw> {
     let attachments = json!([{"containerID": pod.container_id, "ifname": "eth0"}]);
     let add = node
@@ -54,17 +52,17 @@ fn good(node: &Node, pod: &Pod) -> Vec<Raw> {
         .into()
 }
 
-/// The number of answers with each code; 0 if the call succeeded.
+/// Answers by code; 0 for success.
 type Seen = Mutex<BTreeMap<u64, u32>>;
 
-/// Returns the code of an answer, which must be one that the spec allows.
+/// The spec must allow this code.
 fn judge(outcome: &Outcome) -> anyhow::Result<u64> {
     ensure!(
         outcome.took < Duration::from_secs(2 * LIMIT + 2),
         "it was late"
     );
     ensure!(!outcome.stderr.contains("panicked"), "it panicked");
-    // Without CNI_COMMAND the plugin describes itself on two lines.
+    // Without CNI_COMMAND, the plugin describes itself in two lines.
     let describes_itself = outcome.code == 0 && outcome.stderr.starts_with("inpod-cni ");
     ensure!(
         outcome.stderr.lines().count() <= if describes_itself { 2 } else { 1 },
@@ -92,8 +90,8 @@ fn judge(outcome: &Outcome) -> anyhow::Result<u64> {
     }
 }
 
-/// Restricts this thread, and what it executes, to writing below `/run`: a wrong state directory must not become a
-/// directory of the machine.
+/// Restricts this thread and its programs to writing below `/run`: a wrong state directory must not
+/// appear on the machine.
 fn confine() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("a mount namespace")?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -112,7 +110,7 @@ fn confine() -> anyhow::Result<()> {
                 flags |= keep;
             }
         }
-        // Paths that cannot be mounted read-only are checked below.
+        // Paths that cannot become read-only are checked below.
         mount(None::<&str>, path, None::<&str>, flags, None::<&str>).unwrap_or_default();
     }
     for directory in ["/", "/tmp", "/var", "/etc"] {
@@ -157,7 +155,7 @@ fn work(number: u8, good: Vec<Raw>, paths: Vec<String>, seen: &Seen) -> anyhow::
     }
 }
 
-/// Returns all values of `CNI_NETNS` other than the sandbox's netns.
+/// Returns all values of `CNI_NETNS` except the sandbox's netns.
 fn paths(node: &Node, victim: &Pod, pod: &Pod) -> Vec<String> {
     let place = node.run_dir().with_file_name("odd");
     fs::create_dir(&place).unwrap();
@@ -191,7 +189,7 @@ fn paths(node: &Node, victim: &Pod, pod: &Pod) -> Vec<String> {
     plain.map(str::to_owned).into_iter().chain(made).collect()
 }
 
-/// Returns the sandboxes that netconfig holds, without the one of another network that no call was for.
+/// Omits the other network's sandbox, for which no call was.
 fn left(node: &Node, pod: &Pod) -> anyhow::Result<Vec<inpod_proto::types::v1::SandboxRef>> {
     let claims = node.api().claims()?.into_iter();
     let claims = claims.filter(|claim| {
@@ -238,7 +236,7 @@ fn ten_thousand_wrong_calls_are_answered_as_the_spec_says_and_touch_no_other_san
         }
     });
     let seen = seen.into_inner().unwrap();
-    // Mutations that only break the JSON, or nothing at all, would prove little.
+    // Mutations that only break the JSON, or nothing, prove little.
     for code in [0, 1, 4, 6, 7, 11, 100] {
         assert!(
             seen.get(&code).is_some_and(|count| *count > 20),
@@ -247,12 +245,12 @@ fn ten_thousand_wrong_calls_are_answered_as_the_spec_says_and_touch_no_other_san
     }
     node.until_whole(&victim.spec).unwrap();
     end_what_is_left(&node, &pod).unwrap();
-    // Its rules end with its netns.
+    // The rules end with the netns.
     pod.unmount().unwrap();
     before.unchanged(&node, &[&victim]).unwrap();
 }
 
-/// Sends DELs for every sandbox that a wrong call created, all of them in the one netns; then nothing may be left.
+/// Sends DELs for every sandbox that a wrong call created in the one netns; then nothing may be left.
 fn end_what_is_left(node: &Node, pod: &Pod) -> anyhow::Result<()> {
     eventually("what is left belongs to the netns", TIMEOUT, || {
         left(node, pod)
@@ -275,7 +273,7 @@ fn end_what_is_left(node: &Node, pod: &Pod) -> anyhow::Result<()> {
         let outcome = call.with_var("CNI_IFNAME", text("ifname")).run()?;
         ensure!(outcome.code == 0, "{outcome:?}");
     }
-    // Spool entries of calls with a wrong socket would be read later.
+    // Calls with a wrong socket leave spool entries, which would be read later.
     fs::remove_dir_all(node.state_dir().join("spool")).unwrap_or_default();
     Ok(())
 }

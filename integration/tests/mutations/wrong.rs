@@ -21,11 +21,11 @@ pub(crate) struct Raw {
 
 #[derive(Clone, Debug)]
 enum Wrong {
-    /// A variable loses, gets or changes some bytes.
+    /// Bytes of a variable are lost, added or changed.
     Variable(Index, Splice),
     Missing(Index),
     Path(String),
-    /// Standard input loses, gets or changes some bytes.
+    /// Bytes of standard input are lost, added or changed.
     Stdin(Splice),
     Cut(Index),
     Key(Index, Value),
@@ -41,7 +41,7 @@ fn splice(bytes: &mut Vec<u8>, (at, remove, insert): &Splice) {
     bytes.splice(start..end, insert.iter().copied());
 }
 
-/// Returns the key with that number of an object and its nested objects.
+/// Returns the key with that number, counting nested objects.
 fn with_member(
     value: &mut Value,
     at: &Index,
@@ -173,7 +173,6 @@ fn wrongs(paths: Vec<String>) -> impl Strategy<Value = Vec<Wrong>> {
     prop::collection::vec(one, 1..4)
 }
 
-/// Generates calls of every command, each with an error.
 pub(crate) fn calls(good: Vec<Raw>, paths: Vec<String>) -> impl Strategy<Value = Raw> {
     (select(good), wrongs(paths)).prop_map(|(mut raw, wrongs)| {
         wrongs.iter().for_each(|wrong| wrong.apply(&mut raw));

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry: it accepts spans over OTLP and keeps them, or hangs.
+//! An OpenTelemetry collector that keeps OTLP spans, or hangs.
 
 use std::{
     convert::Infallible,
@@ -42,7 +42,6 @@ fn said<'a>(attributes: &'a [wire::KeyValue], key: &str) -> Option<&'a Value> {
     said.value.as_ref()?.value.as_ref()
 }
 
-/// A collector on a socket, stopped on drop.
 pub(crate) struct Collector {
     socket: PathBuf,
     spans: Arc<Mutex<Vec<Received>>>,
@@ -56,12 +55,11 @@ struct Taker {
 }
 
 impl Collector {
-    /// Starts one that accepts spans.
     pub(crate) fn start(socket: &Path) -> Self {
         Self::serve(socket, false)
     }
 
-    /// Starts one that accepts connections and calls, keeps spans and never answers.
+    /// Accepts connections and calls, keeps spans, never answers.
     pub(crate) fn hanging(socket: &Path) -> Self {
         Self::serve(socket, true)
     }

@@ -1,5 +1,5 @@
-//! Spans of the real binaries at a collector: one tree for one ADD; and a collector that is away, hangs or is slow
-//! costs spans and nothing else. The binaries are built with the feature: `./integration/test netns` does it.
+//! The real binaries' spans at a collector: one tree for one ADD; a missing, hanging or slow collector costs only
+//! spans. `./integration/test netns` builds the binaries with the feature.
 #![cfg(feature = "otlp")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -24,13 +24,13 @@ use tonic::Request;
 
 use collector::{Collector, Received, hex};
 
-/// The timeout of an export in `inpod-service`.
+/// An export's timeout in `inpod-service`.
 const EXPORT: Duration = Duration::from_secs(5);
 
-/// The time limit of an ADD here, in seconds, which is shorter than an export that hangs.
+/// An ADD's limit in seconds, shorter than a hanging export.
 const ADD: u64 = 4;
 
-/// Twice the number of spans in the queue and in flight together.
+/// Twice the spans in queue and in flight.
 const FLOOD: usize = 6_000;
 
 struct Bench {
@@ -39,7 +39,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Returns a node whose services export to a socket, with or without a listener.
+    /// Services export to this socket, with or without a listener.
     fn new() -> Self {
         Self {
             node: Node::new().unwrap(),
@@ -65,7 +65,7 @@ impl Bench {
         self.node.start_with(service, &settings).unwrap();
     }
 
-    /// Calls netconfig with a trace context of which only the flags matter; all calls must succeed.
+    /// All calls must succeed; only the trace context's flags matter.
     fn calls(&self, count: usize, flags: &str) {
         let channel =
             || inpod_service::channel(&inpod_service::socket(&self.node.run_dir(), "netconfig"));
@@ -90,7 +90,6 @@ impl Bench {
         });
     }
 
-    /// Returns how many spans of a service had this result.
     fn counted(&self, service: &str, result: &str) -> f64 {
         let socket = inpod_service::socket(&self.node.run_dir(), service);
         let metrics = self
@@ -117,7 +116,7 @@ impl Bench {
     }
 }
 
-/// Adds a new pod of the mesh by the plugin, which must succeed. Returns the trace that it began.
+/// Adds a mesh pod by the plugin; returns the trace that it began.
 fn add(node: &Node, name: &str) -> String {
     let pod = node.sandbox(Spec::new(name).ambient()).unwrap();
     node.until_known(&pod.spec).unwrap();
@@ -140,7 +139,7 @@ fn one<'a>(spans: &'a [Received], name: &str) -> anyhow::Result<&'a Received> {
 
 const ADD_POD: &str = "inpod.podevents.v1.PodEventsService/AddPod";
 
-/// Each span of an ADD with its parent and its process.
+/// An ADD's spans, each with parent and process.
 const TREE: [(&str, &str, &str); 9] = [
     (ADD_POD, "", "pod-events"),
     ("decide", ADD_POD, "pod-events"),
@@ -162,7 +161,7 @@ const TREE: [(&str, &str, &str); 9] = [
         "rules",
         "netconfig",
     ),
-    // There are several, of which one is checked.
+    // One of several is checked.
     ("queue", ADD_POD, "pod-events"),
 ];
 
@@ -180,7 +179,7 @@ fn one_add_is_one_tree_of_spans_over_all_processes() {
         Ok(spans)
     })
     .unwrap();
-    // The processes did nothing else in a sampled trace.
+    // No other sampled trace exists.
     let traces: BTreeSet<_> = spans.iter().map(Received::trace).collect();
     assert_eq!(traces, BTreeSet::from([trace]));
     let names: BTreeMap<_, _> = spans
@@ -267,7 +266,7 @@ fn what_is_not_sampled_is_not_exported() {
             .context("none")
     })
     .unwrap();
-    // It was the last, and the queue keeps the order.
+    // The last, since the queue keeps the order.
     let traces: Vec<_> = spans.iter().map(Received::trace).collect();
     assert_eq!(traces, [format!("{:032x}", 1)]);
 }
@@ -283,7 +282,7 @@ fn a_collector_that_hangs_holds_up_no_call_and_what_is_too_much_is_counted() {
         Ok(())
     })
     .unwrap();
-    // Its caller's time limit is shorter than the export's: an ADD that waited for it would fail.
+    // The caller's limit is shorter than the export's: an ADD that waited would fail.
     assert!(Duration::from_secs(ADD) < EXPORT);
     add(&bench.node, "b");
     for service in SERVICES {

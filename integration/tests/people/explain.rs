@@ -14,7 +14,7 @@ use crate::{
     output_of, refused,
 };
 
-/// Returns the facts and the names of the paragraphs, without anything that differs from run to run.
+/// Returns facts and paragraphs' names, without variable parts.
 fn shape(text: &str) -> Vec<String> {
     let (facts, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     let stable = ["State", "Desired", "Remedy", "Next", "Annotation"];
@@ -66,7 +66,7 @@ fn a_pod_that_is_in_the_mesh_is_explained_by_name_and_by_uid() {
     let by_name = output_of(&node, &["explain", "shop/a", "-o", "json"]);
     let parse = |text: &str| {
         let mut known: Value = serde_json::from_str(text).unwrap();
-        // The broker computes that time from its current clock.
+        // The broker computes that from its current clock.
         let said = known.pointer_mut("/ztunnels/0").unwrap().as_object_mut();
         said.unwrap().remove("acknowledgedAt").unwrap();
         known

@@ -1,4 +1,4 @@
-//! `inpod`, the client for operators, on a node: its output, and its errors.
+//! `inpod`, the operators' client: its output and errors.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
@@ -29,7 +29,6 @@ fn asked(node: &Node, arguments: &[&str]) -> Output {
     inpod(node).args(arguments).output().unwrap()
 }
 
-/// Returns its output; it must have succeeded.
 fn output_of(node: &Node, arguments: &[&str]) -> String {
     let output = asked(node, arguments);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -37,7 +36,7 @@ fn output_of(node: &Node, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the exit code and standard error; standard output must be empty.
+/// Returns exit code and standard error; standard output must be empty.
 fn refused(node: &Node, arguments: &[&str]) -> (i32, String) {
     let output = asked(node, arguments);
     assert!(output.stdout.is_empty(), "{output:?}");
@@ -45,7 +44,7 @@ fn refused(node: &Node, arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), said)
 }
 
-/// Returns a table with one space between columns, and ages as `AGE`.
+/// One space between columns, ages as `AGE`.
 fn columns(table: &str) -> Vec<String> {
     let is_age = |word: &str| {
         word.starts_with(|c: char| c.is_ascii_digit())
@@ -136,7 +135,7 @@ fn a_reader_who_has_seen_enough_is_no_error() {
 #[test]
 fn a_resync_repairs_drift_without_a_notification_and_is_logged() {
     let node = Node::new().unwrap();
-    // The kernel sends no notifications of changes to these rules.
+    // The kernel sends no notifications about these rules.
     let deaf = [
         "--peer",
         "uid",
@@ -208,7 +207,7 @@ fn a_process_of_a_pod_may_neither_resync_nor_read() {
     const UID: &str = "11111111-2222-3333-4444-555555555555";
     let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
     let Ok((cgroup, _cgroups)) = made else {
-        // Without a cgroup of its own no process looks like a pod's.
+        // Without its own cgroup no process looks like a pod's.
         return assert!(is_alone(), "root may make cgroups");
     };
     let node = Node::new().unwrap();

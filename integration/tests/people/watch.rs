@@ -19,7 +19,7 @@ use crate::{
     inpod,
 };
 
-/// A stream of changes, as `inpod pods --watch -o json` prints it.
+/// The changes that `inpod pods --watch -o json` prints.
 struct Watch {
     child: Child,
     output: PathBuf,
@@ -83,7 +83,7 @@ fn a_watch_tells_an_enrollment_and_a_withdrawal_in_their_order_and_that_the_pod_
     let first = fs::read_to_string(&watch.output).unwrap();
     assert!(first.starts_with("{\"instanceId\":"), "{first}");
     assert!(first.contains("\n{\"stateComplete\":{}}"), "{first}");
-    // It cannot get further: no ztunnel accepts the pod.
+    // No further: no ztunnel accepts the pod.
     node.stop("ztunnel", Signal::SIGKILL).unwrap();
     node.write_manifest(&mesh.outsider.spec.clone().ambient())
         .unwrap();

@@ -1,4 +1,4 @@
-//! Pods with a sidecar: redirected to their own proxy by the same services, without broker and ztunnel.
+//! Pods with a sidecar, redirected to their own proxy without broker and ztunnel.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod leaving;
@@ -15,7 +15,7 @@ use inpod_types::keys;
 use integration::{Call, Cgroups, Inhabitant, Node, Pod, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 
-/// Returns a node that has never had a broker or a ztunnel.
+/// The node never had a broker or a ztunnel.
 fn without_ztunnel() -> Node {
     let node = Node::new().unwrap();
     node.start("netconfig").unwrap();
@@ -23,7 +23,7 @@ fn without_ztunnel() -> Node {
     node
 }
 
-/// Waits until a pod is redirected to its sidecar with exactly its rules, and is unknown to ztunnel.
+/// Waits until exactly its rules redirect a pod to its sidecar, unknown to ztunnel.
 fn until_redirected(node: &Node, pod: &Pod) -> ExplainPodResponse {
     let what = format!("{} is redirected to its sidecar", pod.spec.name);
     let known = eventually(&what, TIMEOUT, || {
@@ -44,7 +44,7 @@ fn input<'a>(known: &'a ExplainPodResponse, name: &str) -> &'a str {
     input.map_or("not told", |input| &input.value)
 }
 
-/// Returns the rules with the kernel's handles, which change when rules are rewritten.
+/// Includes the kernel's handles, which change when rules are rewritten.
 fn rules(pod: &Pod) -> String {
     let rules = pod.exec(&["nft", "-s", "-a", "list", "ruleset"]).unwrap();
     assert!(rules.contains("15001"), "{rules}");
@@ -71,11 +71,11 @@ fn a_pod_with_a_sidecar_is_redirected_where_no_broker_and_no_ztunnel_ever_was() 
     for spec in [
         Spec::new("plain").injected(),
         Spec::new("native").injected_natively(),
-        // Its label has no effect beside a sidecar.
+        // The label does nothing beside a sidecar.
         Spec::new("both").injected().ambient(),
     ] {
         let pod = node.pod(spec).unwrap();
-        // The answer to ADD is final: no wait is needed.
+        // ADD's answer is final: no wait.
         assert!(rules(&pod).contains("15006"));
         let known = until_redirected(&node, &pod);
         assert_eq!(known.desired(), Enrollment::Sidecar);
@@ -250,7 +250,7 @@ fn a_pod_with_a_sidecar_that_started_while_the_plugin_was_missing_is_found_and_r
     let inhabitant = Inhabitant::of(&pod).unwrap();
     cgroups.put(&pod, inhabitant.pid()).unwrap();
     assert_eq!(pod.traces().unwrap(), Vec::<String>::new());
-    // A malformed annotation is reported, and nothing is recorded for it.
+    // A malformed annotation is reported and not recorded.
     let [v4, v6] = pod.addresses();
     changed(&node, &mut pod, |spec| Spec {
         addresses: vec![v4, v6],
@@ -273,7 +273,7 @@ fn a_pod_with_a_sidecar_that_started_while_the_plugin_was_missing_is_found_and_r
     .unwrap();
     until_redirected(&node, &pod);
     rules(&pod);
-    // Once discovered, the pod is known after a restart.
+    // A discovered pod is known after a restart.
     node.stop("pod-events", Signal::SIGKILL).unwrap();
     node.start("pod-events").unwrap();
     until_redirected(&node, &pod);

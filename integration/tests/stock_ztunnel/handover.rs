@@ -1,4 +1,4 @@
-//! Connections while one stock ztunnel takes over from another, and while a pod leaves the mesh.
+//! Connections while a stock ztunnel takes over, and while a pod leaves the mesh.
 
 use std::{
     collections::BTreeSet,
@@ -22,17 +22,16 @@ use crate::{
 
 const SECOND: &str = "ztunnel-second";
 
-/// The time for which connections of a pod continue that leaves the mesh, as the harness sets it (`drain_grace_seconds`).
+/// The time that a leaving pod's connections continue, as the harness sets it (`drain_grace_seconds`).
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The interval between a client's connections.
+/// Between two connections of a client.
 const PERIOD: Duration = Duration::from_millis(20);
 
 fn application(pod: &Pod) -> SocketAddr {
     SocketAddr::new(pod.v4.into(), PORT)
 }
 
-/// Returns the sources of connections that left a pod through a ztunnel.
 fn left_through(mesh: &Mesh, ztunnel: &str) -> BTreeSet<SocketAddr> {
     let carried = mesh.scene.node.carried_by(ztunnel).into_iter();
     carried
@@ -41,12 +40,12 @@ fn left_through(mesh: &Mesh, ztunnel: &str) -> BTreeSet<SocketAddr> {
         .collect()
 }
 
-/// Expects that every attempt succeeded through one of the ztunnels, and that each of them carried some.
+/// Every attempt succeeded through a ztunnel, and each ztunnel carried some.
 fn assert_all_went_through(mesh: &Mesh, attempts: &[Attempt], ztunnels: &[&str]) {
     let failed: Vec<_> = attempts.iter().filter(|it| it.outcome.is_err()).collect();
     let (made, first) = (attempts.len(), failed.first());
     assert!(failed.is_empty(), "{} of {made}: {first:?}", failed.len());
-    // ztunnel logs a connection a little after its end.
+    // ztunnel logs a connection shortly after its end.
     eventually("every connection is told of", TIMEOUT, || {
         let through: Vec<_> = ztunnels.iter().map(|it| left_through(mesh, it)).collect();
         let by =
@@ -66,7 +65,7 @@ fn assert_all_went_through(mesh: &Mesh, attempts: &[Attempt], ztunnels: &[&str])
     .unwrap();
 }
 
-/// Returns the number of sockets that listen for HBONE in a pod.
+/// Counts a pod's HBONE listeners.
 fn listeners(pod: &Pod) -> anyhow::Result<usize> {
     let listening = pod.exec(&["ss", "-Hltn", "sport", "=", &format!(":{HBONE}")])?;
     Ok(listening.lines().count())
@@ -90,7 +89,7 @@ fn takes_over(to: fn(&Mesh) -> SocketAddr) {
     mesh.until_served(SECOND, 3).unwrap();
     assert_eq!(listeners(&mesh.server).unwrap(), 2);
     clients.make(100).unwrap();
-    // It ends with the last tunnel of the other one to it, or at its deadline.
+    // It ends with the other's last tunnel to it, or at its deadline.
     mesh.scene.node.signal(FIRST, Signal::SIGTERM).unwrap();
     until_listeners(&mesh.server, 1);
     clients.make(100).unwrap();
@@ -109,8 +108,8 @@ fn with_the_second_one_ready_first_no_new_connection_by_hbone_fails() {
     takes_over(|mesh| application(&mesh.server));
 }
 
-/// After it has sent GOAWAY, ztunnel neither accepts a stream of a tunnel nor refuses one
-/// (services/docs/facts/ztunnel.md, 9). If this test fails, check whether deploy/docs/limits.md is still right.
+/// After its GOAWAY, ztunnel neither accepts nor refuses a tunnel's stream (services/docs/facts/ztunnel.md, 9). If
+/// this fails, check whether deploy/docs/limits.md is still right.
 #[test]
 fn a_connection_that_crosses_the_goaway_of_a_ztunnel_that_stops_has_neither_an_answer_nor_an_end() {
     let mesh = Mesh::new().unwrap();
@@ -147,13 +146,12 @@ fn a_ztunnel_that_is_stopped_lets_connections_go_on_for_its_time_and_takes_no_ne
     mesh.start(SECOND).unwrap();
     mesh.until_served(SECOND, 2).unwrap();
     ask(&mesh.client.netns, application(&mesh.server)).unwrap();
-    // `TERMINATION_GRACE_PERIOD_SECONDS` is 30, of which it uses 25; by default it would use 5.
+    // Of `TERMINATION_GRACE_PERIOD_SECONDS`, 30, it uses 25; by default 5.
     thread::sleep(Duration::from_secs(7).saturating_sub(stopped.elapsed()));
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
 }
 
-/// A pod leaves the mesh while connections to it are live, which continue. Returns how long after their
-/// end it was out.
+/// Live connections to a leaving pod continue. Returns how long after their end it was out.
 fn withdraw_with_live_connections(mesh: &Mesh, from: &[&Pod]) -> Duration {
     let node = &mesh.scene.node;
     let flows = from
@@ -186,7 +184,7 @@ fn a_pod_that_leaves_the_mesh_is_out_when_its_last_connection_in_plaintext_has_e
     assert!(took < GRACE / 2, "{took:?}");
 }
 
-/// ztunnel keeps an idle tunnel for five minutes (`POOL_UNUSED_RELEASE_TIMEOUT`).
+/// ztunnel keeps an idle tunnel five minutes (`POOL_UNUSED_RELEASE_TIMEOUT`).
 #[test]
 fn a_pod_that_was_reached_by_hbone_leaves_the_mesh_at_the_end_of_its_grace() {
     let mesh = Mesh::new().unwrap();

@@ -1,14 +1,14 @@
-//! Packets of tunnels that are lost for a while, on the node's side of pods.
+//! Tunnels' packets that are lost for a while on the node's side.
 
 use anyhow::{Context as _, ensure};
 use integration::{Pod, TIMEOUT, eventually};
 
 use crate::mesh::{HBONE, Mesh};
 
-/// IPv4 packets with a CONNECT are longer than this, and those with only a PING are not.
+/// IPv4 packets with a CONNECT are longer, those with only a PING are not.
 const REQUEST: u16 = 110;
 
-/// Drops every HBONE packet that a pod sends, until dropped itself.
+/// Drops every HBONE packet of a pod until dropped itself.
 pub(crate) struct Loss<'a> {
     mesh: &'a Mesh,
 }
@@ -27,7 +27,7 @@ impl<'a> Loss<'a> {
         Ok(Self { mesh })
     }
 
-    /// Waits until a request to the other pod was lost.
+    /// Waits for a lost request to the other pod.
     pub(crate) fn until_request(&self) -> anyhow::Result<()> {
         eventually("a request is lost", TIMEOUT, || {
             ensure!(self.counted("forth")? > 0, "none yet");
@@ -35,7 +35,7 @@ impl<'a> Loss<'a> {
         })
     }
 
-    /// Returns the number of packets that came back from the other pod.
+    /// Counts packets that the other pod sent back.
     pub(crate) fn came_back(&self) -> anyhow::Result<u64> {
         self.counted("back")
     }

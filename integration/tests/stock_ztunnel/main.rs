@@ -1,6 +1,6 @@
-//! A stock ztunnel on the other end of ZDS: the complete path of a pod from its ADD to HBONE with mTLS, and what
-//! happens when a process ends. The program is the one that `ZTUNNEL` names; the feature `ztunnel` keeps this out of
-//! tiers that have none. Needs root: each ztunnel runs in its pod's cgroup, with the capabilities of Istio's chart.
+//! A stock ztunnel on ZDS: a pod's path from ADD to HBONE with mTLS, and ends of processes. `ZTUNNEL` names the
+//! program; the feature `ztunnel` keeps this out of tiers without one. Needs root: each ztunnel runs in its pod's
+//! cgroup with the capabilities of Istio's chart.
 #![cfg(feature = "ztunnel")]
 #![expect(
     clippy::unwrap_used,

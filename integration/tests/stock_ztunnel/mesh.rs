@@ -1,4 +1,4 @@
-//! Pods of the mesh and one outside, served by stock ztunnels.
+//! Pods in the mesh and one outside, with stock ztunnels.
 
 use std::{
     collections::BTreeSet,
@@ -16,17 +16,16 @@ use crate::ztunnel_pod::{Scene, ZTUNNEL};
 pub(crate) const PORT: u16 = 8080;
 pub(crate) const HBONE: u16 = 15008;
 
-/// The address of the service `server`.
 pub(crate) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 7);
 
 pub(crate) const FIRST: &str = "ztunnel";
 
-/// Drops its parts in order: the node before its cgroups.
+/// Drops the node before its cgroups.
 pub(crate) struct Mesh {
     pub(crate) client: Pod,
     pub(crate) server: Pod,
     pub(crate) outsider: Pod,
-    /// Known to ztunnels, and not added yet.
+    /// Known to ztunnels, not added yet.
     pub(crate) next: Pod,
     _apps: Vec<App>,
     pub(crate) scene: Scene,
@@ -42,7 +41,6 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// Creates the sandboxes without their ADDs.
     pub(crate) fn without_pods() -> anyhow::Result<Self> {
         let scene = Scene::without_services()?;
         let node = &scene.node;
@@ -68,7 +66,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// Starts a stock ztunnel as its pod runs it.
+    /// Starts a stock ztunnel as its pod does.
     pub(crate) fn start(&self, name: &str) -> anyhow::Result<()> {
         let cgroups = &self.scene.cgroups;
         let within = cgroups.container(ZTUNNEL, "", ZTUNNEL_CAPABILITIES)?;
@@ -76,8 +74,7 @@ impl Mesh {
         self.scene.node.start_stock_ztunnel(&within, name)
     }
 
-    /// Returns the UIDs of the pods that a ztunnel serves. Pods that it refused and that were withdrawn stay in
-    /// its dump as pending.
+    /// Refused pods that were withdrawn stay in ztunnel's dump as pending.
     pub(crate) fn served(&self, ztunnel: &str) -> anyhow::Result<BTreeSet<String>> {
         let dump = self
             .scene
@@ -91,7 +88,7 @@ impl Mesh {
         Ok(served.map(|(uid, _)| uid.clone()).collect())
     }
 
-    /// Waits until a ztunnel serves this many pods and is ready, which it is not while one is pending.
+    /// Waits for this many pods and readiness, which a pending pod prevents.
     pub(crate) fn until_served(&self, ztunnel: &str, pods: usize) -> anyhow::Result<()> {
         let what = format!("{ztunnel} is ready with {pods} pods");
         eventually(&what, TIMEOUT, || {
@@ -103,8 +100,7 @@ impl Mesh {
         })
     }
 
-    /// Calls an application, waits until ztunnel has logged each connection that it carried for that, and returns the
-    /// source that the application saw.
+    /// Returns the source that the application saw, after ztunnel logged each connection for it.
     pub(crate) fn follow(
         &self,
         from: &Pod,
@@ -129,7 +125,7 @@ impl Mesh {
         run("nsenter", &[&[netns.as_str(), "nft"], command].concat())
     }
 
-    /// Expects that a pod of the mesh reaches another one by HBONE, over both families.
+    /// One mesh pod reaches another by HBONE, over both families.
     pub(crate) fn reached_by_hbone(&self, from: &Pod, to: &Pod) -> anyhow::Result<()> {
         for (source, address) in from.addresses().into_iter().zip(to.addresses()) {
             let application = SocketAddr::new(address, PORT);
@@ -165,7 +161,7 @@ fn identity(pod: &Pod) -> Option<String> {
     ))
 }
 
-/// Counts the packets that a pod sends to a port, on the node's side of its veth.
+/// Counts packets to a port on the node's side of a pod's veth.
 pub(crate) struct Wire<'a> {
     mesh: &'a Mesh,
     pod: &'a Pod,
@@ -183,7 +179,7 @@ impl<'a> Wire<'a> {
         Ok(wire)
     }
 
-    /// Returns the packets to the HBONE port, and to the application's.
+    /// Returns packets to the HBONE port and to the application's.
     pub(crate) fn packets(&self) -> anyhow::Result<(u64, u64)> {
         let table = self.mesh.nft(&[
             "list",

@@ -1,4 +1,4 @@
-//! A pod that sends DNS queries to ztunnel.
+//! A pod's DNS queries go to ztunnel.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -10,8 +10,7 @@ use integration::{Pod, TIMEOUT, eventually};
 
 use crate::mesh::{Mesh, PORT, SERVICE};
 
-/// Asks a resolver for the IPv4 address of a name (RFC 1035, 4.1), and returns the last four bytes of an
-/// answer that has one.
+/// Queries an IPv4 address (RFC 1035, 4.1); returns the answer's last four bytes.
 fn resolve(pod: &Pod, name: &str, resolver: SocketAddr) -> anyhow::Result<Ipv4Addr> {
     let socket = pod.netns.within(|| UdpSocket::bind("0.0.0.0:0"))??;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -16,7 +16,7 @@ fn an_add_that_ztunnel_refuses_fails_in_its_words_and_neither_it_nor_others_are_
     assert_eq!(code, 11, "{words}");
     assert!(words.contains("failure to start proxy"), "{words}");
     assert!(mesh.next.traces().unwrap().is_empty());
-    // It is not pending there; otherwise ztunnel would retry it and be unready.
+    // A pending pod would be retried and make ztunnel unready.
     mesh.until_served(FIRST, 0).unwrap();
     node.add(&mesh.client).unwrap();
     node.add(&mesh.server).unwrap();

@@ -1,4 +1,4 @@
-//! Processes that end: inpod's, without effect on connections, and ztunnel's, after which every pod is served again.
+//! inpod's processes end without effect on connections; after a ztunnel's end every pod is served again.
 
 use std::net::SocketAddr;
 
@@ -12,10 +12,9 @@ use crate::{
     mesh::{FIRST, Mesh, PORT},
 };
 
-/// The ztunnel that follows the first.
 const SECOND: &str = "ztunnel-second";
 
-/// Opens a connection by HBONE, one in plaintext from outside, and one in plaintext to the outside.
+/// Opens one by HBONE, one in plaintext from outside, one in plaintext to the outside.
 fn flows(mesh: &Mesh) -> [Flow; 3] {
     let open = |from: &Pod, to: &Pod| Flow::open(from, SocketAddr::new(to.v4.into(), PORT));
     [
@@ -29,7 +28,7 @@ fn assert_go_on(flows: &[Flow]) {
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
 }
 
-/// Returns how many proxies a ztunnel has started: a pod that was cut and came back counts twice.
+/// Returns proxies that a ztunnel has started: a pod that was cut and came back counts twice.
 fn starts(mesh: &Mesh) -> u64 {
     let metrics = mesh.scene.node.ask_stock_ztunnel(FIRST, "15020/metrics");
     let metrics = metrics.unwrap();

@@ -1,4 +1,4 @@
-//! The path of a connection, the identities of its ends, and the source that the application saw.
+//! A connection's path, its ends' identities, and the source that the application saw.
 
 use std::{fs, net::SocketAddr, os::unix::fs::MetadataExt as _};
 
@@ -59,7 +59,7 @@ fn after_its_del_ztunnel_holds_nothing_of_a_pod_and_the_others_are_served() {
     let inode = mesh.next.netns.id().inode;
     let holds = || {
         let entries = fs::read_dir(format!("/proc/{}/fd", node.pid(FIRST)?))?;
-        // A descriptor that is closed meanwhile is not held.
+        // A descriptor closed meanwhile is not held.
         let mut files = entries.filter_map(|entry| fs::metadata(entry.ok()?.path()).ok());
         anyhow::Ok(files.any(|file| file.ino() == inode))
     };

@@ -1,5 +1,5 @@
-//! The program `validate` in network namespaces with and without the rules of sidecar mode, run unprivileged as the
-//! proxy's user, as an init container is. nft writes the rules as in services/docs/facts/istio-sidecar.md, 4.8.
+//! `validate` in network namespaces with and without sidecar rules, unprivileged as the proxy's user, like an init
+//! container. nft writes the rules as in services/docs/facts/istio-sidecar.md, 4.8.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod sandbox;
@@ -113,7 +113,7 @@ fn rules_that_come_while_it_tries_are_seen() {
     let net = sandbox.netns.path().to_owned();
     let late = std::thread::scope(|scope| {
         let trying = scope.spawn(|| sandbox.validate(&["--timeout", "20s"]));
-        // It has started its probes once it listens.
+        // Its probes start once it listens.
         eventually("it listens", TIMEOUT, || {
             let text = run(
                 "nsenter",

@@ -19,12 +19,10 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 pub(crate) const V4: &str = "10.77.0.7/24";
 pub(crate) const V6: &str = "fd77::7/64";
 
-/// Returns the proxy's user, or the only user if there is just one.
 pub(crate) fn proxy() -> u32 {
     if is_alone() { 0 } else { 1337 }
 }
 
-/// A pod's netns, removed on drop.
 pub(crate) struct Sandbox {
     name: String,
     pub(crate) netns: Netns,
@@ -51,7 +49,7 @@ impl Sandbox {
         sandbox
     }
 
-    /// Waits until an IPv6 address is local, which takes the kernel a while after it was added.
+    /// The kernel makes a new IPv6 address local with a delay.
     fn until_local(&self, address: &str) {
         let (address, _) = address.split_once('/').unwrap();
         eventually("the address is local", TIMEOUT, || {
@@ -68,7 +66,7 @@ impl Sandbox {
         run("ip", &words).unwrap();
     }
 
-    /// Applies the rules of one family, as istio-iptables writes them by default.
+    /// Applies one family's rules, as istio-iptables writes them by default.
     pub(crate) fn redirect(self, family: &str) -> Self {
         let (loopback, inbound) = match family {
             "ip" => ("ip daddr 127.0.0.1", "ip saddr 127.0.0.6"),
@@ -91,7 +89,6 @@ impl Sandbox {
         self
     }
 
-    /// Runs the program unprivileged as a user.
     pub(crate) fn validate_as(&self, uid: u32, words: &[&str]) -> Ended {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.netns.path().display()));
@@ -117,7 +114,7 @@ impl Sandbox {
         self.validate_as(proxy(), words)
     }
 
-    /// Binds a port on every address without sharing it, and closes it again.
+    /// Binds on every address without sharing, and closes again.
     pub(crate) fn bind_alone(&self, port: u16) {
         let bind = || {
             let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
@@ -128,7 +125,6 @@ impl Sandbox {
         self.netns.within(bind).unwrap().unwrap();
     }
 
-    /// Listens as a running proxy of a user does.
     pub(crate) fn listen_as(&self, uid: u32, port: u16, shares: bool) -> Socket {
         let listen = || {
             let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).unwrap();
@@ -142,7 +138,7 @@ impl Sandbox {
         };
         self.netns
             .within(|| {
-                // A socket's owner is its thread's filesystem user, and only sockets of one owner share a port.
+                // A socket's owner is its thread's filesystem user; only one owner's sockets share a port.
                 let before = setfsuid(Uid::from_raw(uid));
                 let socket = listen();
                 setfsuid(before);
@@ -169,7 +165,7 @@ pub(crate) struct Ended {
 
 impl Ended {
     fn of(output: &Output, took: Duration) -> Self {
-        // Invalid arguments are reported on standard error.
+        // Standard error has the fault of invalid arguments.
         let text = String::from_utf8([&*output.stdout, &*output.stderr].concat()).unwrap();
         assert_eq!(text.matches('\n').count(), 1, "{text:?}");
         Self {

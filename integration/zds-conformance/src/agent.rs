@@ -17,7 +17,6 @@ mod workloads;
 use crate::case::Case;
 use bench::Bench;
 
-/// Returns every case, in the order in which they run.
 pub fn cases() -> Vec<&'static Case<Bench>> {
     let all = [
         hello::CASES,

@@ -2,16 +2,14 @@
 
 use std::io;
 
-/// One check of the contract.
 #[derive(Debug)]
 pub struct Case<B> {
-    /// Its name on the command line.
     pub name: &'static str,
-    /// The behavior that it checks, in one sentence.
+    /// The checked behavior in one sentence.
     pub about: &'static str,
-    /// The rules of the contract that it covers.
+    /// The contract's rules that it covers.
     pub rules: &'static [&'static str],
-    /// Runs it on a bench of its own.
+    /// Every case has its own bench.
     pub run: fn(&mut B) -> Outcome,
 }
 
@@ -43,7 +41,6 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Returns a failure with its evidence.
 pub fn failed<T>(expected: impl Into<String>, seen: impl Into<String>) -> Outcome<T> {
     Err(Stop::Failed {
         expected: expected.into(),
@@ -59,7 +56,6 @@ pub fn check(holds: bool, expected: &str, seen: impl FnOnce() -> String) -> Outc
     }
 }
 
-/// The record of one case.
 #[derive(Debug)]
 pub struct Record {
     pub name: &'static str,

@@ -1,4 +1,4 @@
-//! Checks whether a ztunnel, or an agent, keeps the contract of ZDS.
+//! Checks a ztunnel, or an agent, against the contract of ZDS.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let options = match Options::parse(std::env::args_os()) {
         Ok(options) => options,
         Err(error) => {
-            // Help goes to standard output, errors to standard error.
+            // Help goes to standard output.
             drop(error.print());
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }

@@ -1,5 +1,4 @@
-//! Network namespaces that represent pods. The kit creates each and enters none: a namespace has a thread that was
-//! moved into it at creation and stays there.
+//! Network namespaces as pods. The kit enters none: each has a thread that was moved into it at creation and stays.
 
 use std::{
     fs::{self, File},
@@ -24,22 +23,21 @@ use nix::{
     },
 };
 
-/// The ports of ztunnel's listeners in a pod: outbound, inbound plaintext, HBONE.
+/// ztunnel's listeners in a pod: outbound, inbound plaintext, HBONE.
 pub const PORTS: [u16; 3] = [15001, 15006, 15008];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A TCP listener as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listening {
     pub port: u16,
-    /// The inode of its socket: another inode means another socket.
+    /// Another inode means another socket.
     pub inode: u64,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A network namespace. It lives as long as this value and any other descriptor.
+/// It lives as long as this value and other descriptors.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -48,7 +46,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Creates one, with its loopback interface up. Fails if not root.
+    /// Its loopback interface is up. Fails if not root.
     pub fn make() -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (made, making) = mpsc::channel();
@@ -66,7 +64,6 @@ impl Netns {
         Ok(Self { file, thread, jobs })
     }
 
-    /// Runs `job` inside and waits for it.
     pub fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -79,7 +76,6 @@ impl Netns {
         outcome.recv().map_err(io::Error::other)?
     }
 
-    /// Returns the descriptor, opened read-only.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -90,29 +86,29 @@ impl Netns {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// Returns a path by which another process can open it while this value lives.
+    /// Another process can open it while this value lives.
     pub fn path(&self) -> PathBuf {
         self.thread.join("ns/net")
     }
 
-    /// Returns the listeners inside, for both IP versions, sorted by port.
+    /// Covers both IP versions, sorted by port.
     pub fn listening(&self) -> io::Result<Vec<Listening>> {
         let read = |name| fs::read_to_string(self.thread.join(name));
         let v4 = read("net/tcp")?;
-        // A kernel without IPv6 has no such file.
+        // Without IPv6 the kernel has no such file.
         let v6 = read("net/tcp6").unwrap_or_default();
         let mut found: Vec<_> = v4.lines().chain(v6.lines()).filter_map(listener).collect();
         found.sort_unstable();
         Ok(found)
     }
 
-    /// Returns those of ztunnel's ports that have listeners, one entry per listener.
+    /// Returns ztunnel's ports that have listeners, one entry per listener.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let ports = self.listening()?.into_iter().map(|found| found.port);
         Ok(ports.filter(|port| PORTS.contains(port)).collect())
     }
 
-    /// Waits until exactly these of ztunnel's ports have listeners; returns the last ports seen.
+    /// Waits until exactly these of ztunnel's ports listen; returns the last ones seen.
     pub fn await_ports(&self, wanted: &[u16], within: Duration) -> io::Result<Vec<u16>> {
         let end = Instant::now() + within;
         loop {
@@ -124,13 +120,12 @@ impl Netns {
         }
     }
 
-    /// Occupies the HBONE port, so that no proxy can start here, until the listener is dropped.
+    /// No proxy can start here until the listener is dropped.
     pub fn take_hbone_port(&self) -> io::Result<TcpListener> {
         self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15008)))
     }
 }
 
-/// Moves the calling thread into a new namespace.
 fn move_out() -> io::Result<(File, PathBuf)> {
     unshare(CloneFlags::CLONE_NEWNET)?;
     set_loopback_up()?;
@@ -143,8 +138,7 @@ fn move_out() -> io::Result<(File, PathBuf)> {
     Ok((file, thread.into()))
 }
 
-/// Sends `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)) and waits for the ack. Without it, a
-/// pod has no 127.0.0.1.
+/// Without `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)), a pod has no 127.0.0.1.
 fn set_loopback_up() -> io::Result<()> {
     let netlink = socket(
         AddressFamily::Netlink,
@@ -158,7 +152,7 @@ fn set_loopback_up() -> io::Result<()> {
     request.extend(16_u16.to_ne_bytes());
     request.extend(5_u16.to_ne_bytes());
     request.extend([0; 8]);
-    // ifinfomsg: family, padding, type, index, flags, mask of the flags.
+    // ifinfomsg: family, padding, type, index, flags, flags' mask.
     request.extend([0; 4]);
     request.extend(1_u32.to_ne_bytes());
     request.extend(1_u32.to_ne_bytes());
@@ -176,7 +170,7 @@ fn set_loopback_up() -> io::Result<()> {
     }
 }
 
-/// Parses a line of `/proc/net/tcp` that describes a listener (state 0A).
+/// Returns a listener's line in `/proc/net/tcp` (state 0A).
 fn listener(line: &str) -> Option<Listening> {
     let mut fields = line.split_whitespace();
     let (local, state) = (fields.nth(1)?, fields.nth(1)?);

@@ -4,49 +4,40 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-/// Options of a run.
 #[derive(Debug)]
 pub struct Options {
     pub peer: Peer,
-    /// The ZDS socket; if unset, one in the run's own directory.
+    /// If unset, one in the run's own directory.
     pub socket: Option<PathBuf>,
-    /// The path of the JSON report.
     pub json: Option<PathBuf>,
     /// The cases to run; all if empty.
     pub cases: Vec<String>,
-    /// List the cases and do nothing else.
     pub list: bool,
-    /// Deadline for anything that must happen.
+    /// For anything that must happen.
     pub deadline: Duration,
-    /// The number of pods in a storm.
     pub storm: usize,
-    /// The peer's command line; empty if it is already running.
+    /// Empty if the peer is already running.
     pub command: Vec<String>,
 }
 
-/// The peer under test.
 #[derive(Debug)]
 pub enum Peer {
     Ztunnel,
     Agent {
-        /// The agent's timeout for an answer and for a hello.
+        /// For an answer and for a hello.
         ack_timeout: Duration,
-        /// The driver; unset if only a list is wanted.
+        /// Unset if only a list is wanted.
         driver: Option<DriverChoice>,
     },
 }
 
-/// The way to drive an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriverChoice {
-    /// inpod's broker with this `run_dir`.
     Inpod(PathBuf),
-    /// A program as the driver.
     Exec(String),
 }
 
 impl Options {
-    /// Parses a command line.
     pub fn parse(
         arguments: impl IntoIterator<Item = std::ffi::OsString>,
     ) -> Result<Self, clap::Error> {

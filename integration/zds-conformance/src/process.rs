@@ -1,4 +1,4 @@
-//! Runs the peer under test as a process.
+//! The peer under test as a process.
 
 use std::{
     ffi::OsString,
@@ -22,19 +22,19 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// Time that a process has to end after SIGTERM.
+/// Time between SIGTERM and the end.
 const GRACE: Duration = Duration::from_secs(2);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The running process group: a signal that ends the kit must not leave it behind.
+/// A signal that ends the kit must not leave this process group behind.
 static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
 
 fn running() -> MutexGuard<'static, Option<Pid>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes SIGINT and SIGTERM end the peer before they end this process. Call it before creating any thread.
+/// SIGINT and SIGTERM end the peer before this process. Must precede the first thread.
 pub fn end_with_us() -> io::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -47,30 +47,28 @@ pub fn end_with_us() -> io::Result<()> {
         }
         signals.thread_unblock().unwrap_or_default();
         raise(signal).unwrap_or_default();
-        // A shell makes its background commands ignore SIGINT, but this run is over.
+        // A shell's background commands ignore SIGINT, but this run is over.
         raise(Signal::SIGKILL).unwrap_or_default();
     });
     Ok(())
 }
 
-/// A process in its own group and its own node netns, killed when dropped.
+/// Has its own group and node netns; killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     _node: Netns,
 }
 
-/// Parameters of a process.
 #[derive(Debug)]
 pub struct Start<'a> {
-    /// The program and its arguments; `{socket}` and `{dir}` are replaced in each.
+    /// `{socket}` and `{dir}` are replaced in each argument.
     pub command: &'a [String],
     pub socket: &'a Path,
-    /// The environment variable that names the socket, if there is one.
+    /// Names the socket, if there is one.
     pub variable: Option<&'a str>,
-    /// A directory for its files.
     pub directory: &'a Path,
-    /// The file to which its output is appended.
+    /// Output is appended to this file.
     pub log: &'a Path,
 }
 
@@ -110,7 +108,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Returns its exit status once it has ended. It is reaped only when dropped, so that its group id is not reused.
+    /// Returns the exit status, if it ended. It is reaped only on drop, so that its group id is not reused.
     pub fn ended(&self) -> Option<String> {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.group()?), look) {
@@ -120,7 +118,6 @@ impl Process {
         }
     }
 
-    /// Waits for its end.
     pub fn await_end(&self, within: Duration) -> Option<String> {
         let end = Instant::now() + within;
         loop {
@@ -132,7 +129,6 @@ impl Process {
         }
     }
 
-    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         self.signal(Signal::SIGKILL);
         self.await_end(GRACE);
@@ -144,7 +140,7 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group() {
-            // No process may remain in the group.
+            // The group may be empty already.
             killpg(group, signal).unwrap_or_default();
         }
     }
@@ -162,12 +158,10 @@ impl Drop for Process {
     }
 }
 
-/// Returns the number of descriptors that a process holds.
 pub fn descriptors(pid: i32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// Returns the number of descriptors of network namespaces that a process holds.
 pub fn netns_descriptors(pid: i32) -> io::Result<usize> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
     let links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());

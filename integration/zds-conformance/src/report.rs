@@ -1,4 +1,4 @@
-//! Reports a run to people and to machines.
+//! A run's report for people and machines.
 
 use std::{fs, io, path::Path};
 
@@ -6,19 +6,16 @@ use serde_json::{Value, json};
 
 use crate::case::{Record, Stop};
 
-/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every case that could run passed, and there was at least one.
+    /// At least one case ran, and all passed.
     Passed,
-    /// At least one case failed.
     Failed,
-    /// No case failed, but the kit could not finish one, or there was none.
+    /// None failed, but the kit could not finish one, or there was none.
     NotRun,
 }
 
 impl Verdict {
-    /// Returns the verdict on these cases.
     pub fn of(records: &[Record]) -> Self {
         let any = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
         if any(|record| matches!(record.outcome, Err(Stop::Failed { .. }))) {
@@ -40,7 +37,6 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict as one printable term.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -59,7 +55,6 @@ fn name(record: &Record) -> &'static str {
     }
 }
 
-/// Formats a case's line and its details.
 pub fn lines(record: &Record) -> String {
     let rules = record.rules.join(" ");
     let head = format!(
@@ -87,7 +82,6 @@ pub fn lines(record: &Record) -> String {
     lines.join("\n")
 }
 
-/// Formats the last lines of the report.
 pub fn summary(records: &[Record]) -> String {
     let count = |wanted: &str| {
         records
@@ -103,7 +97,6 @@ pub fn summary(records: &[Record]) -> String {
     )
 }
 
-/// Writes the run as JSON.
 pub fn write_json(path: &Path, peer: &str, records: &[Record]) -> io::Result<()> {
     let cases: Vec<_> = records.iter().map(case).collect();
     let verdict = Verdict::of(records).name().to_lowercase();

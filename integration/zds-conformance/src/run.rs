@@ -1,5 +1,3 @@
-//! Runs the requested cases one after the other.
-
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -33,7 +31,7 @@ pub enum RunError {
     /// The requested case does not exist.
     #[error("there is no case {0}: see --list")]
     NoSuchCase(String),
-    /// Cases start the ztunnel themselves and need its command line.
+    /// Cases start the ztunnel and need its command line.
     #[error("needs the ztunnel's command after --")]
     NoCommand,
     /// Cases need a driver for the agent.
@@ -50,7 +48,7 @@ pub enum RunError {
     Io(#[from] io::Error),
 }
 
-/// Runs the requested cases and reports each as it ends; with `--list` only lists them.
+/// Reports each case as it ends; with `--list` only lists them.
 pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunError> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(1)
@@ -70,7 +68,7 @@ pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunErr
     Ok(records)
 }
 
-/// Returns the requested cases; `None` after a list of all.
+/// Returns `None` after a list of all.
 fn chosen<B>(
     options: &Options,
     all: Vec<&'static Case<B>>,
@@ -219,17 +217,13 @@ fn conclude<B>(
     record
 }
 
-/// Details to report beside an outcome.
 struct Notes {
     seen: Vec<String>,
-    /// The end of the peer's output during the case.
     last_words: Vec<String>,
 }
 
-/// Number of lines of the peer's output to report.
 const LAST_LINES: usize = 4;
 
-/// The run's temporary directory and the socket.
 struct Directory {
     own: tempfile::TempDir,
     socket: PathBuf,
@@ -253,11 +247,11 @@ impl Directory {
         self.own.path()
     }
 
-    /// Collects the notes of the case that has just ended, and truncates the log.
+    /// Collects notes of the case that has just ended; truncates the log.
     fn notes(&self, seen: Vec<String>, log: &str) -> Notes {
         let log = self.path().join(log);
         let text = fs::read(&log).unwrap_or_default();
-        // There is no log if nothing was started.
+        // Without a start there is no log.
         drop(fs::remove_file(log));
         let text = String::from_utf8_lossy(&text);
         let lines = text.lines().rev().take(LAST_LINES);

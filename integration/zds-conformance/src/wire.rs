@@ -1,6 +1,4 @@
-//! Sends and receives packets and descriptors over `SOCK_SEQPACKET`, with deadlines.
-//!
-//! This module does not know what a packet should contain: it reports what it received.
+//! Packets and descriptors over `SOCK_SEQPACKET`, with deadlines, whatever they contain.
 
 use std::{
     fs, io,
@@ -24,34 +22,30 @@ use zds_client::proto::{
 /// The hello of version 1.
 pub const HELLO: &[u8] = b"\x08\x01";
 
-/// The bytes of a positive answer.
 pub const ACK: &[u8] = b"\x0a\x00";
 
 /// The maximum size of a request, in bytes.
 pub const MAX_REQUEST_BYTES: usize = 1024;
 
-/// More than either side ever sends, in bytes, to receive oversized packets whole.
+/// Receives oversized packets whole: neither side sends as many bytes.
 const ROOM: usize = 256 * 1024;
 
-/// Time limit for the kernel to accept a packet.
+/// For the kernel to accept a packet.
 const SEND: Duration = Duration::from_secs(2);
 
-/// Time within which an ended connection reports its end again.
+/// An ended connection reports its end again within this time.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// A packet and the descriptors sent with it.
 #[derive(Debug)]
 pub struct Packet {
     pub bytes: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// The result of a receive.
 #[derive(Debug)]
 pub enum Incoming {
     /// A packet, possibly an empty one.
     Packet(Packet),
-    /// The end of the connection.
     End,
     /// Nothing arrived in time.
     Silence,
@@ -78,7 +72,6 @@ impl Packet {
     }
 }
 
-/// One end of a connection.
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixSeqpacket,
@@ -94,7 +87,6 @@ impl Connection {
         Ok(Self { socket, runtime })
     }
 
-    /// Waits for a packet or the end.
     pub fn receive(&self, within: Duration) -> io::Result<Incoming> {
         self.runtime.block_on(async {
             match timeout(within, receive(&self.socket)).await {
@@ -108,7 +100,7 @@ impl Connection {
         })
     }
 
-    /// Distinguishes an empty packet from the end, which is reported again on the next receive.
+    /// Unlike an empty packet, the end is reported again on the next receive.
     async fn end_or(&self, packet: Packet) -> io::Result<Incoming> {
         match timeout(AGAIN, peek(&self.socket)).await {
             Ok(Ok(0)) if packet.descriptors.is_empty() => Ok(Incoming::End),
@@ -131,12 +123,12 @@ impl Connection {
         })
     }
 
-    /// Closes the sending side and still receives.
+    /// Closes only the sending side.
     pub fn half_close(&self) -> io::Result<()> {
         self.socket.shutdown(Shutdown::Write)
     }
 
-    /// Returns the pid of the other end when it connected or listened; `None` if it is not visible.
+    /// Returns the other end's pid when it connected or listened; `None` if not visible.
     pub fn peer(&self) -> Option<i32> {
         let pid = self.socket.peer_cred().ok()?.pid()?;
         (pid > 0).then_some(pid)
@@ -147,7 +139,7 @@ impl Connection {
 #[repr(align(8))]
 struct Control([u8; 512]);
 
-/// Receives one packet; `None` if the connection was reset, which is how it ends while data is unread.
+/// Returns `None` if the connection was reset, as it is while data is unread.
 async fn receive(socket: &UnixSeqpacket) -> io::Result<Option<Packet>> {
     let (mut bytes, mut control) = (vec![0; ROOM], Control([0; 512]));
     let received = socket.recv_with_ancillary(&mut bytes, &mut control.0).await;
@@ -169,7 +161,7 @@ async fn peek(socket: &UnixSeqpacket) -> io::Result<usize> {
     socket.peek(&mut [0; 1]).await.map(|info| info.bytes_read())
 }
 
-/// A listening socket that removes its path when dropped.
+/// It removes its path when dropped.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixSeqpacketListener,
@@ -178,7 +170,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens, replacing what was at the path.
+    /// Replaces what was at the path.
     pub fn bind(runtime: &Handle, path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -194,7 +186,7 @@ impl Listener {
         })
     }
 
-    /// Waits for a connection; `None` if none arrives in time.
+    /// Returns `None` if no connection arrives in time.
     pub fn accept(&mut self, within: Duration) -> io::Result<Option<Connection>> {
         let accepting = async { timeout(within, self.listener.accept()).await };
         let Ok(accepted) = self.runtime.block_on(accepting) else {
@@ -217,7 +209,6 @@ pub fn encode(payload: Payload) -> Vec<u8> {
     WorkloadRequest { payload }.encode_to_vec()
 }
 
-/// Returns an Add of a pod with that UID.
 pub fn add(uid: &str) -> Payload {
     let name: String = uid.chars().take(32).collect();
     Payload::Add(AddWorkload {
@@ -244,7 +235,6 @@ pub fn snapshot_sent() -> Payload {
     Payload::SnapshotSent(SnapshotSent {})
 }
 
-/// Describes a request briefly.
 pub fn describe(payload: &Payload) -> String {
     match payload {
         Payload::Add(add) => format!("Add {}", add.uid),
@@ -254,14 +244,13 @@ pub fn describe(payload: &Payload) -> String {
     }
 }
 
-/// Encodes a negative answer.
 pub fn nack(error: &str) -> Vec<u8> {
     let error = error.to_owned();
     let payload = Some(workload_response::Payload::Ack(Ack { error }));
     WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// Returns an answer's error text, empty for success; `None` if it is not an answer.
+/// Returns the error text, empty for success; `None` if it is no answer.
 pub fn answer(bytes: &[u8]) -> Option<String> {
     let response = WorkloadResponse::decode(bytes).ok()?;
     let workload_response::Payload::Ack(ack) = response.payload?;

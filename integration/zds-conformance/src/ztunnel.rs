@@ -13,7 +13,6 @@ mod snapshot;
 use crate::case::Case;
 use bench::Bench;
 
-/// Returns every case, in the order in which they run.
 pub fn cases() -> Vec<&'static Case<Bench>> {
     let all = [
         connection::CASES,

@@ -1,4 +1,4 @@
-//! The rules of every scenario, compared with those recorded for each backend. `UPDATE_GOLDEN=1` records them again.
+//! Rules of every scenario, as recorded for each backend. `UPDATE_GOLDEN=1` records them again.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 

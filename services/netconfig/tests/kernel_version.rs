@@ -1,8 +1,8 @@
-//! The start of the program on a kernel that reports an old version.
+//! The program's start on an old kernel.
 
 use std::process::Command;
 
-/// setarch(8) makes the kernel report 2.6 to one process and its children.
+/// setarch(8) makes the kernel report 2.6 to a process and its children.
 #[test]
 fn on_a_kernel_below_the_minimum_netconfig_does_not_start_and_names_both() {
     let run_dir = tempfile::tempdir().unwrap();

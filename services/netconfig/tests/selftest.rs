@@ -1,4 +1,4 @@
-//! The self-test reports what works and what fails. Needs root.
+//! The self-test reports successes and failures. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -38,7 +38,6 @@ fn on_a_machine_that_can_redirect_every_check_passes() {
     }
 }
 
-/// Returns the checks that fail after a command in the pod.
 fn fails_after(program: &'static str, arguments: &str) -> Vec<String> {
     let interfere = |pod: &inpod_linux::Netns| {
         let mut command = Command::new(program);

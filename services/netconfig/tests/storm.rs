@@ -1,4 +1,4 @@
-//! Many netns at once. A process of its own, since it counts descriptors and scans all threads. Needs root.
+//! Many netns at once, in a separate process: descriptors are counted and all threads scanned. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -22,7 +22,6 @@ use netconfig::{
 
 use support::{Fresh, plain, sandbox};
 
-/// Number of pods, and of concurrent callers.
 const PODS: usize = 200;
 const CALLERS: usize = 32;
 
@@ -30,7 +29,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Counts the threads that are in another netns. A thread may end during the scan.
+/// Returns threads in other netns. A thread may end during the scan.
 fn strays() -> usize {
     let home = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
     let tasks = fs::read_dir("/proc/self/task").unwrap();
@@ -46,7 +45,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Creates netns that only their descriptors keep alive: the threads that made them have ended.
+/// Only descriptors keep these netns alive: the threads that made them have ended.
 fn pods(count: usize) -> Vec<Fresh> {
     let mut pods: Vec<_> = (0..count).map(|_| Fresh::new()).collect();
     assert!(pods.iter().all(|pod| pod.nft("list ruleset").is_empty()));
@@ -55,7 +54,7 @@ fn pods(count: usize) -> Vec<Fresh> {
     pods
 }
 
-/// Gives each item to the next free caller.
+/// The next free caller gets the next item.
 fn storm<T: Send>(items: impl Iterator<Item = T> + Send, call: impl Fn(T) + Sync) {
     let items = Mutex::new(items);
     thread::scope(|scope| {
@@ -71,7 +70,7 @@ fn storm<T: Send>(items: impl Iterator<Item = T> + Send, call: impl Fn(T) + Sync
     });
 }
 
-/// Each has a redirection of its own, so that a mix-up would show.
+/// Different redirections reveal a mix-up.
 #[test]
 fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let pods = pods(PODS);
@@ -81,7 +80,7 @@ fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let abroad = thread::scope(|scope| {
         let most = scope.spawn(|| most_strays(&is_done));
         storm(pods.iter().enumerate(), |(number, pod)| {
-            // Applies twice, so that the second time rules have to be replaced.
+            // The second time, rules have to be replaced.
             for number in [number + 1, number] {
                 let applied = plain().apply(&pod.netns, &of(number), &sandbox("c1"));
                 assert!(applied.unwrap().changed);
@@ -113,7 +112,7 @@ fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     });
 }
 
-/// Returns the greatest number of threads that were in other netns at once. The scanning thread is not in one.
+/// Returns most threads at once in other netns, without the scanning one.
 fn most_strays(is_done: &AtomicBool) -> usize {
     let mut most = 0;
     while !is_done.load(Ordering::Relaxed) {

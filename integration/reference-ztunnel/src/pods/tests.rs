@@ -1,4 +1,4 @@
-//! The cases of stock ztunnel's own state tests, reformulated. A proxy is its name.
+//! The cases of stock ztunnel's own state tests. A proxy is its name.
 
 use std::fs::File;
 
@@ -6,7 +6,7 @@ use super::*;
 
 type Named = Pods<&'static str>;
 
-/// Two files represent two network namespaces: only their identity matters.
+/// Two files as network namespaces: only identity matters.
 const ONE: &str = "/dev/null";
 const OTHER: &str = "/dev/zero";
 

@@ -1,4 +1,4 @@
-//! Plays the agent's side of ZDS, packet by packet, without logic of its own.
+//! The agent's side of ZDS, packet by packet, without logic.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -31,14 +31,12 @@ impl Agent {
         Self(socket)
     }
 
-    /// Waits for a connection and reads nothing.
     pub(crate) fn accept_silent(&self) -> Connection {
         let (socket, _) = self.0.accept().expect("a ztunnel");
         socket.set_read_timeout(Some(DEADLINE)).expect("timeout");
         Connection(socket)
     }
 
-    /// Waits for a ztunnel and its hello.
     pub(crate) fn accept(&self) -> Connection {
         let mut connection = self.accept_silent();
         assert_eq!(connection.receive(), b"\x08\x01", "the hello");
@@ -49,7 +47,6 @@ impl Agent {
 pub(crate) struct Connection(pub(crate) Socket);
 
 impl Connection {
-    /// Receives one packet; an empty one is the end.
     pub(crate) fn receive(&mut self) -> Vec<u8> {
         let mut buffer = vec![0; 4096];
         let length = self.0.read(&mut buffer).expect("a packet in time");
@@ -77,7 +74,6 @@ impl Connection {
         .expect("sendmsg");
     }
 
-    /// Returns the error text of the next answer.
     pub(crate) fn ack(&mut self) -> String {
         let packet = self.receive();
         let response = WorkloadResponse::decode(&*packet).expect("a response");

@@ -1,4 +1,4 @@
-//! Traffic between two network namespaces, with the redirection of an ambient pod in one or both.
+//! Traffic between two network namespaces, one or both redirected like ambient pods.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,8 +9,8 @@ use crate::agent::{ACK, Connection};
 use crate::network::{DEADLINE, Netns};
 use crate::ztunnel::Ztunnel;
 
-/// The part of the agent's redirection that matters here: everything goes to the listeners except ztunnel's own
-/// packets, and the answers to those go back to ztunnel.
+/// The relevant redirection: everything goes to the listeners except ztunnel's own packets, whose
+/// answers return to ztunnel.
 const RULES: &str = "
 table inet redirection {
   chain nat_prerouting {
@@ -51,7 +51,6 @@ fn pods() -> (Netns, Netns) {
     (a, b)
 }
 
-/// Plays the agent's part in enrolling an ambient pod.
 fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
     assert_eq!(connection.add(uid, pod), ACK);
     for family in ["-4", "-6"] {
@@ -65,7 +64,7 @@ fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
     pod.nft(RULES);
 }
 
-/// Starts an application that replies with the client's address until the test ends.
+/// Replies with the client's address until the test ends.
 fn application(pod: &Netns, port: u16) {
     let any = (std::net::Ipv6Addr::UNSPECIFIED, port);
     let listener = pod.within(|| TcpListener::bind(any)).expect("bind");
@@ -196,7 +195,7 @@ fn a_connection_to_a_listener_itself_is_refused_and_logged() {
     let (ztunnel, agent) = Ztunnel::start(&[]);
     let mut connection = agent.accept();
     let (a, b) = pods();
-    // No rules: nothing is redirected, and everything arrives at its destination.
+    // Without rules nothing is redirected, and everything arrives.
     assert_eq!(connection.add("b", &b), ACK);
     for port in [15001, 15006] {
         assert_eq!(read_all(connect(&a, address(B[0], port))), "");

@@ -1,6 +1,5 @@
-//! Runs the real binary against an agent played packet by packet, with network namespaces as pods. Needs root, or
-//! `unshare --user --map-root-user --net` in front of `cargo test`; changes nothing in the network namespace that
-//! it is started in.
+//! The real binary against an agent played packet by packet, with network namespaces as pods. Needs root, or `unshare
+//! --user --map-root-user --net` before `cargo test`; leaves its own network namespace unchanged.
 #![expect(
     clippy::expect_used,
     clippy::indexing_slicing,

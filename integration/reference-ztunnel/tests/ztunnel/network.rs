@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A network namespace of this test. It lives as long as a descriptor is open.
+/// It lives as long as a descriptor is open.
 pub(crate) struct Netns(pub(crate) File);
 
 impl Netns {
@@ -26,7 +26,6 @@ impl Netns {
         netns
     }
 
-    /// Runs `f` on a new thread inside.
     #[expect(
         clippy::disallowed_methods,
         reason = "called on a thread that ends with the closure"
@@ -41,7 +40,6 @@ impl Netns {
         })
     }
 
-    /// Returns a path by which `ip` finds this namespace.
     pub(crate) fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
@@ -59,7 +57,7 @@ impl Netns {
 
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped());
-        // A child starts in the netns of the thread that spawns it.
+        // A child starts in its spawning thread's netns.
         let mut child = self.within(|| command.spawn()).expect("iproute2 and nft");
         let mut stdin = child.stdin.take().expect("piped");
         stdin.write_all(input.as_bytes()).expect("write");
@@ -68,7 +66,7 @@ impl Netns {
         assert!(status.success(), "{command:?}: {status}");
     }
 
-    /// Returns the listening TCP ports inside, one entry per listener.
+    /// Returns listening TCP ports, one entry per listener.
     pub(crate) fn listening(&self) -> Vec<u16> {
         let read = |name| move || fs::read_to_string(name).expect("/proc/thread-self/net");
         let v4 = self.within(read("/proc/thread-self/net/tcp"));
@@ -78,14 +76,12 @@ impl Netns {
         ports
     }
 
-    /// Waits until ztunnel has opened or closed its listeners.
     pub(crate) fn awaits_listening(&self, ports: &[u16]) {
         let expected = || (self.listening() == ports).then_some(());
         eventually("the listeners", expected);
     }
 }
 
-/// Returns the port of a line that describes a listener.
 fn listener(line: &str) -> Option<u16> {
     let mut fields = line.split_whitespace();
     let (local, state) = (fields.nth(1)?, fields.nth(1)?);
@@ -93,7 +89,6 @@ fn listener(line: &str) -> Option<u16> {
     (state == "0A").then(|| u16::from_str_radix(port, 16).expect("a port"))
 }
 
-/// Polls until there is a result or the deadline has passed.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {

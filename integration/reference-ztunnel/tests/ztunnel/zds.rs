@@ -1,4 +1,4 @@
-//! Behavior that stock ztunnel was observed to have.
+//! Observed behavior of stock ztunnel.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -229,7 +229,7 @@ fn the_end_of_a_connection_is_followed_by_the_next_hello_at_once() {
     for _ in 0..200 {
         drop(agent.accept());
     }
-    // The shortest backoff would take four seconds.
+    // The shortest backoff takes four seconds.
     assert!(start.elapsed() < Duration::from_secs(4));
     drop(ztunnel);
 }
@@ -309,7 +309,7 @@ fn sigterm_closes_listeners_and_leaves_live_connections_their_time() {
     let start = Instant::now();
     ztunnel.terminate();
     assert!(connection.receive().is_empty(), "the end of the session");
-    // The application of the live connection was a listener too, and is gone.
+    // The live connection's application listened too, and is gone.
     netns.awaits_listening(&[]);
     assert_echoes(&mut live);
     assert_ends(&mut live);

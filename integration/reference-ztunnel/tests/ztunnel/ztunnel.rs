@@ -12,14 +12,13 @@ use tempfile::TempDir;
 use crate::agent::Agent;
 use crate::network::{Netns, eventually};
 
-/// A running reference ztunnel, killed at the end of its test.
+/// Killed at the end of the test.
 pub(crate) struct Ztunnel {
     pub(crate) process: Child,
     directory: TempDir,
 }
 
 impl Ztunnel {
-    /// Starts one, and the agent that it connects to.
     pub(crate) fn start(options: &[&str]) -> (Self, Agent) {
         let directory = tempfile::tempdir().expect("tempdir");
         let agent = Agent::listen(&directory.path().join("zds.sock"));
@@ -38,7 +37,7 @@ impl Ztunnel {
             .arg(path("state.json"))
             .args(options)
             .env("RUST_LOG", "error");
-        // In a netns of its own: whatever goes wrong, the machine's is unaffected.
+        // Its own netns protects the machine's.
         let process = Netns::new().within(|| command.spawn()).expect("spawn");
         Self { process, directory }
     }
@@ -52,7 +51,6 @@ impl Ztunnel {
         serde_json::from_slice(&text).expect("JSON")
     }
 
-    /// Returns the states of all pods by UID.
     pub(crate) fn pods(&self) -> Vec<(String, String)> {
         let text = |pod: &Value, field: &str| pod[field].as_str().expect(field).to_owned();
         let state = self.state();
@@ -65,7 +63,6 @@ impl Ztunnel {
         self.state()["ready"] == true
     }
 
-    /// Waits for a line of the access log.
     pub(crate) fn awaits_line(&self, wanted: impl Fn(&Value) -> bool) -> Value {
         eventually("a line of the access log", || {
             let text = fs::read_to_string(self.path("access.log")).ok()?;

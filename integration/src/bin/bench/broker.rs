@@ -1,5 +1,4 @@
-//! Measures what the broker adds to the wire: its adds and snapshots against bare packets with a descriptor,
-//! to the same ztunnel.
+//! The broker's adds and snapshots against bare packets with a descriptor, to the same ztunnel.
 
 mod peers;
 mod subject;
@@ -18,11 +17,9 @@ use peers::Bare;
 pub(crate) use peers::{ZTUNNEL, ztunnel};
 use subject::Subject;
 
-/// Workloads on the nodes that are compared.
 const FEW: u64 = 10;
 const MANY: u64 = 1000;
 
-/// Number of concurrent callers.
 const CALLERS: u64 = 16;
 
 pub(crate) fn broker(samples: usize) -> anyhow::Result<()> {
@@ -36,7 +33,6 @@ pub(crate) fn broker(samples: usize) -> anyhow::Result<()> {
     runtime.block_on(rate(samples, &few, &many))
 }
 
-/// Measures one add at a time, from gRPC request to gRPC answer.
 async fn adds(
     samples: usize,
     bare: &mut Bare,
@@ -61,7 +57,7 @@ async fn adds(
     table("The broker: one add", &rows)
 }
 
-/// Measures from ztunnel's hello to the end of its snapshot, per workload.
+/// Measures from ztunnel's hello to its snapshot's end, per workload.
 async fn snapshots(
     samples: usize,
     bare: &mut Bare,
@@ -91,7 +87,7 @@ async fn snapshots(
     table("The broker: a snapshot", &rows)
 }
 
-/// Measures many callers at once, through one session.
+/// Measures many concurrent callers on one session.
 async fn rate(samples: usize, few: &Subject, many: &Subject) -> anyhow::Result<()> {
     let count = u64::try_from(samples)?.max(CALLERS);
     for (subject, served) in [(few, FEW), (many, MANY)] {

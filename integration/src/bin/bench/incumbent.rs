@@ -1,6 +1,5 @@
-//! Measures what Istio's node agent does for a pod whose rules exist, with the same programs
-//! (services/docs/facts/istio-ambient.md, 6.2 and 6.4): it saves both families' rules and checks every expected rule
-//! with a process of its own. Its own work between the processes is not counted.
+//! Istio's node agent for a pod with rules, by the same programs (services/docs/facts/istio-ambient.md, 6.2 and 6.4):
+//! it saves both families' rules and checks each with its own process. Its work between the processes is not counted.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use integration::run;
 
 use crate::rules::feed;
 
-/// Per family: the loopback address, and the address that probes come from.
+/// Per family: loopback, and the probes' source.
 const FAMILIES: [(&str, &str, &str); 2] = [
     ("iptables", "127.0.0.1/32", "169.254.7.127"),
     (
@@ -19,7 +18,6 @@ const FAMILIES: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Returns the rules of one family, as table and rule.
 fn rules(loopback: &str, probes: &str) -> Vec<(&'static str, String)> {
     let capture = "-m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports";
     let mut rules = Vec::new();
@@ -53,7 +51,7 @@ fn script(rules: &[(&str, String)]) -> String {
     ["mangle", "nat", "raw"].map(table).concat()
 }
 
-/// Writes the rules into the current netns, then measures the check.
+/// Writes the rules here, then measures the check.
 pub(crate) fn check(variant: &str) -> anyhow::Result<Duration> {
     let mut families = Vec::new();
     for (program, loopback, probes) in FAMILIES {

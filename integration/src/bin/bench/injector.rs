@@ -1,4 +1,4 @@
-//! Measures the cost of a review: the injector on one CPU, its callers on the others, over TLS like the API server.
+//! A review's cost: the injector on one CPU, callers on the others, over TLS like the API server.
 
 mod subject;
 
@@ -20,11 +20,10 @@ use crate::{
 };
 use subject::{Caller, Subject};
 
-/// Number of concurrent callers for the rate, and its duration.
 const CALLERS: usize = 8;
 const FOR: Duration = Duration::from_secs(5);
 
-/// The environment of a large pod: 2,800 variables of 1,000 bytes, just below the API server's limit.
+/// A large pod's environment: 2,800 variables of 1,000 bytes, just below the API server's limit.
 const VARIABLES: usize = 2800;
 
 pub(crate) fn injector(samples: usize) -> anyhow::Result<()> {
@@ -80,7 +79,6 @@ pub(crate) fn injector(samples: usize) -> anyhow::Result<()> {
     ))
 }
 
-/// Removes a CPU from this process's affinity and returns it.
 fn apart() -> anyhow::Result<usize> {
     let this = Pid::from_raw(0);
     let mine = sched_getaffinity(this)?;
@@ -98,7 +96,7 @@ fn apart() -> anyhow::Result<usize> {
     Ok(theirs)
 }
 
-/// Returns a pod of two containers with probes, as a Deployment creates it.
+/// Returns two containers with probes, as a Deployment creates them.
 fn pod(variables: usize) -> Value {
     let value = "x".repeat(1000);
     let env: Vec<_> = (0..variables)
@@ -137,7 +135,6 @@ fn review(pod: &Value, is_wanted: bool) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Returns the pod of a review after its patch.
 fn injected(caller: &mut Caller, asked: &[u8]) -> anyhow::Result<Value> {
     let review: Value = serde_json::from_slice(asked)?;
     let mut pod = review.pointer("/request/object").context("a pod")?.clone();
@@ -147,7 +144,7 @@ fn injected(caller: &mut Caller, asked: &[u8]) -> anyhow::Result<Value> {
     Ok(pod)
 }
 
-/// Measures reviews per second, and the CPU time of each.
+/// Measures reviews per second, and each one's CPU time.
 fn rate(subject: &Subject, what: &str, body: &[u8]) -> anyhow::Result<()> {
     let callers = (0..CALLERS).map(|_| subject.caller());
     let callers = callers.collect::<anyhow::Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Measures inpod beside what it replaces, interleaved in one run. Run it through `integration/bench/run`.
+//! inpod beside what it replaces, interleaved in one run. Run it through `integration/bench/run`.
 
 mod broker;
 mod incumbent;
@@ -87,7 +87,7 @@ fn run() -> anyhow::Result<()> {
     print_line(&format!("\nload after: {}", load().trim()))
 }
 
-/// Returns the size of the node and of its cluster; the default is 250 pods and 10,000 namespaces.
+/// Returns 250 pods and 10,000 namespaces by default.
 fn size() -> anyhow::Result<reconcile::Size> {
     let number = |index, default| {
         let text = std::env::args().nth(index);

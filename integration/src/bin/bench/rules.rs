@@ -1,4 +1,4 @@
-//! Measures rules in fresh network namespaces, by netconfig and by what it replaces.
+//! Rules in fresh network namespaces, by netconfig and by what it replaces.
 
 use std::{
     io::Write as _,
@@ -21,7 +21,7 @@ use crate::{
     table::{Row, record, table, timed},
 };
 
-/// Runs `f` in a network namespace of its own, with `lo` up, and returns the time that it reports.
+/// `f` runs in its own network namespace with `lo` up and reports the time.
 fn in_fresh_netns(
     f: impl FnOnce(&Netns) -> anyhow::Result<Duration> + Send,
 ) -> anyhow::Result<Duration> {
@@ -37,7 +37,6 @@ fn in_fresh_netns(
     })
 }
 
-/// Executes a program in the current netns with text on its standard input.
 pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> anyhow::Result<()> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -50,7 +49,6 @@ pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> anyhow::Res
     Ok(())
 }
 
-/// Returns the same rules for iptables.
 fn iptables_script(loopback: &str) -> String {
     format!(
         "*mangle\n:ISTIO_PRERT - [0:0]\n:ISTIO_OUTPUT - [0:0]\n-A PREROUTING -j ISTIO_PRERT\n-A OUTPUT -j ISTIO_OUTPUT\n\
@@ -91,7 +89,7 @@ fn ambient() -> Redirection {
     Redirection::Ambient(Ambient::default())
 }
 
-/// Returns everything that Istio's node agent writes by default, including DNS and probes.
+/// Returns Istio's node agent's defaults, including DNS and probes.
 fn everything() -> anyhow::Result<Redirection> {
     let sources = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
     let sources = sources.map(str::parse).into_iter();
@@ -143,7 +141,6 @@ pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
     table("Rules in a fresh netns", &rows)
 }
 
-/// Measures a pod whose rules are in sync.
 pub(crate) fn again(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("netconfig: everything read back, nothing written"),
@@ -168,7 +165,7 @@ pub(crate) fn again(samples: usize) -> anyhow::Result<()> {
     table("A pod whose rules are there", &rows)
 }
 
-/// Measures pods at once: two workers, each with its own existing netns.
+/// Measures two workers, each with an existing netns.
 pub(crate) fn workers(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("netconfig, two workers, per pod: rules, routes and ip rules, read back"),
@@ -183,7 +180,7 @@ pub(crate) fn workers(samples: usize) -> anyhow::Result<()> {
     table("Pods at once", &rows)
 }
 
-/// Returns the average time of a pod while two workers process ten each.
+/// Returns the average while two workers process ten pods each.
 fn per_pod(f: impl Fn(&Netns) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
     const EACH: u32 = 10;
     let batches = [pods(EACH)?, pods(EACH)?];
@@ -211,7 +208,7 @@ fn pods(count: u32) -> anyhow::Result<Vec<Netns>> {
     (0..count).map(pod).collect()
 }
 
-/// Measures whether a pod costs more if others have rules already, and whether that is so without netconfig too.
+/// Measures a pod's cost if others have rules already, with netconfig and without.
 pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("rules of a pod, where 10 have theirs"),
@@ -221,7 +218,7 @@ pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     ];
     let [few, many, nft_few, nft_many] = &mut rows;
     let mut enrolled = enroll(10)?;
-    // None ends meanwhile: the kernel's work to destroy a netns grows with their number and is not ours.
+    // None ends meanwhile: destroying a netns costs the kernel more with their number, which is not ours.
     let mut kept = on_this_node(samples, few, nft_few)?;
     enrolled.extend(enroll(490)?);
     kept.extend(on_this_node(samples, many, nft_many)?);
@@ -229,8 +226,8 @@ pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     table("Rules on a fuller node", &rows)
 }
 
-/// Measures rules by netconfig and then by nft, in existing netns. Not alternating: after an exec, each of
-/// netconfig's pods would find cold caches.
+/// Measures by netconfig and then by nft, in existing netns. Not alternating: after an exec, netconfig's pods
+/// would find cold caches.
 fn on_this_node(samples: usize, ours: &mut Row, nfts: &mut Row) -> anyhow::Result<Vec<Netns>> {
     let script = ambient().ruleset().to_string();
     let mut pods = pods(u32::try_from(samples)?)?;

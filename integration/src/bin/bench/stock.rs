@@ -1,4 +1,4 @@
-//! Measures a stock ztunnel beside the reference one: its answer to an Add, and a pod's ADD and DEL with it.
+//! A stock ztunnel beside the reference one: its answer to an Add, and a pod's ADD and DEL.
 
 use std::{
     fs,
@@ -21,10 +21,8 @@ use crate::{
     verbs::{known, took},
 };
 
-/// Time limit for anything here.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The name of either ztunnel on its node.
 const NAME: &str = "ztunnel";
 
 /// The ztunnel to start.
@@ -51,7 +49,7 @@ pub(crate) fn stock(samples: usize) -> anyhow::Result<()> {
     verbs(samples)
 }
 
-/// A ZDS server that sends a packet and receives the answer, with a ztunnel on the other end.
+/// Sends a packet and receives ztunnel's answer.
 struct Bare {
     socket: UnixSeqpacket,
     node: Node,
@@ -72,7 +70,6 @@ impl Bare {
         Ok(bare)
     }
 
-    /// Returns the time until a request is acknowledged.
     async fn ask(&self, payload: Payload, netns: Option<&Netns>) -> anyhow::Result<Duration> {
         let packet = WorkloadRequest {
             payload: Some(payload),
@@ -92,7 +89,6 @@ impl Bare {
         Ok(started.elapsed())
     }
 
-    /// Adds and deletes a pod and returns the times.
     async fn pod(&self, number: usize) -> anyhow::Result<[Duration; 2]> {
         let pod = self.node.sandbox(Spec::new(&format!("pod-{number}")))?;
         let Spec {
@@ -165,7 +161,7 @@ fn verbs(samples: usize) -> anyhow::Result<()> {
     table("CNI verbs, exec to exit", &rows)
 }
 
-/// Returns the times of a pod's ADD and DEL; its listeners exist when its ADD ends.
+/// Its listeners exist when the ADD ends.
 fn come_and_go(node: &Node) -> anyhow::Result<[Duration; 2]> {
     let pod = node.sandbox(Spec::new("one").ambient())?;
     known(node, &pod.spec)?;
@@ -181,7 +177,7 @@ fn come_and_go(node: &Node) -> anyhow::Result<[Duration; 2]> {
     Ok([add, del])
 }
 
-/// Does not wait: an ADD that returns before its pod is served would be a failure.
+/// Does not wait: an ADD must not return before its pod is served.
 fn serves(pod: &Pod) -> anyhow::Result<()> {
     let listening = pod.exec(&["ss", "-Hltn", "sport", "=", ":15008"])?;
     ensure!(!listening.is_empty(), "ADD has ended and nothing listens");

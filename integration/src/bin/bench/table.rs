@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::print_line;
 
-/// The times of one operation, in the order of measurement.
+/// An operation's times in the order of measurement.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
     pub(crate) times: Vec<Duration>,
@@ -18,7 +18,7 @@ impl Row {
         }
     }
 
-    /// Returns the time below which this share of the samples lies, in microseconds.
+    /// This share of samples lies below it, in microseconds.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.times.clone();
         sorted.sort();
@@ -37,7 +37,7 @@ impl Row {
     }
 }
 
-/// Prints a table; the first row is the reference of the others.
+/// The first row is the others' reference.
 pub(crate) fn table(title: &str, rows: &[Row]) -> anyhow::Result<()> {
     print_line(&format!(
         "\n### {title}\n\n| what | median us | p99 | min | n | x first |\n|---|---|---|---|---|---|"
@@ -55,14 +55,12 @@ pub(crate) fn table(title: &str, rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the time that `f` takes.
 pub(crate) fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
     let started = Instant::now();
     f()?;
     Ok(started.elapsed())
 }
 
-/// Adds one sample to each row.
 pub(crate) fn record<const N: usize>(rows: &mut [Row; N], times: [Duration; N]) {
     for (row, time) in rows.iter_mut().zip(times) {
         row.times.push(time);

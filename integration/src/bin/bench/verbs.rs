@@ -1,4 +1,4 @@
-//! Measures CNI verbs, from exec to exit.
+//! CNI verbs, from exec to exit.
 
 use std::{thread, time::Duration};
 
@@ -45,7 +45,7 @@ pub(crate) fn verbs(samples: usize) -> anyhow::Result<()> {
     )
 }
 
-/// Measures ADD beside few and beside many enrolled pods, alternating.
+/// Measures ADD beside few and many enrolled pods, alternating.
 pub(crate) fn crowd(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("ADD of an enrolled pod, on a node with 10"),
@@ -70,11 +70,10 @@ fn crowded(pods: usize) -> anyhow::Result<(Node, Vec<Pod>)> {
     Ok((node, pods))
 }
 
-/// Pause between the check for a pod and its ADD: the directory of manifests is read once more for the last
-/// event of a file.
+/// Before an ADD, the directory of manifests is read once more for a file's last event.
 const READ: Duration = Duration::from_millis(200);
 
-/// Waits until the source shows a pod: the time to read a directory of manifests is not part of an ADD.
+/// Waits for the source: the time to read manifests is not part of an ADD.
 pub(crate) fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
     eventually("the pod is known", TIMEOUT, || {
         let known = node.explain(spec)?;
@@ -93,7 +92,6 @@ fn version() -> Call {
     }
 }
 
-/// Returns the time of a call, which must succeed.
 pub(crate) fn took(call: &Call) -> anyhow::Result<Duration> {
     let outcome = call.run()?;
     ensure!(outcome.code == 0, "{outcome:?}");

@@ -1,5 +1,5 @@
-//! The part of Envoy that the injector's bootstrap needs: the route of a connection to `virtualInbound`. Fields are
-//! those of Envoy's API v3; everything else in a bootstrap is ignored.
+//! The part of Envoy that the injector's bootstrap needs: a connection's route to `virtualInbound`. Fields are those
+//! of Envoy's API v3; all else is ignored.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use socket2::SockAddr;
 
 use crate::Way;
 
-/// The listener of inbound connections, and all clusters.
+/// The inbound listener, and all clusters.
 #[derive(Debug)]
 pub(crate) struct Bootstrap {
     inbound: Value,
@@ -36,12 +36,11 @@ impl Bootstrap {
         })
     }
 
-    /// Returns whether its sockets accept traffic addressed to others.
+    /// Transparent sockets accept traffic addressed to others.
     pub(crate) fn is_transparent(&self) -> bool {
         self.inbound.get("transparent") == Some(&Value::Bool(true))
     }
 
-    /// Returns the mark of packets sent with the client's address, if there is one.
     fn mark(&self) -> Option<u32> {
         let filters = list(&self.inbound, "/listener_filters");
         let mut marks = filters
@@ -65,7 +64,7 @@ impl Bootstrap {
         Ok(Way { to, from, mark })
     }
 
-    /// Selects by the port's filter chain, else by that of the address family.
+    /// Selects by the port's filter chain, else by the address family's.
     fn cluster(&self, to: SocketAddr) -> anyhow::Result<&Value> {
         let wanted = |chain: &Value, field: &str| {
             chain
@@ -85,7 +84,7 @@ impl Bootstrap {
     }
 }
 
-/// Returns the source address of a cluster: of several, the one of the destination's family.
+/// Returns, of several addresses, the one of the destination's family.
 fn source(cluster: &Value, to: Option<SocketAddr>) -> anyhow::Result<Option<IpAddr>> {
     let first = cluster.pointer("/upstream_bind_config/source_address");
     let more = list(cluster, "/upstream_bind_config/extra_source_addresses");

@@ -1,6 +1,5 @@
-//! A minimal sidecar proxy. As user and group 1337, in the netns that it is started in, it accepts connections
-//! redirected to 15006, connects to their original destination, and prints a line for each: source, destination, and
-//! `forwarded`, `refused` or `loop`.
+//! A minimal sidecar proxy, as user and group 1337 in its netns: accepts connections redirected to 15006, connects to
+//! their original destination, and prints for each: source, destination, and `forwarded`, `refused` or `loop`.
 //!
 //! ```text
 //! sidecar original          from 127.0.0.6 or ::6 to the address and port that the client dialed
@@ -9,9 +8,8 @@
 //! sidecar bootstrap FILE    like an Envoy with this bootstrap (JSON); if that is transparent, as group 1337 only
 //! ```
 //!
-//! With the arguments of Istio's container after the mode (`proxy sidecar ...`) it is the whole proxy: it
-//! also accepts connections redirected to 15001, prints them the same way, and answers 200 at 15021, like
-//! Istio's once it is ready.
+//! With the arguments of Istio's container after the mode (`proxy sidecar ...`) it is the whole proxy: it also serves
+//! connections redirected to 15001, and answers 200 at 15021, like Istio's once ready.
 
 mod bootstrap;
 
@@ -32,19 +30,17 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
 use bootstrap::Bootstrap;
 
-/// The user and group of Istio's proxy.
 const OWNER: u32 = 1337;
 
-/// Port to which inbound connections are redirected.
+/// Inbound connections are redirected here.
 const INBOUND: u16 = 15006;
 
-/// Port to which outbound connections are redirected.
+/// Outbound connections are redirected here.
 const OUTBOUND: u16 = 15001;
 
 /// Port of the readiness probe.
 const HEALTH: u16 = 15021;
 
-/// The answer to the readiness probe.
 const READY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,12 +53,11 @@ enum Mode {
     Bootstrap(Bootstrap),
 }
 
-/// The destination of a connection, and its options.
 #[derive(Debug)]
 struct Way {
     to: SockAddr,
     from: Option<IpAddr>,
-    /// A packet mark, if `from` is the client's address.
+    /// Set if `from` is the client's address.
     mark: Option<u32>,
 }
 
@@ -106,7 +101,7 @@ impl Mode {
     }
 }
 
-/// The local ports of its own open connections.
+/// Local ports of its own connections.
 type Own = Arc<Mutex<BTreeSet<u16>>>;
 
 const USAGE: &str = "\
@@ -138,7 +133,7 @@ fn run() -> anyhow::Result<()> {
     let mode = Arc::new(Mode::parse(&arguments)?);
     let (uid, gid) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
     setresgid(gid, gid, gid).context("cannot become the proxy's group")?;
-    // Transparent sockets need rights that the user would not have.
+    // Transparent sockets need rights that the user lacks.
     let transparent = mode.is_transparent();
     if !transparent {
         setresuid(uid, uid, uid).context("cannot become the proxy's user")?;
@@ -154,7 +149,7 @@ fn run() -> anyhow::Result<()> {
     take(&listener, &mode, &own)
 }
 
-/// Accepts connections, each in a thread of its own.
+/// Each connection has its own thread.
 fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<()> {
     for stream in listener.incoming() {
         let (stream, mode, own) = (stream?, Arc::clone(mode), Arc::clone(own));
@@ -163,7 +158,7 @@ fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<(
     Ok(())
 }
 
-/// Answers the readiness probe. A client that goes away is no error.
+/// The readiness probe's client may go away.
 fn answer(mut client: TcpStream) {
     let asked = client.read(&mut [0; 4096]);
     asked
@@ -193,8 +188,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Returns the address that the client dialed, from conntrack; if there is none and the socket is transparent,
-/// the socket's own address.
+/// Returns the address that the client dialed, from conntrack; without one, a transparent socket's own address.
 fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let local = stream.local_addr().ok().map(canonical)?;
@@ -207,7 +201,7 @@ fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
     known.or_else(|| mode.is_transparent().then_some(local))
 }
 
-/// Serves one connection. A client that goes away is no error.
+/// A client that goes away is no error.
 fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
     let source = client.peer_addr().map(canonical);
     let (Ok(source), Some(original)) = (source, original(client, mode)) else {
@@ -226,7 +220,7 @@ fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
         Ok(server) => {
             told("forwarded");
             both(client, &server).unwrap_or_default();
-            // Another client may get the port next.
+            // Another client may get the port.
             let address = server.local_addr().ok();
             let port = address.and_then(|address| Some(address.as_socket()?.port()));
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +247,7 @@ fn connect(way: &Way, own: &Own) -> io::Result<Socket> {
     if let Some(from) = way.from.or(any) {
         socket.bind(&SocketAddr::new(from, 0).into())?;
     }
-    // Recorded before the first packet, which may come back to the listener.
+    // Recorded before the first packet, which may come back here.
     if let Some(bound) = socket.local_addr()?.as_socket() {
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         own.insert(bound.port());

@@ -1,4 +1,4 @@
-//! Connections of a pod with an injected Envoy when the pod is deleted. The test plays the kubelet; Envoy is real.
+//! Connections of a pod with an injected Envoy when the pod is deleted; the test plays the kubelet.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpStream},
@@ -25,8 +25,6 @@ use crate::{
 /// The port of the application in the pod.
 const POD_PORT: u16 = 7001;
 
-/// Returns the URL that the preStop hook of a container requests in a pod with this address, or
-/// `None` without a hook.
 fn hook(container: &Value, pod: IpAddr) -> Option<String> {
     let hook = container.get("lifecycle")?.get("preStop")?;
     let asked = hook["httpGet"].as_object().unwrap();
@@ -35,7 +33,7 @@ fn hook(container: &Value, pod: IpAddr) -> Option<String> {
     Some(format!("http://{to}{}", asked["path"].as_str()?))
 }
 
-/// Requests it from the node, as the kubelet does, and returns how long the answer took.
+/// Requests it from the node, as the kubelet does; returns the delay.
 fn ask_hook(node: &Path, url: &str) -> Duration {
     let net = format!("--net={}", node.display());
     let began = Instant::now();
@@ -44,7 +42,7 @@ fn ask_hook(node: &Path, url: &str) -> Duration {
     began.elapsed()
 }
 
-/// Opens a connection on which the application has answered and keeps answering.
+/// Opens a connection on which the application answers continuously.
 fn open(fixture: &Fixture, to: SocketAddr) -> TcpStream {
     let stream = connect(&fixture.client.netns, to).unwrap();
     let (source, mut stream) = source_seen(stream).unwrap();
@@ -53,7 +51,7 @@ fn open(fixture: &Fixture, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Ends Envoy as the runtime does when the kubelet stops the container.
+/// Ends Envoy as a stopped container.
 fn end(mut envoy: Envoy<'_>) {
     let pid = Pid::from_raw(envoy.process.id().try_into().unwrap());
     kill(pid, Signal::SIGTERM).unwrap();

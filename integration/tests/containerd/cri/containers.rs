@@ -1,4 +1,4 @@
-//! The part of `runtime.v1` that a kubelet needs for containers. Field numbers as in the module above.
+//! The part of `runtime.v1` for containers, numbered as above.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,8 @@ pub(crate) struct ContainerConfig {
     pub(crate) metadata: Option<ContainerMetadata>,
     #[prost(message, optional, tag = "2")]
     pub(crate) image: Option<ImageSpec>,
-    /// Replaces the image's entrypoint.
     #[prost(string, repeated, tag = "3")]
     pub(crate) command: Vec<String>,
-    /// Replaces the image's arguments.
     #[prost(string, repeated, tag = "4")]
     pub(crate) args: Vec<String>,
     #[prost(message, repeated, tag = "7")]
@@ -76,7 +74,7 @@ pub(crate) struct Capabilities {
     pub(crate) drop: Vec<String>,
 }
 
-/// The contract's `Int64Value`.
+/// Corresponds to the contract's `Int64Value`.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct Number {
     #[prost(int64, tag = "1")]
@@ -93,7 +91,7 @@ struct CreateContainerRequest {
     sandbox_config: Option<PodSandboxConfig>,
 }
 
-/// The response of CreateContainer, and the request of a start and a status.
+/// CreateContainer's response, and a start's and a status's request.
 #[derive(Clone, PartialEq, Message)]
 struct ContainerId {
     #[prost(string, tag = "1")]
@@ -110,7 +108,6 @@ struct ContainerStatus {
     info: HashMap<String, String>,
 }
 
-/// The status of a container.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Container {
     #[prost(string, tag = "1")]
@@ -118,10 +115,10 @@ pub(crate) struct Container {
     /// 0: created, 1: running, 2: exited.
     #[prost(int32, tag = "3")]
     pub(crate) state: i32,
-    /// Nanoseconds since 1970.
+    /// In nanoseconds since 1970.
     #[prost(int64, tag = "5")]
     pub(crate) started_at: i64,
-    /// Nanoseconds since 1970.
+    /// In nanoseconds since 1970.
     #[prost(int64, tag = "6")]
     pub(crate) finished_at: i64,
     #[prost(int32, tag = "7")]
@@ -134,12 +131,11 @@ struct ExecSyncRequest {
     container: String,
     #[prost(string, repeated, tag = "2")]
     command: Vec<String>,
-    /// In seconds.
+    /// The timeout, in seconds.
     #[prost(int64, tag = "3")]
     timeout: i64,
 }
 
-/// Output and exit code of a program in a container.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Executed {
     #[prost(bytes = "vec", tag = "1")]
@@ -150,11 +146,11 @@ pub(crate) struct Executed {
     pub(crate) exit_code: i32,
 }
 
-/// The timeout of a command in a container, in seconds.
+/// For a command in a container, in seconds.
 const EXECUTION: i64 = 20;
 
 impl Cri {
-    /// Creates a container in a sandbox, starts it, and returns its id.
+    /// Creates and starts a container; returns its id.
     pub(crate) fn start_container(
         &self,
         sandbox: &str,
@@ -181,7 +177,7 @@ impl Cri {
         self.call(method, ContainerId { id, verbose })
     }
 
-    /// Returns a container's status, and the runtime's verbose information.
+    /// Returns the status with the runtime's verbose information.
     pub(crate) fn container(&self, id: &str) -> Result<(Container, String), Status> {
         let method = "/runtime.v1.RuntimeService/ContainerStatus";
         let mut answer: ContainerStatus = self.of_container(method, id)?;
@@ -189,7 +185,7 @@ impl Cri {
         Ok((answer.status.unwrap_or_default(), info))
     }
 
-    /// Executes a command in a container, as a kubelet's probe does.
+    /// Executes like a kubelet's probe.
     pub(crate) fn execute(&self, container: &str, command: &[&str]) -> Result<Executed, Status> {
         let request = ExecSyncRequest {
             container: container.to_owned(),

@@ -1,4 +1,4 @@
-//! The containers of a pod, and the order in which they start.
+//! A pod's containers in starting order.
 
 use integration::{
     Spec,
@@ -18,10 +18,8 @@ use crate::{
 /// The user and group of Istio's proxy.
 const PROXY: i64 = 1337;
 
-/// The user of an application.
 const APPLICATION_USER: i64 = 1000;
 
-/// The deadline of a validation.
 const VALIDATION_TIMEOUT: &str = "2s";
 
 pub(super) const VALIDATE: Image = Image::Shipped {
@@ -35,7 +33,7 @@ pub(crate) enum Role {
     Validation,
     /// `istio-proxy`: the harness's stand-in.
     Proxy,
-    /// An HTTP server that returns its client's address.
+    /// Returns its client's address by HTTP.
     App,
 }
 
@@ -78,7 +76,7 @@ impl Role {
         }
     }
 
-    /// Returns the port on which it listens once started, or `None` if it ends by itself.
+    /// `None` if it ends by itself.
     pub(super) fn listens(self) -> Option<u16> {
         match self {
             Self::Validation => None,
@@ -87,7 +85,7 @@ impl Role {
         }
     }
 
-    /// Returns what an injector writes for an unprivileged pod (services/lib/inpod-injection/src/templates).
+    /// Returns an injector's values for an unprivileged pod (services/lib/inpod-injection/src/templates).
     pub(super) fn security(self) -> ContainerSecurity {
         ContainerSecurity {
             capabilities: Some(Capabilities {
@@ -104,16 +102,16 @@ impl Role {
     }
 }
 
-/// The containers of a pod in the order of their start.
+/// Containers in the order of their start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// An application without a sidecar.
     Alone,
-    /// The proxy is a container beside the application.
+    /// The proxy is a regular container.
     Plain,
-    /// The proxy is an init container that keeps running, after the validation, as Istio has it.
+    /// A native sidecar after the validation, as Istio has it.
     Native,
-    /// The proxy is an init container that keeps running, before the validation.
+    /// A native sidecar before the validation.
     NativeFirst,
 }
 
@@ -126,7 +124,7 @@ impl Shape {
         }
     }
 
-    /// Returns the pod as an injector leaves it, with a UID that its cgroup name can contain.
+    /// Returns the pod after injection; its cgroup name can contain the UID.
     pub(crate) fn spec(self, name: &str, number: u8) -> Spec {
         let spec = Spec {
             uid: uid(number),

@@ -1,4 +1,4 @@
-//! A ztunnel that answers everything, on its own thread.
+//! Answers everything, on its own thread.
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +15,11 @@ use zds_client::proto::workload_request::Payload;
 use super::peer::{Peer, Request};
 use crate::case::{Outcome, Stop, failed};
 
-/// Interval at which it checks whether to stop.
+/// Interval between checks whether to stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Peer {
-    /// Answers every request after `pause`, on its own thread.
+    /// Answers each request after `pause`, on its own thread.
     pub fn acknowledge_all(self, pause: Duration) -> Acknowledging {
         let complete = self.snapshot_is_over();
         let view = Arc::new(Mutex::new(View {
@@ -44,12 +44,10 @@ impl Peer {
     }
 }
 
-/// The state of an acknowledging ztunnel.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// Every request received, in order.
     pub requests: Vec<String>,
-    /// The UIDs of the pods that it serves.
     pub pods: BTreeSet<String>,
     /// The snapshot is complete.
     pub complete: bool,
@@ -67,7 +65,6 @@ impl View {
     }
 }
 
-/// A running ztunnel that answers everything.
 #[derive(Debug)]
 pub struct Acknowledging {
     view: Arc<Mutex<View>>,
@@ -83,7 +80,7 @@ impl Acknowledging {
             .clone()
     }
 
-    /// Waits until it serves exactly these pods and its snapshot is complete.
+    /// Waits for exactly these pods, with a complete snapshot.
     pub fn await_pods(&self, pods: &BTreeSet<String>, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {
@@ -99,7 +96,7 @@ impl Acknowledging {
         }
     }
 
-    /// Stops answering. Fails if it observed a violation of the rules.
+    /// Fails if it observed a violation.
     pub fn stop(self) -> Outcome<Peer> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();

@@ -1,4 +1,4 @@
-//! The agent under test, with a driver and pods. If the kit starts the agent, every case gets a new one.
+//! The agent under test, a driver and pods. An agent that the kit starts is new for every case.
 
 use std::{
     path::PathBuf,
@@ -20,34 +20,29 @@ use crate::{
     wire::Connection,
 };
 
-/// The time that the kit watches a peer that must do nothing.
+/// To watch a peer that must do nothing.
 pub const QUIET: Duration = Duration::from_millis(400);
 
-/// Time that a case allows beyond the agent's own timeout.
+/// Time beyond the agent's own timeout.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The agent's command line; `None` if it is already running.
+    /// `None` if it is already running.
     pub command: Option<Vec<String>>,
-    /// The agent's ZDS socket.
     pub socket: PathBuf,
-    /// A directory for the agent's files and its output.
+    /// For the agent's files and output.
     pub directory: PathBuf,
-    /// Deadline for anything that must happen.
+    /// For anything that must happen.
     pub deadline: Duration,
-    /// The agent's timeout for an answer and for a hello.
+    /// For an answer and for a hello.
     pub ack_timeout: Duration,
-    /// The number of pods in a storm.
     pub storm: usize,
-    /// Adds and removes the agent's workloads.
     pub driver: Arc<dyn Driver>,
-    /// The runtime of the sockets.
     pub runtime: Handle,
 }
 
-/// The agent under test, and the process and files that belong to it.
+/// The agent under test, its process and files.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
@@ -56,7 +51,7 @@ pub struct Bench {
     pub notes: Vec<String>,
 }
 
-/// A pod: its netns, and its description for the agent.
+/// Its netns, and its description for the agent.
 #[derive(Debug)]
 pub struct Pod {
     pub netns: Netns,
@@ -64,7 +59,6 @@ pub struct Pod {
 }
 
 impl Bench {
-    /// Creates a bench on which nothing runs yet.
     pub fn new(setting: &Setting) -> Self {
         Self {
             setting: setting.clone(),
@@ -77,17 +71,16 @@ impl Bench {
         &self.setting
     }
 
-    /// Returns the deadline for anything that must happen.
     pub fn deadline(&self) -> Duration {
         self.setting.deadline
     }
 
-    /// Returns the time after which the agent must have given up on a ztunnel.
+    /// By then the agent must have given up on a ztunnel.
     pub fn given_up(&self) -> Duration {
         self.setting.ack_timeout + SLACK
     }
 
-    /// Starts the agent, replacing a running one. Fails if the kit did not start that one.
+    /// Replaces a running agent. Fails if the kit did not start that one.
     pub fn start(&mut self) -> Outcome {
         let Some(command) = &self.setting.command else {
             return Err(Stop::Skipped(
@@ -107,7 +100,7 @@ impl Bench {
         self.begin()
     }
 
-    /// Kills the agent with SIGKILL, so that it cannot clean up.
+    /// SIGKILL, so that it cannot clean up.
     pub fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill();
@@ -119,7 +112,6 @@ impl Bench {
         begun.map_err(|refusal| Stop::Broken(format!("the agent takes no calls: {refusal}")))
     }
 
-    /// Starts an agent that knows exactly these pods.
     pub fn seeded<'a>(&mut self, pods: impl IntoIterator<Item = &'a Pod>) -> Outcome {
         if self.setting.command.is_some() {
             self.start()?;
@@ -127,7 +119,6 @@ impl Bench {
         self.seed(pods)
     }
 
-    /// Sends the running agent the whole set.
     pub fn seed<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) -> Outcome {
         let all: Vec<_> = pods.into_iter().map(|pod| pod.workload.clone()).collect();
         let seeded = self.setting.driver.seed(&all);
@@ -135,7 +126,6 @@ impl Bench {
             .map_err(|refusal| Stop::Broken(format!("the agent does not take its set: {refusal}")))
     }
 
-    /// Connects to the agent and sends nothing.
     pub fn connect(&self) -> Outcome<Peer> {
         let end = Instant::now() + self.deadline();
         loop {
@@ -155,20 +145,18 @@ impl Bench {
         }
     }
 
-    /// Connects to the agent and sends the hello.
     pub fn ztunnel(&self) -> Outcome<Peer> {
         let peer = self.connect()?;
         peer.hello()?;
         Ok(peer)
     }
 
-    /// Starts an agent without pods, and a ztunnel whose snapshot is complete.
+    /// Starts an agent without pods, and a ztunnel with a complete snapshot.
     pub fn live(&mut self) -> Outcome<Peer> {
         self.seeded([])?;
         self.synced()
     }
 
-    /// Connects a ztunnel and completes its snapshot.
     pub fn synced(&self) -> Outcome<Peer> {
         let ztunnel = self.ztunnel()?;
         ztunnel.snapshot()?;
@@ -193,14 +181,13 @@ impl Bench {
         Ok(Pod { netns, workload })
     }
 
-    /// Creates pods `p0`, `p1` and so on.
     pub fn pods(&self, count: usize) -> Outcome<Vec<Pod>> {
         (0..count)
             .map(|number| self.pod(&format!("p{number}")))
             .collect()
     }
 
-    /// Starts to add a pod; the caller waits as long as the agent may take.
+    /// The caller waits as long as the agent may take.
     pub fn add(&self, pod: &Pod) -> Adding {
         let (done, outcome) = mpsc::channel();
         let (driver, workload) = (Arc::clone(&self.setting.driver), pod.workload.clone());
@@ -209,12 +196,11 @@ impl Bench {
         Adding(outcome)
     }
 
-    /// Adds a pod that some ztunnel acknowledges by itself.
+    /// Some ztunnel acknowledges the pod by itself.
     pub fn added(&self, pod: &Pod) -> Outcome {
         self.succeeds(&self.add(pod), &pod.workload.uid)
     }
 
-    /// Fails unless the add succeeds in time.
     pub fn succeeds(&self, adding: &Adding, uid: &str) -> Outcome {
         let expected = format!("the add of {uid} succeeds within {:?}", self.deadline());
         match adding.outcome(self.deadline()) {
@@ -224,7 +210,7 @@ impl Bench {
         }
     }
 
-    /// Fails if the add has succeeded, or succeeds within `time`.
+    /// Fails if the add succeeded, or succeeds within `time`.
     pub fn not_credited(&self, adding: &Adding, time: Duration, why: &str) -> Outcome {
         let credited = matches!(adding.outcome(time), Some(Ok(())));
         check(

@@ -7,9 +7,9 @@
 //! | `DRIVER add UID NAMESPACE NAME SERVICE_ACCOUNT NETNS` | exit with 0 when a ztunnel serves it, or with another code |
 //! | `DRIVER remove UID` | return when it is no longer in the agent's set |
 //!
-//! `NETNS` is a path that can be opened during the call and until the workload is removed; `-` is a netns that the agent
-//! must not know (only in `seed`). Error messages go to standard error. A call that exceeds its time limit, which is in
-//! `ZDS_DRIVER_SECONDS`, is killed.
+//! `NETNS` can be opened during the call and until the workload is removed; `-` is a netns that
+//! the agent must not know (only in `seed`). Errors go to standard error. A call that exceeds its
+//! limit, `ZDS_DRIVER_SECONDS`, is killed.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,19 +20,18 @@ use std::{
 
 use super::driver::{Driver, Refusal, Workload};
 
-/// Time limit of a call that waits for no ztunnel.
+/// For a call that waits for no ztunnel.
 const CALL: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A driver that runs a program.
 #[derive(Debug)]
 pub struct Exec {
     command: Vec<String>,
 }
 
 impl Exec {
-    /// Creates a driver from a program and its first arguments, separated by spaces.
+    /// A program and its first arguments, separated by spaces.
     pub fn new(command: &str) -> Self {
         let command = command.split_whitespace().map(str::to_owned).collect();
         Self { command }
@@ -51,10 +50,10 @@ impl Exec {
             .spawn()
             .map_err(text)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that does not read its input shows that by its exit status.
+            // A program that ignores its input shows that by its exit status.
             drop(stdin.write_all(input.as_bytes()));
         }
-        // It answers in time; the extra second is for starting and ending it.
+        // The extra second is for starting and ending it.
         await_end(child, Instant::now() + within + Duration::from_secs(1))
     }
 }

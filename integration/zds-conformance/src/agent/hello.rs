@@ -1,4 +1,4 @@
-//! Cases about the socket, and how a session begins.
+//! The socket, and a session's beginning.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 

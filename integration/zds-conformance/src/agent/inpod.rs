@@ -1,4 +1,4 @@
-//! Drives inpod's broker: adds workloads by gRPC and plays the netconfig that hands out descriptors.
+//! Drives inpod's broker by gRPC and plays the netconfig that hands out descriptors.
 
 mod netconfig;
 
@@ -28,13 +28,12 @@ use tonic::{
 use super::driver::{Driver, Refusal, Workload};
 use netconfig::{Book, serve};
 
-/// Time limit of a call that waits for no ztunnel.
+/// For a call that waits for no ztunnel.
 const CALL: Duration = Duration::from_secs(10);
 
-/// Interval between attempts to reach a broker that starts.
+/// Between attempts to reach a starting broker.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A driver for inpod's broker.
 #[derive(Debug)]
 pub struct Inpod {
     runtime: Handle,
@@ -46,7 +45,7 @@ pub struct Inpod {
 }
 
 impl Inpod {
-    /// Drives the broker with this `run_dir`, and serves its `netns/netns.sock`.
+    /// Serves `netns/netns.sock` below this `run_dir`.
     pub fn new(runtime: &Handle, run_dir: &Path) -> Result<Self, Refusal> {
         let socket = run_dir.join("ztunnel-broker/grpc.sock");
         let within = runtime.enter();
@@ -84,7 +83,7 @@ impl Inpod {
             .saturating_add(1)
     }
 
-    /// Converts a workload for the broker and records its claim for netconfig.
+    /// Records the workload's claim for netconfig.
     fn workload(&self, workload: &Workload) -> broker::Workload {
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = &workload.netns {
@@ -111,7 +110,6 @@ impl Inpod {
         }
     }
 
-    /// Returns the broker's workloads, without any session.
     async fn list(&self) -> Result<broker::ListWorkloadsResponse, Status> {
         let request = limited(ListWorkloadsRequest {}, CALL);
         self.client()
@@ -135,7 +133,7 @@ impl Inpod {
     }
 }
 
-/// A pod's sandbox never changes its netns: another netns means another sandbox of the pod.
+/// A pod's sandbox never changes its netns: another netns means another sandbox.
 fn sandbox(uid: &str, inode: Option<u64>) -> SandboxRef {
     let container_id = match inode {
         Some(inode) => format!("{uid}-{inode}"),

@@ -25,7 +25,6 @@ pub(super) const CASES: &[Case<Bench>] = &[
 
 const CYCLES: usize = 30;
 
-/// Number of concurrent callers in a storm.
 const CALLERS: usize = 8;
 
 fn descriptors_are_returned(bench: &mut Bench) -> Outcome {

@@ -1,4 +1,4 @@
-//! A ztunnel that a case controls, which checks every packet against the rules that always hold.
+//! A ztunnel that a case controls; it checks every packet against the general rules.
 
 use std::{
     cell::Cell,
@@ -20,14 +20,12 @@ use crate::{
     wire::{self, ACK, Connection, HELLO, Incoming, MAX_REQUEST_BYTES, Packet},
 };
 
-/// The time that it looks for a second request before an answer.
+/// For a second request before an answer.
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// A request that follows the rules for all requests.
 #[derive(Debug)]
 pub struct Request {
     pub payload: Payload,
-    /// The descriptor of an Add, if any.
     pub descriptor: Option<OwnedFd>,
 }
 
@@ -37,7 +35,6 @@ impl Request {
         wire::describe(&self.payload)
     }
 
-    /// Returns the UID of the pod that it names.
     pub fn uid(&self) -> Option<&str> {
         match &self.payload {
             Payload::Add(add) => Some(&add.uid),
@@ -47,12 +44,10 @@ impl Request {
         }
     }
 
-    /// Fails unless it is that request.
     pub fn is(&self, expected: &str) -> Outcome {
         check(self.describe() == expected, expected, || self.describe())
     }
 
-    /// Fails unless it is an Add of that netns.
     pub fn adds(&self, uid: &str, netns: &Netns) -> Outcome {
         self.is(&format!("Add {uid}"))?;
         let Some(descriptor) = &self.descriptor else {
@@ -69,7 +64,6 @@ impl Request {
     }
 }
 
-/// A ztunnel's connection to the agent.
 #[derive(Debug)]
 pub struct Peer {
     connection: Connection,
@@ -80,7 +74,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Wraps a connection on which nothing was sent yet.
+    /// Nothing was sent on the connection yet.
     pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
@@ -103,12 +97,10 @@ impl Peer {
         }
     }
 
-    /// Receives the next request, which is due.
     pub fn next(&self) -> Outcome<Request> {
         self.next_within(self.deadline)
     }
 
-    /// Receives the next request, which is due within `time`.
     pub fn next_within(&self, time: Duration) -> Outcome<Request> {
         match self.within(time)? {
             Some(request) => Ok(request),
@@ -116,7 +108,6 @@ impl Peer {
         }
     }
 
-    /// Receives the next request, if one arrives within `time`.
     pub fn within(&self, time: Duration) -> Outcome<Option<Request>> {
         match self.connection.receive(time)? {
             Incoming::Packet(packet) => self.inspect(packet).map(Some),
@@ -125,7 +116,6 @@ impl Peer {
         }
     }
 
-    /// Checks the rules that hold for every packet.
     fn inspect(&self, packet: Packet) -> Outcome<Request> {
         let seen = packet.describe();
         check(self.greeted.get(), "A2: nothing before the hello", || {
@@ -177,7 +167,7 @@ impl Peer {
         }
     }
 
-    /// Acknowledges the request. Fails if another one arrived in the meantime.
+    /// Fails if another request arrived in the meantime.
     pub fn ack(&self) -> Outcome {
         self.answer(ACK)
     }
@@ -192,14 +182,13 @@ impl Peer {
         self.send(bytes)
     }
 
-    /// Receives and acknowledges the next request.
     pub fn ack_next(&self) -> Outcome<Request> {
         let request = self.next()?;
         self.ack()?;
         Ok(request)
     }
 
-    /// Receives and acknowledges everything up to the end of the snapshot.
+    /// Acknowledges everything up to the snapshot's end.
     pub fn snapshot(&self) -> Outcome<Vec<Request>> {
         let mut all = Vec::new();
         loop {
@@ -211,7 +200,7 @@ impl Peer {
         }
     }
 
-    /// Fails if the agent sends anything within `time`, or closes the connection.
+    /// Fails if the agent sends anything within `time` or closes.
     pub fn silent(&self, time: Duration) -> Outcome {
         match self.connection.receive(time)? {
             Incoming::Silence => Ok(()),
@@ -224,7 +213,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the agent closes the connection; checks what it sends before, without answering.
+    /// Waits until the agent closes; checks what it sends before, without answering.
     pub fn ended(&self, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {
@@ -244,7 +233,7 @@ impl Peer {
         }
     }
 
-    /// Closes the sending side and still receives.
+    /// Closes only the sending side.
     pub fn half_close(&self) -> Outcome {
         Ok(self.connection.half_close()?)
     }
@@ -253,7 +242,6 @@ impl Peer {
         self.snapshot_sent.get()
     }
 
-    /// Returns the agent's pid.
     pub fn pid(&self) -> Option<i32> {
         self.connection.peer()
     }

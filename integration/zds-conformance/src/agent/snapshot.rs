@@ -1,4 +1,4 @@
-//! Cases about what a session receives first.
+//! A session's first messages.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -70,7 +70,6 @@ fn nothing_before_the_set(bench: &mut Bench) -> Outcome {
     ztunnel.ack_next()?.is("SnapshotSent")
 }
 
-/// Fails unless each pod was added once, with its netns.
 fn all_added(all: &[Request], pods: &[Pod]) -> Outcome {
     for pod in pods {
         let uid = pod.workload.uid.as_str();
@@ -134,7 +133,7 @@ fn keep_while_the_netns_is_unknown(bench: &mut Bench) -> Outcome {
         "Keep unknown, and no other Keep",
         || describe_all(&all),
     )?;
-    // Checks every packet from here on: a Keep would fail.
+    // Checks every packet: a Keep would fail.
     ztunnel.silent(QUIET)
 }
 
@@ -147,7 +146,7 @@ fn each_session_is_told_everything(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
-/// A pod that was in flight when the connection ended may come later than the others.
+/// A pod in flight when the connection ended may come after the others.
 fn snapshot_that_broke_off(bench: &mut Bench) -> Outcome {
     let pods = bench.pods(3)?;
     bench.seeded(&pods)?;

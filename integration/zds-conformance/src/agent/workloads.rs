@@ -1,4 +1,4 @@
-//! Cases about changes while a ztunnel is connected.
+//! Changes while a ztunnel is connected.
 
 use zds_client::proto::workload_request::Payload;
 
@@ -115,7 +115,6 @@ fn other_information(bench: &mut Bench) -> Outcome {
     bench.succeeds(&adding, "p0")
 }
 
-/// Returns a DNS subdomain of 253 characters.
 fn subdomain() -> String {
     let label = "a".repeat(63);
     format!("{label}.{label}.{label}.{}", "a".repeat(61))

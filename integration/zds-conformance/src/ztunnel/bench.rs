@@ -1,4 +1,4 @@
-//! An agent that a case controls, and the ztunnel under test. Every case has a new pair.
+//! A new pair for every case: an agent that the case controls, and the ztunnel under test.
 
 use std::{
     fs::File,
@@ -16,25 +16,22 @@ use crate::{
     wire::{self, Listener},
 };
 
-/// The time that the kit watches a peer that must do nothing.
+/// To watch a peer that must do nothing.
 pub const QUIET: Duration = Duration::from_millis(300);
 
-/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Setting {
     pub command: Vec<String>,
     pub socket: PathBuf,
-    /// A directory for the ztunnel's files and its output.
+    /// For the ztunnel's files and output.
     pub directory: PathBuf,
-    /// Deadline for anything that must happen.
+    /// For anything that must happen.
     pub deadline: Duration,
-    /// The number of pods in a storm.
     pub storm: usize,
-    /// The runtime of the sockets.
     pub runtime: Handle,
 }
 
-/// The agent that the kit plays, and the ztunnel's process.
+/// The kit's agent, and the ztunnel's process.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
@@ -45,7 +42,6 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Creates a bench on which nothing runs yet.
     pub fn new(setting: &Setting) -> Self {
         Self {
             setting: setting.clone(),
@@ -55,24 +51,20 @@ impl Bench {
         }
     }
 
-    /// Returns the deadline for anything that must happen.
     pub fn deadline(&self) -> Duration {
         self.setting.deadline
     }
 
-    /// Returns the number of pods in a storm.
     pub fn storm(&self) -> usize {
         self.setting.storm
     }
 
-    /// Starts to listen as the agent.
     pub fn listen(&mut self) -> Outcome {
         let listener = Listener::bind(&self.setting.runtime, &self.setting.socket)?;
         self.listener = Some(listener);
         Ok(())
     }
 
-    /// Closes and removes the agent's socket.
     pub fn stop_listening(&mut self) {
         self.listener = None;
     }
@@ -90,28 +82,27 @@ impl Bench {
         Ok(())
     }
 
-    /// Starts both and returns the ztunnel's connection before its hello.
+    /// Starts both; the hello has not come yet.
     pub fn connected(&mut self) -> Outcome<Session> {
         self.listen()?;
         self.spawn()?;
         self.accept()
     }
 
-    /// Starts both and returns the connection after the hello.
+    /// Starts both, up to the hello.
     pub fn greeted(&mut self) -> Outcome<Session> {
         let session = self.connected()?;
         session.hello()?;
         Ok(session)
     }
 
-    /// Starts both and returns the connection after an empty snapshot.
+    /// Starts both, up to an empty snapshot.
     pub fn live(&mut self) -> Outcome<Session> {
         let session = self.greeted()?;
         session.ok(wire::snapshot_sent())?;
         Ok(session)
     }
 
-    /// Waits for the next connection.
     pub fn accept(&mut self) -> Outcome<Session> {
         let deadline = self.setting.deadline;
         let listener = self
@@ -141,17 +132,16 @@ impl Bench {
         }
     }
 
-    /// Returns how the process ended, if it does in time.
+    /// Returns the process's end, if it is in time.
     pub fn await_end(&self, within: Duration) -> Option<String> {
         self.process.as_ref()?.await_end(within)
     }
 
-    /// Creates a pod without a proxy.
     pub fn pod(&self) -> Outcome<Netns> {
         Ok(Netns::make()?)
     }
 
-    /// Returns the listeners of a served pod, which must exist now.
+    /// Returns a served pod's listeners, which must exist now.
     pub fn served(&self, pod: &Netns, when: &str) -> Outcome<Vec<Listening>> {
         let seen = pod.ports()?;
         let expected = format!("listeners on {PORTS:?} in the pod {when}");
@@ -159,14 +149,14 @@ impl Bench {
         Ok(pod.listening()?)
     }
 
-    /// Fails unless a pod's listeners are the same sockets as before.
+    /// A pod's listeners must be the same sockets as before.
     pub fn unchanged(&self, pod: &Netns, before: &[Listening], when: &str) -> Outcome {
         let now = self.served(pod, when)?;
         let expected = format!("the same listeners {when}: {before:?}");
         check(now == before, &expected, || format!("{now:?}"))
     }
 
-    /// Fails unless a pod's listeners are closed within the deadline.
+    /// A pod's listeners must close within the deadline.
     pub fn unserved(&self, pod: &Netns, when: &str) -> Outcome {
         let seen = pod.await_ports(&[], self.deadline())?;
         check(
@@ -177,7 +167,6 @@ impl Bench {
     }
 }
 
-/// Opens a file that is not a netns.
 pub fn dev_null() -> Outcome<File> {
     Ok(File::open(Path::new("/dev/null"))?)
 }

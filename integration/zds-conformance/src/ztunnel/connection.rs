@@ -1,4 +1,4 @@
-//! Cases about finding the agent, the hello, and reconnecting.
+//! Finding the agent, the hello, and reconnecting.
 
 use std::{thread, time::Duration};
 

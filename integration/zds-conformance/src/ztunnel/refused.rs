@@ -128,7 +128,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// Checks that the connection ends after the answer, that the next one follows, and that running pods are unaffected.
+/// The connection ends after the answer, the next one follows, and running pods are unaffected.
 fn read_error(bench: &mut Bench, name: &str, bytes: &[u8], descriptors: usize) -> Outcome {
     let (session, pod, other) = (bench.live()?, bench.pod()?, bench.pod()?);
     session.add("a", &pod)?;
@@ -175,8 +175,7 @@ fn empty_packet(bench: &mut Bench) -> Outcome {
     session.ok(wire::snapshot_sent())
 }
 
-/// Checks that the request is refused and the connection ends. Reports, without judging, whether
-/// the process ends too.
+/// The request is refused and the connection ends; an end of the process is reported without judging.
 fn protocol_error(bench: &mut Bench, name: &str, bytes: &[u8], with_descriptor: bool) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
     session.add("a", &pod)?;

@@ -15,11 +15,10 @@ use crate::{
     wire::{self, Connection, HELLO, Incoming},
 };
 
-/// The answer of a ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Ok,
-    /// The request was not carried out, for this reason.
+    /// The request was not carried out.
     Nack(String),
 }
 
@@ -30,7 +29,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Wraps a connection on which nothing was sent yet.
+    /// Nothing was sent on the connection yet.
     pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
@@ -38,7 +37,6 @@ impl Session {
         }
     }
 
-    /// Waits for the hello, which must come first.
     pub fn hello(&self) -> Outcome {
         match self.connection.receive(self.deadline)? {
             Incoming::Packet(packet) if packet.bytes == HELLO && packet.descriptors.is_empty() => {
@@ -51,13 +49,11 @@ impl Session {
         }
     }
 
-    /// Sends one request and waits for its answer.
     pub fn ask(&self, payload: Payload, descriptors: &[BorrowedFd<'_>]) -> Outcome<Answer> {
         let name = wire::describe(&payload);
         self.ask_raw(&name, &wire::encode(payload), descriptors)
     }
 
-    /// Sends arbitrary bytes and waits for the answer.
     pub fn ask_raw(
         &self,
         name: &str,
@@ -75,7 +71,6 @@ impl Session {
         }
     }
 
-    /// Waits for the next answer.
     pub fn answer(&self, name: &str) -> Outcome<Answer> {
         let expected = format!("one answer to {name} within {:?}", self.deadline);
         match self.connection.receive(self.deadline)? {
@@ -92,7 +87,6 @@ impl Session {
         }
     }
 
-    /// Sends a request that must succeed.
     pub fn ok(&self, payload: Payload) -> Outcome {
         let name = wire::describe(&payload);
         match self.ask(payload, &[])? {
@@ -104,7 +98,6 @@ impl Session {
         }
     }
 
-    /// Sends an Add that must succeed.
     pub fn add(&self, uid: &str, pod: &Netns) -> Outcome {
         match self.ask(wire::add(uid), &[pod.descriptor()])? {
             Answer::Ok => Ok(()),
@@ -115,13 +108,13 @@ impl Session {
         }
     }
 
-    /// Sends an Add of a pod that cannot be served, which must be refused as that.
+    /// The Add must be refused as a pod that cannot be served.
     pub fn add_fails(&self, uid: &str, pod: &Netns) -> Outcome {
         let answer = self.ask(wire::add(uid), &[pod.descriptor()])?;
         answer.refused("failure to start proxy", &format!("Add {uid}"))
     }
 
-    /// Fails if the ztunnel sends anything within `time`, or closes the connection.
+    /// Fails if the ztunnel sends anything within `time` or closes.
     pub fn silent(&self, time: Duration) -> Outcome {
         match self.connection.receive(time)? {
             Incoming::Silence => Ok(()),
@@ -132,7 +125,7 @@ impl Session {
         }
     }
 
-    /// Fails unless the ztunnel closes the connection without sending anything.
+    /// The ztunnel must close without sending anything.
     pub fn ended(&self) -> Outcome {
         match self.connection.receive(self.deadline)? {
             Incoming::End => Ok(()),
@@ -142,18 +135,16 @@ impl Session {
         }
     }
 
-    /// Closes the agent's sending side.
     pub fn half_close(&self) -> Outcome {
         Ok(self.connection.half_close()?)
     }
 
-    /// Returns the number of descriptors that the ztunnel holds.
     pub fn descriptors(&self) -> Outcome<usize> {
         let unseen = || Stop::Skipped("the ztunnel's process cannot be seen from here".to_owned());
         process::descriptors(self.connection.peer().ok_or_else(unseen)?).map_err(|_| unseen())
     }
 
-    /// Waits until the ztunnel holds at most `most` descriptors; returns the last count.
+    /// Waits for at most `most` descriptors; returns the last count.
     pub fn await_descriptors(&self, most: usize) -> Outcome<usize> {
         let end = Instant::now() + self.deadline;
         loop {
@@ -167,7 +158,7 @@ impl Session {
 }
 
 impl Answer {
-    /// Fails unless the answer is a refusal that begins with `prefix`.
+    /// The answer must be a refusal that begins with `prefix`.
     pub fn refused(&self, prefix: &str, name: &str) -> Outcome {
         let expected = format!("{name} is refused with \"{prefix}...\"");
         match self {

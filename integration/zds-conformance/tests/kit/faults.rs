@@ -1,5 +1,5 @@
-//! Each fault of a broken peer is caught by the case for it. `peers.rs` shows that a peer without the fault
-//! passes the same case. Needs root, or `integration/isolate` in front of `cargo test`.
+//! The case for a broken peer's fault catches it; in `peers.rs` a peer without the fault passes it. Needs root, or
+//! `integration/isolate` before `cargo test`.
 
 use std::{
     collections::BTreeSet,
@@ -11,10 +11,10 @@ use std::{
 use crate::run::{Run, bin, broken_agent, ztunnel};
 use crate::table::{OF_A_ZTUNNEL, OF_AN_AGENT, Row};
 
-/// Number of concurrent runs, which mostly wait.
+/// Concurrent runs, which mostly wait.
 const WORKERS: usize = 4;
 
-/// Runs one case against each fault and collects the faults that were not caught.
+/// Collects the faults that their case missed.
 fn missed(table: &[Row], run: impl Fn(&[&str], &str) -> Run + Sync) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let work = || {

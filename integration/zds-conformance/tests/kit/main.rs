@@ -1,5 +1,5 @@
-//! The kit against peers that keep the contract and peers that do not. Needs root, or `integration/isolate` in front
-//! of `cargo test`, and a built workspace.
+//! The kit against correct and faulty peers. Needs root, or `integration/isolate` before `cargo test`,
+//! and a built workspace.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,

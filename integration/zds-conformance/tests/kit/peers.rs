@@ -1,5 +1,5 @@
-//! Peers that keep the contract pass every case: the broken ones without a fault, the reference ztunnel, the broker.
-//! Needs root, or `integration/isolate` in front of `cargo test`, and a built workspace.
+//! Correct peers pass every case: the broken ones without a fault, the reference ztunnel, the broker. Needs root, or
+//! `integration/isolate` before `cargo test`, and a built workspace.
 
 use crate::run::{Run, bin, broken_agent, ztunnel};
 
@@ -53,7 +53,7 @@ fn the_broker_passes() {
         "text",
     ]);
     arguments.extend(["--ack-timeout-seconds", "2"]);
-    // The kit does not run in a pod.
+    // The kit runs outside of pods.
     arguments.extend(["--ztunnel-peer", "uid"]);
     Run::of(&arguments).passed();
 }

@@ -1,10 +1,9 @@
-//! Runs the kit like a user and parses its output.
+//! The kit as a user runs it, and its parsed output.
 use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Returns the path of a binary of this workspace, which must be built.
 #[track_caller]
 pub(crate) fn bin(name: &str) -> String {
     let kit = PathBuf::from(env!("CARGO_BIN_EXE_zds-conformance"));
@@ -16,7 +15,7 @@ pub(crate) fn bin(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A run's exit code, its output, and each case's outcome.
+/// Exit code, output, and each case's outcome.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -62,13 +61,11 @@ impl Run {
     }
 }
 
-/// Runs the kit against a ztunnel.
 pub(crate) fn ztunnel(options: &[&str], command: &[&str]) -> Run {
     let arguments = [&["ztunnel"], options, &["--"], command].concat();
     Run::of(&arguments)
 }
 
-/// Runs the kit against the broken agent with this fault.
 pub(crate) fn broken_agent(options: &[&str], fault: &str) -> Run {
     let directory: TempDir = tempfile::tempdir().unwrap();
     let control = directory.path().join("control");

@@ -1,6 +1,6 @@
-//! Each fault of the broken peers and the case for it; each case with a fault.
+//! The broken peers' faults and the cases for them.
 
-/// A fault, the case that must fail, and text of its evidence.
+/// The fault, the case that must fail, and text of its evidence.
 pub(crate) type Row = (&'static str, &'static str, &'static str);
 
 pub(crate) const OF_A_ZTUNNEL: &[Row] = &[

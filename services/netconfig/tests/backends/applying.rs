@@ -1,4 +1,4 @@
-//! Every backend applies every scenario, and removes it.
+//! Every backend applies and removes every scenario.
 
 use std::{fs, path::Path};
 
@@ -45,7 +45,7 @@ fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
     }
 }
 
-/// Returns everything of iptables, for a comparison of bytes.
+/// Returns iptables' state, to compare bytes.
 fn all_of_iptables(fresh: &Fresh) -> String {
     let of = |backend| {
         Family::ALL
@@ -75,7 +75,7 @@ fn recorded(name: &str, extension: &str) -> String {
     fs::read_to_string(directory.join(format!("{name}.{extension}"))).unwrap_or_default()
 }
 
-/// Also applies each scenario after each other one, and checks that nothing stale is left.
+/// Also applies each scenario after each other one: nothing stale may be left.
 #[test]
 fn iptables_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_scripts() {
     for backend in IPTABLES {
@@ -98,8 +98,7 @@ fn iptables_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_scrip
     }
 }
 
-/// Returns the non-empty chains and their rules in a fixed order of tables: iptables-legacy lists the table first
-/// that was used last.
+/// Returns non-empty chains and rules in a fixed order of tables: iptables-legacy lists the last used table first.
 fn rules_of(fresh: &Fresh, backend: Backend) -> String {
     let mut tables: Vec<String> = Vec::new();
     for family in Family::ALL {
@@ -141,7 +140,7 @@ fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
     }
 }
 
-/// Executes a transaction: a line that names an iptables program is followed by its script, all others are commands.
+/// A line that names an iptables program is followed by its script, all others are commands.
 fn execute(fresh: &Fresh, transaction: String) {
     fresh.run(move || {
         let (mut program, mut script) = (None::<String>, String::new());
@@ -160,7 +159,7 @@ fn execute(fresh: &Fresh, transaction: String) {
                 .any(|known| line.starts_with(known))
             {
                 flush(&mut program, &mut script);
-                // conntrack fails if there is no entry to delete.
+                // conntrack fails without an entry to delete.
                 feed(
                     "sh",
                     &[
@@ -199,7 +198,7 @@ fn a_last_removal_leaves_nothing_and_can_be_repeated() {
     }
 }
 
-/// The removing netconfig is configured with another backend.
+/// The removing netconfig has another backend.
 #[test]
 fn a_removal_needs_not_be_told_the_backend() {
     for backend in Backend::ALL {
@@ -294,7 +293,7 @@ fn our_jump_comes_before_the_rules_of_others() {
     }
 }
 
-/// An interface name in the tag may contain any characters that the kernel allows.
+/// An interface name in the tag may have any characters that the kernel allows.
 #[test]
 fn a_tag_with_quotes_and_backslashes_is_read_back() {
     for backend in IPTABLES {
@@ -312,7 +311,7 @@ fn a_tag_with_quotes_and_backslashes_is_read_back() {
     }
 }
 
-/// iptables writes IPv6 rules if the kernel has IPv6, even if it is disabled.
+/// iptables writes IPv6 rules even if the kernel's IPv6 is disabled.
 #[test]
 fn a_netns_whose_ipv6_is_switched_off_has_rules_and_no_routes_of_it() {
     for backend in IPTABLES {

@@ -1,4 +1,4 @@
-//! The selection of a backend: the configured one, or the one detected in this boot.
+//! The backend is the configured one, or the one detected in this boot.
 
 use std::fs;
 
@@ -104,7 +104,7 @@ async fn a_configured_backend_without_its_programs_is_not_ready_and_says_so() {
     assert!(netconfig.apply().await.unwrap().changed);
 }
 
-/// There is no /proc/sys/net/ipv6 then, and the IPv6 programs are not needed.
+/// Without /proc/sys/net/ipv6 the IPv6 programs are not needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_the_kernel_has_no_ipv6_only_rules_of_ipv4_are_written() {
     let (run_dir, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -124,7 +124,7 @@ async fn where_the_kernel_has_no_ipv6_only_rules_of_ipv4_are_written() {
     assert!(!saved(&fresh, Backend::IptablesNft, Family::V6).contains("INPOD_OUTPUT"));
 }
 
-/// Another process holds a lock of the netns.
+/// Another process holds the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_is_held_is_told_as_busy() {
     let run_dir = tempfile::tempdir().unwrap();

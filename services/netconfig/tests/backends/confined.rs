@@ -1,4 +1,4 @@
-//! A netconfig that is prevented from working reports that by its readiness before a pod is affected, and recovers.
+//! A netconfig that cannot work becomes unready before a pod is affected, and recovers.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -11,15 +11,14 @@ use inpod_types::Reason;
 
 use crate::process::{Netconfig, command_in};
 
-/// A user namespace that owns neither the mounts nor the pids that it sees cannot mount a procfs, as under a
+/// A user namespace that owns neither mounts nor pids cannot mount a procfs, as under a
 /// seccomp profile without fsopen(2).
 const WITHOUT_MOUNTS: [&str; 4] = ["--user", "--map-root-user", "--net", "--mount"];
 
-/// Runtimes mount it like this for unprivileged containers. An LSM that denies writes has the same effect.
+/// Runtimes mount it so for unprivileged containers. An LSM that denies writes has the same effect.
 const READ_ONLY_SYSCTLS: &str =
     "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys;";
 
-/// Returns a command that enters namespaces of a process.
 fn beside(process: &Child, namespaces: &[&str]) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--target={}", process.id()));
@@ -27,7 +26,6 @@ fn beside(process: &Child, namespaces: &[&str]) -> Command {
     command
 }
 
-/// A pod that netconfig may enter.
 struct Pod(Child);
 
 impl Pod {

@@ -1,5 +1,5 @@
-//! While one kind of rules replaces another, captured connections continue and new ones are captured: none is refused,
-//! and none bypasses ztunnel.
+//! While rules of one kind replace another, captured connections continue and new ones are captured: none is
+//! refused or bypasses ztunnel.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -28,17 +28,17 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The addresses of the pod and of its peer, per family.
+/// The pod's and its peer's, per family.
 const ADDRESSES: [(&str, &str); 2] = [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")];
 
-/// A port without a listener in the pod, but with one outside.
+/// Only the outside listens on it.
 const PORT: u16 = 8080;
 
 /// A pod, and its peer.
 struct Node {
     pod: Fresh,
     peer: Fresh,
-    /// The listeners of ztunnel for outbound and inbound traffic.
+    /// ztunnel's listeners for outbound and inbound traffic.
     outbound: TcpListener,
     inbound: TcpListener,
     /// Accepts traffic that bypasses ztunnel.
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// Listens like ztunnel, and accepts packets with foreign destinations.
+/// Accepts foreign destinations, like ztunnel.
 fn listen(netns: &Netns, port: u16) -> TcpListener {
     let socket = netns.within(|| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)));
     let socket = socket.unwrap().unwrap();
@@ -108,8 +108,7 @@ fn dial(netns: &Netns, to: &str) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Returns the other end of a connection. Fails after a timeout, since a connection that bypasses ztunnel never
-/// arrives. Other connections may be in the queue.
+/// A connection that bypasses ztunnel never arrives: fails after a timeout. Other connections may be in the queue.
 fn accept(listener: &TcpListener, dialled: &TcpStream) -> TcpStream {
     let port = dialled.local_addr().unwrap().port();
     listener.set_nonblocking(true).unwrap();
@@ -142,7 +141,6 @@ fn talk(connections: &mut [(TcpStream, TcpStream)], when: &str) {
     }
 }
 
-/// Counts of connections by their outcome.
 #[derive(Default)]
 struct Counts {
     captured: AtomicUsize,
@@ -170,7 +168,7 @@ fn under_load(node: &Node, work: impl FnOnce()) -> Counts {
         if let Err(error) = dial(netns, to) {
             counts.failed.lock().unwrap().push(format!("{to}: {error}"));
         }
-        // Limits the rate, so that ports do not run out.
+        // Limits the rate: ports must not run out.
         thread::sleep(Duration::from_millis(1));
     };
     thread::scope(|scope| {
@@ -215,7 +213,7 @@ fn with_names() -> Redirection {
     })
 }
 
-/// Applies every backend after every other one, and toggles between both kinds of capture within each.
+/// Applies every backend after every other, and toggles both kinds of capture within each.
 #[test]
 fn nothing_is_lost_while_a_backend_takes_the_place_of_another_and_capture_moves_between_tables() {
     let node = Node::new();
@@ -248,7 +246,7 @@ fn nothing_is_lost_while_the_incumbents_rules_are_taken_over() {
             istio::leave(form, &node.pod);
             let mut held = node.connections();
             let counts = under_load(&node, || {
-                // Opens some connections before the change.
+                // Some connections precede the change.
                 thread::sleep(Duration::from_millis(50));
                 let applied = writer(backend).apply(&node.pod.netns, &ambient(), &sandbox("c1"));
                 assert!(applied.unwrap().changed);
@@ -290,7 +288,7 @@ fn captured_connections_survive_a_drain_and_are_counted_and_new_ones_go_direct()
             talk(&mut held, &when);
             assert_eq!(drain(), 4, "{when}");
             drop(held);
-            // A process that another test starts holds all sockets from its fork to its exec.
+            // A process of another test holds all sockets from its fork to its exec.
             let deadline = Instant::now() + TIMEOUT;
             while drain() > 0 {
                 assert!(Instant::now() < deadline, "{when}: none is held any more");

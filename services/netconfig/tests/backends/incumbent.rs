@@ -1,4 +1,4 @@
-//! The takeover of a pod from Istio's node agent, in each of the three forms in which it writes rules.
+//! Takes a pod over from Istio's node agent, in each of the three forms of its rules.
 
 use netconfig::{Backend, Family, apply::Phase};
 
@@ -8,7 +8,6 @@ use crate::{
     tools::{applied, differences, everything, restore, saved, writer},
 };
 
-/// Returns a netns with the state that it leaves.
 fn left_by_istio(form: Backend) -> Fresh {
     let fresh = Fresh::new();
     istio::leave(form, &fresh);
@@ -50,7 +49,7 @@ fn what_the_incumbent_left_is_removed_where_nothing_was_applied() {
     }
 }
 
-/// Some of its chains and jumps are missing, and its tables contain foreign chains.
+/// Some chains and jumps are missing; its tables contain foreign chains.
 #[test]
 fn what_is_left_of_the_incumbent_is_removed_and_chains_of_others_beside_it_stay() {
     for form in crate::tools::IPTABLES {
@@ -67,7 +66,7 @@ fn what_is_left_of_the_incumbent_is_removed_and_chains_of_others_beside_it_stay(
     }
 }
 
-/// A part of istio-init's rules (services/docs/facts/istio-sidecar.md, 4.4.1).
+/// From istio-init's rules (services/docs/facts/istio-sidecar.md, 4.4.1).
 #[test]
 fn a_sidecars_chains_are_not_touched() {
     for form in crate::tools::IPTABLES {

@@ -1,4 +1,4 @@
-//! A netconfig that is killed takes its running iptables program with it, and its successor completes the rules.
+//! A killed netconfig takes its iptables program with it, and its successor completes the rules.
 
 use std::{
     fs,
@@ -19,7 +19,8 @@ use crate::{
     tools::{IPTABLES, applied, everything, program, saved, write_script},
 };
 
-/// Creates a `/usr/sbin` with iptables, of which one program, from [`delay`] on, reports that it runs and then sleeps.
+/// Creates a `/usr/sbin` with iptables, of which one program, from [`delay`] on, reports that it
+/// runs and then sleeps.
 fn slow(name: &str, running: &Path) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let real = directory.path().join("real");
@@ -50,13 +51,12 @@ fn slow(name: &str, running: &Path) -> TempDir {
     directory
 }
 
-/// Enables the delay once netconfig is ready, so that its own preflight check is not affected.
+/// Waits until netconfig is ready, to spare its preflight check.
 async fn delay(netconfig: &Netconfig, running: &Path) {
     netconfig.until_ready().await;
     fs::write(format!("{}.slow", running.display()), "").unwrap();
 }
 
-/// Returns the processes of the script and of its sleep.
 fn running(path: &Path) -> [Pid; 2] {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -82,7 +82,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
     for backend in IPTABLES {
         let run_dir = tempfile::tempdir().unwrap();
         let at_work = run_dir.path().join("at-work");
-        // The program for IPv6 runs second, so that the IPv4 rules exist by then.
+        // The IPv6 program runs second: the IPv4 rules exist by then.
         let programs = slow(program(backend, Family::V6, "restore"), &at_work);
         let fresh = pod_netns();
         let mut first = Netconfig::start(
@@ -125,7 +125,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
             rules(everything(&fresh)).len(),
             rules(everything(&applied(backend))).len()
         );
-        // netconfig reads once more what it wrote, for watchers.
+        // netconfig rereads what it wrote, for watchers.
         let locks = run_dir.path().join("netconfig/locks");
         let deadline = Instant::now() + Duration::from_secs(10);
         while fs::read_dir(&locks).unwrap().count() > 0 {

@@ -1,4 +1,4 @@
-//! The same promises with every backend, in real network namespaces. Needs root, and iptables in both variants.
+//! The same promises with every backend. Needs root, and iptables in both variants.
 
 #![expect(
     clippy::unwrap_used,

@@ -134,7 +134,7 @@ fn what_others_add_to_our_chains_is_told_and_mended() {
 fn only_what_differs_is_written() {
     for backend in IPTABLES {
         let fresh = applied(backend);
-        // Rewriting the table would reset this counter.
+        // A rewritten table resets this counter.
         let counted = "*mangle\n[7:700] -A PREROUTING -p icmp -j RETURN\nCOMMIT\n".to_owned();
         let program = crate::tools::program(backend, Family::V4, "restore");
         fresh.run(move || crate::tools::feed(program, &["--noflush", "-c"], &counted));

@@ -1,4 +1,4 @@
-//! A netconfig process with a configured backend, on a machine whose programs the test selects.
+//! netconfig with a configured backend, on a machine whose programs the test selects.
 
 use std::{
     fs,
@@ -22,7 +22,6 @@ use crate::{
     tools::runner,
 };
 
-/// A running netconfig, killed on drop.
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
     pub(crate) client: NetconfigServiceClient<Channel>,
@@ -30,10 +29,10 @@ pub(crate) struct Netconfig {
     log: PathBuf,
 }
 
-/// Timeout of actions that normally take no time.
+/// For actions that normally take no time.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Returns a command that starts netconfig after mounts in its own mount namespace.
+/// Starts netconfig after mounts in its own mount namespace.
 pub(crate) fn command(run_dir: &Path, mounts: &str) -> Command {
     command_in(&["--mount"], run_dir, mounts)
 }
@@ -53,7 +52,7 @@ pub(crate) fn command_in(namespaces: &[&str], run_dir: &Path, mounts: &str) -> C
     command
 }
 
-/// Returns the mount that replaces `/usr/sbin` with a directory.
+/// Replaces `/usr/sbin` with a directory.
 pub(crate) fn programs_in(directory: &Path) -> String {
     format!("mount --bind {} /usr/sbin;", directory.display())
 }
@@ -85,13 +84,11 @@ impl Netconfig {
         }
     }
 
-    /// Returns whether it reports readiness.
     pub(crate) fn is_ready(&self) -> bool {
         let mut check = command(&self.run_dir, "");
         check.arg("--check").output().unwrap().status.success()
     }
 
-    /// Waits until it is ready.
     pub(crate) async fn until_ready(&self) {
         let deadline = Instant::now() + TIMEOUT;
         while !self.is_ready() {
@@ -101,7 +98,6 @@ impl Netconfig {
         }
     }
 
-    /// Waits until it is not ready.
     pub(crate) async fn until_not_ready(&self) {
         let deadline = Instant::now() + TIMEOUT;
         while self.is_ready() {
@@ -110,7 +106,7 @@ impl Netconfig {
         }
     }
 
-    /// Waits for a failed preflight check, and returns its log line.
+    /// Waits for a failed preflight check; returns its log line.
     pub(crate) async fn until_refused(&self) -> String {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -181,7 +177,7 @@ fn ambient() -> Option<Redirection> {
     })
 }
 
-/// Creates a netns with the address that [`Netconfig::claim`] expects.
+/// Creates it with the address that [`Netconfig::claim`] expects.
 pub(crate) fn pod_netns() -> Fresh {
     let fresh = Fresh::new();
     fresh.ip("link add eth0 type veth peer name peer");

@@ -1,4 +1,4 @@
-//! Changes that fail half way are undone, and steps that cannot be undone are reported.
+//! Half-failed changes are undone; steps that cannot be undone are reported.
 
 use std::{
     fs,
@@ -24,13 +24,13 @@ use crate::{
 
 const REFUSES: &str = "echo 'it is not my day' >&2; exit 1";
 
-/// A script that accepts every table except for nat.
+/// Accepts every table except nat.
 fn refuses_nat(backend: Backend) -> String {
     let real = program(backend, Family::V4, "restore");
     format!("sed 's/^\\*nat$/&\\n-A NO_SUCH_CHAIN -j DROP/' | /usr/sbin/{real} \"$@\"")
 }
 
-/// Returns the refusal, and checks that all else was undone.
+/// All but the refused part must be undone.
 fn refusal(error: ApplyError) -> String {
     let ApplyError::Backend {
         source: BackendError::Program(error @ ProgramError::Refused { .. }),
@@ -43,7 +43,7 @@ fn refusal(error: ApplyError) -> String {
     error.to_string()
 }
 
-/// Applies the last scenario, which is refused and changes nothing.
+/// The last scenario is refused and changes nothing.
 fn is_refused_and_left_as_it_was(backend: Backend, programs: &Programs, fresh: &Fresh) -> String {
     let before = everything(fresh);
     let (_, settings) = scenarios::all().last().unwrap();
@@ -81,7 +81,7 @@ fn where_the_second_table_is_refused_the_first_one_is_as_it_was() {
     }
 }
 
-/// A table that another process owns cannot be changed.
+/// Another process owns the table, which cannot be changed.
 #[test]
 fn a_refusal_of_the_kernel_is_told_with_the_line_that_is_refused() {
     let fresh = Fresh::new();
@@ -168,7 +168,7 @@ fn programs_that_are_missing_are_named() {
     assert_eq!(everything(&fresh), before);
 }
 
-/// Over netlink, rules of iptables-nft are found by the names of their chains. Only its programs can read them.
+/// Netlink shows rules of iptables-nft by their chains' names; only its programs can read them.
 #[test]
 fn rules_that_cannot_be_read_for_want_of_programs_are_not_overlooked() {
     let fresh = applied(Backend::IptablesNft);
@@ -236,14 +236,14 @@ fn a_table_that_cannot_be_read_is_not_taken_for_an_empty_one() {
     );
 }
 
-/// A restore that fails because of a concurrent change is tried again from the new state.
+/// A restore that a concurrent change breaks is tried again from the new state.
 #[test]
 fn a_change_that_somebody_else_overtook_is_done_again() {
     let backend = Backend::IptablesNft;
     let name = program(backend, Family::V4, "restore");
     let directory = tempfile::tempdir().unwrap();
     let once = directory.path().join("once");
-    // At the first attempt, a jump is deleted just before it is replaced.
+    // The first attempt loses a jump just before replacing it.
     let script = format!(
         "if ! test -e {0}; then touch {0}; \
          printf '*nat\\n-F OUTPUT\\nCOMMIT\\n' | /usr/sbin/{name} --noflush; fi; \

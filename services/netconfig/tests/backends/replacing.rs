@@ -1,4 +1,4 @@
-//! One backend replaces another, if and only if that is configured.
+//! One backend replaces another exactly if that is configured.
 
 use netconfig::{Backend, apply::Phase, rules::Redirection, rules::scenarios};
 
@@ -51,7 +51,7 @@ fn a_pod_keeps_its_backend_where_none_is_configured() {
     }
 }
 
-/// The state after netconfig was stopped in the middle.
+/// netconfig was stopped in the middle.
 #[test]
 fn rules_in_two_backends_become_those_of_one() {
     for to in Backend::ALL {
@@ -71,7 +71,6 @@ fn rules_in_two_backends_become_those_of_one() {
     }
 }
 
-/// Copies the rules of a backend.
 fn copy(from: &Fresh, to: &Fresh, backend: Backend) {
     use netconfig::Family;
 

@@ -1,5 +1,5 @@
-//! A sidecar's redirection with every backend: repaired, changed and removed, and taken over from Istio's sidecar
-//! installer in each of the three forms in which it writes rules.
+//! A sidecar's redirection with every backend: repaired, changed, removed, and taken over from Istio's sidecar
+//! installer in each of the three forms of its rules.
 
 use std::net::TcpListener;
 
@@ -21,7 +21,7 @@ fn scenario(name: &str) -> Redirection {
     Redirection::Sidecar(settings)
 }
 
-/// A redirection that needs everything: rules of all tables, routes, ip rules, and the address.
+/// Needs everything: rules of all tables, routes, ip rules, the address.
 fn by_tproxy() -> Redirection {
     scenario("everything-tproxy")
 }
@@ -41,7 +41,7 @@ fn remove(backend: Backend, fresh: &Fresh, phase: Phase) {
     removed.unwrap();
 }
 
-/// Also returns addresses, which [`everything`] shows only by their routes.
+/// Includes addresses, which [`everything`] shows only by their routes.
 fn all(fresh: &Fresh) -> String {
     let addresses = fresh.ip("-6 -o addr show dev lo");
     let words = addresses
@@ -51,7 +51,7 @@ fn all(fresh: &Fresh) -> String {
     format!("{addresses:?}\n{}", routed(fresh))
 }
 
-/// The kernel adds and removes the route of an IPv6 address a moment after the address.
+/// The route of an IPv6 address follows the address a moment later.
 fn routed(fresh: &Fresh) -> String {
     let shown = everything(fresh);
     let lines = shown
@@ -84,7 +84,7 @@ fn what_istios_sidecar_installer_left_is_replaced_and_afterwards_nothing_of_it_i
                 assert!(is_reported, "{left:?} in {form}: {reported}");
                 assert!(apply(backend, &fresh, &ours));
                 let after = all(&fresh);
-                // Except for an interface name, which our rules contain as well.
+                // Except for an interface name that our rules contain.
                 let named = after.to_lowercase().replace("not-istio-nic", "");
                 assert!(!named.contains("istio"), "{after}");
                 assert_eq!(
@@ -120,7 +120,7 @@ fn ambient_mode_leaves_alone_what_istios_sidecar_installer_left() {
     }
 }
 
-/// All its rules except for the ip rules are lost.
+/// Only the ip rules are left.
 #[test]
 fn ip_rules_that_istios_sidecar_installer_left_alone_are_replaced() {
     let fresh = Fresh::new();
@@ -178,7 +178,6 @@ fn a_pod_goes_from_one_mode_to_the_other_and_nothing_stale_is_left() {
     }
 }
 
-/// Checks that a difference is reported by its name, and repaired.
 fn is_reported_and_repaired(backend: Backend, fresh: &Fresh, named: &str) {
     let ours = by_tproxy();
     let reported = differences(backend, fresh, &ours);
@@ -249,7 +248,7 @@ fn every_single_rule_that_is_deleted_is_reported_and_mended() {
     assert_eq!(count, wanted.map(|chain| chain.rules.len()).sum::<usize>());
 }
 
-/// A kernel worker adds the route of the address. An apply must not return before that.
+/// A kernel worker adds the address's route; an apply must wait for it.
 #[test]
 fn what_was_applied_is_as_it_belongs_and_can_be_used_at_once_two_hundred_times() {
     let (fresh, ours) = (Fresh::new(), scenario("basic"));
@@ -265,7 +264,7 @@ fn what_was_applied_is_as_it_belongs_and_can_be_used_at_once_two_hundred_times()
     }
 }
 
-/// An address that existed before is not removed.
+/// An address from before is not removed.
 #[test]
 fn an_address_of_others_is_used_and_not_taken_away() {
     let fresh = Fresh::new();

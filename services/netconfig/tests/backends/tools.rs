@@ -1,4 +1,4 @@
-//! Helpers for all tests of this directory: writers with programs, and the content of a netns as the tools show it.
+//! Writers with programs, and a netns's content as the tools show it.
 
 use std::{
     fs,
@@ -14,10 +14,9 @@ use tempfile::TempDir;
 
 use crate::support::{Fresh, ambient, sandbox};
 
-/// The directories of iptables on the machines that run tests.
+/// Of iptables, on the machines that run tests.
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// Returns the path of netconfig's binary.
 pub(crate) fn runner() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_netconfig"))
 }
@@ -26,7 +25,6 @@ pub(crate) fn locks() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks")
 }
 
-/// Returns the programs of this machine.
 pub(crate) fn programs() -> Programs {
     static FOUND: OnceLock<Programs> = OnceLock::new();
     let find = || {
@@ -44,7 +42,6 @@ pub(crate) fn programs() -> Programs {
     FOUND.get_or_init(find).clone()
 }
 
-/// Returns a writer with a configured backend.
 pub(crate) fn writer(backend: Backend) -> Writer {
     writer_by(backend, programs())
 }
@@ -58,7 +55,7 @@ pub(crate) fn writer_by(backend: Backend, programs: Programs) -> Writer {
     }
 }
 
-/// Returns a writer with a detected backend, which it uses for pods without rules.
+/// Returns a writer with a detected backend, for pods without rules.
 pub(crate) fn detected(backend: Backend) -> Writer {
     Writer {
         configured: None,
@@ -66,14 +63,13 @@ pub(crate) fn detected(backend: Backend) -> Writer {
     }
 }
 
-/// Returns a netns with the default redirection of ambient mode.
+/// Has ambient mode's default redirection.
 pub(crate) fn applied(backend: Backend) -> Fresh {
     let fresh = Fresh::new();
     apply(backend, &fresh);
     fresh
 }
 
-/// Applies the default redirection. Returns whether anything changed.
 pub(crate) fn apply(backend: Backend, fresh: &Fresh) -> bool {
     let applied = writer(backend).apply(&fresh.netns, &ambient(), &sandbox("c1"));
     applied.unwrap().changed
@@ -84,7 +80,6 @@ pub(crate) fn differences(backend: Backend, fresh: &Fresh) -> Vec<String> {
     verified.unwrap().differences
 }
 
-/// Checks that a difference is reported by its name, and repaired.
 pub(crate) fn is_reported_and_repaired(backend: Backend, fresh: &Fresh, named: &str) {
     let reported = differences(backend, fresh);
     assert!(
@@ -95,10 +90,8 @@ pub(crate) fn is_reported_and_repaired(backend: Backend, fresh: &Fresh, named: &
     assert_eq!(differences(backend, fresh), [""; 0]);
 }
 
-/// The two backends that are iptables.
 pub(crate) const IPTABLES: [Backend; 2] = [Backend::IptablesNft, Backend::IptablesLegacy];
 
-/// Returns the name of an iptables program.
 pub(crate) fn program(backend: Backend, family: Family, act: &str) -> &'static str {
     match (backend, family, act) {
         (Backend::IptablesNft, Family::V4, "save") => "iptables-nft-save",
@@ -113,24 +106,23 @@ pub(crate) fn program(backend: Backend, family: Family, act: &str) -> &'static s
     }
 }
 
-/// Returns the output of iptables-save without its comments, which contain the time.
+/// Returns iptables-save without comments, which contain the time.
 pub(crate) fn saved(fresh: &Fresh, backend: Backend, family: Family) -> String {
     let printed = fresh.command(program(backend, family, "save"), &[]);
     let lines = printed.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// The options of the tests' own calls: by default all netns share one lock.
+/// By default all netns share one lock.
 pub(crate) const RESTORE: [&str; 3] = ["--noflush", "-w", "20"];
 
-/// Feeds a script to an iptables program.
 pub(crate) fn restore(fresh: &Fresh, backend: Backend, family: Family, script: &str) {
     let program = program(backend, family, "restore");
     let script = script.to_owned();
     fresh.run(move || feed(program, &RESTORE, &script));
 }
 
-/// Runs a program with a text on its standard input, in the netns of the calling thread.
+/// Runs a program with this standard input in the calling thread's netns.
 pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) {
     let mut child = Command::new(program)
         .args(arguments)
@@ -143,8 +135,8 @@ pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) {
     assert!(child.wait().unwrap().success(), "{program}: {text}");
 }
 
-/// Returns all rules, routes and ip rules, as the tools show them. Empty built-in chains of iptables are omitted: it
-/// creates them at its first use and never removes them.
+/// Returns rules, routes and ip rules. Empty built-in chains of iptables are omitted: it creates them at first use
+/// and never removes them.
 pub(crate) fn everything(fresh: &Fresh) -> String {
     let mut shown = String::new();
     for arguments in [
@@ -166,7 +158,7 @@ pub(crate) fn everything(fresh: &Fresh) -> String {
     shown
 }
 
-/// Returns the non-empty tables in a fixed order: iptables-legacy lists the table first that was used last.
+/// Returns non-empty tables in a fixed order: iptables-legacy lists the last used table first.
 fn tables(saved: &str) -> Vec<String> {
     let parts = saved.split("COMMIT\n").filter_map(|part| {
         let lines: Vec<_> = part.lines().filter(|line| is_of_somebody(line)).collect();
@@ -178,7 +170,7 @@ fn tables(saved: &str) -> Vec<String> {
     tables
 }
 
-/// Returns the tables that nft created; those of iptables-nft are read with its own program.
+/// Returns tables that nft created; iptables-nft's are read with its own program.
 fn native(listed: &str) -> String {
     let (mut kept, mut shown) = (true, String::new());
     for line in listed.lines() {
@@ -202,7 +194,7 @@ fn is_of_somebody(line: &str) -> bool {
     !is_own_chain
 }
 
-/// Removes our tags, to compare a script's result with that of an apply.
+/// Removes our tags, since a script's result has none.
 pub(crate) fn untagged(text: &str) -> String {
     let mut kept = String::new();
     for line in text.lines() {
@@ -220,7 +212,7 @@ pub(crate) fn untagged(text: &str) -> String {
     kept
 }
 
-/// Returns the programs of this machine, some of them replaced by scripts.
+/// Returns this machine's programs, some replaced by scripts.
 pub(crate) fn faked(fakes: &[(&str, &str)]) -> (TempDir, Programs) {
     let directory = tempfile::tempdir().unwrap();
     for backend in IPTABLES {

@@ -1,4 +1,4 @@
-//! A netns that belongs to another user namespace: a pod with `hostUsers: false`.
+//! A pod with `hostUsers: false`: its netns belongs to another user namespace.
 
 use std::{
     fs,

@@ -14,7 +14,7 @@ use crate::{
     tools::{IPTABLES, everything, faked, locks, programs, writer_by},
 };
 
-/// Timeout of an iptables program in these tests.
+/// Timeout of an iptables program.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn file(fresh: &Fresh, which: &str) -> PathBuf {
@@ -22,7 +22,7 @@ fn file(fresh: &Fresh, which: &str) -> PathBuf {
     locks().join(format!("{}-{}.{which}", id.inode, id.cookie))
 }
 
-/// Holds a lock of the netns, as another process would.
+/// Holds a netns's lock like another process.
 fn hold(fresh: &Fresh, which: &str) -> File {
     let mut options = OpenOptions::new();
     fs::create_dir_all(locks()).unwrap();
@@ -41,7 +41,6 @@ fn apply(backend: Backend, fresh: &Fresh) -> Result<Applied, ApplyError> {
     writer.apply(&fresh.netns, &ambient(), &sandbox("c1"))
 }
 
-/// Returns the lock that could not be acquired.
 fn lock_of(error: ApplyError) -> String {
     let ApplyError::Backend {
         source: BackendError::Program(ProgramError::Locked { lock }),
@@ -97,7 +96,7 @@ fn a_lock_that_comes_free_in_time_delays_and_no_more() {
     }
 }
 
-/// The lock is not the one that all netns share by default, the environment is empty, and names are not resolved.
+/// The lock is not the default one of all netns, the environment is empty, and names are not resolved.
 #[test]
 fn a_program_is_given_a_lock_of_its_netns_and_little_else() {
     let directory = tempfile::tempdir().unwrap();
@@ -131,7 +130,7 @@ fn no_lock_is_left() {
     }
 }
 
-/// Calls for one netns are serialized; those for others do not wait.
+/// Calls for one netns are serialized; others do not wait.
 #[test]
 fn many_at_once_leave_what_one_leaves() {
     for backend in IPTABLES {

@@ -27,7 +27,6 @@ impl Netconfig {
         self.client.remove_rules(request).await.unwrap();
     }
 
-    /// Returns the value of a metric, 0 if it has none yet.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
         let socket = inpod_service::socket(self.run_dir.path(), "netconfig");
         let text = inpod_service::metrics::fetch(&socket);

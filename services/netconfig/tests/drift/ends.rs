@@ -14,7 +14,7 @@ use crate::{
     watcher::{Watcher, eventually},
 };
 
-/// Creates a pod's netns whose veth has its other end in netconfig's netns.
+/// The veth's other end is in netconfig's netns.
 fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
     let fresh = Fresh::new();
     let home = netconfig.netns();
@@ -50,7 +50,7 @@ async fn nothing_is_kept(sockets: NotificationSockets) {
         drop(fresh);
         let what = format!("{sockets:?}: the netns of {name} is kept");
         eventually(&what, async || !has_link(&netconfig, &host_side)).await;
-        // The netns may be gone before that is reported.
+        // The netns may end before that is reported.
         let what = format!("{sockets:?}: the end of {name} is reported");
         eventually(&what, async || watcher.ends() == [wire(&name)]).await;
     }
@@ -66,7 +66,6 @@ async fn a_netns_ends_with_its_claim_in_spite_of_sockets_in_it() {
     nothing_is_kept(NotificationSockets::Own).await;
 }
 
-/// Returns the nsids in netconfig's netns.
 fn nsids(netconfig: &Netconfig) -> Vec<String> {
     let listed = netconfig.netns().ip("netns list-id");
     let nsids = listed.lines().map(|line| line.split(' ').nth(1).unwrap());
@@ -84,7 +83,7 @@ async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
         let count = if name == "kept" { 1 } else { 2 };
         eventually(&what, async || nsids(&netconfig).len() == count).await;
     }
-    // A netns that is released but alive keeps its nsid, and is ignored.
+    // A released, living netns keeps its nsid and is ignored.
     netconfig.release("kept").await;
     netconfig.release("gone").await;
     let before = nsids(&netconfig);
@@ -100,7 +99,7 @@ async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
     kept.nft("flush ruleset");
     next.nft("flush ruleset");
     assert!(!watcher.wait_for_states("next", 1).await.intact);
-    // A netns that already has an nsid keeps it, whichever sandbox claims it.
+    // A netns keeps its nsid, whichever sandbox claims it.
     netconfig.claim("again", &kept).await.unwrap();
     watcher.wait_for_states("again", 1).await;
     netconfig.apply("again").await;
@@ -111,7 +110,7 @@ async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
     assert_eq!(nsids(&netconfig), before);
 }
 
-/// Returns the time until a claim's end is reported.
+/// Time until a claim's end is reported.
 async fn time_to_end(watcher: &Watcher, name: &str) -> Duration {
     let began = Instant::now();
     let what = format!("{name} is held");
@@ -121,7 +120,7 @@ async fn time_to_end(watcher: &Watcher, name: &str) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second() {
-    // A long interval, so that not the sweep finds them.
+    // The sweep's long interval rules it out.
     let mut netconfig = start(NotificationSockets::Shared, &["--sweep-seconds", "3600"]).await;
     let words = ["deleted", "renamed", "replaced", "stays"];
     let mut pods = Vec::new();
@@ -138,7 +137,7 @@ async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second(
     assert_eq!(first.len(), words.len());
     for (word, (_, name)) in words.into_iter().zip(&pods) {
         let (path, aside) = (Path::new(&name.0), format!("{}-aside", name.0));
-        // A mount point can neither be renamed nor replaced.
+        // Mount points can neither be renamed nor replaced.
         if word != "stays" {
             name.unmount();
         }

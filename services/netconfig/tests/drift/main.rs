@@ -1,4 +1,4 @@
-//! Changes of claimed netns by other processes, as watchers see them. Needs root.
+//! Other processes' changes of claimed netns, as watchers see them. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -30,7 +30,7 @@ use nix::{
 use harness::{Netconfig, at, pod_netns};
 use watcher::{Watcher, eventually, quiet};
 
-/// The capabilities that the deployment grants to netconfig.
+/// netconfig's capabilities in the deployment.
 const RIGHTS: &str = "+sys_admin,+net_admin,+net_raw,+sys_ptrace";
 
 /// The sockets that receive notifications.
@@ -42,7 +42,7 @@ pub(crate) enum NotificationSockets {
     Own,
 }
 
-/// Starts netconfig with the rights that it has in a cluster, or one less.
+/// Starts it with a cluster's rights, or one less.
 pub(crate) async fn start(sockets: NotificationSockets, arguments: &[&str]) -> Netconfig {
     let rights = match sockets {
         NotificationSockets::Shared => format!("-all,{RIGHTS},+net_broadcast"),
@@ -124,7 +124,6 @@ async fn every_watcher_is_told_the_state_and_then_the_same_changes() {
     }
 }
 
-/// Stops a process, and waits until it is stopped.
 async fn stop(process: &Child) -> Pid {
     let pid = Pid::from_raw(process.id().try_into().unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
@@ -204,13 +203,13 @@ async fn what_is_taken_away_by_iptables_legacy_is_found_within_a_period() {
     netconfig.apply("c1").await;
     let (first, watcher) = Watcher::open(&mut netconfig).await;
     assert!(first[0].intact, "{first:?}");
-    // Applying causes a read, which must not be the one that finds this change.
+    // Applying causes a read, which must not find this change.
     quiet().await;
     pod.command("iptables-legacy", &["-t", "nat", "-F", "INPOD_OUTPUT"]);
     assert!(!watcher.wait_for_states("c1", 1).await.intact);
 }
 
-/// A process in its own user namespace and netns, as in a pod with `hostUsers: false`.
+/// Own user namespace and netns, as in a pod with `hostUsers: false`.
 struct Foreign(Child);
 
 impl Foreign {

@@ -1,4 +1,4 @@
-//! Fifty netns, half of them changed by other processes.
+//! Fifty netns, half of them changed by others.
 
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,7 @@ impl Pod {
         }
     }
 
-    /// Makes the change, and returns the time when it was done.
+    /// Returns when the change was done.
     fn harm(&self) -> Instant {
         match self.harm {
             Harm::Flush => drop(self.fresh.nft("flush ruleset")),
@@ -72,7 +72,7 @@ fn first_handle(fresh: &Fresh) -> String {
     handle.map(|(_, handle)| handle.to_owned()).next().unwrap()
 }
 
-/// Returns the generation of the packet filter, and the routes and ip rules.
+/// Returns the packet filter's generation, the routes and ip rules.
 fn state(fresh: &Fresh) -> (u32, String) {
     let shown = [
         "-4 rule",
@@ -120,7 +120,7 @@ async fn drift_is_told(sockets: NotificationSockets) {
         println!("{sockets:?}: reported at most {slowest:?} after the change");
     }
     let reads = netconfig.metric("drift_reads_total").await - reads;
-    // A periodic read of one of the fifty is due every 72 seconds.
+    // One of the fifty is read every 72 seconds.
     assert!(
         (25..28).contains(&reads),
         "{reads} reads of 25 changed netns"

@@ -1,4 +1,4 @@
-//! A watcher of drift, and the change counters of a netns.
+//! Watches drift and a netns's change counters.
 
 use std::{
     os::fd::AsRawFd as _,
@@ -20,12 +20,12 @@ use nix::sys::socket::{
 
 use crate::harness::{Netconfig, wire};
 
-/// The events after the initial state, with their times.
+/// Events after the initial state, with times.
 #[derive(Clone, Default)]
 pub(crate) struct Watcher(Arc<Mutex<Vec<(Instant, Event)>>>);
 
 impl Watcher {
-    /// Opens a stream, and returns the initial state too.
+    /// Also returns the initial state.
     pub(crate) async fn open(netconfig: &mut Netconfig) -> (Vec<NetnsState>, Self) {
         let stream = netconfig.client.watch_drift(WatchDriftRequest {}).await;
         let mut stream = stream.unwrap().into_inner();
@@ -57,7 +57,6 @@ impl Watcher {
         self.0.lock().unwrap().clone()
     }
 
-    /// Returns the reported states of a claim's netns.
     pub(crate) fn states(&self, name: &str) -> Vec<(Instant, NetnsState)> {
         let states = self.all().into_iter().filter_map(|(at, event)| {
             let Event::State(state) = event else {
@@ -68,7 +67,6 @@ impl Watcher {
         states.collect()
     }
 
-    /// Returns the sandboxes whose end was reported.
     pub(crate) fn ends(&self) -> Vec<Option<SandboxRef>> {
         let ends = self.all().into_iter().filter_map(|(_, event)| {
             let Event::ClaimReleased(released) = event else {
@@ -83,7 +81,7 @@ impl Watcher {
         self.all().len()
     }
 
-    /// Waits for that number of states of a claim's netns, and returns the last one.
+    /// Waits for this many states; returns the last.
     pub(crate) async fn wait_for_states(&self, name: &str, times: usize) -> NetnsState {
         let what = format!("{name} was not reported {times} times");
         eventually(&what, async || self.states(name).len() >= times).await;
@@ -93,7 +91,7 @@ impl Watcher {
     }
 }
 
-/// Waits longer than any delay between a change and its report.
+/// Waits longer than any delay of a report.
 pub(crate) async fn quiet() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
 }
@@ -106,7 +104,7 @@ pub(crate) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
     }
 }
 
-/// Returns how often the packet filter of the calling thread's netns was changed, by any process (NFT_MSG_GETGEN).
+/// Returns the packet filter's changes in the calling thread's netns, by any process (NFT_MSG_GETGEN).
 pub(crate) fn generation() -> u32 {
     const HEADER_BYTES: usize = 16;
     const REQUEST: u16 = 1;

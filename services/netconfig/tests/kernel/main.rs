@@ -29,7 +29,6 @@ fn applied() -> Fresh {
     fresh
 }
 
-/// Returns the tag of the rules in a netns.
 fn tag_of(fresh: &Fresh) -> Option<Tag> {
     plain().observe(&fresh.netns).unwrap().tag
 }
@@ -41,7 +40,6 @@ fn differences(fresh: &Fresh) -> Vec<String> {
         .differences
 }
 
-/// Returns everything that can be inpod's, as the tools show it.
 fn everything(fresh: &Fresh) -> String {
     let shown = [
         "rule",
@@ -53,7 +51,6 @@ fn everything(fresh: &Fresh) -> String {
     shown.concat() + &fresh.nft("list ruleset")
 }
 
-/// Checks that a difference is reported by its name, and repaired.
 fn is_reported_and_repaired(fresh: &Fresh, named: &str) {
     let reported = differences(fresh);
     assert!(
@@ -90,14 +87,13 @@ fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
     );
 }
 
-/// Removes inpod's tags from the output of nft.
 fn untagged(listed: &str) -> String {
     let is_tag = |line: &&str| line.contains("comment \"inpod schema=");
     let lines = listed.lines().filter(|line| !is_tag(line));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Also applies each scenario after each other one, and checks that nothing stale is left.
+/// Also applies each scenario after each other one: nothing stale may be left.
 #[test]
 fn nft_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_script() {
     let ours = Fresh::new();
@@ -135,7 +131,7 @@ fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
     }
 }
 
-/// Executes a transaction: lines of sysctl, ip and conntrack as commands, all others as an nft script.
+/// Lines of sysctl, ip and conntrack are commands, all others an nft script.
 fn execute(fresh: &Fresh, transaction: &str) {
     let mut script = String::new();
     for line in transaction.lines() {
@@ -144,7 +140,7 @@ fn execute(fresh: &Fresh, transaction: &str) {
             .any(|known| line.starts_with(known));
         if is_command {
             let line = line.to_owned();
-            // conntrack fails if there is no entry to delete.
+            // conntrack fails without an entry to delete.
             fresh.command(
                 "sh",
                 &["-c", &format!("{line} || expr '{line}' : conntrack")],
@@ -198,7 +194,7 @@ fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_p
     );
     assert_eq!(seen.captured_flows, 2);
     drop((flows, listeners));
-    // A process that another test starts holds all sockets from its fork to its exec.
+    // A process of another test holds all sockets from its fork to its exec.
     let deadline = Instant::now() + Duration::from_secs(5);
     while inspect::sockets(&fresh.netns, &Proxies::default()).unwrap()
         != inspect::Sockets::default()

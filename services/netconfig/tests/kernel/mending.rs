@@ -71,7 +71,7 @@ fn what_others_add_to_or_change_in_our_tables_is_told_and_mended() {
     is_reported_and_repaired(&fresh, "policy drop");
 }
 
-/// The rules of the first release, of which two stand for the rest.
+/// Two of the first release's rules stand for the rest.
 #[test]
 fn rules_of_the_first_schema_are_replaced() {
     let fresh = Fresh::new();

@@ -25,7 +25,7 @@ fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
     assert_eq!(everything(&fresh), before);
 }
 
-/// A table that another process owns cannot be replaced. What was added before is removed.
+/// Another process owns the table. Earlier additions are removed.
 #[test]
 fn a_refused_transaction_takes_routes_and_rules_back() {
     let fresh = Fresh::new();

@@ -19,7 +19,7 @@ fn waiting_connections_migrate_while_a_pod_is_enrolled_and_the_sysctl_is_restore
         .apply(&fresh.netns, &ambient(), &sandbox("c1"))
         .unwrap();
     assert_eq!(migrates(&fresh), "1\n");
-    // The tag's record of the sysctl outlives the tag.
+    // The sysctl's record outlives its tag.
     for phase in [Phase::Drain, Phase::Final] {
         assert_eq!(migrates(&fresh), "1\n");
         plain().remove(&fresh.netns, &sandbox("c1"), phase).unwrap();

@@ -27,7 +27,7 @@ fn strict_reverse_path_filtering_is_told_where_answers_leave_by_another_interfac
     let inbound = listen(&pod, 15006);
     connect(&pod, &server, "net1", ["10.8.0.1", "10.8.0.2"]);
     server.ip("addr add 203.0.113.5/32 dev lo");
-    // Replies to packets from outside over the second interface leave by the first one.
+    // Replies to the second interface leave by the first one.
     let dial = || dial(&server, Some("203.0.113.5"), 0, address("10.8.0.1", 8080));
     sysctl(&pod, "ipv4/conf/eth0/rp_filter", "1");
     is_clean(&pod);
@@ -45,12 +45,12 @@ fn strict_reverse_path_filtering_is_told_where_answers_leave_by_another_interfac
         assert!(dial().is_none());
         sysctl(&pod, path, "0");
     }
-    // The greater of the two values counts, and 2 is loose mode.
+    // The greater value counts; 2 is loose mode.
     sysctl(&pod, "ipv4/conf/all/rp_filter", "1");
     sysctl(&pod, "ipv4/conf/net1/rp_filter", "2");
     is_clean(&pod);
     assert!(arrives(&inbound, &dial().unwrap()));
-    // A route of its own for the replies to that interface.
+    // A route for replies to that interface.
     sysctl(&pod, "ipv4/conf/net1/rp_filter", "1");
     pod.ip("rule add from 10.8.0.1 lookup 200");
     pod.ip("route add default via 10.8.0.2 dev net1 table 200");

@@ -13,13 +13,13 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::support::{Fresh, ambient, plain, sandbox};
 
-/// Generous, since the first IPv6 packet over a new link may have to be sent again.
+/// The first IPv6 packet over a new link may have to be sent again.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The mark of ztunnel's own packets.
 const FROM_ZTUNNEL: u32 = 0x539;
 
-/// The addresses of the pod and of a host beside it, per family.
+/// The pod's and its neighbor's, per family.
 const ADDRESSES: [[&str; 2]; 2] = [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]];
 
 fn pod_and_host() -> (Fresh, Fresh) {
@@ -42,7 +42,7 @@ fn listen(fresh: &Fresh, port: u16) -> TcpListener {
     fresh.run(move || TcpListener::bind(("::", port)).unwrap())
 }
 
-/// Sets the transparent option, as ztunnel does where it may (services/docs/facts/ztunnel.md, 8).
+/// Transparent, as ztunnel sets it where it may (services/docs/facts/ztunnel.md, 8).
 fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
     let listener = listen(fresh, port);
     SockRef::from(&listener)
@@ -54,7 +54,7 @@ fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
 /// Both ends of a connection.
 type Connection = [TcpStream; 2];
 
-/// With a given source address, connects as ztunnel does (services/docs/facts/ztunnel.md, 8).
+/// A given source address is used as by ztunnel (services/docs/facts/ztunnel.md, 8).
 fn connect(
     fresh: &Fresh,
     from: Option<&str>,
@@ -130,8 +130,8 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
         .unwrap();
     assert_eq!(flows(&pod), (0, 4));
     for [own, other] in ADDRESSES {
-        // Connections captured in both directions, and those that ztunnel opens for them: to the next hop, and to the
-        // application with the client's address.
+        // Captured connections of both directions, and ztunnel's for them: to the next hop, and to the application
+        // with the client's address.
         more.push(connect(&pod, None, 0, (other, 80), outbound));
         more.push(connect(&pod, None, FROM_ZTUNNEL, (other, 80), &server));
         more.push(connect(&host, None, 0, (own, 8080), plaintext));
@@ -149,7 +149,7 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
     assert_eq!(flows(&pod), (6, 0));
 }
 
-/// The local port is the application's, and sockets that ztunnel opens are transparent too.
+/// The local port is the application's; sockets that ztunnel opens are transparent too.
 #[test]
 fn what_tproxy_led_to_ztunnel_is_captured_and_what_ztunnel_makes_of_it_is_not() {
     let (pod, host) = pod_and_host();
@@ -180,7 +180,7 @@ fn what_tproxy_led_to_ztunnel_is_captured_and_what_ztunnel_makes_of_it_is_not() 
     assert_eq!(flows(&pod), (4, 0));
     for (connections, left) in [(of_ztunnel, 4), (inbound, 2), (others, 0)] {
         drop(connections);
-        // A process that another test starts holds all sockets from its fork to its exec.
+        // A process of another test holds all sockets from its fork to its exec.
         let deadline = Instant::now() + TIMEOUT;
         while flows(&pod) != (left, 0) {
             assert!(Instant::now() < deadline, "{:?}, not {left}", flows(&pod));

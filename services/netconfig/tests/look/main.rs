@@ -1,4 +1,4 @@
-//! Inspection of a netns: conflicts of every kind, shown to be real by packets, and flows. Needs root.
+//! Inspection of a netns: every kind of conflict, proven by packets, and flows. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -28,7 +28,7 @@ const FROM_ZTUNNEL: u32 = 0x539;
 const POD: &str = "10.9.0.1";
 const SERVER: &str = "10.9.0.2";
 
-/// A pod with rules, and a server beside it, which is also its gateway.
+/// A pod with rules, and its gateway, a server beside it.
 fn pod() -> (Fresh, Fresh) {
     let (pod, server) = (Fresh::new(), Fresh::new());
     connect(&pod, &server, "eth0", [POD, SERVER]);
@@ -59,7 +59,7 @@ fn findings(pod: &Fresh) -> Vec<Finding> {
     find_conflicts(&pod.netns, &[POD.parse().unwrap()]).unwrap()
 }
 
-/// Checks that there is exactly this finding.
+/// There must be exactly this finding.
 fn is_found(pod: &Fresh, kind: Kind, subject: &str, expected: &str) {
     let found = findings(pod);
     assert_eq!(found.len(), 1, "{found:#?}");
@@ -93,7 +93,7 @@ fn address(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
 }
 
-/// Connects, with a mark if it is not 0, and with a source address if one is given.
+/// The mark is omitted if 0.
 fn dial(fresh: &Fresh, from: Option<&str>, mark: u32, to: SocketAddr) -> Option<TcpStream> {
     let from: Option<IpAddr> = from.map(|from| from.parse().unwrap());
     fresh.run(move || {
@@ -109,7 +109,6 @@ fn dial(fresh: &Fresh, from: Option<&str>, mark: u32, to: SocketAddr) -> Option<
     })
 }
 
-/// Returns whether a connection arrives at a listener.
 fn arrives(at: &TcpListener, stream: &TcpStream) -> bool {
     at.set_nonblocking(true).unwrap();
     let port = stream.local_addr().unwrap().port();

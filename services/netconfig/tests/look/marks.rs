@@ -42,7 +42,7 @@ fn a_rule_that_writes_the_whole_mark_of_connections_loses_the_answers_to_ztunnel
     assert!(!answered());
 }
 
-/// Rules for the mangle table of iptables, or for nft, and whether they change inpod's bits.
+/// Rules for iptables' mangle table or nft, and whether they change inpod's bits.
 const WRITES: [(&str, &str, bool); 26] = [
     ("mangle", "-j MARK --set-mark 0x5", true),
     ("mangle", "-j MARK --set-xmark 0x10000/0xf0000", false),

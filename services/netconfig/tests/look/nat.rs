@@ -1,4 +1,4 @@
-//! Foreign NAT chains, and those that Istio's node agent left.
+//! Foreign NAT chains, some left by Istio's node agent.
 
 use std::net::TcpListener;
 
@@ -81,7 +81,7 @@ fn nat_rules_of_iptables_are_seen_through_their_chains() {
 #[test]
 fn nat_that_no_captured_packet_meets_is_no_conflict() {
     let (pod, _server) = pod();
-    // For example, the resolver of Docker.
+    // As Docker's resolver does.
     iptables(
         &pod,
         "-t nat -A OUTPUT -d 127.0.0.11/32 -p tcp --dport 53 -j DNAT --to-destination 127.0.0.11:4000",
@@ -97,7 +97,7 @@ fn nat_that_no_captured_packet_meets_is_no_conflict() {
     // No rule jumps to this chain.
     pod.nft("add chain inet theirs unused");
     pod.nft("add rule inet theirs unused tcp dport 80 redirect to :9999");
-    // Unreachable, after a rule that always matches.
+    // Unreachable after a rule that always matches.
     pod.nft("add chain inet theirs early { type nat hook output priority -199; }");
     pod.nft("add rule inet theirs early counter accept");
     pod.nft("add rule inet theirs early tcp dport 80 redirect to :9999");

@@ -58,7 +58,7 @@ fn a_policy_that_drops_ahead_of_our_rules_is_told_unless_every_packet_is_accepte
 #[test]
 fn verdicts_that_end_no_way_to_our_rules_are_no_conflict() {
     let (pod, _server) = pod();
-    // An accept in a foreign table ends only its own base chain.
+    // Ends only the foreign table's own base chain.
     iptables(&pod, "-t mangle -A PREROUTING -j ACCEPT");
     iptables(&pod, "-t mangle -A OUTPUT -p tcp -j RETURN");
     iptables(&pod, "-t nat -A OUTPUT -p tcp -j ACCEPT");
@@ -76,7 +76,7 @@ fn verdicts_that_end_no_way_to_our_rules_are_no_conflict() {
     pod.nft("add table inet theirs");
     pod.nft("add chain inet theirs pre { type filter hook prerouting priority -150; }");
     pod.nft("add rule inet theirs pre ct state invalid drop");
-    // Too late: the packet is already tracked.
+    // Too late: the packet is tracked by then.
     pod.nft("add chain inet theirs out { type filter hook output priority -180; }");
     pod.nft("add rule inet theirs out tcp dport 80 notrack");
     is_clean(&pod);
@@ -98,7 +98,7 @@ fn a_verdict_map_may_lead_to_every_chain_of_its_table() {
     );
 }
 
-/// A pod that writes its own rules must not exhaust netconfig's memory.
+/// A pod's own rules must not exhaust netconfig's memory.
 #[test]
 fn a_table_of_more_rules_than_are_looked_at_is_left_out_and_hides_no_other() {
     let (pod, _server) = pod();

@@ -1,5 +1,5 @@
-//! Connections that were not captured when they began, because rules came later, were lost, or were those of a
-//! withdrawal. They are cut after a second, so that none bypasses ztunnel for good; what ztunnel carries is not cut.
+//! Connections from when rules were missing, lost or being withdrawn: they are cut after a second, so that none
+//! bypasses ztunnel for good; ztunnel's own are not cut.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +24,7 @@ use crate::{
     world::{BACKENDS, Place, Pod, World, either, outside, pod},
 };
 
-/// Earlier connections have one second to end. Half of it is observed even on a slow machine.
+/// Earlier connections have one second. Half of it is observed even on a slow machine.
 pub(crate) const HALF_A_SECOND: Duration = Duration::from_millis(500);
 
 /// Longer than an earlier connection may last.
@@ -85,8 +85,7 @@ fn each_legacy(world: &World, one: &str, other: &str) {
     }
 }
 
-/// Exchanges data on a connection while `act` runs, until it is cut. Returns the time of the last reply, counted from
-/// the start of `act`.
+/// Uses a connection while `act` runs until it is cut. Returns the last reply's time since `act` started.
 pub(crate) fn last_answer(flow: &mut Flow, act: impl FnOnce()) -> Duration {
     thread::scope(|scope| {
         let began = Instant::now();
@@ -107,7 +106,7 @@ pub(crate) fn last_answer(flow: &mut Flow, act: impl FnOnce()) -> Duration {
     })
 }
 
-/// Opens one connection for each kind that ztunnel has: accepted by it, opened by it to the outside, and opened with
+/// Opens one of each kind that ztunnel has: accepted, opened to the outside, and opened with
 /// a client's source address.
 fn carried(world: &World) -> Vec<(Dial, Flow)> {
     let dials = Family::ALL.map(|family| {
@@ -146,7 +145,7 @@ fn reopen(backend: Backend, gap: Gap, settings: &Ambient) -> Vec<String> {
     if lasted < HALF_A_SECOND {
         failed.push(format!("cut after {lasted:?}"));
     }
-    // The server sends first, then the client.
+    // The server first, then the client.
     world.speak();
     for (dial, flow) in &mut carried {
         let cut = flow.hear().and_then(|()| flow.talk()).err();
@@ -185,13 +184,13 @@ fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_ca
     assert_eq!(failures.concat(), [""; 0]);
 }
 
-/// Number of uncaptured connections of each kind that are kept, the last ones.
+/// The last uncaptured connections of each kind.
 const KEPT: usize = 16;
 
-/// Number of captured connections of a kind in a row after which all count as captured.
+/// So many captured in a row mean that all are.
 const IN_A_ROW: usize = 8;
 
-/// Opens connections one after another until all are captured. Returns the last ones that were not.
+/// Opens connections until all are captured. Returns the last ones that were not.
 fn open_until_captured(to: SocketAddr, ready: &AtomicUsize) -> VecDeque<BufReader<TcpStream>> {
     let (mut kept, mut in_a_row) = (VecDeque::new(), 0);
     while in_a_row < IN_A_ROW {
@@ -229,8 +228,8 @@ fn goes_on(stream: &mut BufReader<TcpStream>) -> bool {
     heard.is_ok() && line.ends_with("hello\n")
 }
 
-/// Connection tracking starts a moment before capturing, since the first table enables it. A connection that begins in
-/// between is tracked, and would never be captured.
+/// The first table enables connection tracking a moment before capturing. A connection that begins in between is
+/// tracked, and would never be captured.
 #[test]
 fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_good() {
     let failures = at_once(BACKENDS.len(), BACKENDS, |backend| {
@@ -275,8 +274,8 @@ fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_
     assert_eq!(failures, [""; 0]);
 }
 
-/// Counts the conntrack entries of a family's captured connections: by the replying port, or by the mark of ztunnel's
-/// own connections with a client's source address.
+/// Returns conntrack entries of captured connections: by the replying port, or by the mark of ztunnel's own with
+/// a client's source address.
 fn remembered(world: &World, family: Family) -> usize {
     let family = match family {
         Family::V4 => "ipv4",
@@ -290,8 +289,8 @@ fn remembered(world: &World, family: Family) -> usize {
     listed.lines().filter(is_captured).count()
 }
 
-/// Otherwise a later connection of the same endpoints would be routed like the captured one when the family is captured
-/// again: the application's replies to a client would go to ztunnel, which never saw the request.
+/// Otherwise, once the family is captured again, a later connection of the same endpoints is routed like the captured
+/// one: the application's replies go to ztunnel, which never saw the request.
 #[test]
 fn nothing_is_remembered_of_what_was_captured_of_a_family_that_has_no_table_any_more() {
     let without_ipv6 = Ambient {

@@ -1,5 +1,5 @@
-//! The promises of each redirection, stated a second time and independently of its rules. A check is a sentence, the
-//! packets to send, and the expected evidence.
+//! The promises of each redirection, stated independently of its rules: a sentence, packets to send,
+//! and the expected evidence.
 
 mod exempt;
 
@@ -21,26 +21,23 @@ use crate::{
     world::{INTERFACES, Place, either, guest, outside, pod},
 };
 
-/// The mark of ztunnel's own packets, and of those routed back to ztunnel.
+/// On ztunnel's own packets, and those routed back to it.
 pub(crate) const FROM_ZTUNNEL: u32 = 0x539;
 const TO_ZTUNNEL: u32 = 0x111;
 
-/// Bits of a mark that are not inpod's.
+/// Bits that are not inpod's.
 const FOREIGN_BITS: u32 = 0xa000_0000;
 
-/// A promise that has to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// A description of the packets.
     subject: String,
     family: Family,
-    /// The steps, sent in order from one port.
+    /// Sent in order from one port.
     pub(crate) steps: Vec<Step>,
-    /// The port of a ztunnel socket that is not transparent during the check.
+    /// A ztunnel socket that is not transparent meanwhile.
     pub(crate) nontransparent: Option<u16>,
 }
 
-/// Formats the promise as a sentence.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -73,7 +70,6 @@ impl Check {
         }
     }
 
-    /// Returns the step if the check is a single connection.
     pub(crate) fn connection(&self) -> Option<&Step> {
         match self.steps.as_slice() {
             [step] if step.dial.transport == Transport::Tcp && step.wanted.by().is_some() => {
@@ -84,12 +80,12 @@ impl Check {
     }
 }
 
-/// Returns the promises for a pod with addresses of these families.
+/// Returns checks for a pod with addresses of these families.
 pub(crate) fn checks(settings: &Ambient, families: &[Family]) -> Vec<Check> {
     all_of(Some(settings), families)
 }
 
-/// Returns the promises for a pod without rules, or with rules that only keep captured connections alive.
+/// Returns checks for a pod without rules, or with rules that only keep captured connections alive.
 pub(crate) fn direct(families: &[Family]) -> Vec<Check> {
     all_of(None, families)
 }
@@ -152,7 +148,7 @@ impl Checks<'_> {
         ] {
             self.add(subject, dial.clone().marked(mark), wanted.clone());
         }
-        // Its mark alone would route it to this pod again: binding to an interface prevents that.
+        // Binding to an interface prevents that its mark alone routes it to this pod again.
         let back = dial.by("eth0");
         self.add(
             "TCP that leads back to ztunnel",
@@ -176,7 +172,7 @@ impl Checks<'_> {
         self.add("inbound TCP to 15008", hbone, wanted);
     }
 
-    /// Traffic of the pod to itself is never captured.
+    /// A pod's own traffic is never captured.
     fn itself(&mut self) {
         let own = pod(self.family);
         let loopbacks = match self.family {
@@ -194,7 +190,7 @@ impl Checks<'_> {
         for address in loopbacks {
             let address: IpAddr = address.parse().unwrap();
             let dial = Dial::tcp(Place::Pod, address, 8080);
-            // Connections to any address of 127.0.0.0/8 come from the first address of the loopback interface.
+            // Connections to 127.0.0.0/8 come from the loopback interface's first address.
             let wanted = answer(
                 By::Application,
                 8080,
@@ -257,8 +253,8 @@ impl Checks<'_> {
         }
     }
 
-    /// ztunnel connects to the application with the client's source address, and the replies must return to ztunnel, or
-    /// there is no connection.
+    /// ztunnel's connection to the application has the client's source address: without replies through
+    /// ztunnel there is none.
     fn ztunnel(&mut self) {
         if !self.is_captured() {
             return;
@@ -300,8 +296,7 @@ impl Checks<'_> {
             } else {
                 self.at_15006(&tcp, from)
             };
-            // TPROXY takes only the first packet of such a connection, as it did in Istio 1.21. Later ones are tracked,
-            // accepted and routed on.
+            // TPROXY takes only the first packet, as in Istio 1.21. Later ones are tracked, accepted and routed on.
             if wanted.by() != Some(By::Ztunnel(15006)) || !by_tproxy {
                 self.add(&format!("TCP that arrives by {name}"), tcp, wanted);
             }
@@ -314,7 +309,7 @@ impl Checks<'_> {
         }
     }
 
-    /// With TPROXY, packets without a socket must be dropped.
+    /// TPROXY must drop packets without a socket.
     fn nobody_listens(&mut self) {
         let by_tproxy = self.settings.inbound_capture == InboundCapture::Tproxy;
         if !by_tproxy || self.settings.bypass_inbound_capture || !self.is_captured() {
@@ -357,7 +352,7 @@ impl Checks<'_> {
         }
     }
 
-    /// Returns the evidence of inbound capture: REDIRECT rewrites the address, TPROXY does not.
+    /// Inbound capture: REDIRECT rewrites the address, TPROXY does not.
     fn at_15006(&self, dial: &Dial, client: IpAddr) -> Evidence {
         let on = match self.settings.inbound_capture {
             InboundCapture::Redirect => 15006,

@@ -1,4 +1,4 @@
-//! A client with a constant rate in every direction. During changes, the expected listener has to answer every call.
+//! Clients with a constant rate in every direction. During changes, the expected listener answers every call.
 
 use std::{
     sync::{
@@ -17,16 +17,15 @@ use crate::{
     world::{Place, World, outside, pod},
 };
 
-/// Delay between two calls of one kind.
+/// Pause between two calls of one kind.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// Number of calls of each kind before a change and after it.
+/// Calls of each kind before a change and after it.
 const ROUNDS: usize = 12;
 
-/// Timeout of these calls.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Returns the calls that are repeated: inbound TCP, outbound TCP, and a DNS query.
+/// Returns inbound TCP, outbound TCP, and a DNS query.
 fn dials(families: &[Family]) -> Vec<Dial> {
     let dials = families.iter().map(|family| {
         let (pod, outside) = (pod(*family), outside(*family));
@@ -39,7 +38,6 @@ fn dials(families: &[Family]) -> Vec<Dial> {
     dials.flatten().collect()
 }
 
-/// Returns the evidence that the checks expect of a call.
 pub(crate) fn wanted(checks: &[Check], dial: &Dial) -> Evidence {
     let is_it = |check: &&Check| matches!(check.steps.as_slice(), [Step { dial: found, .. }] if found == dial);
     checks.iter().find(is_it).unwrap().steps[0].wanted.clone()
@@ -53,8 +51,7 @@ struct Call {
 
 type Line = (Dial, Mutex<Vec<Call>>);
 
-/// Runs `act` during calls. Returns a sentence for each call that was not answered as expected before or after the
-/// change; in between, either is allowed.
+/// Returns a sentence for each wrong answer before or after `act`; in between, either is allowed.
 pub(crate) fn watch(
     world: &World,
     before: &[Check],
@@ -89,7 +86,7 @@ pub(crate) fn watch(
         {
             let is_before = to < began && found == before;
             let is_after = from > ended && found == after;
-            // The reply to a query that is now routed differently may be in flight: UDP clients ask again.
+            // A rerouted query's reply may be in flight: UDP clients ask again.
             let is_lost =
                 found == Evidence::Silence && before != after && dial.transport == Transport::Udp;
             let is_expected = found == before || found == after || is_lost;

@@ -1,4 +1,4 @@
-//! Connections during changes of a redirection: existing ones continue, and new ones are neither refused nor leaked.
+//! During changes of a redirection, connections continue, and new ones are neither refused nor leaked.
 
 use std::time::Instant;
 
@@ -19,15 +19,13 @@ use crate::{
     world::{BACKENDS, Place, Pod, World, outside, pod, writer},
 };
 
-/// Returns how often each setting is toggled back and forth.
+/// The number of times that each setting is toggled.
 fn times() -> usize {
     if all() { 20 } else { 1 }
 }
 
-/// An open connection and its description.
 type Open = (String, Flow);
 
-/// Opens a connection for every check.
 fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
     let mut open = Vec::new();
     for check in checks {
@@ -40,7 +38,7 @@ fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
     open
 }
 
-/// Returns a sentence for each connection that was cut, whichever side sends first.
+/// Returns a sentence for each cut connection, whichever side sends first.
 fn cut(world: &World, open: &mut [Open]) -> Vec<String> {
     world.speak();
     let cut = open.iter_mut().filter_map(|(what, flow)| {
@@ -50,7 +48,7 @@ fn cut(world: &World, open: &mut [Open]) -> Vec<String> {
     cut.collect()
 }
 
-/// Returns the settings with each option changed individually.
+/// Returns each option changed individually.
 fn toggled(base: &Ambient) -> Vec<Ambient> {
     let with = |change: &dyn Fn(&mut Ambient)| {
         let mut toggled = base.clone();
@@ -118,7 +116,7 @@ fn no_toggle_cuts_refuses_or_lets_out_a_connection() {
     assert_eq!(failures, [""; 0]);
 }
 
-/// Runs `act` on several pods at once. Returns a sentence for each failure.
+/// Works on several pods at once; returns a sentence for each failure.
 fn try_each<T: Sync>(work: &[T], act: impl Fn(&T) -> Vec<String> + Sync) -> Vec<String> {
     at_once(MAX_PODS, work, act).into_iter().flatten().collect()
 }
@@ -147,9 +145,9 @@ fn toggle(world: &World, base: &Ambient, toggled: &Ambient) -> Vec<String> {
     failures
 }
 
-/// When IPv6 is no longer captured, no rules route the replies to ztunnel's connections with a client's source address.
-/// With the last rule of a table of its own, IPv6 NAT ends (services/docs/facts/kernel.md, 1), and connections are no
-/// longer tracked: when IPv6 is captured again, even ztunnel's own connections count as earlier ones.
+/// Without IPv6 capture, nothing routes replies to ztunnel's connections with a client's source address. IPv6 NAT
+/// ends with its table's last rule (services/docs/facts/kernel.md, 1), and tracking with it: when IPv6 is captured
+/// again, even ztunnel's own connections count as earlier ones.
 fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
     let in_a_clients_name = what.starts_with("IPv6: TCP of ztunnel in the name of");
     let is_tracked = ["is taken on", "of ztunnel", "back to ztunnel"];
@@ -158,7 +156,7 @@ fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
     in_a_clients_name || ends
 }
 
-/// Rules that were damaged are repaired during traffic.
+/// Damaged rules are repaired during traffic.
 #[test]
 fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
     let mut failures = Vec::new();
@@ -185,7 +183,7 @@ fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
                     .map(|failed| format!("{tamper}: {failed}")),
             );
         }
-        // Without a client of its own: ztunnel's connections with other source addresses are lost without this table.
+        // Without a client: ztunnel's connections with other source addresses need this table.
         world.pod.nft("delete table inet inpod-mangle");
         assert!(world.apply(&settings).changed);
         failures.extend(cut(&world, &mut open));
@@ -220,7 +218,7 @@ fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
     istio::leave(incumbent, &world.pod);
     let before = checks(&incumbent::settings(), world.families());
     let after = checks(ours, world.families());
-    // These rules do the same as ours, so that the same checks hold.
+    // Equivalent to our rules: the same checks hold.
     let mut failures = run_all(world, &before);
     let mut open = open_all(world, &before);
     failures.extend(watch(world, &before, &after, || {
@@ -238,7 +236,7 @@ fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
     failures
 }
 
-/// Meaningful only if more than one backend is tried.
+/// Needs more than one backend.
 #[test]
 fn another_backend_takes_over_and_no_connection_is_cut_refused_or_let_out() {
     let mut work = Vec::new();
@@ -266,8 +264,7 @@ fn another_backend_takes_over_and_no_connection_is_cut_refused_or_let_out() {
     assert_eq!(failures, [""; 0]);
 }
 
-/// The drain phase cuts nothing. The final phase cuts exactly the connections that are still
-/// captured, which are counted.
+/// The drain phase cuts nothing. The final phase cuts, and counts, exactly the connections still captured.
 #[test]
 fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
     for (backend, name) in with_every_backend(&["plain", "everything", "everything-tproxy"]) {
@@ -350,8 +347,8 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
     }
 }
 
-/// Also one with traffic in the meantime, which connection tracking therefore knows. That is the state after netconfig
-/// was killed between the two steps of an enrollment.
+/// Cuts even one with traffic meanwhile, which is therefore tracked: as after netconfig was killed
+/// between an enrollment's two steps.
 #[test]
 fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
     let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
@@ -387,7 +384,7 @@ fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
     }
 }
 
-/// A negative control of the tests above.
+/// Negative control of the tests above.
 #[test]
 fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
     let world = World::new(Backend::Nftables, Pod::Dual);
@@ -404,7 +401,7 @@ fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
     ] {
         let failed = watch(&world, &checks, &checks, || {
             world.pod.nft(script);
-            // Long enough for calls that have just been cut to fail.
+            // Calls that have just been cut need this long to fail.
             let began = Instant::now();
             while began.elapsed() < 2 * TIMEOUT {
                 assert_ne!(dial.ask(&world).by(), Some(By::Ztunnel(15006)));

@@ -1,4 +1,4 @@
-//! The state that Istio's node agent leaves, next to ours.
+//! Istio's node agent's state next to ours.
 
 use netconfig::{
     Backend,
@@ -7,7 +7,6 @@ use netconfig::{
 
 use crate::world::{BACKENDS, World};
 
-/// Returns the settings of ours that do the same.
 pub(crate) fn settings() -> Ambient {
     let found = scenarios::all().find(|(name, _)| *name == "probes");
     Ambient {
@@ -16,7 +15,7 @@ pub(crate) fn settings() -> Ambient {
     }
 }
 
-/// Returns the lines that are left of it, by its names.
+/// Returns lines that are left, by their names.
 pub(crate) fn left(world: &World) -> Vec<String> {
     let mut listed = world.pod.nft("list ruleset");
     if BACKENDS.contains(&Backend::IptablesLegacy) {

@@ -1,7 +1,6 @@
-//! The real destinations of packets: with every redirection, while redirections change, and when one rule
-//! is missing. Needs root.
+//! Packets' real destinations: with every redirection, during changes, and without one rule. Needs root.
 //!
-//! By default a sample settings and rules are chosen, so that a run is short; with `INPOD_TESTS_ALL=1` all are tried.
+//! A short run tries a sample of settings and rules; with `INPOD_TESTS_ALL=1` all are tried.
 
 #![expect(
     clippy::unwrap_used,

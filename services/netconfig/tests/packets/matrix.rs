@@ -1,4 +1,4 @@
-//! Every check with every combination of settings, on pods whose redirection changes from one to the next.
+//! Every check with every combination of settings, on pods whose redirection changes.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,16 @@ use crate::{
     world::{BACKENDS, Pod, World},
 };
 
-/// Returns whether all combinations and all rules are tried.
 pub(crate) fn all() -> bool {
     std::env::var_os("INPOD_TESTS_ALL").is_some_and(|value| value == "1")
 }
 
-/// Number of pods that are tested at once.
 pub(crate) const MAX_PODS: usize = 4;
 
-/// Number of checks that wait for an answer at once.
+/// Checks that wait for an answer at once.
 const MAX_WAITING_CHECKS: usize = 16;
 
-/// The number of values of each setting. Two means off and on, unless noted.
+/// Each setting's number of values. Two means off and on, unless noted.
 const COLUMNS: [usize; 10] = [
     BACKENDS.len(),
     Pod::ALL.len(),
@@ -44,7 +42,7 @@ const COLUMNS: [usize; 10] = [
 
 const IPV6: [Ipv6; 3] = [Ipv6::Auto, Ipv6::On, Ipv6::Off];
 
-/// The settings for pods of one kind, written with one backend.
+/// For pods of one kind, by one backend.
 type Groups = BTreeMap<(Backend, Pod), Vec<Ambient>>;
 
 #[test]
@@ -59,7 +57,7 @@ fn every_combination_of_settings_does_what_it_says() {
         let (backend, pod, settings) = combination(row);
         groups.entry((backend, pod)).or_default().push(settings);
     }
-    // Limited by the client ports of a pod.
+    // A pod's client ports are the limit.
     let pods = groups
         .iter()
         .flat_map(|(pod, settings)| settings.chunks(100).map(move |some| (pod, some)));
@@ -103,7 +101,7 @@ fn combination(row: &[usize]) -> (Backend, Pod, Ambient) {
     let everything = scenario("everything");
     let chosen = |is_on, what| if is_on { what } else { Default::default() };
     let settings = Ambient {
-        // Requiring IPv6 capture is refused in a pod without IPv6.
+        // A pod without IPv6 refuses required IPv6 capture.
         ipv6: if pod == Pod::V4 && IPV6[*ipv6] == Ipv6::On {
             Ipv6::Auto
         } else {
@@ -132,7 +130,6 @@ fn combination(row: &[usize]) -> (Backend, Pod, Ambient) {
     (backend, pod, settings)
 }
 
-/// Returns the settings as a short text.
 pub(crate) fn name(settings: &Ambient) -> String {
     let Ambient {
         dns_capture,
@@ -169,7 +166,7 @@ pub(crate) fn scenario(name: &str) -> Ambient {
         .1
 }
 
-/// Applies all settings to one pod, one after another. Before, every check is shown to be able to fail; afterwards
+/// Applies all settings to one pod, in order. Before, every check must be able to fail; afterwards
 /// nothing may be captured.
 fn try_pod(world: &World, settings: &[Ambient]) -> Vec<String> {
     let families = world.families();
@@ -213,7 +210,7 @@ fn labelled_failures(world: &World, when: &str, checks: &[Check]) -> Vec<String>
         .collect()
 }
 
-/// Runs checks concurrently, except for those that change a listener of ztunnel. Returns a sentence for each failure.
+/// Concurrent except for checks that change a listener of ztunnel; returns a sentence for each failure.
 pub(crate) fn run_all(world: &World, checks: &[Check]) -> Vec<String> {
     let with = |nontransparent| {
         checks
@@ -239,7 +236,7 @@ pub(crate) fn run_all(world: &World, checks: &[Check]) -> Vec<String> {
     failures
 }
 
-/// A table that captures everything without an exemption.
+/// Captures everything without an exemption.
 const CAPTURE_ALL: &str = "table inet greedy {
     chain prerouting {
         type nat hook prerouting priority -100
@@ -253,8 +250,8 @@ const CAPTURE_ALL: &str = "table inet greedy {
     }
 }";
 
-/// Negative controls: each check has to fail in a pod without rules, or in one where everything is captured. Returns a
-/// sentence for each check that passes in both, and for traffic that is not direct in the pod without rules.
+/// Negative controls: each check must fail without rules, or where everything is captured. Returns a sentence for
+/// each that passes in both, and for traffic that is not direct without rules.
 pub(crate) fn controls(world: &World, direct: &[Check], checks: &[Check]) -> Vec<String> {
     let unlike = run_all(world, direct);
     let bare = run_all(world, checks);

@@ -1,4 +1,4 @@
-//! Every rule is needed: without it, a check fails.
+//! Without any rule, a check fails.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +14,10 @@ use crate::{
     world::{Pod, World},
 };
 
-/// The scenarios with the most rules come first. Unless all are tried, the others contribute only rules
-/// that none before had.
+/// Scenarios with the most rules first. Unless all are tried, the others contribute only new rules.
 const RICHEST: [&str; 3] = ["everything", "everything-tproxy", "tproxy"];
 
-/// A part of a redirection, with its description.
+/// A part of a redirection, described.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     Rule {
@@ -27,12 +26,12 @@ pub(crate) enum Part {
         at: usize,
         text: String,
     },
-    /// The arguments of the command that deletes it.
+    /// Arguments of the command that deletes it.
     Route(String),
 }
 
 impl Part {
-    /// Returns a text that is equal for equal rules, wherever they are.
+    /// Equal for equal rules, wherever they are.
     pub(crate) fn what(&self) -> String {
         match self {
             Self::Rule {
@@ -67,7 +66,6 @@ impl Part {
     }
 }
 
-/// Returns the rules of a redirection.
 pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
     let mut parts = Vec::new();
     for table in redirection.ruleset().tables {
@@ -86,7 +84,7 @@ pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
     parts
 }
 
-/// Returns all parts for a pod with both families.
+/// Returns parts for a pod with both families.
 fn parts(settings: &Ambient) -> Vec<Part> {
     let mut parts = rules(&Redirection::Ambient(settings.clone()));
     for family in if settings.ipv6 == Ipv6::Off {
@@ -112,7 +110,7 @@ fn every_rule_is_needed_by_a_check() {
     for (name, settings) in richest.into_iter().chain(others) {
         let mut chosen = parts(&settings);
         chosen.retain(|part| tried.insert(part.what()) || all());
-        // The rules of large scenarios are divided among several pods.
+        // Several pods share large scenarios' rules.
         let some = chosen
             .chunks(8)
             .map(|some| (name, settings.clone(), some.to_vec()));
@@ -126,14 +124,14 @@ fn every_rule_is_needed_by_a_check() {
     assert_eq!(idle, [""; 0], "nothing fails where these are missing");
 }
 
-/// Returns the parts without which all checks pass. Prints the failing checks of the others.
+/// Returns parts without which all checks pass; prints the others' failing checks.
 fn try_without(world: &World, name: &str, settings: &Ambient, chosen: &[Part]) -> Vec<String> {
     world.apply(settings);
     let checks = checks(settings, world.families());
     let mut idle = Vec::new();
     for part in chosen {
         part.delete(world);
-        // Checks that change a listener of ztunnel cannot run concurrently: they run only if no other check fails.
+        // Checks that change a listener of ztunnel are not concurrent: they run only if no other check fails.
         let (hearing, nontransparent): (Vec<_>, Vec<_>) = checks
             .iter()
             .cloned()

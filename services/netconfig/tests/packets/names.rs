@@ -1,4 +1,4 @@
-//! A socket for DNS queries that stays open: it follows DNS capture when that is switched on and off.
+//! An open socket for DNS queries follows DNS capture on and off.
 
 use netconfig::{
     Backend,
@@ -28,7 +28,7 @@ impl Sockets {
         Self(world.families().iter().map(open).collect())
     }
 
-    /// Checks that the expected listener answers: that of the redirection, or the outside without one.
+    /// The redirection's listener answers, or the outside without one.
     fn are_answered(&mut self, world: &World, when: &str, settings: Option<&Ambient>) {
         let families = world.families();
         let checks =
@@ -80,7 +80,7 @@ fn a_socket_that_is_held_open_follows_the_capture_of_ipv6() {
     }
 }
 
-/// While the rules were missing it bypassed ztunnel.
+/// It bypassed ztunnel without the rules.
 #[test]
 fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
     let world = World::new(Backend::Nftables, Pod::Dual);
@@ -93,7 +93,7 @@ fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
         world.apply(&names());
         sockets.are_answered(&world, "before", Some(&names()));
         world.pod.nft(script);
-        // The conntrack entry of the socket does not always go with the rules; a new socket certainly bypasses ztunnel.
+        // Its conntrack entry may survive the rules; a new socket certainly bypasses ztunnel.
         let mut others = Sockets::open(&world);
         others.are_answered(&world, script, None);
         world.apply(&names());

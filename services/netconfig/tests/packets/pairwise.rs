@@ -1,11 +1,10 @@
-//! A selection of combinations, if all are too many: every pair of values occurs in one.
+//! If all combinations are too many, every pair of values occurs in one.
 
 use std::collections::BTreeSet;
 
-/// A value of a column.
 type Cell = (usize, usize);
 
-/// Returns every combination. `sizes` are the numbers of values of the columns.
+/// `sizes` are the columns' numbers of values.
 pub(crate) fn every(sizes: &[usize]) -> Vec<Vec<usize>> {
     let longer = |rows: Vec<Vec<usize>>, size: &usize| {
         let with = |row: &Vec<usize>, value| row.iter().copied().chain([value]).collect();
@@ -17,10 +16,10 @@ pub(crate) fn every(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![Vec::new()], longer)
 }
 
-/// Returns combinations in which every value of a column meets every value of every other one.
+/// Every value of a column meets every value of every other one.
 ///
-/// Each starts with a pair that has not met, and takes for every other column the value that meets the most values for
-/// the first time. The result is deterministic.
+/// Each row starts with a pair that has not met, and takes for other columns the value with the most new meetings.
+/// The result is deterministic.
 pub(crate) fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut open = pairs(sizes);
     let mut rows = Vec::new();
@@ -35,7 +34,7 @@ pub(crate) fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
                     .filter(|cell| open.contains(&pair(**cell, (column, *value))))
                     .count()
             };
-            // Takes the last of equal values, since the first ones start rows already.
+            // The last of equal values: first ones start rows already.
             let best = (0..*size).max_by_key(gain).unwrap();
             row.push((column, best));
         }

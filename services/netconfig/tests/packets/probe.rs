@@ -1,4 +1,4 @@
-//! The steps of a packet test as data, and the evidence that they yield.
+//! A packet test's steps as data, and their evidence.
 
 use std::{
     fmt,
@@ -15,10 +15,10 @@ use crate::{
     world::{Place, World},
 };
 
-/// Timeout of an answer. Shorter than TCP's first retransmission, so that any answer is one to the first packet.
+/// Shorter than TCP's first retransmission: any answer is to the first packet.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(900);
 
-/// Time to wait if no answer is expected.
+/// The wait when no answer is expected.
 const SILENCE: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,7 +27,6 @@ pub(crate) enum Transport {
     Udp,
 }
 
-/// A user and a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Owner {
     pub(crate) user: u32,
@@ -44,7 +43,7 @@ impl Owner {
     }
 }
 
-/// While it lives, sockets that the calling thread opens belong to that owner, which is what rules match (f_cred->fsuid
+/// While it lives, the calling thread's new sockets have that owner, which rules match (f_cred->fsuid
 /// in net/netfilter/xt_owner.c and nft_meta.c).
 struct Owned;
 
@@ -68,12 +67,12 @@ impl Drop for Owned {
 pub(crate) struct Dial {
     pub(crate) at: Place,
     pub(crate) transport: Transport,
-    /// The source address, if it is not the default one.
+    /// A source other than the default.
     pub(crate) from: Option<IpAddr>,
     pub(crate) mark: u32,
-    /// The interface to bind to, whatever the routes are.
+    /// Bound to it, whatever the routes.
     pub(crate) device: Option<&'static str>,
-    /// The owner of the socket, by IDs in the pod's user namespace; root by default.
+    /// IDs in the pod's user namespace; root by default.
     pub(crate) owner: Option<Owner>,
     pub(crate) to: SocketAddr,
 }
@@ -123,7 +122,6 @@ impl Dial {
         }
     }
 
-    /// Opens a socket in the netns of the sender.
     fn socket(&self, world: &World, port: u16) -> io::Result<Socket> {
         let dial = self.clone();
         let owner = self.owner.map(|owner| owner.outside(world.users_from));
@@ -160,7 +158,6 @@ impl Dial {
         Ok(socket)
     }
 
-    /// Opens a TCP connection without reading from it.
     pub(crate) fn connect(
         &self,
         world: &World,
@@ -172,7 +169,6 @@ impl Dial {
         Ok(stream)
     }
 
-    /// Opens it, and reads who answers.
     pub(crate) fn open(
         &self,
         world: &World,
@@ -188,18 +184,16 @@ impl Dial {
         }
     }
 
-    /// Like [`Self::open`], from a port that no other test uses.
+    /// Uses a port that no other test uses.
     pub(crate) fn hold(&self, world: &World) -> (Option<Flow>, Evidence) {
         self.open(world, world.port(), TIMEOUT)
     }
 
-    /// Opens it, returns who answers, and closes it.
     pub(crate) fn ask(&self, world: &World) -> Evidence {
         self.hold(world).1
     }
 }
 
-/// The evidence of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
     Answer(Answer),
@@ -217,7 +211,6 @@ impl Evidence {
         }
     }
 
-    /// Returns the listener that answered, if any.
     pub(crate) fn by(&self) -> Option<By> {
         match self {
             Self::Answer(answer) => Some(answer.by),
@@ -236,7 +229,6 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// An open connection or socket.
 #[derive(Debug)]
 pub(crate) enum Flow {
     Tcp(By, BufReader<TcpStream>),
@@ -271,7 +263,7 @@ impl Flow {
         parse(&String::from_utf8_lossy(&answer[..length]))
     }
 
-    /// Reads data that the server sends on its own, which has to be the one that answered first. Not for UDP.
+    /// Data that the server sends on its own must come from the first answerer. Not for UDP.
     pub(crate) fn hear(&mut self) -> io::Result<()> {
         let Self::Tcp(by, stream) = self else {
             return Ok(());
@@ -284,7 +276,7 @@ impl Flow {
         }
     }
 
-    /// Sends bytes, and expects their echo from the server that answered first.
+    /// Expects an echo from the first answerer.
     pub(crate) fn talk(&mut self) -> io::Result<()> {
         let Self::Tcp(by, stream) = self else {
             return self.ask().map(drop);
@@ -323,7 +315,7 @@ pub(crate) struct Step {
     pub(crate) wanted: Evidence,
 }
 
-/// Runs steps one after another from one port. Each socket is closed before the next one is opened.
+/// Runs them one after another from one port. Each socket is closed before the next.
 pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
     let port = world.port();
     for Step { dial, wanted } in steps {
@@ -340,7 +332,7 @@ pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs `act` on several threads, so that waiting for missing answers is concurrent. The order of results is undefined.
+/// Several threads wait concurrently. The order of results is undefined.
 pub(crate) fn at_once<T: Sync, R: Send>(
     hands: usize,
     items: &[T],

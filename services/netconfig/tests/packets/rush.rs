@@ -1,5 +1,5 @@
-//! Clients that connect as fast as they can while a pod is enrolled and withdrawn: no connection is refused, cut or
-//! left without an answer.
+//! Clients that connect as fast as they can during enrollment and withdrawal: no connection is
+//! refused, cut or unanswered.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -26,28 +26,24 @@ use crate::{
     world::{BACKENDS, Place, Pod, World, outside, pod},
 };
 
-/// Number of enrollments and withdrawals.
 const ROUNDS: usize = 8;
 
-/// Number of connections of each kind between two changes.
+/// Connections of each kind between two changes.
 const BETWEEN: usize = 40;
 
-/// Timeout of these connections.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The range of client ports: small enough that each is used under the rules of several rounds, and large enough
-/// that none is used twice during one enrollment, since a port that is reused at once may meet the conntrack entry
-/// of its last connection.
+/// Client ports: few, so that each meets the rules of several rounds; enough that none recurs during one enrollment,
+/// since a port reused at once may meet its last connection's conntrack entry.
 const PORTS: &str = "20000 21999";
 
-/// A client that connects without pause.
 struct Client {
     at: Place,
     to: IpAddr,
     /// The origin of reported times.
     since: Instant,
     count: AtomicUsize,
-    /// The answers and failures since the last call of `assert_answered`.
+    /// Since the last call of `assert_answered`.
     heard: Mutex<Vec<Result<By, String>>>,
 }
 
@@ -62,7 +58,7 @@ impl Client {
         }
     }
 
-    /// Returns the listener that has to answer if these families are captured.
+    /// Must answer if these families are captured.
     fn wanted(&self, captured: &[Family]) -> By {
         let is_captured = captured.contains(&family_of(self.to));
         match (self.at, is_captured) {
@@ -96,7 +92,7 @@ fn family_of(address: IpAddr) -> Family {
     }
 }
 
-/// Connects, reads who answers, and exchanges an echo. The port is free again at once.
+/// The port is free again at once.
 fn exchange(to: SocketAddr) -> io::Result<By> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     socket.set_linger(Some(Duration::ZERO))?;
@@ -130,8 +126,8 @@ fn wait_for_more(clients: &[Client]) {
     }
 }
 
-/// Discards earlier answers, but not failures, and checks that all later ones come from ztunnel for the captured
-/// families, and directly otherwise.
+/// Discards earlier answers, but not failures. Later ones must come from ztunnel for
+/// captured families, else directly.
 fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[Family]) {
     let drain = |failures: &mut Vec<String>| {
         let mut by = Vec::new();
@@ -145,7 +141,7 @@ fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[F
         }
         by
     };
-    // A connection that began before the change may end after it.
+    // A connection of before may end after the change.
     wait_for_more(clients);
     drain(failures);
     wait_for_more(clients);
@@ -157,7 +153,7 @@ fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[F
     }
 }
 
-/// Waits until no connection is left that the final removal would cut.
+/// Waits until the final removal would cut nothing.
 fn wait_for_the_end_of_what_is_captured(world: &World) {
     let deadline = Instant::now() + DEADLINE;
     while inspect::captured_flows(&world.pod.netns).unwrap() > 0 {
@@ -165,7 +161,7 @@ fn wait_for_the_end_of_what_is_captured(world: &World) {
     }
 }
 
-/// Enrolls a pod with one redirection after another, and withdraws it.
+/// One redirection after another, then the withdrawal.
 fn enroll_and_withdraw(
     world: &World,
     clients: &[Client],
@@ -207,7 +203,7 @@ fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_a_pod_is_enrolled
     none_fails(&[(Ambient::default(), &Family::ALL)]);
 }
 
-/// With a table of a single family, connection tracking has not seen IPv6 connections begin.
+/// With a single family's table, tracking has not seen IPv6 connections begin.
 #[test]
 fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_an_enrolled_pods_ipv6_is_captured_too()
  {

@@ -1,4 +1,4 @@
-//! A sidecar's redirection, with a real proxy in the pod: a process with the user and group that the rules match.
+//! A sidecar's redirection with a real proxy, whose user and group the rules match.
 
 mod checks;
 mod forwarding;

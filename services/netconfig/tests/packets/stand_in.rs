@@ -1,5 +1,5 @@
-//! The listeners: stand-ins for ztunnel in the pod, for the application, and for the outside. Each reports to its
-//! client who it is and what it saw, then echoes, and sends data on its own when a test asks for that.
+//! The listeners: ztunnel's stand-ins, the application, and the outside. Each reports to its client who it is and
+//! what it saw, then echoes, and sends data on request.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use crate::support::Fresh;
 /// The listener that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum By {
-    /// The listener of ztunnel, or of a sidecar's proxy, on that port.
+    /// ztunnel's, or a sidecar proxy's, on that port.
     Ztunnel(u16),
     Application,
     Outside,
@@ -53,7 +53,7 @@ pub(crate) struct Answer {
     pub(crate) on: u16,
     /// The client's address as the listener sees it.
     pub(crate) peer: IpAddr,
-    /// The original destination, determined as ztunnel does. Unknown for UDP.
+    /// Determined as by ztunnel. Unknown for UDP.
     pub(crate) destination: Option<SocketAddr>,
 }
 
@@ -86,7 +86,6 @@ impl Answer {
     }
 }
 
-/// A listener that is closed on drop.
 pub(crate) struct Listener {
     pub(crate) by: By,
     socket: Socket,
@@ -94,10 +93,10 @@ pub(crate) struct Listener {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The accepted connections that are still served.
+/// Accepted connections, while they are served.
 type Calls = Arc<Mutex<Vec<Weak<TcpStream>>>>;
 
-/// The text that a server sends on its own.
+/// A server sends it on its own.
 pub(crate) const UNASKED: &str = "and more";
 
 impl Listener {
@@ -105,7 +104,6 @@ impl Listener {
         fresh.run(move || Self::tcp_here(by, at))
     }
 
-    /// Listens in the calling thread's netns.
     pub(crate) fn tcp_here(by: By, at: SocketAddr) -> Self {
         let socket = bound(Type::STREAM, at);
         socket.listen(256).unwrap();
@@ -125,7 +123,6 @@ impl Listener {
         fresh.run(move || Self::udp_here(by, at))
     }
 
-    /// Listens in the calling thread's netns.
     pub(crate) fn udp_here(by: By, at: SocketAddr) -> Self {
         let socket = bound(Type::DGRAM, at);
         let serving: UdpSocket = socket.try_clone().unwrap().into();
@@ -138,14 +135,14 @@ impl Listener {
         }
     }
 
-    /// Sends data on every connection, some of which may have ended.
+    /// Sends data on every connection, even ended ones.
     pub(crate) fn speak(&self) {
         for call in self.calls.lock().unwrap().iter().filter_map(Weak::upgrade) {
             drop(writeln!(&*call, "{} {UNASKED}", self.by));
         }
     }
 
-    /// Sets whether the socket accepts packets with foreign destinations.
+    /// Transparent sockets accept foreign destinations.
     pub(crate) fn set_transparent(&self, transparent: bool) {
         self.socket.set_ip_transparent_v6(transparent).unwrap();
     }
@@ -153,7 +150,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Shutdown wakes waiting threads, even for an unconnected socket, where it returns an error.
+        // Shutdown wakes waiting threads, even for an unconnected socket, where it is an error.
         drop(self.socket.shutdown(Shutdown::Both));
         self.thread.take().unwrap().join().unwrap();
     }
@@ -176,7 +173,7 @@ fn accept_all(by: By, listener: &TcpListener, calls: &Calls) {
         let mut calls = calls.lock().unwrap();
         calls.retain(|call| call.strong_count() > 0);
         calls.push(Arc::downgrade(&stream));
-        // A client may disconnect at any time.
+        // A client may disconnect.
         thread::spawn(move || drop(serve(by, &stream)));
     }
 }
@@ -198,7 +195,7 @@ fn serve(by: By, stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Queries the address like ztunnel: a dual-stack socket only knows the option of the connection's family.
+/// Like ztunnel: a dual-stack socket only knows the option of the connection's family.
 pub(crate) fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let found = socket
@@ -215,7 +212,7 @@ fn answer_all(by: By, socket: &UdpSocket) {
     let on = socket.local_addr().unwrap().port();
     let mut question = [0; 64];
     while let Ok((length, peer)) = socket.recv_from(&mut question) {
-        // An empty message means that the socket was shut down.
+        // An empty message follows the shutdown.
         if length == 0 {
             return;
         }

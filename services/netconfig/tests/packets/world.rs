@@ -1,4 +1,4 @@
-//! A pod, the outside, and a guest: three network namespaces with links between them.
+//! A pod, the outside, and a guest: linked network namespaces.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,17 +24,15 @@ use crate::{
     support::{Fresh, sandbox},
 };
 
-/// The backends that are tested.
 pub(crate) const BACKENDS: &[Backend] = &Backend::ALL;
 
-/// Returns a writer for a backend.
 pub(crate) fn writer(backend: Backend) -> Writer {
     static FOUND: OnceLock<Programs> = OnceLock::new();
     let find = || {
         let directories = ["/usr/sbin", "/sbin"].map(Path::new);
         let runner = Path::new(env!("CARGO_BIN_EXE_netconfig"));
         let locks = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks-of-packets");
-        // Generous, since many programs run at once on machines of unknown speed.
+        // Many programs run at once on machines of unknown speed.
         let timeout = Duration::from_secs(30);
         Programs::search_in(&directories, runner, &locks).with_timeout(timeout)
     };
@@ -46,7 +44,6 @@ pub(crate) fn writer(backend: Backend) -> Writer {
     }
 }
 
-/// The address families of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pod {
     V4,
@@ -66,7 +63,6 @@ impl Pod {
     }
 }
 
-/// The sender of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     Pod,
@@ -75,17 +71,16 @@ pub(crate) enum Place {
     Guest,
 }
 
-/// Returns the address of the pod.
 pub(crate) fn pod(family: Family) -> IpAddr {
     either(family, "10.9.0.1", "fd09::1")
 }
 
-/// Returns the address of the outside, which is also the gateway to all others.
+/// Also the gateway to all others.
 pub(crate) fn outside(family: Family) -> IpAddr {
     either(family, "10.9.0.2", "fd09::2")
 }
 
-/// Returns the address of the guest behind an interface of the pod.
+/// Returns the guest behind this interface.
 pub(crate) fn guest(family: Family, interface: &str) -> IpAddr {
     let number = INTERFACES.iter().position(|name| *name == interface);
     let (v4, v6) = guest_network(number.unwrap());
@@ -99,7 +94,6 @@ pub(crate) fn either(family: Family, v4: &str, v6: &str) -> IpAddr {
     }
 }
 
-/// Returns the first address of the loopback interface.
 pub(crate) fn loopback(family: Family) -> IpAddr {
     either(family, "127.0.0.1", "::1")
 }
@@ -111,19 +105,19 @@ fn guest_network(number: usize) -> (String, String) {
     (format!("10.200.{number}"), format!("fd20:0:0:{number}"))
 }
 
-/// The ports of the application: the usual ones, and those of the scenarios' exclusions.
+/// The usual ones, and the scenarios' exclusions.
 const APPLICATION_PORTS: [u16; 5] = [53, 8080, 9089, 9090, 9091];
 
-/// The ports of the outside, chosen likewise.
+/// The outside's, chosen likewise.
 const OUTSIDE_PORTS: [u16; 8] = [53, 8080, 5431, 5432, 5433, 6378, 6379, 6380];
 
-/// The ports of ztunnel that accept packets with foreign destinations.
+/// ztunnel's that accept foreign destinations.
 const TRANSPARENT: [u16; 2] = [15006, 15008];
 
-/// The ports of clients. Each is used once, so that no conntrack entry affects a later connection.
+/// Each client port is used once, so that no conntrack entry affects a later connection.
 const CLIENT_PORTS: std::ops::Range<u16> = 16_000..65_000;
 
-/// The three network namespaces with all listeners.
+/// Three network namespaces with all listeners.
 pub(crate) struct World {
     pub(crate) pod: Fresh,
     pub(crate) kind: Pod,
@@ -132,7 +126,7 @@ pub(crate) struct World {
     pub(crate) guest: Fresh,
     next_port: AtomicU16,
     listeners: Vec<Listener>,
-    /// The host's ID of the pod's first user and group.
+    /// The host's ID of the pod's first user.
     pub(crate) users_from: u32,
 }
 
@@ -147,7 +141,7 @@ impl World {
         world
     }
 
-    /// Creates a world without a listener for captured traffic.
+    /// Nothing listens for captured traffic.
     pub(crate) fn without_ztunnel(
         backend: Backend,
         kind: Pod,
@@ -183,7 +177,6 @@ impl World {
         }
     }
 
-    /// Returns an unused client port.
     pub(crate) fn port(&self) -> u16 {
         let port = self.next_port.fetch_add(1, Ordering::Relaxed);
         assert!(
@@ -209,7 +202,7 @@ impl World {
         removed.unwrap()
     }
 
-    /// Sets whether a socket of ztunnel accepts packets with foreign destinations.
+    /// Transparent sockets accept foreign destinations.
     pub(crate) fn set_transparent(&self, port: u16, transparent: bool) {
         let is_wanted = |listener: &&Listener| listener.by == By::Ztunnel(port);
         for listener in self.listeners.iter().filter(is_wanted) {
@@ -217,18 +210,18 @@ impl World {
         }
     }
 
-    /// Has every listener send data on each of its connections.
+    /// Sends data on each listener's connections.
     pub(crate) fn speak(&self) {
         self.listeners.iter().for_each(Listener::speak);
     }
 
     fn connect(&self) {
         for fresh in [&self.pod, &self.outside, &self.guest] {
-            // Otherwise an IPv6 address is usable only a second after it was added.
+            // Otherwise an IPv6 address is usable only after a second.
             write(fresh, "ipv6/conf/all/accept_dad", "0");
             write(fresh, "ipv6/conf/default/accept_dad", "0");
         }
-        // Uncaptured packets from the guest must be forwarded to the outside.
+        // The guest's uncaptured packets are forwarded to the outside.
         write(&self.pod, "ipv4/ip_forward", "1");
         write(&self.pod, "ipv6/conf/all/forwarding", "1");
         if self.kind == Pod::V4 {
@@ -265,7 +258,7 @@ impl World {
             .collect()
     }
 
-    /// The kernel may take a second to notify IPv6 that a link is up.
+    /// IPv6 may learn a second later that a link is up.
     fn wait_for_links(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         for family in self.families() {
@@ -279,7 +272,6 @@ impl World {
         }
     }
 
-    /// Adds listeners to those of the world.
     pub(crate) fn add(&mut self, listeners: impl IntoIterator<Item = Listener>) {
         self.listeners.extend(listeners);
     }
@@ -301,7 +293,7 @@ impl World {
         let applications = APPLICATION_PORTS.map(|port| (&self.pod, By::Application, port));
         let outsides = OUTSIDE_PORTS.map(|port| (&self.outside, By::Outside, port));
         let tcp = applications.into_iter().chain(outsides);
-        // Listens on both families at once, like ztunnel.
+        // On both families, like ztunnel.
         let any = |port| SocketAddr::new("::".parse().unwrap(), port);
         let tcp = tcp.map(|(fresh, by, port)| Listener::tcp(fresh, by, any(port)));
         let mut listeners: Vec<_> = tcp.collect();
@@ -348,7 +340,7 @@ fn addresses_of_guests(family: Family, pod_lines: &mut Vec<String>, guest_lines:
     }
 }
 
-/// Returns the task that is in a netns, in the syntax of `ip`.
+/// Returns the task in a netns, in `ip`'s syntax.
 fn task_of(fresh: &Fresh) -> String {
     let path = fresh.netns.path().to_str().unwrap();
     path.split('/').nth(4).unwrap().to_owned()

@@ -1,4 +1,4 @@
-//! Pods with an AWS branch ENI, as AWS's agent sets them up on a node.
+//! Pods with an AWS branch ENI, as AWS's agent sets them up.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     support::Fresh,
 };
 
-/// An AWS node with two such pods and an ordinary one.
+/// An AWS node with two such pods and another.
 fn node() -> Arc<Fresh> {
     let node = Fresh::new();
     node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=0"]);
@@ -37,7 +37,6 @@ fn start(node: &Arc<Fresh>) -> OnNode {
     OnNode::start(node, ProbeSettings::default(), Kind::Nft)
 }
 
-/// Returns inpod's ip rules as ip lists them.
 fn ours(node: &Fresh, family: &str) -> Vec<String> {
     let text = node.command("ip", &["-d", family, "rule"]);
     let lines = text.lines().filter(|line| line.contains("proto 105"));

@@ -1,4 +1,4 @@
-//! The packet filter of a node after the probe set was removed.
+//! A node's packet filter without the probe set.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::{
     support::Fresh,
 };
 
-/// A foreign chain beside ours, in the nat table.
+/// A foreign nat chain beside ours.
 const FOREIGN: &str = "KUBE-POSTROUTING";
 
-/// The programs that list and change the packet filter, for both families.
+/// They list and change the packet filter, for both families.
 fn programs(kind: Kind) -> &'static [[&'static str; 2]] {
     match kind {
         Kind::Nft => &[],
@@ -28,7 +28,7 @@ fn programs(kind: Kind) -> &'static [[&'static str; 2]] {
     }
 }
 
-/// Returns all parts of the packet filter that other processes share.
+/// Returns parts of the packet filter that others share.
 fn everything(node: &Fresh, kind: Kind) -> String {
     if kind == Kind::Nft {
         return node.nft("list ruleset");
@@ -38,7 +38,7 @@ fn everything(node: &Fresh, kind: Kind) -> String {
         .map(|[save, _]| node.command(save, &["-t", "nat"]));
     let saved: String = saved.collect();
     let lines = saved.lines().filter(|line| !line.starts_with('#'));
-    // Cut off the counters, which change.
+    // Without counters, which change.
     let lines = lines.map(|line| line.split(" [").next().unwrap());
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -71,7 +71,7 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
         assert_eq!(everything(&node, kind), before, "{kind:?}");
         let is_iptables = kind != Kind::Nft;
         assert!(!is_iptables || node.command("ipset", &["save"]).is_empty());
-        // A second call finds nothing to do, and the reconciler does not restore anything.
+        // Nothing is left to do, and the reconciler restores nothing.
         assert!(!host.clear().unwrap(), "{kind:?}");
         drop(guard);
         assert_eq!(everything(&node, kind), before, "{kind:?}");

@@ -1,5 +1,4 @@
-//! The node's probe set in real network namespaces, with each backend. Needs root, and the programs nft, iptables
-//! (both variants) and ipset.
+//! The node's probe set with each backend. Needs root, nft, iptables (both variants) and ipset.
 
 #![expect(
     clippy::unwrap_used,

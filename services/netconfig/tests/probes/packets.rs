@@ -1,4 +1,4 @@
-//! The destinations and source addresses of probes.
+//! Probes' destinations and source addresses.
 
 use std::{
     fs,
@@ -69,8 +69,7 @@ fn other_source_nat_of_the_node_does_not_hide_that_it_is_a_probe() {
                 assert_eq!(place.probe(0, to), spared(to));
             }
         }
-        // Foreign rules before and after ours, by nft and by iptables. A node uses one variant of iptables, and ours
-        // is the same one.
+        // Foreign rules before and after ours, by nft and by iptables. A node uses one iptables variant, like us.
         let programs = match kind {
             Kind::Nft | Kind::IptablesNft => ["iptables-nft", "ip6tables-nft"],
             Kind::IptablesLegacy => ["iptables-legacy", "ip6tables-legacy"],
@@ -100,7 +99,7 @@ fn with_a_user_only_that_users_connections_are_probes() {
     }
 }
 
-/// A cgroup of this test, in the cgroup2 hierarchy.
+/// In the cgroup2 hierarchy, for this test.
 struct Cgroup {
     path: PathBuf,
     name: String,
@@ -120,7 +119,7 @@ impl Cgroup {
         Self { path, name }
     }
 
-    /// Connects from a process that was put into the cgroup first.
+    /// Connects from a process that enters the cgroup first.
     fn dial(&self, node: &Fresh, to: &str) {
         let procs = self.path.join("cgroup.procs");
         let script = format!(
@@ -166,7 +165,7 @@ fn with_a_cgroup_only_connections_from_it_or_below_are_probes() {
     }
 }
 
-/// A restarted unit has a new cgroup of the same name.
+/// A restarted unit's new cgroup has the same name.
 #[test]
 fn a_cgroup_that_is_made_anew_is_found_again() {
     for kind in Kind::ALL {
@@ -193,7 +192,7 @@ fn a_cgroup_that_is_made_anew_is_found_again() {
     }
 }
 
-/// A process named kubelet that runs as some user: a copy of sleep.
+/// A copy of sleep, named kubelet, with its own user.
 struct Kubelet {
     process: std::process::Child,
     _directory: tempfile::TempDir,
@@ -231,7 +230,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// A single test, since two would find each other's kubelet.
+/// Two tests would find each other's kubelet.
 #[test]
 fn the_kubelets_user_is_found_and_found_again_and_without_one_nothing_is_named() {
     let place = Place::new();
@@ -312,7 +311,7 @@ fn a_pod_of_both_families_is_named_and_released_on_a_node_without_ipv6() {
     }
 }
 
-/// Probes until stopped. None may fail or be captured.
+/// No probe may fail or be captured.
 fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
     while !stop.load(Ordering::Relaxed) {
         for to in POD {
@@ -325,7 +324,7 @@ fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
     }
 }
 
-/// Elements and rule are never absent, even while the rule changes.
+/// Elements and rule are never absent, even during changes.
 #[test]
 fn a_prober_at_constant_rate_sees_no_gap_while_the_host_is_started_again_and_again() {
     for kind in Kind::ALL {
@@ -337,14 +336,14 @@ fn a_prober_at_constant_rate_sees_no_gap_while_the_host_is_started_again_and_aga
         );
         let prober = {
             let (at, stop, probes) = (Arc::clone(&place), Arc::clone(&stop), Arc::clone(&probes));
-            // Uses a thread of its own in the node's netns, since the node's thread starts probe sets meanwhile.
+            // Its own thread in the node's netns: the node's thread starts probe sets meanwhile.
             let probe = move || probe_until(&stop, &probes, &at);
             place.node.run(move || thread::spawn(probe))
         };
         let mut starts = 0;
         while !prober.is_finished() && (starts < 10 || probes.load(Ordering::Relaxed) < 200) {
             for probe_match in ["uid:0", "socket"] {
-                // Each start has a repair budget of its own.
+                // Each start has its own repair budget.
                 let host = OnNode::start(&place.node, settings(probe_match), kind);
                 let reported = host.readiness.all();
                 assert!(host.is_ok("probe-set"), "{kind:?} {reported:?}");

@@ -1,4 +1,4 @@
-//! A node with a pod and a stranger behind it, each in a netns of its own.
+//! A node, a pod, and a stranger, each in a netns.
 
 use std::{
     collections::BTreeSet,
@@ -23,12 +23,11 @@ use crate::support::{Fresh, plain, sandbox};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The addresses of the pod, of the node towards it, and of the stranger.
+/// The pod's, the node's towards it, and the stranger's.
 pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];
 const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
 const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
 
-/// All backends of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Nft,
@@ -52,7 +51,7 @@ impl Kind {
     }
 }
 
-/// The installed iptables programs of the named variant.
+/// The named variant's installed programs.
 #[derive(Debug)]
 pub(crate) struct Programs(pub(crate) &'static str);
 
@@ -107,7 +106,7 @@ impl Runner for Programs {
     }
 }
 
-/// A probe set on a test's node. It works on the node's thread, as netconfig does in its own netns.
+/// Works on the node's thread, as netconfig does in its own netns.
 #[derive(Clone)]
 pub(crate) struct OnNode {
     pub(crate) node: Arc<Fresh>,
@@ -138,7 +137,7 @@ impl OnNode {
         self.node.run(move || host.start_reconciler()).unwrap()
     }
 
-    /// Sets addresses, which must succeed. Returns whether anything had to be written.
+    /// Must succeed; returns whether anything had to be written.
     pub(crate) fn set_addresses(&self, name: &'static str, addresses: &[&str]) -> bool {
         self.try_name(name, addresses).unwrap()
     }
@@ -160,14 +159,13 @@ impl OnNode {
         self.node.run(move || host.release(&sandbox(name))).unwrap();
     }
 
-    /// Removes the set from the node. Returns whether there was anything to remove.
+    /// Returns whether there was anything to remove.
     pub(crate) fn clear(&self) -> Result<bool, String> {
         let host = Arc::clone(&self.host);
         let cleared = self.node.run(move || host.clear());
         cleared.map_err(|error| error.to_string())
     }
 
-    /// Returns whether a readiness condition is met.
     pub(crate) fn is_ok(&self, condition: &str) -> bool {
         self.readiness.all()[condition].ok
     }
@@ -181,14 +179,12 @@ pub(crate) struct Place {
     pub(crate) node: Arc<Fresh>,
     pub(crate) pod: Fresh,
     pub(crate) stranger: Fresh,
-    /// The application of the pod.
     pub(crate) application: TcpListener,
-    /// The listener that captured connections reach.
+    /// Captured connections reach this listener.
     pub(crate) ztunnel: TcpListener,
 }
 
 impl Place {
-    /// Applies the default rules in the pod.
     pub(crate) fn new() -> Self {
         Self::with(Ambient::default())
     }
@@ -229,13 +225,11 @@ impl Place {
         }
     }
 
-    /// Connects to the pod from a netns, as some user.
     fn dial(from: &Fresh, user: u32, to: &str) -> Option<TcpStream> {
         let to = SocketAddr::new(to.parse().unwrap(), 8080);
         from.run(move || dial(user, to))
     }
 
-    /// Returns which listener accepted the next connection, and its source address.
     pub(crate) fn arrival(&self) -> Arrival {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -254,14 +248,12 @@ impl Place {
         }
     }
 
-    /// Connects from the node, and returns the arrival.
     pub(crate) fn probe(&self, user: u32, to: &str) -> Arrival {
         let stream = Self::dial(&self.node, user, to);
         assert!(stream.is_some(), "no answer from {to}");
         self.arrival()
     }
 
-    /// Connects from the stranger, and returns the arrival.
     pub(crate) fn call(&self, to: &str) -> Arrival {
         let stream = Self::dial(&self.stranger, 0, to);
         assert!(stream.is_some(), "no answer from {to}");
@@ -269,7 +261,6 @@ impl Place {
     }
 }
 
-/// Connects from the calling thread's netns, as some user.
 pub(crate) fn dial(user: u32, to: SocketAddr) -> Option<TcpStream> {
     setfsuid(Uid::from_raw(user));
     let kind = (Domain::for_address(to), Type::STREAM, Some(Protocol::TCP));
@@ -280,14 +271,14 @@ pub(crate) fn dial(user: u32, to: SocketAddr) -> Option<TcpStream> {
     Some(socket.into())
 }
 
-/// The listener that a connection reached, with the source address that it sees.
+/// A connection's listener, with the source address it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     Direct(IpAddr),
     Captured(IpAddr),
 }
 
-/// Returns the arrival of a probe: at the application, from the probe source address.
+/// Returns an arrival at the application, from the probe source address.
 pub(crate) fn spared(to: &str) -> Arrival {
     let [v4, v6] = ProbeSettings::default().sources()[..] else {
         panic!("two sources");
@@ -295,7 +286,7 @@ pub(crate) fn spared(to: &str) -> Arrival {
     Arrival::Direct(if to.contains(':') { v6 } else { v4 })
 }
 
-/// Returns the arrivals of connections that are not exempted, from the node and from the stranger.
+/// Returns unexempted connections' arrivals, from node and stranger.
 pub(crate) fn captured(index: usize) -> [Arrival; 2] {
     [NODE, STRANGER].map(|from| Arrival::Captured(from[index].parse().unwrap()))
 }
@@ -317,7 +308,6 @@ fn plug(node: &Fresh, interface: &str, other: &Fresh, near: [&str; 2], far: [&st
     other.ip(&format!("-6 route add default via {v6}"));
 }
 
-/// Waits until a condition holds.
 pub(crate) fn within(timeout: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !holds() {

@@ -1,4 +1,4 @@
-//! Repair of the set after changes by other processes.
+//! The set's repair after others' changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,13 +10,11 @@ use crate::{
     support::Fresh,
 };
 
-/// The time limit of a repair on an idle machine.
 const IDLE_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time limit of a repair on a busy machine.
 const BUSY_LIMIT: Duration = Duration::from_secs(15);
 
-/// Runs a repair up to three times: a busy machine may exceed the limit of an idle one, but not each time.
+/// Tries three times: a busy machine may exceed an idle one's limit, but not always.
 fn within_a_second(what: &str, took: impl Fn() -> Duration) {
     let times: Vec<_> = (0..3)
         .map(|_| took())
@@ -25,7 +23,7 @@ fn within_a_second(what: &str, took: impl Fn() -> Duration) {
     assert!(times.len() < 3, "{what}: {times:?}");
 }
 
-/// A probe set with a running reconciler, on a node where nothing else happens.
+/// Its reconciler runs; nothing else happens on the node.
 fn guarded(kind: Kind) -> (Arc<Fresh>, OnNode, ReconcilerGuard) {
     let (node, host) = filled(kind);
     let guard = host.start_reconciler();
@@ -41,7 +39,6 @@ fn filled(kind: Kind) -> (Arc<Fresh>, OnNode) {
     (node, host)
 }
 
-/// Returns everything of inpod, without counters.
 fn everything(node: &Fresh, kind: Kind) -> String {
     let saved = |program| {
         let text = node.command(program, &["-t", "nat"]);
@@ -55,7 +52,7 @@ fn everything(node: &Fresh, kind: Kind) -> String {
     }
 }
 
-/// Returns whether the table or the sets exist: the tools fail to list them otherwise.
+/// The tools fail to list missing tables or sets.
 fn is_whole(node: &Fresh, kind: Kind, wanted: &(String, Vec<(String, String)>)) -> bool {
     let is_there = match kind {
         Kind::Nft => node.nft("list tables").contains("inpod-host"),
@@ -73,8 +70,7 @@ fn is_repaired(kind: Kind, damages: &[&[&'static str]]) {
     }
 }
 
-/// Returns the duration of a repair. The reconciler starts after damage of several steps, so as not
-/// to repair in between.
+/// Returns the repair's duration. The reconciler starts after the whole damage, to repair nothing in between.
 fn repair(kind: Kind, damage: &[&'static str], what: &str) -> Duration {
     let (node, host) = filled(kind);
     let guard = (damage.len() == 1).then(|| host.start_reconciler());
@@ -143,7 +139,7 @@ fn what_others_delete_from_iptables_legacy_and_ipset_is_put_right_within_a_secon
     );
 }
 
-/// A foreign rule that would match first.
+/// Another's rule would match first.
 #[test]
 fn the_jump_is_first_again_when_others_put_a_rule_ahead_of_it() {
     for (kind, program) in [
@@ -188,12 +184,12 @@ fn probes_go_through_again_after_a_flush() {
     }
 }
 
-/// Neither irrelevant changes nor its own ones cause a write.
+/// Irrelevant changes and its own cause no write.
 #[test]
 fn what_does_not_concern_it_is_not_written_for() {
     for kind in Kind::ALL {
         let (node, host, _guard) = guarded(kind);
-        // A table or a rule that is written again gets a new handle.
+        // A rewritten table or rule has a new handle.
         let handles = || node.command("nft", &["-a", "-s", "list", "ruleset"]);
         let before = handles();
         for n in 0..20 {

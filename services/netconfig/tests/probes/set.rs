@@ -1,4 +1,4 @@
-//! The elements of the set, and their owners.
+//! The set's elements, and their owners.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn start(node: &Arc<Fresh>, kind: Kind) -> OnNode {
     OnNode::start(node, ProbeSettings::default(), kind)
 }
 
-/// Returns the elements as the tools show them: addresses with their owners, sorted.
+/// Returns what the tools show: addresses with owners, sorted.
 pub(crate) fn shown(node: &Fresh, kind: Kind) -> Vec<(String, String)> {
     let mut found = Vec::new();
     match kind {
@@ -130,7 +130,7 @@ fn an_address_that_another_pod_got_is_never_taken_out_by_the_first_one() {
     }
 }
 
-/// Another process renamed the element: the kernel's name counts.
+/// After another process's renaming, the kernel's name counts.
 #[test]
 fn an_element_that_bears_another_name_in_the_kernel_is_not_taken_out() {
     let node = node();
@@ -200,7 +200,7 @@ fn a_rule_of_another_setting_is_put_right_at_the_start_and_elements_stay() {
     }
 }
 
-/// The output of `nft list` can be loaded, with the same meaning.
+/// `nft list`'s output can be loaded with the same meaning.
 #[test]
 fn what_nft_lists_of_the_table_can_be_loaded_again() {
     let node = node();
@@ -219,7 +219,7 @@ fn what_nft_lists_of_the_table_can_be_loaded_again() {
 fn a_thousand_pods_survive_a_flush() {
     let node = node();
     let host = start(&node, Kind::Nft);
-    // 63 sandboxes with 16 addresses each exceed one netlink message, and the limit of one sandbox.
+    // 16 addresses for each of 63 sandboxes exceed one netlink message, and one sandbox's limit.
     let names: Vec<&'static str> = (0..63).map(|n| &*format!("c{n}").leak()).collect();
     for (n, name) in names.iter().enumerate() {
         let texts: Vec<_> = (0..16).map(|i| format!("fd0a::{n:x}:{i:x}")).collect();

@@ -1,4 +1,4 @@
-//! Real cgroups with the names of pods' cgroups, in the cgroup2 hierarchy. They are removed on drop.
+//! Cgroups named like pods', in the cgroup2 hierarchy. Removed on drop.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// A cgroup with a unique name, and the cgroups below it.
+/// A uniquely named cgroup, and those below it.
 pub(crate) struct Cgroups {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -37,7 +37,7 @@ impl Cgroups {
         }
     }
 
-    /// Puts a process into the cgroup of that path below this one.
+    /// Puts a process into a cgroup below this one.
     pub(crate) fn put(&self, pid: u32, path: &str) {
         let (done, answer) = channel();
         let path = path.to_owned();
@@ -56,7 +56,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// Mounts the hierarchy where only this thread sees it.
+/// Only this thread sees the mounted hierarchy.
 fn serve(root: &str, queue: &Receiver<Job>) {
     let none = None::<&str>;
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -81,7 +81,7 @@ fn serve(root: &str, queue: &Receiver<Job>) {
     nix::mount::umount(directory.path()).unwrap();
 }
 
-/// Retries, since a process that has just ended may still be counted.
+/// An ended process may still be counted: retries.
 fn remove(root: &Path) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut below: Vec<PathBuf> = vec![root.to_owned()];

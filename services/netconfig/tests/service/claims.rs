@@ -1,4 +1,4 @@
-//! Validation of netns that are claimed.
+//! A netns is validated when claimed.
 
 use std::process::{Child, Command};
 
@@ -15,7 +15,6 @@ use crate::{
     support::{Fresh, sandbox},
 };
 
-/// A process that is killed on drop.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -33,7 +32,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Returns how a claim by path is refused, and checks that an inspection by path is refused alike.
+/// A claim by path and an inspection by path must be refused alike.
 async fn refused(netconfig: &mut Netconfig, netns: NetnsRef) -> (Code, Reason) {
     let claim = netconfig.claim_at("c1", netns.clone(), &["10.9.0.1"]).await;
     let request = InspectNetnsRequest {
@@ -86,7 +85,7 @@ async fn a_netns_whose_name_is_gone_is_missing_where_it_is_not_the_one_that_a_pr
     let fresh = pod_netns();
     let expected_netns = Name::new(&fresh, "another").expected_netns(&fresh);
     let _sleeper = Sleeper::inside(&fresh);
-    // The next inode number may be the netns of another test.
+    // The next inode number may be another test's netns.
     let inode = Some(1);
     let device = Some(expected_netns.device() + 1);
     for (other, why) in [

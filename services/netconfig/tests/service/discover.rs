@@ -1,4 +1,4 @@
-//! Discovery of pods without a CNI call: real processes in real cgroups.
+//! Pods discovered without a CNI call: real processes in real cgroups.
 
 use std::{
     process::{Child, Command},
@@ -21,7 +21,7 @@ use crate::{
 
 const ADDRESS: &str = "10.9.0.1";
 
-/// A pod with a unique UID, since all tests search the same processes.
+/// Its UID is unique: all tests search the same processes.
 struct Pod {
     uid: String,
     cgroups: Cgroups,
@@ -38,14 +38,13 @@ impl Pod {
         }
     }
 
-    /// Starts a process of one of the pod's containers.
     fn start(&self, fresh: &Fresh, container: char) -> Sleeper {
         let sleeper = Sleeper::inside(fresh);
         self.put(&sleeper, container);
         sleeper
     }
 
-    /// Uses the cgroup path of containerd with the systemd driver.
+    /// Uses containerd's path with the systemd driver.
     fn put(&self, process: &Sleeper, container: char) {
         let uid = self.uid.replace('-', "_");
         let id = id(container);
@@ -72,7 +71,6 @@ impl Pod {
     }
 }
 
-/// A process that is killed on drop.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -152,7 +150,7 @@ async fn a_found_claim_lives_as_long_as_any_process_is_in_the_netns_and_keeps_it
     let first = pod.find(&mut netconfig, ADDRESS).await.unwrap();
     fresh.abandon();
     drop(oldest);
-    // Longer than the interval of sweeps.
+    // Longer than the sweeps' interval.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(netconfig.claims().await.len(), 1);
     let second = pod.find(&mut netconfig, ADDRESS).await.unwrap();
@@ -228,7 +226,7 @@ async fn of_several_netns_of_a_pod_the_oldest_with_its_address_is_found() {
     let pod = Pod::new();
     let (without, with, younger) = (Fresh::new(), pod_netns(), pod_netns());
     let _processes = [&without, &with, &younger].map(|fresh| {
-        // Start times have a resolution of 10 ms.
+        // Start times have steps of 10 ms.
         std::thread::sleep(Duration::from_millis(20));
         pod.start(fresh, 'a')
     });
@@ -294,7 +292,7 @@ async fn a_search_that_says_too_little_is_refused_by_its_field() {
     }
 }
 
-/// After a restart, pod-events claims the netns that it knows by path and identity.
+/// A restarted pod-events claims the netns that it knows by path and identity.
 #[tokio::test]
 async fn a_found_netns_can_be_claimed_again_under_its_name_and_is_found_under_it() {
     let mut netconfig = Netconfig::start().await;

@@ -1,4 +1,4 @@
-//! Runs a netconfig process, with short forms of its calls.
+//! A netconfig process, with short forms of its calls.
 
 use std::{
     io::{Read as _, Write as _},
@@ -26,12 +26,11 @@ use tonic::{Code, Status, transport::Channel};
 
 use crate::support::{Fresh, sandbox};
 
-/// A running netconfig process.
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
     pub(crate) run_dir: TempDir,
     pub(crate) client: NetconfigServiceClient<Channel>,
-    /// The netns that it runs in, and may change.
+    /// netconfig runs in it and may change it.
     node: Option<Arc<Fresh>>,
 }
 
@@ -52,13 +51,13 @@ impl Netconfig {
         Self::start_by(command, &["--sweep-seconds", "1"]).await
     }
 
-    /// Starts it by a command that executes netconfig, in a netns of its own, since it assigns nsids there.
+    /// The command executes netconfig in a netns of its own, since it assigns nsids there.
     pub(crate) async fn start_by(mut command: Command, arguments: &[&str]) -> Self {
         command.args(arguments);
         Self::start_in(command, Some(Arc::new(Fresh::new())), &[]).await
     }
 
-    /// Starts it in the test's own netns, in which it must write nothing.
+    /// Nothing may be written in the test's own netns.
     pub(crate) async fn start_beside_the_test() -> Self {
         let program = Command::new(env!("CARGO_BIN_EXE_netconfig"));
         Self::start_in(program, None, &[("INPOD_PROBE_MATCH", "off")]).await
@@ -105,12 +104,10 @@ impl Netconfig {
         }
     }
 
-    /// Returns the netns that it runs in.
     pub(crate) fn netns(&self) -> &Fresh {
         self.node.as_ref().unwrap()
     }
 
-    /// Returns the path of its gRPC socket.
     pub(crate) fn socket(&self) -> PathBuf {
         inpod_service::socket(self.run_dir.path(), "netconfig")
     }
@@ -163,7 +160,6 @@ impl Netconfig {
         response.into_inner().differences
     }
 
-    /// Fetches a descriptor as the broker does.
     pub(crate) fn fetch(
         &self,
         name: &str,
@@ -215,7 +211,6 @@ pub(crate) fn netns_ref(fresh: &Fresh) -> NetnsRef {
     at(fresh.netns.path().to_str().unwrap())
 }
 
-/// Returns a reference by path alone.
 pub(crate) fn at(path: &str) -> NetnsRef {
     NetnsRef {
         path: path.to_owned(),

@@ -54,7 +54,6 @@ fn listener(protocol: Protocol, address: &str, port: u32) -> Listener {
     }
 }
 
-/// Opens an IPv6 listener, bound to an interface if one is given.
 fn listen_v6(only: bool, interface: Option<&'static str>, port: u16) -> Socket {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
     socket.set_only_v6(only).unwrap();

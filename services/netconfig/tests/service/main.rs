@@ -1,4 +1,4 @@
-//! The service as a process: every call over its socket, on real network namespaces. Needs root.
+//! The service as a process: every call, on real network namespaces. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -186,7 +186,7 @@ async fn a_process_in_a_netns_is_seen_and_keeps_the_claim() {
         (vec!["10.9.0.1".to_owned()], vec![15006])
     );
     assert!(!seen.path_intact);
-    // Longer than the interval of sweeps.
+    // Longer than the sweeps' interval.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(netconfig.claims().await.len(), 1);
     sleeper.kill().unwrap();
@@ -218,7 +218,7 @@ async fn an_apply_whose_caller_goes_away_is_finished() {
             probe_addresses: Vec::new(),
         };
         drop(tokio::time::timeout(timeout, netconfig.client.apply_rules(request)).await);
-        // Either all of it, or nothing if the request never arrived: two tables, two routes, two ip rules and a sysctl.
+        // All of it, or nothing if the request never arrived: two tables, two routes, two ip rules and a sysctl.
         let left = netconfig.differences("c1").await.len();
         assert!(left == 0 || left == 7, "after {timeout:?}: {left}");
     }

@@ -1,4 +1,4 @@
-//! Netns names in a directory, as runtimes create them.
+//! Netns names in a directory, as runtimes make them.
 
 use std::process::Command;
 
@@ -6,11 +6,10 @@ use inpod_proto::types::v1::NetnsRef;
 
 use crate::{harness::at, support::Fresh};
 
-/// The path at which a runtime mounts a netns.
 pub(crate) struct Name(pub(crate) String);
 
 impl Name {
-    /// The path contains the test's pid and a suffix, since tests run concurrently.
+    /// Tests run concurrently: the path contains the test's pid and a suffix.
     pub(crate) fn new(fresh: &Fresh, suffix: &str) -> Self {
         std::fs::create_dir_all("/run/netns").unwrap();
         let name = Self(format!("/run/netns/{suffix}-{}", std::process::id()));
@@ -20,13 +19,13 @@ impl Name {
         name
     }
 
-    /// Leaves the file with nothing mounted on it, as a mount namespace without propagation sees it. Unmounts lazily,
-    /// as runtimes do, because a process that holds the netns may keep the mount busy.
+    /// Leaves the file without a mount, as a mount namespace without propagation sees it. Unmounts lazily, as
+    /// runtimes do: a process in the netns may keep the mount busy.
     pub(crate) fn unmount(&self) {
         run("umount", &["--lazy", &self.0]);
     }
 
-    /// Returns the reference as the plugin saw it while the netns was mounted.
+    /// The reference that the plugin saw while the netns was mounted.
     pub(crate) fn expected_netns(&self, fresh: &Fresh) -> NetnsRef {
         let id = fresh.netns.id();
         NetnsRef {

@@ -1,4 +1,4 @@
-//! A pod's addresses in the node's probe set, by the calls of the service.
+//! Pods' addresses in the probe set, by the service's calls.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const SOURCE: &str = "169.254.7.127";
 const POD: &str = "10.9.0.1";
 
-/// A node and a pod beside it, with the listeners of the application and of ztunnel.
+/// A node and a pod, with the application's and ztunnel's listeners.
 struct Place {
     node: Arc<Fresh>,
     pod: Fresh,
@@ -63,7 +63,7 @@ impl Place {
         }
     }
 
-    /// Returns the source address that the application sees, or `None` if ztunnel accepted the connection.
+    /// Returns the application's view of the source, or `None` if ztunnel accepted.
     fn probe(&self) -> Option<IpAddr> {
         let stream = self.node.run(dial);
         stream.unwrap();
@@ -107,7 +107,6 @@ async fn apply(
     Ok(netconfig.client.apply_rules(request).await?.into_inner())
 }
 
-/// Returns the elements that nft lists.
 fn elements(node: &Fresh) -> String {
     let listed = node.nft("list ruleset");
     let lines = listed
@@ -200,7 +199,7 @@ async fn an_address_that_another_pod_got_stays_when_the_first_one_goes() {
     assert_eq!(place.probe(), source());
 }
 
-/// The previous addresses of the pod are restored too.
+/// The pod's previous addresses are restored too.
 #[tokio::test]
 async fn an_apply_that_fails_in_the_pod_leaves_the_nodes_set_as_it_was() {
     let place = Place::new();
@@ -253,7 +252,7 @@ async fn what_the_node_refuses_fails_the_apply_and_says_so_and_the_pod_is_as_bef
     assert!(status.message().contains("no.such.slice"), "{status}");
     assert_eq!(place.node.nft("list ruleset"), "");
     assert_eq!(plain().observe(&place.pod.netns).unwrap().tag, None);
-    // Without addresses, the node is not changed.
+    // Without addresses the node stays unchanged.
     apply(&mut netconfig, "c1", ambient(), &[]).await.unwrap();
 }
 
@@ -317,7 +316,7 @@ async fn the_sources_are_those_of_the_settings_on_the_node_and_in_the_pod() {
     }
 }
 
-/// Probes until stopped. None may fail or be captured, and each comes from the probe source address.
+/// No probe may fail or be captured, and each comes from the probe source address.
 fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
     while !stop.load(Ordering::Relaxed) {
         dial().unwrap();
@@ -349,7 +348,7 @@ async fn a_prober_at_constant_rate_sees_nothing_of_netconfig_being_killed_and_st
         // Dropping it sends SIGKILL.
         drop(netconfig);
         netconfig = Netconfig::start_on(Arc::clone(&place.node), &[]).await;
-        // First unclaimed, then claimed and applied again, for which nothing is written.
+        // First unclaimed, then claimed and applied again; nothing is written.
         netconfig.claim("c1", &place.pod).await.unwrap();
         let again = apply(&mut netconfig, "c1", ambient(), &[POD])
             .await

@@ -1,4 +1,4 @@
-//! Refused requests. They change nothing, neither in the pod's netns nor in the one that netconfig runs in.
+//! Refused requests change nothing, neither in the pod's netns nor in netconfig's.
 
 use std::{path::PathBuf, process::Command};
 
@@ -19,7 +19,7 @@ use crate::{
     support::Fresh,
 };
 
-/// Shows everything of a netns that netconfig may change.
+/// Everything of a netns that netconfig may change.
 const SHOWN: &str = "nft list ruleset; ip rule; ip -6 rule; ip route show table all; \
                      ip -6 route show table all; cat /proc/sys/net/ipv4/tcp_migrate_req";
 
@@ -27,7 +27,6 @@ fn state(fresh: &Fresh) -> String {
     fresh.command("sh", &["-ec", SHOWN])
 }
 
-/// Returns the state of the netns that netconfig runs in.
 fn netconfig_netns_state(netconfig: &Netconfig) -> String {
     let netns = format!("--net=/proc/{}/ns/net", netconfig.process.id());
     let mut command = Command::new("nsenter");
@@ -45,7 +44,7 @@ fn apply(redirection: Option<Redirection>, name: &str) -> ApplyRulesRequest {
     }
 }
 
-/// A redirection, and its invalid field.
+/// A redirection with its invalid field.
 type Wrong = (&'static str, AmbientRedirection);
 
 fn wrong() -> Vec<Wrong> {
@@ -175,7 +174,7 @@ async fn a_redirection_with_a_wrong_field_is_refused_by_its_name_and_changes_not
     }
 }
 
-/// Sends the redirection with each call that takes one.
+/// Sends it by each call that takes a redirection.
 async fn refusals(
     netconfig: &mut Netconfig,
     redirection: Option<Redirection>,
@@ -200,7 +199,7 @@ async fn refusals(
     ]
 }
 
-/// A name for the netns that netconfig runs in.
+/// Names netconfig's own netns.
 struct Home(PathBuf);
 
 impl Home {
@@ -273,7 +272,6 @@ async fn the_nodes_own_netns_is_out_of_reach_and_stays_as_it_is() {
     assert_eq!(netconfig_netns_state(&netconfig), before);
 }
 
-/// Returns how a claim and an inspection are refused.
 async fn reached(netconfig: &mut Netconfig, netns: NetnsRef) -> [(Code, Reason); 2] {
     let claim = netconfig
         .claim_at("home", netns.clone(), &[])
@@ -319,7 +317,7 @@ async fn another_pods_netns_cannot_be_claimed_and_nothing_done_to_the_own_one_re
             (Code::FailedPrecondition, Reason::ClaimUnknown)
         );
     }
-    // A claim that is in use cannot be replaced by another netns.
+    // A claim in use rejects another netns.
     netconfig.claim("own", &own).await.unwrap();
     let status = netconfig
         .claim_at("own", netns_ref(&theirs), &[])

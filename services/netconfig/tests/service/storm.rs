@@ -20,7 +20,7 @@ use crate::{
 const CALLERS: usize = 32;
 const PODS: usize = 48;
 
-/// Returns a redirection that captures DNS for every other number.
+/// Every other number captures DNS.
 fn redirection(number: usize) -> Option<Redirection> {
     let ambient = AmbientRedirection {
         dns_capture: number % 2 == 1,
@@ -43,7 +43,7 @@ fn descriptors(netconfig: &Netconfig) -> usize {
     fs::read_dir(proc(netconfig, "fd")).unwrap().count()
 }
 
-/// Counts the threads of netconfig that are in another netns. A thread may end during the scan.
+/// Returns netconfig's threads in other netns. A thread may end during the scan.
 fn strays(netconfig: &Netconfig) -> usize {
     let home = fs::metadata(proc(netconfig, "ns/net")).unwrap().ino();
     let tasks = fs::read_dir(proc(netconfig, "task")).unwrap();
@@ -59,12 +59,12 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Each caller handles one pod after the other, as a runtime does.
+/// Each caller handles its pods in order, as a runtime does.
 #[tokio::test]
 async fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let mut netconfig = Netconfig::start().await;
     let pods: Vec<_> = (0..PODS).map(|_| pod_netns()).collect();
-    // Descriptors that the first calls open for good are not counted.
+    // Not counted: descriptors that the first calls open for good.
     netconfig.claim(&name(0), &pods[0]).await.unwrap();
     apply(&netconfig, 0, 0).await;
     assert!(netconfig.release(&name(0)).await);
@@ -124,7 +124,7 @@ async fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descripto
     assert!(pods.iter().all(is_ruled));
 }
 
-/// All callers want different rules for the same pod. It ends with those of one caller, complete.
+/// All callers want different rules for one pod, which ends with those of one, complete.
 #[tokio::test]
 async fn callers_of_one_pod_take_turns() {
     let mut netconfig = Netconfig::start().await;

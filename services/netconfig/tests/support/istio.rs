@@ -1,11 +1,11 @@
-//! The state that Istio's node agent leaves in a pod with both families and DNS capture, in each of the three forms in
-//! which it writes rules (services/docs/facts/istio-ambient.md, 6.1 to 6.3).
+//! The state of Istio's node agent in a pod with both families and DNS capture, in each of the three forms of its
+//! rules (services/docs/facts/istio-ambient.md, 6.1 to 6.3).
 
 use netconfig::Backend;
 
 use crate::support::Fresh;
 
-/// The routes and ip rules that it creates over netlink (6.1).
+/// Created over netlink (6.1).
 const ROUTING: [&str; 4] = [
     "rule add fwmark 0x111/0xfff pref 32764 lookup 100",
     "route replace local 0.0.0.0/0 dev lo table 100",
@@ -96,7 +96,6 @@ add rule inet istio-ambient-raw istio-output udp dport 53 meta mark and 0xfff ==
 add rule inet istio-ambient-raw istio-prerouting udp sport 53 meta mark and 0xfff != 0x539 counter ct zone set 1
 ";
 
-/// Creates its routes and ip rules, then its rules in the form of a backend.
 pub(crate) fn leave(form: Backend, fresh: &Fresh) {
     for command in ROUTING {
         fresh.ip(command);
@@ -110,7 +109,7 @@ pub(crate) fn leave(form: Backend, fresh: &Fresh) {
         .iter()
         .fold(IPTABLES.to_owned(), |rules, (v4, v6)| rules.replace(v4, v6));
     for (program, rules) in programs.into_iter().zip([IPTABLES, &v6]) {
-        // By default, all netns share one lock.
+        // Without it, all netns share one lock.
         let script = format!("{program} --noflush -w 20 <<'END'\n{rules}END");
         fresh.command("sh", &["-c", &script]);
     }

@@ -1,4 +1,4 @@
-//! A netns for one test, created by a thread that stays in it.
+//! A test's netns, whose creating thread stays in it.
 
 use std::{
     path::PathBuf,
@@ -15,7 +15,7 @@ use netconfig::{
 };
 use nix::sched::{CloneFlags, unshare};
 
-/// A netns with `lo` up. Its path is valid while this lives.
+/// `lo` is up. The path is valid while this lives.
 pub(crate) struct Fresh {
     pub(crate) netns: Netns,
     jobs: Option<Sender<Job>>,
@@ -31,12 +31,12 @@ impl Fresh {
         fresh
     }
 
-    /// Creates it with `lo` down, which is the kernel's default.
+    /// The kernel's default for `lo`.
     pub(crate) fn down() -> Self {
         Self::by(|| unshare(CloneFlags::CLONE_NEWNET).unwrap())
     }
 
-    /// Uses a thread that enters its netns by `enter`.
+    /// `enter` moves the thread into its netns.
     pub(crate) fn by(enter: impl FnOnce() + Send + 'static) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
@@ -56,7 +56,6 @@ impl Fresh {
         }
     }
 
-    /// Runs a function on the thread that is in the netns.
     pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
         let (done, result) = channel();
         let job = Box::new(move || done.send(f()).unwrap());
@@ -64,7 +63,6 @@ impl Fresh {
         result.recv().unwrap()
     }
 
-    /// Runs a command in the netns, and returns its output.
     pub(crate) fn command(&self, program: &'static str, arguments: &[&str]) -> String {
         let arguments: Vec<_> = arguments.iter().map(|&text| text.to_owned()).collect();
         let mut command = Command::new(program);
@@ -84,7 +82,7 @@ impl Fresh {
         self.command("nft", &[script])
     }
 
-    /// Ends the thread: the path becomes invalid, the netns stays.
+    /// The path becomes invalid, the netns stays.
     pub(crate) fn abandon(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
@@ -104,7 +102,7 @@ fn live_here(opened: &Sender<Netns>, queue: &Receiver<Job>) {
     let path = PathBuf::from("/proc").join(task).join("ns/net");
     let netns = Netns::open(&path, &roots()).unwrap();
     let machines = ["/proc/1/ns/net", "/proc/self/ns/net"];
-    // The netns of process 1 may not be readable; that of this process always is.
+    // Process 1's netns may not be readable; this process's is.
     let is_machines = |path: &str| netns.is_at(path.as_ref()).unwrap_or(false);
     assert!(
         !machines.into_iter().any(is_machines),
@@ -128,16 +126,14 @@ pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
     }
 }
 
-/// Returns a writer that uses nf_tables.
 pub(crate) fn plain() -> Writer {
     Writer::default()
 }
 
-/// Returns the default redirection of ambient mode.
 pub(crate) fn ambient() -> Redirection {
     Redirection::Ambient(Ambient::default())
 }
 
-/// Avoids a warning in tests that include this module, but write no rules.
+/// Some tests include this module but write no rules.
 const _: fn() -> Writer = plain;
 const _: fn() -> Redirection = ambient;

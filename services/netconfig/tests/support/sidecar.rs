@@ -1,16 +1,15 @@
-//! The state that Istio's sidecar installer leaves in a pod with both families, in each of the three forms in which it
-//! writes rules (services/docs/facts/istio-sidecar.md, 4.3 to 4.8).
+//! The state of Istio's sidecar installer in a pod with both families, in each of the three forms of its rules
+//! (services/docs/facts/istio-sidecar.md, 4.3 to 4.8).
 
 use netconfig::Backend;
 
 use crate::support::Fresh;
 
-/// The options of the installer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// REDIRECT, with all DNS queries captured (4.4.1 and 4.4.5).
+    /// REDIRECT with all DNS queries (4.4.1 and 4.4.5).
     Redirect,
-    /// TPROXY for inbound TCP, with an excluded interface, and invalid packets dropped (4.4.2, 4.4.4 and 4.4.6).
+    /// TPROXY for inbound TCP, an excluded interface, invalid packets dropped (4.4.2, 4.4.4 and 4.4.6).
     Tproxy,
 }
 
@@ -197,8 +196,8 @@ table inet istio-proxy-mangle {
 }
 ";
 
-/// Creates its routes, ip rules and address, then its rules in the form of a backend. Each start of the installer adds
-/// its ip rule once more.
+/// Creates routes, ip rules and address, then rules in a backend's form. Each start of the installer adds its
+/// ip rule once more.
 pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
     fresh.ip("-6 addr add ::6/128 dev lo");
     if left == Left::Tproxy {
@@ -225,7 +224,7 @@ pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
         .iter()
         .fold(v4.clone(), |rules, (v4, v6)| rules.replace(v4, v6));
     for (program, rules) in programs.into_iter().zip([v4, v6]) {
-        // By default, all netns share one lock.
+        // Without it, all netns share one lock.
         let script = format!("{program} --noflush -w 20 <<'END'\n{rules}END");
         fresh.command("sh", &["-c", &script]);
     }

@@ -1,4 +1,4 @@
-//! The two ends of ZDS around the broker: a ztunnel that answers at once, and a bare server of packets.
+//! Around the broker: a ztunnel that answers at once, and a bare server of packets.
 
 use std::{
     fs::File,
@@ -14,13 +14,12 @@ use tokio::time::timeout;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
 use zds_client::Client;
 
-/// Time limit for anything here.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The argument with which the bench executes itself as a ztunnel.
+/// Makes the bench execute itself as a ztunnel.
 pub(crate) const ZTUNNEL: &str = "ztunnel";
 
-/// Acknowledges everything at once and does nothing, until the agent is gone for good.
+/// Acknowledges everything at once until the agent is gone for good.
 pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -28,7 +27,7 @@ pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     runtime.block_on(async {
         while let Ok(mut client) = Client::connect(socket).await {
             while let Ok(Some(received)) = client.recv().await {
-                // Closes the descriptor, as a ztunnel does once its listeners are open.
+                // A ztunnel closes the descriptor once its listeners are open.
                 drop(received);
                 client.ack(Ok(())).await?;
             }
@@ -37,7 +36,6 @@ pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// A process that is killed when dropped.
 #[derive(Debug)]
 pub(super) struct Running(Child);
 
@@ -47,7 +45,6 @@ impl Running {
         child.map(Self).with_context(|| format!("{command:?}"))
     }
 
-    /// Starts this program as a ztunnel.
     pub(super) fn ztunnel(socket: &Path) -> anyhow::Result<Self> {
         Self::start(
             Command::new(std::env::current_exe()?)
@@ -64,7 +61,7 @@ impl Drop for Running {
     }
 }
 
-/// A ZDS server that only sends a packet and receives the answer.
+/// Only sends a packet and receives the answer.
 #[derive(Debug)]
 pub(super) struct Bare {
     socket: UnixSeqpacket,

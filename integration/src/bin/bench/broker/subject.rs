@@ -1,4 +1,4 @@
-//! A running broker with its callers' connection, a ztunnel and a substitute for netconfig.
+//! A broker with callers, a ztunnel, and a substitute for netconfig.
 
 use std::{
     fs::{self, File},
@@ -49,7 +49,6 @@ impl Drop for Subject {
 }
 
 impl Subject {
-    /// Starts a broker whose ztunnel serves this many workloads.
     pub(super) async fn with(workloads: u64) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let netns_socket = dir.path().join("netns/netns.sock");
@@ -84,7 +83,6 @@ impl Subject {
         self.revision.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Measures a call that changes nothing.
     pub(super) async fn call(&mut self) -> anyhow::Result<Duration> {
         let request = SetZtunnelsRequest {
             instance_id: self.instance_id.clone(),
@@ -95,7 +93,6 @@ impl Subject {
         Ok(started.elapsed())
     }
 
-    /// Measures an add, then removes it.
     pub(super) async fn add_and_remove(&mut self) -> anyhow::Result<Duration> {
         let number = self.next();
         let started = Instant::now();
@@ -125,7 +122,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Adds `count` workloads with `callers` concurrent callers, then removes them; returns the time of the adds.
+    /// Adds `count` workloads with `callers` concurrent callers, then removes them; returns the adds' time.
     pub(super) async fn add_all(&self, count: u64, callers: u64) -> anyhow::Result<Duration> {
         let numbers: Vec<_> = (0..count).map(|_| self.next()).collect();
         let started = Instant::now();
@@ -140,7 +137,7 @@ impl Subject {
         Ok(took)
     }
 
-    /// Renews ztunnel's session and returns the time from its hello to the end of its snapshot.
+    /// Returns the time from the renewed session's hello to its snapshot's end.
     pub(super) async fn snapshot(&self) -> anyhow::Result<Duration> {
         let mut client = self.client.clone();
         let sessions = client.list_workloads(ListWorkloadsRequest {}).await?;
@@ -236,7 +233,7 @@ fn workload(number: u64) -> anyhow::Result<Workload> {
     })
 }
 
-/// Every claim is of this process's own netns: the broker compares device and inode and does not enter.
+/// Every claim is of this process's netns: the broker compares device and inode without entering.
 async fn hand_out(claims: UnixListener) {
     let mut answers = JoinSet::new();
     while let Ok((stream, _)) = claims.accept().await {

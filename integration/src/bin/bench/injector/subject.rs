@@ -1,4 +1,4 @@
-//! An injector on a CPU of its own, and its callers.
+//! An injector on its own CPU, and its callers.
 
 use std::{
     fs,
@@ -38,7 +38,6 @@ impl Drop for Subject {
 }
 
 impl Subject {
-    /// Starts the injector with its defaults on this CPU.
     pub(super) fn start(cpu: usize) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir_in("/run")?;
         let script = "cd \"$0\"
@@ -79,7 +78,6 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Opens a connection that is kept.
     pub(super) fn caller(&self) -> anyhow::Result<Caller> {
         let stream = TcpStream::connect(ADDRESS)?;
         stream.set_nodelay(true)?;
@@ -93,7 +91,6 @@ impl Subject {
         Ok(Caller(BufReader::new(stream)))
     }
 
-    /// Returns its resident memory in KiB.
     pub(super) fn resident(&self) -> anyhow::Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -101,19 +98,17 @@ impl Subject {
         Ok(number.context("VmRSS")?.parse()?)
     }
 
-    /// Returns the CPU time that it has used, with a resolution of 10 ms.
+    /// Its resolution is 10 ms.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
         // taskset has become the injector.
         crate::reconcile::used(self.child.id())
     }
 }
 
-/// A caller with a persistent connection.
 #[derive(Debug)]
 pub(super) struct Caller(BufReader<StreamOwned<ClientConnection, TcpStream>>);
 
 impl Caller {
-    /// Measures a request that leads to no review.
     pub(super) fn nothing(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let (status, _) = self.ask(b"GET /healthz HTTP/1.1\r\nHost: injector\r\n\r\n", &[])?;
@@ -121,7 +116,7 @@ impl Caller {
         Ok(began.elapsed())
     }
 
-    /// Measures a review, from its first byte to the answer's last.
+    /// Measures from its first byte to the answer's last.
     pub(super) fn review(&mut self, body: &[u8]) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let answer = self.post(body)?;
@@ -133,7 +128,6 @@ impl Caller {
         Ok(took)
     }
 
-    /// Returns the answer to a review.
     pub(super) fn answer(&mut self, body: &[u8]) -> anyhow::Result<Value> {
         Ok(serde_json::from_slice(&self.post(body)?)?)
     }
@@ -177,7 +171,6 @@ impl Caller {
     }
 }
 
-/// Applies an answer's patch to a pod.
 pub(super) fn patch(pod: &mut Value, patch: &str) -> anyhow::Result<()> {
     let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch)?)?;
     Ok(json_patch::patch(pod, &patch)?)

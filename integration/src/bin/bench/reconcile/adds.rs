@@ -1,4 +1,4 @@
-//! Measures ADDs of pods that Kubernetes shows, or does not show yet, and many at once.
+//! ADDs of pods that Kubernetes shows or not yet, and many at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,11 @@ use crate::{
     verbs::{known, took},
 };
 
-/// Number of concurrent ADDs.
 const BURST: usize = 100;
 
-/// The plugin's time limit for the agent.
 const PLUGIN: Duration = Duration::from_secs(30);
 
-/// Measures one ADD at a time, by the plugin, alternating between four nodes.
+/// Measures by the plugin, alternating between four nodes.
 pub(super) fn one(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("a pod of a directory"),
@@ -63,7 +61,7 @@ fn shown(cluster: &Cluster, name: &str) -> anyhow::Result<Duration> {
     Ok(time)
 }
 
-/// Keeps the watch silent about the pod, so that its speed does not matter.
+/// Hides the pod from the watch, whose speed must not matter.
 fn not_shown(cluster: &Cluster, proxy: &ApiProxy, name: &str) -> anyhow::Result<Duration> {
     let before = proxy.asked(Verb::Get, "pods").len();
     let pod = cluster.create(name)?;
@@ -74,7 +72,7 @@ fn not_shown(cluster: &Cluster, proxy: &ApiProxy, name: &str) -> anyhow::Result<
     Ok(time)
 }
 
-/// Measures many ADDs at once, without a process for each, beside as many one at a time.
+/// Measures many ADDs at once without processes, beside as many one at a time.
 pub(super) fn burst(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<()> {
     let cluster = Cluster::empty(server)?;
     let verbs = Verbs::at(&inpod_service::socket(
@@ -117,7 +115,6 @@ fn sandboxes(cluster: &Cluster, prefix: &str, count: usize) -> anyhow::Result<Ve
     Ok(pods)
 }
 
-/// Returns the time of each ADD, which must succeed.
 fn add(verbs: &Verbs, pods: &[Pod]) -> anyhow::Result<Vec<Duration>> {
     let named: Vec<_> = pods.iter().map(Named::of).collect();
     let called = named.iter().map(|named| verbs.add(named, PLUGIN)).collect();

@@ -6,7 +6,6 @@ use anyhow::{Context as _, ensure};
 use integration::{ApiProxy, ApiServer, Node, Pod, Spec, TIMEOUT, eventually};
 use serde_json::{Value, json};
 
-/// Creates namespaces until the cluster has this many.
 pub(super) fn fill(server: &ApiServer, namespaces: usize) -> anyhow::Result<()> {
     let missing = namespaces.saturating_sub(count(server)?);
     let objects = (0..missing).map(|number| namespace(&format!("filler-{number}")));
@@ -23,7 +22,7 @@ fn count(server: &ApiServer) -> anyhow::Result<usize> {
     Ok(usize::try_from(more)? + 1)
 }
 
-/// Returns a request that creates a namespace, with labels and annotations as clusters have them.
+/// Labels and annotations are those of real clusters.
 fn namespace(name: &str) -> (String, Value) {
     let metadata = json!({
         "name": name,
@@ -34,7 +33,7 @@ fn namespace(name: &str) -> (String, Value) {
     ("/api/v1/namespaces".to_owned(), object)
 }
 
-/// A node whose pods are objects of an API server, all in one namespace, with all services.
+/// All services; its pods are an API server's, in one namespace.
 pub(super) struct Cluster {
     pub(super) node: Node,
     pub(super) server: Arc<ApiServer>,
@@ -50,7 +49,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a node without pods, with a proxy between pod-events and the API server.
+    /// A proxy is between pod-events and the API server; no pods.
     pub(super) fn behind_proxy(
         server: &Arc<ApiServer>,
         instruct: impl FnOnce(&ApiProxy),
@@ -62,7 +61,6 @@ impl Cluster {
         Ok((cluster, proxy))
     }
 
-    /// Starts a node with enrolled pods.
     pub(super) fn full(server: &Arc<ApiServer>, pods: usize) -> anyhow::Result<Self> {
         let mut cluster = Self::empty(server)?;
         let names: Vec<_> = (0..pods).map(|number| format!("web-{number}")).collect();
@@ -88,7 +86,6 @@ impl Cluster {
         self.node.ready()
     }
 
-    /// Returns the number of pods that it started with.
     pub(super) fn pods(&self) -> usize {
         self.pods.len()
     }
@@ -105,7 +102,7 @@ impl Cluster {
         format!("{}/{name}", self.collection())
     }
 
-    /// Creates pods of the mesh on this node, as a runtime then sees them.
+    /// Creates pods of the mesh, as a runtime then sees them.
     pub(super) fn create_all(&self, names: &[String]) -> anyhow::Result<Vec<Spec>> {
         let objects = names
             .iter()
@@ -122,8 +119,7 @@ impl Cluster {
         names.iter().map(spec).collect()
     }
 
-    /// Creates a pod of the mesh on this node and gives it a sandbox. The sandbox exists before the pod, so that the
-    /// next step can follow at once.
+    /// The sandbox exists before the pod, so that the next step can follow at once.
     pub(super) fn create(&self, name: &str) -> anyhow::Result<Pod> {
         let mut pod = self.node.sandbox(self.spec(name, ""))?;
         let made = self.server.create(&self.collection(), &self.object(name))?;
@@ -132,13 +128,11 @@ impl Cluster {
         Ok(pod)
     }
 
-    /// Ends a pod and deletes its object.
     pub(super) fn delete(&self, pod: &Pod) -> anyhow::Result<()> {
         self.node.del(pod)?;
         self.server.delete(&self.path(&pod.spec.name))
     }
 
-    /// Waits until the watch shows a pod.
     pub(super) fn until_shown(&self, name: &str) -> anyhow::Result<()> {
         let shown = || self.node.api().explain(&self.namespace, name);
         eventually("the watch shows the pod", TIMEOUT, shown).map(drop)

@@ -1,4 +1,4 @@
-//! Measures the memory of repair on a node of healthy pods.
+//! repair's memory on a node of healthy pods.
 
 use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
@@ -9,10 +9,10 @@ use tokio::runtime::Runtime;
 use super::Cluster;
 use crate::print_line;
 
-/// Time after which repair has received all that it requested.
+/// Until repair has received all that it requested.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Prints a table with a row for a node without pods and one for a full node.
+/// Prints one row without pods, one for a full node.
 pub(crate) fn repair(pods: usize) -> anyhow::Result<()> {
     let server = Arc::new(ApiServer::start()?);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();

@@ -1,4 +1,4 @@
-//! Measures a restart of pod-events on a full node until every pod is verified, in all three services.
+//! From a restart of pod-events on a full node until all three services have verified every pod.
 
 use std::{
     path::PathBuf,
@@ -17,7 +17,7 @@ use crate::{
     table::{Row, record, table},
 };
 
-/// Without writes for this long, none follow.
+/// After this silence, no writes follow.
 const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) fn restart(samples: usize, cluster: &Cluster) -> anyhow::Result<()> {
@@ -40,7 +40,7 @@ pub(super) fn restart(samples: usize, cluster: &Cluster) -> anyhow::Result<()> {
     print_line("\nNothing was written: no Kubernetes object, and no rule that the kernel reported.")
 }
 
-/// Restarts pod-events and waits until every pod is verified; fails if anything is written.
+/// Fails if the restart writes anything.
 pub(super) fn one(
     cluster: &Cluster,
     metrics: &Metrics,
@@ -48,7 +48,7 @@ pub(super) fn one(
 ) -> anyhow::Result<[Duration; 5]> {
     let node = &cluster.node;
     let before = settled(cluster, metrics)?;
-    // The counters work: enrolling the pods has increased them.
+    // The counters work: enrollment has increased them.
     ensure!(before.0 > 0 && before.1 > 0, "{before:?} writes at first");
     let verified = metrics.sum(VERIFIED)?;
     let [netconfig, broker, pod_events] = SERVICES;
@@ -72,7 +72,7 @@ pub(super) fn one(
     Ok([took, own + netconfig + broker, own, netconfig, broker])
 }
 
-/// Returns the counts of changed objects and of kernel notifications once they no longer grow.
+/// Returns changed objects and kernel notifications, once they no longer grow.
 fn settled(cluster: &Cluster, metrics: &Metrics) -> anyhow::Result<(usize, u64)> {
     let written = || {
         let changes = cluster.server.changes_in(cluster.namespace())?.len();
@@ -87,13 +87,11 @@ fn settled(cluster: &Cluster, metrics: &Metrics) -> anyhow::Result<(usize, u64)>
     })
 }
 
-/// Rule sets that netconfig found in sync.
 const VERIFIED: &str =
     "inpod_netconfig_rules_duration_seconds_count{operation=\"verify\",result=\"OK\"}";
-/// Changes in the pods' netns that the kernel reported.
+/// The kernel's notifications from pods' netns.
 const CHANGES: &str = "inpod_netconfig_drift_events_total{netns=\"claimed\"}";
 
-/// The metrics of netconfig.
 pub(super) struct Metrics {
     runtime: Runtime,
     socket: PathBuf,
@@ -107,7 +105,6 @@ impl Metrics {
         })
     }
 
-    /// Returns the sum of the samples whose names begin with `prefix`.
     fn sum(&self, prefix: &str) -> anyhow::Result<u64> {
         let fetched = self
             .runtime

@@ -1,4 +1,4 @@
-//! Measures what grows with the cluster's namespaces: the memory of pod-events, and its cost of an event.
+//! Growth with the cluster's namespaces: pod-events' memory and its cost of an event.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::print_line;
 
-/// Changes of one pod's label per measurement.
+/// Changes of one pod's label.
 const CHANGES: u32 = 200;
 
 pub(super) fn scale(samples: usize, clusters: &[(&Cluster, usize); 2]) -> anyhow::Result<()> {
@@ -46,7 +46,7 @@ pub(super) fn scale(samples: usize, clusters: &[(&Cluster, usize); 2]) -> anyhow
     Ok(())
 }
 
-/// Measures a round of changes. A pod created afterwards shows when pod-events has seen the last one.
+/// A pod created afterwards shows when pod-events has seen the last change.
 fn changes(cluster: &Cluster, round: u32) -> anyhow::Result<Duration> {
     let changes = (0..CHANGES).map(|number| {
         let label = json!({"changed": format!("{round}-{number}")});

@@ -1,5 +1,4 @@
-//! Plays netconfig's side of `netns.sock` (`inpod/netconfig/v1/netns_socket.proto`), for namespaces
-//! that the kit created.
+//! netconfig's side of `netns.sock` (`inpod/netconfig/v1/netns_socket.proto`), for the kit's namespaces.
 
 use std::{
     collections::BTreeMap,
@@ -31,13 +30,12 @@ use crate::agent::driver::Place;
 /// The claimed namespaces, by inode.
 pub(super) type Book = BTreeMap<u64, Place>;
 
-/// Time limit of an exchange, from the contract.
+/// From the contract, for an exchange.
 const EXCHANGE: Duration = Duration::from_secs(2);
 
-/// The contract's maximum size of a request, in bytes.
+/// From the contract, in bytes.
 const MAX_REQUEST_BYTES: u32 = 4096;
 
-/// Listens in the run directory.
 pub(super) fn listen(run_dir: &Path) -> io::Result<UnixListener> {
     let directory = run_dir.join("netns");
     fs::create_dir_all(&directory)?;
@@ -48,13 +46,12 @@ pub(super) fn listen(run_dir: &Path) -> io::Result<UnixListener> {
     }
 }
 
-/// Serves one request after the other, for ever.
 pub(super) async fn serve(listener: UnixListener, book: Arc<Mutex<Book>>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
-        // A caller that disconnects gets no answer.
+        // A caller may disconnect before its answer.
         drop(timeout(EXCHANGE, hand_out(stream, &book)).await);
     }
 }

@@ -1,4 +1,4 @@
-//! An agent that keeps the contract except for one fault, to test the kit. It is also its own driver.
+//! An agent with one fault, to test the kit. It is also its own driver.
 #![expect(
     clippy::print_stderr,
     clippy::print_stdout,
@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Answers `--help` and `--version`; any other command line is wrong.
+/// Other command lines are wrong.
 fn answer(option: &str) -> ExitCode {
     match option {
         "--version" => println!("broken-agent {}", env!("CARGO_PKG_VERSION")),
@@ -155,7 +155,7 @@ fn serve(socket: &str, control: &str, fault: &str, timeout: &str) -> io::Result<
     }
 }
 
-/// A call is its arguments, one per line, up to the end of the stream; the answer is `ok` or an error.
+/// A call is its arguments, one per line, up to the end; the answer is `ok` or an error.
 fn take_call(agent: &Agent, mut stream: UnixStream) {
     let mut text = String::new();
     if stream.read_to_string(&mut text).is_err() {

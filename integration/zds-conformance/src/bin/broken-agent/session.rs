@@ -19,15 +19,12 @@ use zds_conformance::wire::{self, Connection, HELLO, Incoming};
 
 use crate::state::{Agent, PodState, State, Wanted};
 
-/// Interval at which a session looks for work.
 const TICK: Duration = Duration::from_millis(3);
 
-/// Interval at which it retries a refused pod.
 const RETRY: Duration = Duration::from_secs(1);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The request in flight.
 struct Asked {
     about: About,
     since: Instant,
@@ -39,7 +36,6 @@ enum About {
     Keep(String),
     Del(String),
     SnapshotSent,
-    /// A request that leaves no state.
     Extra,
 }
 
@@ -204,7 +200,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sends the next request, if one is due.
+    /// Sends the next due request, if any.
     fn send_next(&mut self) -> Option<()> {
         let Some((about, payload)) = self.next() else {
             return Some(());
@@ -233,7 +229,6 @@ impl Session<'_> {
         payload
     }
 
-    /// Returns the descriptors to send with a request.
     fn beside(&self, about: &About) -> Vec<File> {
         let own = || File::open("/proc/self/ns/net").ok();
         let netns = match about {
@@ -303,7 +298,7 @@ impl Session<'_> {
         self.asked.iter().any(same)
     }
 
-    /// Returns the first pod whose state in this ztunnel differs from the desired one.
+    /// Returns the first pod whose state in this ztunnel is not the desired one.
     fn change(&self, state: &State) -> Option<(About, Payload)> {
         let nothing = BTreeMap::new();
         let states = state.sessions.get(&self.id).unwrap_or(&nothing);
@@ -380,7 +375,7 @@ impl Session<'_> {
     }
 }
 
-/// Loses the change: the ztunnel gets an Add that changes nothing.
+/// Loses the change: the ztunnel's Add changes nothing.
 fn same_as_before(wanted: &Wanted, session: &Session<'_>) -> Wanted {
     let mut same = wanted.clone();
     if session.is("netns-change-ignored") {

@@ -1,4 +1,4 @@
-//! The desired state, and each ztunnel's state.
+//! The desired state, and each ztunnel's.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,6 @@ use std::{
 use zds_client::proto::{AddWorkload, WorkloadInfo, workload_request::Payload};
 use zds_conformance::wire::{MAX_REQUEST_BYTES, encode};
 
-/// A workload of the desired set.
 #[derive(Clone)]
 pub(crate) struct Wanted {
     pub(crate) add: AddWorkload,
@@ -22,7 +21,6 @@ pub(crate) struct Wanted {
     pub(crate) version: u64,
 }
 
-/// The state of a pod in a ztunnel.
 #[derive(Clone)]
 pub(crate) enum PodState {
     Added {
@@ -42,7 +40,7 @@ pub(crate) struct State {
     pub(crate) seeded: bool,
     pub(crate) wanted: BTreeMap<String, Wanted>,
     pub(crate) sessions: BTreeMap<u64, BTreeMap<String, PodState>>,
-    /// The session with a request in flight; only one fault reads this.
+    /// The session with a request in flight, which one fault reads.
     pub(crate) busy: Option<u64>,
     pub(crate) removed: BTreeMap<String, Wanted>,
     pub(crate) leaked: Vec<File>,
@@ -98,7 +96,7 @@ impl Agent {
         }
     }
 
-    /// Returns when some ztunnel serves the workload; otherwise restores the previous set.
+    /// Returns when a ztunnel serves the workload; otherwise restores the previous set.
     pub(crate) fn add(&self, line: &str, seconds: f64) -> Result<(), String> {
         let wanted = self.parse(line)?;
         let (uid, version) = (wanted.add.uid.clone(), wanted.version);

@@ -1,4 +1,4 @@
-//! A ztunnel that keeps the contract except for one fault, to test the kit. It serves no traffic.
+//! A ztunnel with one fault, to test the kit. It serves no traffic.
 #![expect(
     clippy::print_stderr,
     clippy::print_stdout,

@@ -84,7 +84,7 @@ impl Ztunnel {
         }
     }
 
-    /// Serves one connection; returns the exit code if it is the last.
+    /// Returns the exit code if this connection is the last.
     fn converse(&mut self, connection: &Connection) -> io::Result<Option<u8>> {
         if !self.is("names-outlive-the-connection") {
             self.named.clear();
@@ -135,7 +135,7 @@ impl Ztunnel {
             "wrong-version" => b"\x08\x02",
             _ => HELLO,
         };
-        // If the agent closed the connection, the next call notices.
+        // The next call notices a closed connection.
         drop(connection.send(hello, &[]));
         Ok(())
     }
@@ -281,7 +281,7 @@ impl Ztunnel {
 
     fn start(&mut self, uid: &str, netns: File, identity: (u64, u64)) -> Done {
         if self.is("ack-before-listening") {
-            // Too late for an agent that checks when the answer arrives.
+            // Too late for an agent that checks when answered.
             self.pending.insert(uid.to_owned(), netns);
             self.retry_at = Instant::now() + Duration::from_millis(50);
             return Done::Ack;
@@ -327,7 +327,7 @@ impl Ztunnel {
             setns(&opened, CloneFlags::CLONE_NEWNET)?;
             let all = listen(ports);
             if all.is_err() && inside {
-                // These two stay open for ever.
+                // These two listeners stay for ever.
                 listen(&[15001, 15006])?
                     .into_iter()
                     .for_each(std::mem::forget);

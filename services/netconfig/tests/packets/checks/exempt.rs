@@ -1,4 +1,4 @@
-//! Exempt traffic, and traffic that just misses an exemption.
+//! Exempt traffic, and traffic that just misses it.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     world::{Place, outside, pod},
 };
 
-/// Outside ports of the scenarios, and whether each is excluded.
+/// The scenarios' outside ports, each excluded or not.
 const OUTBOUND_PORTS: [(u16, bool); 6] = [
     (5431, false),
     (5432, true),
@@ -100,7 +100,6 @@ impl Checks<'_> {
     }
 }
 
-/// Returns the outside addresses of the tables.
 pub(crate) fn addresses(family: Family) -> impl Iterator<Item = IpAddr> {
     let probes = by_family(family, &PROBES_V4, &PROBES_V6);
     let destinations = by_family(family, &DESTINATIONS_V4, &DESTINATIONS_V6);

@@ -1,5 +1,5 @@
-//! The promises of a sidecar's redirection, stated a second time and independently of its rules
-//! (services/docs/facts/istio-sidecar.md, 3.4, 4 and 7.2).
+//! The promises of a sidecar's redirection, independent of its rules (services/docs/facts/istio-sidecar.md,
+//! 3.4, 4 and 7.2).
 
 mod outcome;
 
@@ -23,12 +23,11 @@ use crate::{
     world::{INTERFACES, Place, either, guest, loopback, outside, pod},
 };
 
-/// Returns the promises for a pod with addresses of these families.
+/// Returns checks for a pod with addresses of these families.
 pub(super) fn checks(settings: &Sidecar, families: &[Family]) -> Vec<Check> {
     all_of(Some(settings), families)
 }
 
-/// Returns the promises for a pod without rules.
 pub(super) fn direct(families: &[Family]) -> Vec<Check> {
     all_of(None, families)
 }
@@ -95,7 +94,7 @@ impl Checks<'_> {
             for to in &loopbacks {
                 self.sent(owner, Dial::tcp(Place::Pod, *to, EVERYWHERE));
             }
-            // `::6` exists only together with the rules.
+            // `::6` exists only with the rules.
             if self.family == Family::V6 && !self.is_captured() {
                 continue;
             }
@@ -151,12 +150,12 @@ impl Checks<'_> {
             let dial = Dial::tcp(Place::Outside, pod(self.family), port);
             self.arrives("eth0", outside(self.family), dial);
         }
-        // With a foreign mark, in bits that are not inpod's.
+        // The mark has bits that are not inpod's.
         let foreign = Dial::tcp(Place::Outside, pod(self.family), EVERYWHERE);
         self.arrives("eth0", outside(self.family), foreign.marked(0xa000_0000));
     }
 
-    /// Checks the interfaces of virtual machines, others, and excluded ones.
+    /// Checks interfaces of virtual machines, others, and excluded ones.
     fn machines(&mut self) {
         for name in INTERFACES {
             let from = guest(self.family, name);
@@ -174,8 +173,7 @@ impl Checks<'_> {
         }
     }
 
-    /// The proxy connects to the application with the client's source address, and the replies must return to the
-    /// proxy, or there is no connection.
+    /// The proxy's connection has the client's source address: without replies through the proxy there is none.
     fn in_a_clients_name(&mut self) {
         if !self.is_tproxied() {
             return;
@@ -250,7 +248,7 @@ impl Checks<'_> {
         };
         let port = dial.to.port();
         if outcome == Outcome::Direct && !is_own && self.is_tproxied() {
-            // Replies are diverted to this pod, as with Istio: with TPROXY nothing is forwarded.
+            // As with Istio, TPROXY diverts replies to this pod: nothing is forwarded.
             return;
         }
         let wanted = match outcome {
@@ -278,12 +276,12 @@ impl Checks<'_> {
     }
 }
 
-/// Returns an address that is captured only if all networks are.
+/// Captured only if all networks are.
 fn elsewhere(family: Family) -> IpAddr {
     either(family, "203.0.113.9", "2001:db8::9")
 }
 
-/// Returns outside addresses in addition to those of ambient mode; the second one is in the network of `::1`.
+/// Returns addresses in addition to ambient mode's; the second is in the network of `::1`.
 pub(crate) fn more_addresses(family: Family) -> Vec<IpAddr> {
     let beside_loopback = (family == Family::V6).then(|| "64:ff9b::9".parse().unwrap());
     [elsewhere(family)]

@@ -1,4 +1,4 @@
-//! A proxy that forwards: traffic passes it exactly once, without a loop.
+//! Traffic passes a forwarding proxy exactly once, without a loop.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 
@@ -14,7 +14,7 @@ use crate::{
     world::{BACKENDS, Place, Pod, outside, pod},
 };
 
-/// Reads the report of each listener on the path, in order, then exchanges an echo.
+/// Reads each listener's report on the path, in order; then exchanges an echo.
 fn way(mesh: &Mesh, dial: &Dial) -> Vec<String> {
     let mut way = Vec::new();
     let opened = dial.connect(&mesh.world, mesh.world.port(), TIMEOUT);
@@ -81,7 +81,7 @@ fn everything_goes_through_once(settings: &Sidecar, proxy: Owner, role: Role) {
                 )),
                 "{backend} {family}"
             );
-            // The application to itself, and traffic that has already passed the proxy.
+            // The application to itself, and traffic that has passed the proxy.
             let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(APPLICATION);
             let direct = lines_of(format!("{application} {pod} {own}"));
             assert_eq!(way(&mesh, &itself), direct, "{backend} {family}");
@@ -105,7 +105,7 @@ fn by_tproxy_everything_goes_through_once_and_the_application_sees_the_clients_a
     everything_goes_through_once(&settings, PRIVILEGED, Role::ForwardsInTheClientsName);
 }
 
-/// Negative control: without the proxy's exemption, forwarded traffic returns to the proxy until it detects a loop.
+/// Negative control: without the proxy's exemption, traffic returns until the proxy detects a loop.
 #[test]
 fn without_the_rule_for_its_user_the_proxy_calls_itself_for_ever() {
     let mesh = Mesh::new(BACKENDS[0], Pod::Dual, PROXY, Role::Forwards);

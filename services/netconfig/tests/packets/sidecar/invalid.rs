@@ -1,4 +1,4 @@
-//! With `drop_invalid`, packets without a connection are dropped, whatever their protocol.
+//! `drop_invalid` drops packets without a connection, of any protocol.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::world::{BACKENDS, Pod, World, outside, pod};
 
-/// An unsolicited echo reply of ICMP (type 0) or ICMPv6 (type 129), with a number to identify it.
+/// An unsolicited, numbered echo reply of ICMP (type 0) or ICMPv6 (type 129).
 fn answer_to_nobody(family: Family, number: u16) -> [u8; 8] {
     let kind = match family {
         Family::V4 => 0,
@@ -24,7 +24,7 @@ fn answer_to_nobody(family: Family, number: u16) -> [u8; 8] {
     };
     let [high, low] = number.to_be_bytes();
     let mut packet = [kind, 0, 0, 0, high, low, 0, 0];
-    // The kernel computes the checksum of ICMPv6.
+    // The kernel computes ICMPv6's checksum.
     if family == Family::V4 {
         let words = packet
             .chunks(2)
@@ -44,7 +44,6 @@ fn raw(family: Family) -> Socket {
     Socket::new(domain, Type::RAW, Some(protocol)).unwrap()
 }
 
-/// Returns whether the pod receives such a packet from outside.
 pub(super) fn is_seen(world: &World, family: Family) -> bool {
     let number = world.port();
     let packet = answer_to_nobody(family, number);

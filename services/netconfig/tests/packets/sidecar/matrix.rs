@@ -1,4 +1,4 @@
-//! Every check with every redirection of a sidecar, on pods whose redirection changes from one to the next.
+//! Every check with every sidecar redirection, on pods whose redirection changes.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 
 type Named = (&'static str, Sidecar);
 
-/// One pod for TPROXY, whose proxy is privileged, and one for all others.
+/// One pod for TPROXY's privileged proxy, one for all others.
 #[test]
 fn every_redirection_of_a_sidecar_does_what_it_says() {
     let is_tproxied = |(_, settings): &Named| settings.inbound_capture == InboundCapture::Tproxy;
@@ -46,13 +46,13 @@ fn every_redirection_of_a_sidecar_does_what_it_says() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Selects all settings for pods with both families, and a part for others.
+/// Selects all settings for pods with both families, a part for others.
 fn sample(kind: Pod, all: &[Named]) -> Vec<Named> {
     let most = if kind == Pod::Dual { all.len() } else { 2 };
     all.iter().take(most).cloned().collect()
 }
 
-/// Before the first redirection, every check is shown to be able to fail; after the last one nothing may be captured.
+/// Before the first redirection, every check must be able to fail; after the last nothing may be captured.
 fn try_pod(mesh: &Mesh, all: &[Named]) -> Vec<String> {
     let world = &mesh.world;
     let families = world.families();
@@ -136,7 +136,7 @@ pub(super) fn admitted_past_a_nontransparent_proxy(mesh: &mut Mesh, ports: &[u16
     let_in
 }
 
-/// Time to wait if no answer is expected.
+/// The wait when no answer is expected.
 const SILENCE: Duration = Duration::from_millis(300);
 
 #[test]

@@ -15,13 +15,13 @@ use crate::{
     world::{INTERFACES, Pod, World, guest, loopback, pod},
 };
 
-/// The owner by which the installer's rules identify the proxy.
+/// The installer's rules identify the proxy by it.
 pub(super) const PROXY: Owner = Owner {
     user: 1337,
     group: 1337,
 };
 
-/// The owner of a proxy with TPROXY: it needs capabilities that its user would not have.
+/// TPROXY needs capabilities that the proxy's user lacks.
 pub(super) const PRIVILEGED: Owner = Owner {
     user: 0,
     group: 1337,
@@ -32,12 +32,12 @@ pub(super) const APPLICATION: Owner = Owner {
     group: 1000,
 };
 
-/// Ports of the application on all addresses, on the pod's address only, and on loopback only.
+/// The application's, on all addresses, on the pod's only, on loopback only.
 pub(super) const EVERYWHERE: u16 = 8080;
 pub(super) const AT_THE_POD: u16 = 7070;
 pub(super) const AT_LOOPBACK: u16 = 9191;
 
-/// A firewall of the pod that admits replies, but no unsolicited packets that look like them.
+/// Admits replies, but no unsolicited packets that look like them.
 const FIREWALL: &str = "table inet firewall {
     chain input {
         type filter hook input priority 0
@@ -45,9 +45,8 @@ const FIREWALL: &str = "table inet firewall {
     }
 }";
 
-/// The pod, and its proxy.
 pub(super) struct Mesh {
-    // Declared before the world, so that it is dropped first.
+    // Dropped before the world below.
     pub(super) proxy: Proxy,
     pub(super) world: World,
 }
@@ -57,7 +56,7 @@ impl Mesh {
         Self::within(backend, kind, Fresh::new(), None, (owner, role))
     }
 
-    /// Uses a netns of another user namespace, that of a process whose user IDs begin at a number.
+    /// The netns belongs to a process's user namespace, whose IDs begin at a number.
     pub(super) fn within(
         backend: Backend,
         kind: Pod,
@@ -98,7 +97,7 @@ fn more_listeners(world: &World) -> Vec<Listener> {
     listeners
 }
 
-/// Returns the source address of the proxy's connections to the application.
+/// Returns the source of the proxy's connections to the application.
 pub(super) fn returning(family: Family) -> IpAddr {
     match family {
         Family::V4 => "127.0.0.6".parse().unwrap(),

@@ -1,4 +1,4 @@
-//! Every rule of a sidecar's redirection is needed: without it, a check fails.
+//! Without any rule of a sidecar's redirection, a check fails.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ use crate::{
     world::{Place, Pod, outside},
 };
 
-/// The owners of the proxy. Each is matched by exactly one of the rules.
+/// Exactly one rule matches each of the proxy's owners.
 const PROXIES: [Owner; 3] = [
     Owner {
         user: 1337,
@@ -36,8 +36,7 @@ const PROXIES: [Owner; 3] = [
     PRIVILEGED,
 ];
 
-/// The scenarios with the most rules come first. Unless all are tried, the others contribute only rules
-/// that none before had.
+/// Scenarios with the most rules first. Unless all are tried, the others contribute only new rules.
 #[test]
 fn every_rule_of_a_sidecar_is_needed_by_a_check() {
     let mut all_settings = settings::all();
@@ -77,7 +76,7 @@ fn is_proxy(proxy: Owner, settings: &Sidecar) -> bool {
     has(&settings.proxy_users, proxy.user) || has(&settings.proxy_groups, proxy.group)
 }
 
-/// Returns all parts for a pod with both families.
+/// Returns parts for a pod with both families.
 fn parts(settings: &Sidecar) -> Vec<Part> {
     let mut parts = rules(&Redirection::Sidecar(settings.clone()));
     let families: &[_] = if settings.ipv6 == Ipv6::Off {
@@ -98,7 +97,6 @@ fn parts(settings: &Sidecar) -> Vec<Part> {
     parts
 }
 
-/// Returns the parts without which all checks pass.
 fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) -> Vec<Part> {
     let mut mesh = Mesh::new(Backend::Nftables, Pod::Dual, proxy, Role::Answers);
     let is_tproxied = settings.inbound_capture == InboundCapture::Tproxy;
@@ -126,7 +124,7 @@ fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) ->
     idle
 }
 
-/// Checks that are no connections: invalid packets, and packets that TPROXY finds no socket for.
+/// No connections: invalid packets, and those for which TPROXY finds no socket.
 fn others(mesh: &mut Mesh, settings: &Sidecar) -> Vec<String> {
     let mut missed = Vec::new();
     for family in mesh.world.families() {
@@ -145,7 +143,7 @@ fn others(mesh: &mut Mesh, settings: &Sidecar) -> Vec<String> {
     missed
 }
 
-/// Checks connections of the proxy from a captured port, whose replies are not inbound traffic.
+/// Replies to the proxy's connections from a captured port are no inbound traffic.
 fn cut_off(mesh: &Mesh) -> Vec<String> {
     let mut missed = Vec::new();
     for family in mesh.world.families() {

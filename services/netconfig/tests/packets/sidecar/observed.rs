@@ -1,4 +1,4 @@
-//! Each observation of Istio's own rules (services/docs/facts/istio-sidecar.md, 7.2) holds with ours.
+//! Observations of Istio's own rules (services/docs/facts/istio-sidecar.md, 7.2) hold with ours.
 
 use std::{io::ErrorKind, net::IpAddr};
 
@@ -17,7 +17,7 @@ use crate::{
     world::{BACKENDS, Place, Pod, loopback, outside, pod},
 };
 
-/// Returns the observations and the expected arrivals, with TPROXY or without.
+/// The observations with their expected arrivals.
 pub(super) fn observed(families: &[Family], by_tproxy: bool) -> Vec<Check> {
     let mut rows = Rows {
         family: Family::V4,
@@ -78,7 +78,7 @@ impl Rows {
         let itself = dial(PROXY, pod, EVERYWHERE);
         let what = "TCP of the proxy to the pod's address";
         self.add(what, itself, by, 15006, pod);
-        // Istio's validation does this; no process listens there.
+        // As Istio's validation does; nothing listens there.
         let loopback = loopback(self.family);
         let validation = dial(PROXY, returning(self.family), 15002).from(loopback);
         let what = "TCP of the proxy to its own address";

@@ -1,5 +1,4 @@
-//! The process of a proxy: this test binary again, which runs one test. It serves until the standard input of
-//! its commands is closed.
+//! A proxy's process is this test binary again with one test. It serves until its standard input is closed.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -23,23 +22,22 @@ use crate::{
     world::{World, loopback},
 };
 
-/// The environment variable for the role of the process.
+/// Gives the process a role.
 const ROLE: &str = "INPOD_TEST_PROXY";
 
-/// The message that all listeners are open.
+/// All its listeners are open.
 const READY: &str = "the proxy is ready";
 
-/// Number of concurrent connections that counts as a loop.
+/// So many concurrent connections count as a loop.
 const LOOP: usize = 12;
 
-/// The behavior of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Reports what it saw, then echoes.
     Answers,
-    /// Reports what it saw, and connects to the original destination: from 127.0.0.6 or ::6 to the application.
+    /// Reports, and connects to the original destination: from 127.0.0.6 or ::6 to the application.
     Forwards,
-    /// The same, but with the client's source address to the application, by transparent sockets.
+    /// The same with the client's source address, by transparent sockets.
     ForwardsInTheClientsName,
 }
 
@@ -51,7 +49,6 @@ impl Role {
     ];
 }
 
-/// A running proxy in a pod.
 pub(super) struct Proxy {
     child: Child,
     input: Option<ChildStdin>,
@@ -80,7 +77,7 @@ impl Proxy {
         proxy
     }
 
-    /// Sets whether its sockets accept packets with foreign destinations.
+    /// Transparent sockets accept foreign destinations.
     pub(super) fn set_transparent(&mut self, transparent: bool) {
         let input = self.input.as_mut().unwrap();
         writeln!(input, "{transparent}").unwrap();
@@ -105,13 +102,13 @@ impl Drop for Proxy {
     }
 }
 
-/// Runs in the user namespace of a process, if one is given.
+/// Runs it in a process's user namespace, if given.
 fn command(owner: Owner, pod: Option<u32>) -> Command {
     let own = std::env::current_exe().unwrap();
     let Owner { user, group } = owner;
     match pod {
         None => {
-            // Keeps the one capability that transparent sockets need.
+            // Transparent sockets need this one capability.
             let mut command = Command::new("setpriv");
             command.args([format!("--reuid={user}"), format!("--regid={group}")]);
             command.args([
@@ -153,7 +150,6 @@ fn serves() {
     }
 }
 
-/// All listeners of the process.
 struct Listening {
     answering: Vec<Listener>,
     forwarding: Vec<Socket>,
@@ -187,7 +183,7 @@ impl Listening {
         listening
     }
 
-    /// Applies to the listeners for inbound connections.
+    /// Applies to inbound connections' listeners.
     fn set_transparent(&self, transparent: bool) {
         let is_inbound = |listener: &&Listener| listener.by == By::Ztunnel(15006);
         for listener in self.answering.iter().filter(is_inbound) {
@@ -220,7 +216,7 @@ fn forward_all(role: Role, port: u16, at: SocketAddr) -> Socket {
     socket
 }
 
-/// Sends what it saw, then relays the original destination's data.
+/// Reports, then relays the original destination's data.
 fn forward(role: Role, port: u16, client: &TcpStream) -> io::Result<()> {
     let (local, peer) = (
         canonical(client.local_addr()?),

@@ -1,4 +1,4 @@
-//! A running pod receives its redirection, as after the plugin was missing.
+//! A running pod receives its redirection, as after a missing plugin.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn held(world: &World, dial: &Dial) -> (crate::probe::Flow, Option<By>) {
     (flow.unwrap_or_else(|| panic!("{dial:?}: {found}")), by)
 }
 
-/// Connections that bypassed the proxy are cut, and the proxy's own continue.
+/// Connections that bypassed the proxy are cut; the proxy's own continue.
 #[test]
 fn connections_from_before_end_but_for_the_proxys_own() {
     for backend in BACKENDS {
@@ -47,7 +47,7 @@ fn connections_from_before_end_but_for_the_proxys_own() {
     }
 }
 
-/// The proxy's own connections, for example to its control plane, last forever.
+/// Some of the proxy's connections, such as to its control plane, last forever.
 #[test]
 fn nobody_waits_for_the_proxys_own_connections_and_others_have_a_second_to_end() {
     let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
@@ -68,13 +68,13 @@ fn nobody_waits_for_the_proxys_own_connections_and_others_have_a_second_to_end()
             .collect::<Vec<_>>()
     };
     let _proxys = hold(PROXY);
-    // On a busy machine, writing the rules may take as long, but not every time.
+    // Writing rules may take as long on a busy machine, but not every time.
     assert!((0..10).any(|_| !waits()), "it waits each time");
     let _others = hold(APPLICATION);
     assert!(waits(), "it does not wait");
 }
 
-/// Counts the application's connections that bypass the proxy. Without its rules no process is the proxy.
+/// Returns the application's connections that bypass the proxy. Without its rules no process is the proxy.
 #[test]
 fn the_proxys_own_connections_are_not_direct_and_those_that_go_past_it_are() {
     for backend in BACKENDS {
@@ -103,7 +103,7 @@ fn the_proxys_own_connections_are_not_direct_and_those_that_go_past_it_are() {
     }
 }
 
-/// Counts them whichever way they reached the proxy.
+/// Counts them whichever way they came.
 #[test]
 fn connections_that_the_proxy_took_are_counted() {
     for backend in BACKENDS {

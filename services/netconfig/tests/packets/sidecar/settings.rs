@@ -1,8 +1,7 @@
-//! The settings that are tested with packets: one for each option, with existing addresses and ports.
+//! Settings for tests with packets: one per option, with existing addresses and ports.
 
 use netconfig::rules::{InboundCapture, Ipv6, Owner, Selection, Sidecar, scenarios};
 
-/// Returns the settings with their names.
 pub(super) fn all() -> Vec<(&'static str, Sidecar)> {
     [
         ("basic", basic()),
@@ -92,7 +91,6 @@ pub(super) fn names() -> Sidecar {
     }
 }
 
-/// Returns settings that use all options.
 pub(super) fn rich() -> Sidecar {
     Sidecar {
         proxy_users: owners(&[1337, 1338]),
@@ -119,10 +117,10 @@ fn ports() -> Sidecar {
     }
 }
 
-/// A loopback network between a single address and the whole.
+/// Between a single address and all of loopback.
 pub(super) const WIDE_LOOPBACK: &str = "127.0.0.0/16";
 
-/// Ports of the pod without a listener.
+/// Ports without a listener in the pod.
 pub(super) const UNHEARD: [u16; 2] = [9098, 9099];
 
 fn few_by_tproxy() -> Sidecar {

@@ -1,4 +1,4 @@
-//! The takeover of a pod from Istio's sidecar installer, during traffic.
+//! A takeover from Istio's sidecar installer, during traffic.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::{
     world::{BACKENDS, Place, Pod, World, outside, pod},
 };
 
-/// Returns the calls of a client, and the expected answers before and after.
+/// Returns a client's calls, and the expected answers before and after.
 fn always(families: &[Family], left: Left) -> Vec<Check> {
     let mut found = Vec::new();
     for family in families {
@@ -54,7 +54,7 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
     for (number, form) in BACKENDS.iter().enumerate() {
         for (other, backend) in BACKENDS.iter().enumerate() {
             for left in Left::ALL {
-                // If not all combinations are tried, each form and each backend is.
+                // A sample tries each form and each backend.
                 let is_chosen = number == other || (number + 1) % BACKENDS.len() == other;
                 if is_chosen || all() {
                     work.push((*form, *backend, left));
@@ -71,7 +71,7 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
     assert_eq!(failures.concat(), [""; 0]);
 }
 
-/// By default Istio's installer captures only IPv4: connection tracking has not seen IPv6 connections begin.
+/// Istio's installer captures only IPv4 by default: tracking has not seen IPv6 connections begin.
 #[test]
 fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_their_second() {
     let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
@@ -93,13 +93,13 @@ fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_th
         assert!(mesh.apply(&settings::basic()));
     });
     assert!(lasted >= HALF_A_SECOND, "cut after {lasted:?}");
-    // The pod's own firewall enables connection tracking.
+    // The pod's firewall enables connection tracking.
     assert!(past.talk().is_err(), "it goes past the proxy");
     taken.talk().unwrap();
 }
 
-/// The kernel routes packets to a new IPv6 address a moment after it was added (addrconf_dad_work in
-/// net/ipv6/addrconf.c), and `ip` does not wait for that.
+/// The kernel routes packets to a new IPv6 address a moment later (addrconf_dad_work in net/ipv6/addrconf.c), and
+/// `ip` does not wait.
 fn wait_for_address(world: &World) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let way = "local ::6 dev lo";
@@ -124,7 +124,7 @@ fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
     let checks = observed(world.families(), by_tproxy);
     let always = always(world.families(), left);
     let mut failures = run_all(world, &checks);
-    // Istio's rules for TPROXY also capture port 15008.
+    // Istio's TPROXY rules also capture port 15008.
     failures.retain(|failure| !(by_tproxy && failure.contains("to 15008 reaches")));
     let mut open: Vec<(String, Flow)> = Vec::new();
     for check in &checks {

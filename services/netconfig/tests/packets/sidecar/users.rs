@@ -1,5 +1,4 @@
-//! A pod whose netns belongs to another user namespace (`hostUsers: false`): users and groups are
-//! those of that namespace.
+//! A pod with `hostUsers: false`: users and groups are those of its user namespace.
 
 use std::{
     fs,
@@ -25,11 +24,11 @@ use crate::{
     world::{BACKENDS, Place, Pod, outside},
 };
 
-/// The first ID of such pods' users, and their number, as with the kubelet.
+/// Such pods' first ID and number of IDs, as with the kubelet.
 const FIRST: u32 = 1_000_000;
 const COUNT: u32 = 65_536;
 
-/// A process with its own user namespace and netns.
+/// Has its own user namespace and netns.
 struct Holder(Child);
 
 impl Holder {
@@ -84,7 +83,7 @@ fn mesh(backend: Backend, holder: &Holder) -> Mesh {
     )
 }
 
-/// iptables may not match owners there, so that nf_tables is used whatever is configured.
+/// iptables may not match owners there: nf_tables is used whatever is configured.
 #[test]
 fn in_a_netns_of_another_user_namespace_its_own_users_are_meant() {
     for backend in BACKENDS {
@@ -122,7 +121,7 @@ fn in_a_netns_of_another_user_namespace_its_own_proxys_connections_are_not_direc
     assert_eq!(direct(&inspect::Proxies::of([PROXY.user])), 2);
 }
 
-/// Negative control: the host's IDs of the same users match no socket there.
+/// Negative control: the host's IDs match no socket there.
 #[test]
 fn the_machines_numbers_of_those_users_are_not_meant() {
     let holder = Holder::start();
@@ -145,8 +144,8 @@ fn the_machines_numbers_of_those_users_are_not_meant() {
     );
 }
 
-/// If both user namespaces have the same root user, netconfig cannot detect the other one, and iptables refuses all of
-/// it. The error is recognized: the nft variant names the line, the legacy one the end of the table.
+/// If both user namespaces have the same root user, netconfig cannot detect the other one, and iptables refuses all
+/// of it. The error names the line (nft variant), or the table's end (legacy).
 #[test]
 fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
     let mut command = Command::new("unshare");

@@ -1,4 +1,4 @@
-//! The expected destination of packets, computed without rules.
+//! Packets' expected destination, computed without rules.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +21,6 @@ use crate::{
     world::{INTERFACES, either, guest, loopback, pod},
 };
 
-/// The destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Direct,
@@ -41,7 +40,6 @@ impl Checks<'_> {
             && self.settings.inbound_ports != Selection::default()
     }
 
-    /// Returns the expected evidence of a packet.
     pub(super) fn wanted(&self, owner: Owner, dial: &Dial) -> Evidence {
         let Dial { to, transport, .. } = *dial;
         let is_within = to.ip().is_loopback() || to.ip() == pod(self.family);
@@ -83,7 +81,7 @@ impl Checks<'_> {
         self.settings.inbound_capture == InboundCapture::Tproxy && !self.is_proxys_user(owner)
     }
 
-    /// Returns the source address that the kernel selects.
+    /// The source that the kernel selects.
     pub(super) fn source(&self, to: IpAddr) -> IpAddr {
         let names = INTERFACES.iter();
         let by_guest = names
@@ -159,7 +157,7 @@ impl Checks<'_> {
         if !is_tcp_within || self.is_loopback(to.ip()) || to.port() == 15008 {
             Outcome::Direct
         } else if self.is_led_by_mark(owner) {
-            // Reaches the proxy like traffic from outside.
+            // Reaches the proxy as from outside.
             if self.is_inbound_port(to.port()) {
                 Outcome::Inbound
             } else {
@@ -172,7 +170,7 @@ impl Checks<'_> {
         }
     }
 
-    /// With TPROXY, traffic of the proxy's group to the pod itself is routed like traffic from outside.
+    /// With TPROXY, the proxy group's traffic to the pod is routed as from outside.
     pub(super) fn is_led_by_mark(&self, owner: Owner) -> bool {
         let by_tproxy = self.settings.inbound_capture == InboundCapture::Tproxy;
         by_tproxy && self.is_proxy(owner) && !self.is_proxys_user(owner)
@@ -255,7 +253,6 @@ fn has_group(groups: &[netconfig::rules::Owner], owner: Owner) -> bool {
     groups.any(|group| group.to_string() == owner.group.to_string())
 }
 
-/// Returns whether an address is in a network.
 fn holds(network: &str, address: IpAddr) -> bool {
     let (base, length) = network.split_once('/').unwrap_or((network, ""));
     let base: IpAddr = base.parse().unwrap();
