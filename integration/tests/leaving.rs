@@ -68,7 +68,7 @@ impl Leaving {
     }
 
     fn until_condition(&self, ok: bool, ready: bool, words: &str) {
-        eventually(&format!("it is told: {words}"), TIMEOUT, || {
+        eventually(&format!("it is reported: {words}"), TIMEOUT, || {
             let status = self.node().api().status()?;
             let mut conditions = status.conditions.iter();
             let staying = conditions.find(|condition| condition.name == "staying");
@@ -258,7 +258,7 @@ fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_repairs_nothing() {
 fn an_unknown_mode_changes_nothing() {
     let leaving = Leaving::new();
     leaving.say("uninstal");
-    eventually("it is told", TIMEOUT, || {
+    eventually("it is reported", TIMEOUT, || {
         let log = leaving.node().tail("pod-events", 200);
         ensure!(
             log.contains("expected uninstall, handover or nothing"),

@@ -43,7 +43,7 @@ fn the_previous_plugin_drives_every_verb_of_the_agent_of_today() {
     }
     node.until_whole(&pod.spec).unwrap();
     run(&node, Call::del, &pod);
-    eventually("its claim is let go", TIMEOUT, || {
+    eventually("its claim is released", TIMEOUT, || {
         ensure!(node.api().claims()?.is_empty());
         anyhow::Ok(())
     })

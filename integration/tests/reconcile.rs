@@ -87,7 +87,7 @@ fn an_annotation_that_cannot_be_had_changes_nothing_of_a_running_pod_and_is_repo
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("istio.io/reroute-virtual-interfaces", "no interface")
     });
-    let refused = eventually("the failure is told", TIMEOUT, || {
+    let refused = eventually("the failure is reported", TIMEOUT, || {
         let known = mesh.node.explain(&mesh.b.spec)?;
         known.last_failure.context("no failure")
     })
@@ -264,7 +264,7 @@ fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repai
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let contested = eventually("it is told", TIMEOUT, || {
+        let contested = eventually("it is reported", TIMEOUT, || {
             let known = node.explain(&pod.spec)?;
             let failure = known.last_failure.clone().context("no failure")?;
             ensure!(failure.reason() == Reason::RulesContested, "{failure:?}");
@@ -285,7 +285,7 @@ fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repai
         let more = most - before;
         assert!(more <= 2, "{more} repairs in {HELD:?}");
     });
-    eventually("it is mended", Duration::from_secs(90), || {
+    eventually("it is repaired", Duration::from_secs(90), || {
         let known = node.explain(&pod.spec)?;
         let rules = known.rules.context("no rules")?;
         ensure!(rules.differences.is_empty(), "{:?}", rules.differences);

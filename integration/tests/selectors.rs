@@ -353,7 +353,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     let mut spec = mesh.pod.spec.clone();
     spec.annotations = vec![(keys::EXCLUDE_OUTBOUND_PORTS, "http".to_owned())];
     mesh.node.write_manifest(&spec).unwrap();
-    eventually("it is told", TIMEOUT, || {
+    eventually("it is reported", TIMEOUT, || {
         let reported = mesh.reported_exclusions();
         ensure!(reported.contains("\"http\" is not a port"), "{reported}");
         anyhow::Ok(())

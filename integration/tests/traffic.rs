@@ -220,7 +220,7 @@ fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_an
         ),
     ] {
         mesh.b.exec(command).unwrap();
-        eventually("it is mended", TIMEOUT, || {
+        eventually("it is repaired", TIMEOUT, || {
             let known = mesh.node.explain(&mesh.b.spec)?;
             let differences = known.rules.context("no rules")?.differences;
             ensure!(differences.is_empty(), "{differences:?}");

@@ -64,7 +64,7 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     for service in SERVICES.iter().filter(|name| **name != "ztunnel-broker") {
         scene.start(service).unwrap();
     }
-    eventually("the broker is told of no ztunnel", TIMEOUT, || {
+    eventually("the broker knows no ztunnel", TIMEOUT, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(
             log.contains("Updated the list of ztunnel pods at the broker"),

@@ -72,7 +72,7 @@ fn served_after(scene: &Scene) -> Duration {
 fn named() -> Scene {
     let scene = Scene::new().unwrap();
     scene.write_ztunnel_manifest().unwrap();
-    eventually("the broker is told", TIMEOUT, || {
+    eventually("the broker is informed", TIMEOUT, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(
             log.contains("Updated the list of ztunnel pods at the broker pods=1"),

@@ -242,14 +242,18 @@ fn a_netconfig_that_does_not_see_the_netns_directory_ends_no_pod() {
     ];
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     node.start_netconfig_blind().unwrap();
-    eventually("it is told apart from the end of the pod", TIMEOUT, || {
-        let failure = node
-            .explain(&mesh.b.spec)?
-            .last_failure
-            .context("no failure")?;
-        ensure!(failure.reason() == Reason::NetnsUnreachable, "{failure:?}");
-        anyhow::Ok(())
-    })
+    eventually(
+        "it is distinguished from the end of the pod",
+        TIMEOUT,
+        || {
+            let failure = node
+                .explain(&mesh.b.spec)?
+                .last_failure
+                .context("no failure")?;
+            ensure!(failure.reason() == Reason::NetnsUnreachable, "{failure:?}");
+            anyhow::Ok(())
+        },
+    )
     .unwrap();
     restart(node, "netconfig");
     node.until_whole(&mesh.b.spec).unwrap();

@@ -26,7 +26,7 @@ fn report(runtime: &Runtime) -> anyhow::Result<PodBinds> {
 
 /// Waits until exactly these ports are bound in these ways.
 fn until_bound(runtime: &Runtime, wanted: &[(u32, BindKind)]) {
-    eventually("it is told", TIMEOUT, || {
+    eventually("it is reported", TIMEOUT, || {
         let pod = report(runtime)?;
         let found: Vec<_> = pod.ports.iter().map(|it| (it.port, it.kind())).collect();
         ensure!(found == wanted, "{found:?}");
@@ -72,7 +72,7 @@ impl Events {
 
     fn wait_for_exec(&self, runtime: &Runtime, id: &str) {
         let before = self.executed();
-        eventually("an execution is told", TIMEOUT, || {
+        eventually("an execution is reported", TIMEOUT, || {
             let number = format!("x{}", self.executed() + before);
             let command = [
                 "tasks",
@@ -295,7 +295,7 @@ fn a_web_server_of_several_processes_is_reported_by_each_of_its_sockets() {
         "8085 Wildcard ::/46".to_owned(),
         "8086 Wildcard 127.0.0.1/4 ::/6".to_owned(),
     ];
-    eventually("it is told", TIMEOUT, || {
+    eventually("it is reported", TIMEOUT, || {
         let found = sockets(&report(&runtime)?);
         ensure!(found == wanted, "{found:?}");
         anyhow::Ok(())

@@ -69,7 +69,9 @@ fn a_pod_that_started_without_the_plugin_fails_validation_is_redirected_in_place
     passes_its_proxy(&early, &outsider);
     // `repair` only had to wait.
     until_counted(&runtime, "repair", "success", 1);
-    let reported = eventually("it is told", TIMEOUT, || server.event("RepairBrokenPod"));
+    let reported = eventually("it is reported", TIMEOUT, || {
+        server.event("RepairBrokenPod")
+    });
     let reported = reported.unwrap();
     assert!(reported.contains("redirected now"), "{reported}");
     assert_eq!(server.asked(), NOTHING);

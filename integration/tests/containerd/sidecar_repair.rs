@@ -134,7 +134,7 @@ fn a_pod_whose_redirection_does_not_come_is_labelled_and_loses_the_label_when_it
     start_repair(&runtime, &server, &action_after_a_second("--label-pods"));
     until_labelled(&server, Some("true"));
     until_counted(&runtime, "label", "success", 1);
-    let reported = eventually("it is told", TIMEOUT, || server.event("LabelBrokenPod"));
+    let reported = eventually("it is reported", TIMEOUT, || server.event("LabelBrokenPod"));
     let reported = reported.unwrap();
     assert!(
         reported.contains("pod-events has not redirected it yet"),

@@ -319,7 +319,7 @@ fn a_directory_of_netns_that_is_private() {
     run("mount", &["--make-private", "/run/netns"]).unwrap();
     let key = ("NETNS_NOT_SHARED".to_owned(), String::new());
     // Other tests' nodes come and go.
-    let reported = eventually("that alone is told", TIMEOUT, || {
+    let reported = eventually("that alone is reported", TIMEOUT, || {
         let now = verdicts(&host.run_json(&[]));
         let is_new = |(key, verdict): &(&_, &_)| before.get(*key) != Some(*verdict);
         let changed: Vec<_> = now.iter().filter(is_new).collect();

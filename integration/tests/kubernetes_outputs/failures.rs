@@ -53,7 +53,7 @@ fn refused_adds_are_reported_with_their_reason_and_not_too_often() {
         let outcome = cluster.node.call(Call::add, &pod).run().unwrap();
         assert_ne!(outcome.code, 0, "{outcome:?}");
     }
-    let reported = eventually("three are told and the rest dropped", TIMEOUT, || {
+    let reported = eventually("three are reported and the rest dropped", TIMEOUT, || {
         let reported = events(&cluster, "web", "ZtunnelRefused");
         let count = reported
             .first()

@@ -133,7 +133,7 @@ fn served(cluster: &Cluster) -> Vec<String> {
 
 /// Waits until a deleted pod is unknown everywhere and nothing is held for it.
 fn until_forgotten(cluster: &Cluster, pod: &Pod) {
-    eventually("everything is let go", TIMEOUT, || {
+    eventually("everything is released", TIMEOUT, || {
         let claims = cluster.node.api().claims()?;
         let is_of = |id: &str| id == pod.container_id;
         let held = claims.iter().filter_map(|claim| claim.sandbox.as_ref());

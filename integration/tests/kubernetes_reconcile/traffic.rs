@@ -80,7 +80,7 @@ impl Times {
 
 /// Waits for the annotation that informs peers.
 fn until_announced(cluster: &Cluster, pod: &Pod) {
-    eventually("peers are told", TIMEOUT, || {
+    eventually("peers are informed", TIMEOUT, || {
         let object = cluster.server.get(&cluster.path(&pod.spec.name))?;
         let found = object.pointer("/metadata/annotations/ambient.istio.io~1redirection");
         ensure!(found == Some(&json!("enabled")), "it bears {found:?}");

@@ -60,7 +60,7 @@ fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_reported_as_repaire
     cluster.server.patch(&cluster.path("web"), &label).unwrap();
     cluster.node.start("netconfig").unwrap();
     cluster.node.until_whole(&pod.spec).unwrap();
-    eventually("it is told", TIMEOUT, || {
+    eventually("it is reported", TIMEOUT, || {
         let path = format!(
             "/apis/events.k8s.io/v1/namespaces/{}/events",
             cluster.namespace

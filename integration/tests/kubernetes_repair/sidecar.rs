@@ -87,7 +87,7 @@ impl<'a> Missed<'a> {
 
     /// pod-events cannot apply the annotation and reports that.
     fn until_refused(&self) {
-        eventually("the failure is told", FOUND, || {
+        eventually("the failure is reported", FOUND, || {
             let known = self.fixture.node.explain(&self.pod.spec)?;
             let failure = known.last_failure.context("no failure")?;
             ensure!(failure.field == MODE, "{failure:?}");
@@ -209,14 +209,14 @@ fn what_is_malformed_of_a_pod_that_runs_is_one_event_with_the_annotations_name()
     let fixture = Fixture::real(Action::Repair);
     let missed = Missed::new(&fixture, Some("nft"));
     missed.until_refused();
-    let event = eventually("it is told", TIMEOUT, || {
+    let event = eventually("it is reported", TIMEOUT, || {
         events(&fixture).into_iter().next().context("no Event")
     })
     .unwrap();
     assert_eq!(event["type"], "Warning");
     let note = event["note"].as_str().unwrap();
     assert!(note.contains(MODE) && note.contains("; give "), "{note}");
-    stays(Duration::from_secs(5), "it is told once", || {
+    stays(Duration::from_secs(5), "it is reported once", || {
         let all = events(&fixture);
         all.len() == 1 && all.iter().all(|event| event["series"].is_null())
     });

@@ -85,7 +85,7 @@ fn a_pod_with_a_sidecar_is_redirected_where_no_broker_and_no_ztunnel_ever_was() 
         let check = check.with_key("cniVersion", "1.1.0").run().unwrap();
         assert_eq!(check.code, 0, "{check:?}");
         node.del(&pod).unwrap();
-        eventually("its claim is let go", TIMEOUT, || {
+        eventually("its claim is released", TIMEOUT, || {
             ensure!(node.api().claims()?.is_empty());
             anyhow::Ok(())
         })
@@ -256,7 +256,7 @@ fn a_pod_with_a_sidecar_that_started_while_the_plugin_was_missing_is_found_and_r
         addresses: vec![v4, v6],
         ..spec.annotated(keys::INTERCEPTION_MODE, "nft")
     });
-    let refused = eventually("the failure is told", TIMEOUT, || {
+    let refused = eventually("the failure is reported", TIMEOUT, || {
         node.explain(&pod.spec)?.last_failure.context("no failure")
     })
     .unwrap();

@@ -16,7 +16,7 @@ fn rules_to_a_sidecar_that_are_flushed_are_repaired() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("web").injected()).unwrap();
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
-    eventually("it is mended", TIMEOUT, || {
+    eventually("it is repaired", TIMEOUT, || {
         let known = node.explain(&pod.spec)?;
         ensure!(noted(&known, "repaired rules"), "{:?}", known.timeline);
         ensure!(known.drift.iter().any(|drift| drift.count > 0));
@@ -51,7 +51,7 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_a_malformed_one_does_not
     changed(&node, &mut pod, |spec| {
         spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "http")
     });
-    let refused = eventually("the failure is told", TIMEOUT, || {
+    let refused = eventually("the failure is reported", TIMEOUT, || {
         node.explain(&pod.spec)?.last_failure.context("no failure")
     })
     .unwrap();
@@ -101,7 +101,7 @@ fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_an
     stays(&pod, Reason::HasSidecar);
     assert_eq!(rules(&pod), before);
     pod.exec(&["nft", "flush", "ruleset"]).unwrap();
-    eventually("it is mended", TIMEOUT, || {
+    eventually("it is repaired", TIMEOUT, || {
         ensure!(noted(&node.explain(&pod.spec)?, "repaired rules"));
         anyhow::Ok(())
     })

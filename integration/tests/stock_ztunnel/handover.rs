@@ -46,7 +46,7 @@ fn assert_all_went_through(mesh: &Mesh, attempts: &[Attempt], ztunnels: &[&str])
     let (made, first) = (attempts.len(), failed.first());
     assert!(failed.is_empty(), "{} of {made}: {first:?}", failed.len());
     // ztunnel logs a connection shortly after its end.
-    eventually("every connection is told of", TIMEOUT, || {
+    eventually("every connection is reported", TIMEOUT, || {
         let through: Vec<_> = ztunnels.iter().map(|it| left_through(mesh, it)).collect();
         let by =
             |sources: &BTreeSet<_>, it: &Attempt| it.from.is_some_and(|it| sources.contains(&it));

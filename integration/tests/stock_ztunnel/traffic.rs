@@ -66,7 +66,7 @@ fn after_its_del_ztunnel_holds_nothing_of_a_pod_and_the_others_are_served() {
     assert!(holds().unwrap(), "the look must see what is held");
     node.del(&mesh.next).unwrap();
     mesh.until_served(FIRST, 2).unwrap();
-    eventually("its netns is let go", TIMEOUT, || {
+    eventually("its netns is released", TIMEOUT, || {
         anyhow::ensure!(!holds()?, "it is held");
         anyhow::Ok(())
     })
