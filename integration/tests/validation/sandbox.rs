@@ -165,7 +165,10 @@ pub(crate) struct Ended {
 
 impl Ended {
     fn of(output: &Output, took: Duration) -> Self {
-        // Standard error has the fault of invalid arguments.
+        // Only invalid arguments, exit code 2, are reported on standard error.
+        let is_usage_error = output.status.code() == Some(2);
+        assert_eq!(output.stderr.is_empty(), !is_usage_error, "{output:?}");
+        assert_eq!(output.stdout.is_empty(), is_usage_error, "{output:?}");
         let text = String::from_utf8([&*output.stdout, &*output.stderr].concat()).unwrap();
         assert_eq!(text.matches('\n').count(), 1, "{text:?}");
         Self {
