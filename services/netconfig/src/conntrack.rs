@@ -4,6 +4,8 @@ mod connections;
 
 pub(crate) use connections::{flush_captured, flush_existing, flush_untranslated};
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::{
     family::Family,
     marks::{DNS_PORT, ZTUNNEL_DNS_PORT},
@@ -15,8 +17,14 @@ use netlink_bindings::{
     utils::find_attr,
 };
 
-/// NFNL_SUBSYS_CTNETLINK and IPCTNL_MSG_CT_DELETE (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h).
+/// NFNL_SUBSYS_CTNETLINK with IPCTNL_MSG_CT_DELETE and IPCTNL_MSG_CT_GET_STATS (linux/netfilter/nfnetlink.h,
+/// nfnetlink_conntrack.h).
 const DELETE: u16 = (1 << 8) | 2;
+const GET_STATS: u16 = (1 << 8) | 5;
+/// CTA_STATS_GLOBAL_ENTRIES: the number of entries of the socket's netns (ctnetlink_stat_ct_fill_info).
+const STATS_ENTRIES: u16 = 1;
+/// Of struct nfgenmsg.
+const HEADER_BYTES: usize = 4;
 /// CTA_TUPLE_ORIG: the endpoints of the first packet.
 const TUPLE_ORIG: u16 = 1;
 /// CTA_ID: distinguishes entries whose first packets had the same endpoints.
@@ -44,10 +52,15 @@ pub(crate) fn flush_dns(socket: &mut Socket, captured: &[Family]) -> Result<(), 
     })
 }
 
+/// Asks first whether the netns has entries at all: a dump takes the locks of the whole node's table, 9 ms for an
+/// empty one, and the packet path waits for them (ctnetlink_dump_table in net/netfilter/nf_conntrack_netlink.c).
 fn delete_matching(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<(), KernelError> {
+    if !has_entries(socket)? {
+        return Ok(());
+    }
     for entry in entries(socket, is_selected)? {
         match socket.act("delete a connection tracking entry", &entry) {
             // Expired by itself.
@@ -58,13 +71,35 @@ fn delete_matching(
     Ok(())
 }
 
-struct Entry(Vec<u8>);
+/// Returns `true` if the kernel's answer has no count.
+fn has_entries(socket: &mut Socket) -> Result<bool, KernelError> {
+    let request = RawRequest {
+        kind: GET_STATS,
+        payload: vec![0; HEADER_BYTES],
+    };
+    let answer = socket.get("count the connection tracking entries", &request)?;
+    let count = answer.get(HEADER_BYTES..);
+    let count = count.and_then(|attributes| find_attr(attributes, STATS_ENTRIES));
+    Ok(count.is_none_or(|bytes| bytes.iter().any(|byte| *byte != 0)))
+}
 
-impl NetlinkRequest for Entry {
+/// Dumps since the start: each walks the table of the whole node.
+static DUMPS: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn dumps() -> u64 {
+    DUMPS.load(Ordering::Relaxed)
+}
+
+struct RawRequest {
+    kind: u16,
+    payload: Vec<u8>,
+}
+
+impl NetlinkRequest for RawRequest {
     fn protocol(&self) -> Protocol {
         Protocol::Raw {
             protonum: PROTOCOL,
-            request_type: DELETE,
+            request_type: self.kind,
         }
     }
 
@@ -73,7 +108,7 @@ impl NetlinkRequest for Entry {
     }
 
     fn payload(&self) -> &[u8] {
-        &self.0
+        &self.payload
     }
 
     type ReplyType<'buf> = ();
@@ -87,10 +122,11 @@ const PROTOCOL: u16 = 12; // NETLINK_NETFILTER of linux/netlink.h
 fn entries(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
-) -> Result<Vec<Entry>, KernelError> {
+) -> Result<Vec<RawRequest>, KernelError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
+        DUMPS.fetch_add(1, Ordering::Relaxed);
         let request = Request::new().op_get_dump(&Nfgenmsg::new());
         match socket.dump("read the connection tracking entries", &request) {
             Err(error) if error.is_race() && attempts > 0 => {}
@@ -128,7 +164,7 @@ fn is_stale_query(
 }
 
 /// Identifies the entry by first packet, zone and id: the first two may have been reused.
-fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
+fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<RawRequest> {
     let mut payload = vec![header.nfgen_family, 0, 0, 0];
     push(
         &mut payload,
@@ -140,7 +176,10 @@ fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
             push(&mut payload, kind, value)?;
         }
     }
-    Some(Entry(payload))
+    Some(RawRequest {
+        kind: DELETE,
+        payload,
+    })
 }
 
 /// Appends an attribute: length with its header of four bytes, type, value, padding to four bytes.

@@ -7,7 +7,9 @@ use prometheus_client::{
 };
 use tonic::Status;
 
-use crate::{claims::Claims, inspect, probes::ProbeSet};
+use inpod_linux::Netns;
+
+use crate::{claims::Claims, conntrack, inspect, netlink, probes::ProbeSet};
 
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
@@ -37,12 +39,7 @@ impl Metrics {
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
         registry.register_collector(ObservableGauge::new("claims", help, held));
-        let help = "Scans of the node's processes, to find a netns or the processes in one";
-        registry.register_collector(ObservableGauge::new(
-            "process_walks",
-            help,
-            inspect::proc_scans,
-        ));
+        register_costs(registry);
         register_probes(registry, probe_set);
         metrics
     }
@@ -106,6 +103,21 @@ impl DriftMetrics {
     pub(crate) fn published(&self) {
         self.published.inc();
     }
+}
+
+/// Counts what makes a call expensive, whatever the machine.
+fn register_costs(registry: &mut Registry) {
+    let mut register = |name, help, read: fn() -> u64| {
+        registry.register_collector(ObservableGauge::new(name, help, read));
+    };
+    let help = "Scans of the node's processes, to find a netns or the processes in one";
+    register("process_walks", help, inspect::proc_scans);
+    let help = "Dumps of the node's connection tracking table";
+    register("conntrack_dumps", help, conntrack::dumps);
+    let help = "Requests to the kernel by netlink; a transaction is one";
+    register("netlink_requests", help, netlink::requests);
+    let help = "Times that a thread entered another netns (setns)";
+    register("netns_visits", help, Netns::visits);
 }
 
 fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {

@@ -13,6 +13,7 @@ pub(crate) use message::Batch;
 use std::{
     io,
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use netlink_bindings::traits::NetlinkRequest;
@@ -53,6 +54,13 @@ sockopt_impl!(
     libc::NETLINK_CAP_ACK,
     bool
 );
+
+/// Requests since the start; a transaction counts as one.
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn requests() -> u64 {
+    REQUESTS.load(Ordering::Relaxed)
+}
 
 /// A socket of the netns in which it was opened, wherever it is used.
 #[derive(Debug)]
@@ -189,6 +197,7 @@ impl Socket {
     }
 
     fn send(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
+        REQUESTS.fetch_add(1, Ordering::Relaxed);
         self.sequence = batch.last();
         // Netlink sends a message completely or fails.
         send(self.fd.as_raw_fd(), batch.bytes(), MsgFlags::empty())

@@ -2,6 +2,7 @@ use std::{
     fs::File,
     io::{self, Write as _},
     os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use nix::sched::CloneFlags;
@@ -10,6 +11,14 @@ use crate::EnterError;
 
 /// The netns of the opening thread.
 pub(crate) const CURRENT: &str = "/proc/thread-self/ns/net";
+
+/// Visits of another netns since the start.
+static VISITS: AtomicU64 = AtomicU64::new(0);
+
+/// Implements [`Netns::visits`](crate::Netns::visits).
+pub(crate) fn visits() -> u64 {
+    VISITS.load(Ordering::Relaxed)
+}
 
 /// Returns the thread to its netns on drop, also by a panic.
 struct ReturnGuard(File);
@@ -29,6 +38,7 @@ impl Drop for ReturnGuard {
 pub(crate) fn within<T>(netns: BorrowedFd<'_>, f: impl FnOnce() -> T) -> Result<T, EnterError> {
     // Opened on each call: the thread returns to its own netns, not the process's.
     let home = File::open(CURRENT).map_err(EnterError::Home)?;
+    VISITS.fetch_add(1, Ordering::Relaxed);
     setns(netns).map_err(EnterError::Setns)?;
     // Created after entering: without the right to enter there is nothing to return from, and no right to return.
     let guard = ReturnGuard(home);

@@ -41,8 +41,21 @@ impl Netns {
     ///
     /// See [`OpenError`] for the reasons.
     pub fn open(path: &Path, roots: &[PathBuf]) -> Result<Self, OpenError> {
+        Ok(Self::open_with(path, roots, || ())?.0)
+    }
+
+    /// Opens it like [`Self::open`], and runs `f` in it, like [`Self::within`], in the same visit as the verification.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`] for the reasons.
+    pub fn open_with<T>(
+        path: &Path,
+        roots: &[PathBuf],
+        f: impl FnOnce() -> T,
+    ) -> Result<(Self, T), OpenError> {
         let fd = open::open(path, roots)?;
-        Self::verify(fd, path)
+        Self::verify(fd, path, f)
     }
 
     /// Opens the calling thread's netns.
@@ -56,7 +69,7 @@ impl Netns {
             path: path.to_owned(),
             source,
         })?;
-        Self::verify(fd.into(), path)
+        Ok(Self::verify(fd.into(), path, || ())?.0)
     }
 
     /// Creates one with only `lo`, which is down. It lives as long as the value; its path does not exist.
@@ -77,12 +90,13 @@ impl Netns {
 
     /// Verifies the identity: device and inode identify the open namespace, the cookie distinguishes it from a later
     /// one with the same inode, and entering proves that its type is net.
-    fn verify(fd: OwnedFd, path: &Path) -> Result<Self, OpenError> {
+    fn verify<T>(fd: OwnedFd, path: &Path, f: impl FnOnce() -> T) -> Result<(Self, T), OpenError> {
         let found = nix::sys::stat::fstat(&fd).map_err(|errno| OpenError::Io {
             path: path.to_owned(),
             source: errno.into(),
         })?;
-        let cookie = enter::within(fd.as_fd(), cookie::current)
+        let visit = || Ok((cookie::current()?, f()));
+        let (cookie, result) = enter::within(fd.as_fd(), visit)
             .map_err(|error| OpenError::of_entering(error, path))?
             .map_err(OpenError::Cookie)?;
         let id = NetnsId {
@@ -90,11 +104,12 @@ impl Netns {
             inode: found.st_ino,
             cookie,
         };
-        Ok(Self {
+        let netns = Self {
             fd,
             id,
             path: path.to_owned(),
-        })
+        };
+        Ok((netns, result))
     }
 
     pub fn id(&self) -> NetnsId {
@@ -136,6 +151,11 @@ impl Netns {
     /// If the netns cannot be entered; then `f` has not run.
     pub fn within<T>(&self, f: impl FnOnce() -> T) -> Result<T, EnterError> {
         enter::within(self.fd.as_fd(), f)
+    }
+
+    /// Returns how often this process has entered a netns so far.
+    pub fn visits() -> u64 {
+        enter::visits()
     }
 }
 
