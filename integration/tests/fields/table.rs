@@ -189,6 +189,7 @@ impl Parts {
         let target = netconfig::inspect_netns_request::Target::Netns(self.netns.clone());
         let inspect = netconfig::InspectNetnsRequest {
             target: Some(target),
+            ..netconfig::InspectNetnsRequest::default()
         };
         vec![
             self.call(call, "ClaimNetns", &claim),

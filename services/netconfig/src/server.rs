@@ -346,10 +346,16 @@ impl NetconfigService for Handler {
         &self,
         request: Request<InspectNetnsRequest>,
     ) -> Answer<InspectNetnsResponse> {
-        let (peer, target) = (peer::of_request(&request), request.into_inner().target);
+        let (peer, request) = (peer::of_request(&request), request.into_inner());
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
-        let inspect = move |subject: &_| inspect::inspect(subject, &claims, &writer);
-        let answer = self.inspect_target(&peer, target, inspect).await?;
+        let inspect = move |subject: &_| {
+            if request.processes_only {
+                inspect::inspect_processes(subject)
+            } else {
+                inspect::inspect(subject, &claims, &writer)
+            }
+        };
+        let answer = self.inspect_target(&peer, request.target, inspect).await?;
         Ok(Response::new(InspectNetnsResponse {
             instance_id: self.instance_id.clone(),
             ..answer

@@ -9,7 +9,10 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use inpod_proto::{
     addresses_from, addresses_to, failure_of,
-    netconfig::v1::{self as netconfig, netconfig_service_client::NetconfigServiceClient},
+    netconfig::v1::{
+        self as netconfig, inspect_netns_request::Target,
+        netconfig_service_client::NetconfigServiceClient,
+    },
     required,
     ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
 };
@@ -235,27 +238,28 @@ impl Clients {
         sandbox: &SandboxRef,
         deadline: Instant,
     ) -> Result<netconfig::InspectNetnsResponse, Failure> {
-        let target = netconfig::inspect_netns_request::Target::Sandbox(sandbox.into());
-        let message = netconfig::InspectNetnsRequest {
-            target: Some(target),
-        };
-        let mut client = self.netconfig.clone();
-        call(
-            "netconfig",
-            deadline,
-            client.inspect_netns(request(message, deadline)),
-        )
-        .await
+        let target = Target::Sandbox(sandbox.into());
+        self.inspect_target(target, false, deadline).await
     }
 
-    pub async fn inspect_path(
+    /// Inspects only the processes in a claimed netns, or in the one at a path.
+    pub async fn inspect_processes(
         &self,
-        netns: &NetnsRef,
+        target: Target,
         deadline: Instant,
     ) -> Result<netconfig::InspectNetnsResponse, Failure> {
-        let target = netconfig::inspect_netns_request::Target::Netns(netns.into());
+        self.inspect_target(target, true, deadline).await
+    }
+
+    async fn inspect_target(
+        &self,
+        target: Target,
+        processes_only: bool,
+        deadline: Instant,
+    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
         let message = netconfig::InspectNetnsRequest {
             target: Some(target),
+            processes_only,
         };
         let mut client = self.netconfig.clone();
         call(

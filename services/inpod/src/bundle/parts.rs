@@ -160,7 +160,10 @@ async fn netns(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
 async fn inspected(node: &Node, sandbox: SandboxRef) -> Observed<String> {
     let target = Some(inspect_netns_request::Target::Sandbox(sandbox));
     let mut client = node.netconfig();
-    let answer = client.inspect_netns(node.request(InspectNetnsRequest { target }));
+    let answer = client.inspect_netns(node.request(InspectNetnsRequest {
+        target,
+        ..InspectNetnsRequest::default()
+    }));
     let answer = node.answer(NETCONFIG, answer).await;
     let answer = answer.map_err(|error| error.first_line())?;
     pretty(&answer, "inpod.netconfig.v1.InspectNetnsResponse")

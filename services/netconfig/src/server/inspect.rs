@@ -113,6 +113,21 @@ fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxie
     observed.proxies
 }
 
+/// Returns the netns, its processes, and whether its path leads to it.
+pub(super) fn inspect_processes(
+    subject: &InspectedNetns,
+) -> Result<InspectNetnsResponse, ClaimError> {
+    let netns = subject.netns();
+    let container_id = subject.container_id().map(ContainerId::as_str);
+    let processes = inspect::processes(netns, container_id)?;
+    Ok(InspectNetnsResponse {
+        netns: Some(netns.id().into()),
+        processes: processes.into_iter().map(describe_process).collect(),
+        path_intact: netns.path_intact(),
+        ..InspectNetnsResponse::default()
+    })
+}
+
 pub(super) fn inspect(
     subject: &InspectedNetns,
     claims: &Claims,
@@ -120,8 +135,6 @@ pub(super) fn inspect(
 ) -> Result<InspectNetnsResponse, ClaimError> {
     let netns = subject.netns();
     let sockets = inspect::sockets(netns, &proxies(subject, claims, writer))?;
-    let container_id = subject.container_id().map(ContainerId::as_str);
-    let processes = inspect::processes(netns, container_id)?;
     let addresses = inspect::addresses(netns)?;
     let given = match subject {
         InspectedNetns::Claimed(claim) => &claim.addresses,
@@ -129,15 +142,12 @@ pub(super) fn inspect(
     };
     let findings = conflicts::find_conflicts(netns, given)?;
     Ok(InspectNetnsResponse {
-        instance_id: String::new(),
-        netns: Some(netns.id().into()),
         addresses: addresses_to(&addresses),
-        processes: processes.into_iter().map(describe_process).collect(),
         listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
         captured_flows: sockets.captured_flows,
-        path_intact: netns.path_intact(),
         direct_flows: sockets.direct_flows,
         findings: findings.into_iter().map(describe_finding).collect(),
+        ..inspect_processes(subject)?
     })
 }
 

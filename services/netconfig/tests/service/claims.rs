@@ -37,6 +37,7 @@ async fn refused(netconfig: &mut Netconfig, netns: NetnsRef) -> (Code, Reason) {
     let claim = netconfig.claim_at("c1", netns.clone(), &["10.9.0.1"]).await;
     let request = InspectNetnsRequest {
         target: Some(Target::Netns(netns)),
+        ..InspectNetnsRequest::default()
     };
     let look = netconfig.client.inspect_netns(request).await;
     let (claim, look) = (refusal(&claim.unwrap_err()), refusal(&look.unwrap_err()));

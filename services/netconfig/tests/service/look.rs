@@ -31,7 +31,10 @@ async fn inspected(
     netconfig: &mut Netconfig,
     target: Option<inspect_netns_request::Target>,
 ) -> Result<InspectNetnsResponse, Status> {
-    let request = InspectNetnsRequest { target };
+    let request = InspectNetnsRequest {
+        target,
+        ..InspectNetnsRequest::default()
+    };
     Ok(netconfig.client.inspect_netns(request).await?.into_inner())
 }
 

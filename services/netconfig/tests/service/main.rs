@@ -172,6 +172,7 @@ async fn a_process_in_a_netns_is_seen_and_keeps_the_claim() {
     fresh.abandon();
     let request = InspectNetnsRequest {
         target: Some(Target::Sandbox(wire("c1").unwrap())),
+        ..InspectNetnsRequest::default()
     };
     let seen = netconfig
         .client

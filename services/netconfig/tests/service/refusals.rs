@@ -279,6 +279,7 @@ async fn reached(netconfig: &mut Netconfig, netns: NetnsRef) -> [(Code, Reason);
         .unwrap_err();
     let request = InspectNetnsRequest {
         target: Some(Target::Netns(netns)),
+        ..InspectNetnsRequest::default()
     };
     let look = netconfig.client.inspect_netns(request).await.unwrap_err();
     [refusal(&claim), refusal(&look)]

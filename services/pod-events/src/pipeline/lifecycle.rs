@@ -1,5 +1,6 @@
 //! Detects the end of a sandbox, and claims sandboxes again for a restarted netconfig.
 
+use inpod_proto::netconfig::v1::inspect_netns_request::Target;
 use inpod_types::{Failure, Reason};
 
 use super::{Pipeline, deadline_in, expected_netns};
@@ -32,11 +33,10 @@ impl Pipeline {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);
         }
-        let seen = match self.clients.inspect(&record.sandbox, deadline_in(2)).await {
+        let inspect = |target| self.clients.inspect_processes(target, deadline_in(2));
+        let seen = match inspect(Target::Sandbox((&record.sandbox).into())).await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                self.clients
-                    .inspect_path(&expected_netns(record), deadline_in(2))
-                    .await
+                inspect(Target::Netns((&expected_netns(record)).into())).await
             }
             seen => seen,
         };

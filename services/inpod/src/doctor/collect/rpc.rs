@@ -139,6 +139,7 @@ async fn inspected(
 ) -> Observed<Option<Vec<inpod_proto::netconfig::v1::Finding>>> {
     let request = InspectNetnsRequest {
         target: Some(Target::Sandbox(sandbox.clone())),
+        ..InspectNetnsRequest::default()
     };
     let mut client = node.netconfig();
     let answer = client.inspect_netns(node.request(request));
