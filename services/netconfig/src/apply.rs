@@ -18,7 +18,7 @@ use crate::{
     inspect::{self, Connections},
     iptables::Programs,
     netlink::KernelError,
-    netns_session::{NetnsSession, ReachError},
+    netns_session::{NetnsSession, Prepared, ReachError, Visit},
     plan::{self, Plan, State, Step},
     rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
     sysctl::Sysctls,
@@ -94,23 +94,40 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (plan, changed, proxies) = self.with_session(netns, |session| {
-            let before = self.read(session)?;
+        let (applied, _) = self.apply_prepared(netns, None, redirection, sandbox)?;
+        Ok(applied)
+    }
+
+    /// Returns the state that was read back, too, as [`Self::observe`] would.
+    pub(crate) fn apply_prepared(
+        &self,
+        netns: &Netns,
+        prepared: Option<Prepared>,
+        redirection: &Redirection,
+        sandbox: &SandboxRef,
+    ) -> Result<(Applied, Observation), ApplyError> {
+        let (plan, changed, seen) = self.with_state(netns, prepared, |session, before| {
             let plan = self.plan(session, &before, redirection)?;
-            let changed = apply_plan(session, &plan, before, sandbox)?;
-            let proxies = session.proxies(&plan.tables);
-            Ok::<_, ApplyError>((plan, changed, proxies))
+            let (changed, after) = apply_plan(session, &plan, before, sandbox)?;
+            let seen = Observation {
+                tag: after.tag(),
+                intact: after.tag().is_some(),
+                backend: after.backend(),
+                proxies: session.proxies(&plan.tables),
+            };
+            Ok::<_, ApplyError>((plan, changed, seen))
         })?;
-        Ok(Applied {
+        let applied = Applied {
             fingerprint: plan.fingerprint,
             backend: plan.backend,
             changed,
             direct_flows: if redirection.keeps_existing() {
-                inspect::direct_flows(netns, &proxies)?
+                inspect::direct_flows(netns, &seen.proxies)?
             } else {
                 0
             },
-        })
+        };
+        Ok((applied, seen))
     }
 
     pub fn verify(
@@ -118,8 +135,16 @@ impl Writer {
         netns: &Netns,
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
-        self.with_session(netns, |session| {
-            let state = self.read(session)?;
+        self.verify_prepared(netns, None, redirection)
+    }
+
+    pub(crate) fn verify_prepared(
+        &self,
+        netns: &Netns,
+        prepared: Option<Prepared>,
+        redirection: &Redirection,
+    ) -> Result<Verified, VerifyError> {
+        self.with_state(netns, prepared, |session, state| {
             let plan = self.plan(session, &state, redirection)?;
             Ok(to_verified(&plan, &state))
         })
@@ -132,8 +157,7 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
-        self.with_session(netns, |session| {
-            let state = self.read(session)?;
+        self.with_state(netns, None, |session, state| {
             let plan = self.plan(session, &state, redirection)?;
             let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
             Ok(Planned {
@@ -145,12 +169,28 @@ impl Writer {
         })
     }
 
-    fn with_session<'a, T, E: From<ReachError>>(
+    /// Runs `work` with the state of a netns, which is read unless it is prepared.
+    fn with_state<'a, T, E: From<ReachError> + From<BackendError>>(
         &'a self,
         netns: &'a Netns,
-        work: impl FnOnce(&mut NetnsSession<'a>) -> Result<T, E>,
+        prepared: Option<Prepared>,
+        work: impl FnOnce(&mut NetnsSession<'a>, State) -> Result<T, E>,
     ) -> Result<T, E> {
-        NetnsSession::with(netns, &self.programs, &self.sysctls, work)
+        let (mut session, state) = match prepared {
+            Some(prepared) => prepared.resume(netns, &self.programs),
+            None => {
+                let visit = netns.within(|| Visit::here(&self.sysctls));
+                let visit = visit.map_err(ReachError::from)?;
+                let mut session =
+                    NetnsSession::new(netns, &self.programs, visit.map_err(ReachError::from)?);
+                let state = self.read(&mut session);
+                (session, state)
+            }
+        };
+        let result = state.map_err(E::from);
+        let result = result.and_then(|state| work(&mut session, state));
+        session.visit.nftables.close();
+        result
     }
 
     fn read(&self, session: &mut NetnsSession<'_>) -> Result<State, BackendError> {
@@ -219,20 +259,21 @@ fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
+/// Returns whether anything was changed, and the state that was read last.
 fn apply_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
     before: State,
     sandbox: &SandboxRef,
-) -> Result<bool, ApplyError> {
+) -> Result<(bool, State), ApplyError> {
     if plan.differences(&before).is_empty() {
-        return Ok(false);
+        return Ok((false, before));
     }
     let tag = tag_for(plan, &before, sandbox);
     let steps = plan.steps(&before, &tag);
     let mut undo = Undo::new(before);
     match run_steps(session, plan, &steps, &tag, &mut undo) {
-        Ok(()) => Ok(true),
+        Ok(after) => Ok((true, after)),
         Err(cause) => Err(cause.with_undo_failures(undo.run(session, plan))),
     }
 }
@@ -243,17 +284,17 @@ fn run_steps(
     steps: &[Step],
     tag: &Tag,
     undo: &mut Undo,
-) -> Result<(), ApplyError> {
+) -> Result<State, ApplyError> {
     let mut unclosed = Connections::default();
     for step in steps {
         execute(session, plan, step, tag, undo, &mut unclosed)?;
     }
     if plan.needs_address() {
-        session.routes.wait_for_address()?;
+        session.visit.routes.wait_for_address()?;
     }
     let state = session.read(plan.backend)?;
     match plan.differences(&state) {
-        differences if differences.is_empty() => Ok(()),
+        differences if differences.is_empty() => Ok(state),
         differences => Err(ApplyError::of_differences(differences)),
     }
 }
@@ -272,10 +313,10 @@ fn execute(
             undo.migration_enabled = true;
         }
         Step::Add(item) => {
-            session.routes.add(*item).map_err(to_apply_error)?;
+            session.visit.routes.add(*item).map_err(to_apply_error)?;
             undo.added_routing.push(*item);
         }
-        Step::Adopt(item) => session.routes.adopt(*item)?,
+        Step::Adopt(item) => session.visit.routes.adopt(*item)?,
         Step::WriteNewOnly(change) => {
             undo.tables_written = true;
             let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
@@ -284,7 +325,10 @@ fn execute(
         }
         Step::FlushUntranslated(families) => {
             let proxied = proxy_connections(session, plan);
-            session.nftables.flush_untranslated(families, &proxied)?;
+            session
+                .visit
+                .nftables
+                .flush_untranslated(families, &proxied)?;
         }
         Step::AwaitClosed => {
             *unclosed = inspect::await_closed(session.netns, &session.proxies(&plan.tables));
@@ -301,10 +345,11 @@ fn execute(
         Step::FlushExisting(families) => {
             let proxied = proxy_connections(session, plan);
             session
+                .visit
                 .nftables
                 .flush_existing(families, unclosed, &proxied)?;
         }
-        Step::FlushCaptured(families) => session.nftables.flush_captured(families)?,
+        Step::FlushCaptured(families) => session.visit.nftables.flush_captured(families)?,
         Step::DeleteLeftovers(backend, change) => {
             if !undo.leftovers_deleted {
                 verify_tables(session, plan)?;
@@ -313,8 +358,8 @@ fn execute(
             undo.leftovers_deleted = true;
             session.change(*backend, &seen, change)?;
         }
-        Step::Delete(item) => session.routes.delete(*item)?,
-        Step::FlushDns(captured) => session.nftables.flush_dns(captured)?,
+        Step::Delete(item) => session.visit.routes.delete(*item)?,
+        Step::FlushDns(captured) => session.visit.nftables.flush_dns(captured)?,
     }
     Ok(())
 }

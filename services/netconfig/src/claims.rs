@@ -8,7 +8,10 @@ pub(crate) mod validate;
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::SystemTime,
 };
 
@@ -16,7 +19,9 @@ use inpod_linux::Netns;
 use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::broadcast;
 
-use crate::{apply::Observation, error::ClaimError, inspect, notifications::Queue};
+use crate::{
+    apply::Observation, error::ClaimError, inspect, netns_session::Prepared, notifications::Queue,
+};
 use validate::ValidatedNetns;
 
 /// Events that a slow watcher may lag behind before it needs a new watch.
@@ -31,6 +36,50 @@ pub(crate) struct Claim {
     pub(crate) since: SystemTime,
     /// Held during each change and each read of this netns.
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Read by the claim itself, under that lock, for the operation that follows.
+    prepared: Mutex<Option<Prepared>>,
+    /// No event reports its end: its path was gone before its last process, or is a process's own.
+    ends_unnoticed: AtomicBool,
+}
+
+impl Claim {
+    fn new(
+        sandbox: SandboxRef,
+        validated: ValidatedNetns,
+        since: SystemTime,
+        change_lock: Arc<tokio::sync::Mutex<()>>,
+    ) -> Self {
+        Self {
+            ends_unnoticed: validated.netns.path().starts_with(inspect::PROC).into(),
+            sandbox,
+            netns: validated.netns,
+            addresses: validated.addresses,
+            since,
+            change_lock,
+            prepared: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn set_prepared(&self, prepared: Prepared) {
+        *self.lock_prepared() = Some(prepared);
+    }
+
+    pub(crate) fn take_prepared(&self) -> Option<Prepared> {
+        self.lock_prepared().take()
+    }
+
+    fn ends_unnoticed(&self) -> bool {
+        self.ends_unnoticed.load(Ordering::Relaxed)
+    }
+
+    fn drop_stale(&self) {
+        self.lock_prepared().take_if(|prepared| prepared.is_stale());
+    }
+
+    /// Poisoning is harmless: the value is only moved in and out.
+    fn lock_prepared(&self) -> MutexGuard<'_, Option<Prepared>> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
@@ -77,6 +126,8 @@ struct Held {
     claim: Arc<Claim>,
     /// Published last; none before the first read.
     published: Option<Arc<State>>,
+    /// At least once since the claim.
+    was_read: bool,
 }
 
 impl Table {
@@ -141,13 +192,9 @@ impl Claims {
             // The claim ended after it was looked up.
             return self.insert(&held.sandbox, validated);
         };
-        let claim = Arc::new(Claim {
-            sandbox: held.sandbox.clone(),
-            netns: validated.netns,
-            addresses: validated.addresses,
-            since: held.since,
-            change_lock: Arc::clone(&held.change_lock),
-        });
+        let lock = Arc::clone(&held.change_lock);
+        let claim = Claim::new(held.sandbox.clone(), validated, held.since, lock);
+        let claim = Arc::new(claim);
         current.claim = Arc::clone(&claim);
         self.send_event(Event::Claimed(claim.sandbox.clone()));
         Ok(claim)
@@ -174,16 +221,12 @@ impl Claims {
             let held = existing.claim.netns.id();
             return Err(ClaimError::Held { held, found });
         }
-        let claim = Arc::new(Claim {
-            sandbox: sandbox.clone(),
-            netns: validated.netns,
-            addresses: validated.addresses,
-            since: SystemTime::now(),
-            change_lock: Arc::default(),
-        });
+        let now = SystemTime::now();
+        let claim = Arc::new(Claim::new(sandbox.clone(), validated, now, Arc::default()));
         let held = Held {
             claim: Arc::clone(&claim),
             published: None,
+            was_read: false,
         };
         table.held.insert(sandbox.clone(), held);
         self.queue.add(sandbox);
@@ -234,28 +277,30 @@ impl Claims {
         true
     }
 
-    /// Schedules a read after a change through this claim, and publishes the result even if it equals the last:
-    /// repaired and broken again differs from never repaired.
-    pub(crate) fn republish(&self, claim: &Claim) {
+    /// Makes the next state count as new even if it equals the last: repaired and broken again differs from never
+    /// repaired.
+    pub(crate) fn unpublish(&self, claim: &Claim) {
         if let Some(held) = self.lock().current(claim) {
             held.published = None;
         }
-        self.queue.mark_changed(&claim.sandbox);
     }
 
-    /// Publishes the state if it differs from the last. Returns the current state and whether it is new, or `None` if
-    /// the claim has ended.
+    /// Publishes the state if it differs from the last; that a new claim has no rules is recorded only. Returns the
+    /// current state and whether it was published, or `None` if the claim has ended.
     pub(crate) fn publish(
         &self,
         claim: &Claim,
         observation: Observation,
     ) -> Option<(Arc<State>, bool)> {
         let mut table = self.lock();
-        let published = table.current(claim)?.published.clone();
-        if let Some(published) = published.filter(|published| published.observation == observation)
+        let held = table.current(claim)?;
+        if let Some(published) = &held.published
+            && published.observation == observation
         {
-            return Some((published, false));
+            return Some((Arc::clone(published), false));
         }
+        let is_change =
+            std::mem::replace(&mut held.was_read, true) || observation != Observation::default();
         let state = Arc::new(State {
             sandbox: claim.sandbox.clone(),
             netns: claim.netns.id(),
@@ -263,8 +308,10 @@ impl Claims {
             revision: table.next_revision(),
         });
         table.current(claim)?.published = Some(Arc::clone(&state));
-        self.send_event(Event::State(Arc::clone(&state)));
-        Some((state, true))
+        if is_change {
+            self.send_event(Event::State(Arc::clone(&state)));
+        }
+        Some((state, is_change))
     }
 
     pub(crate) fn last_published(&self, claim: &Claim) -> Option<Arc<State>> {
@@ -291,5 +338,9 @@ impl Claims {
 /// Returns whether the path leads elsewhere and no process is in the netns. Scans the node's
 /// processes in the worst case.
 pub(crate) fn is_gone(claim: &Claim) -> bool {
-    !claim.netns.path_intact() && !inspect::has_processes(&claim.netns)
+    if claim.netns.path_intact() {
+        return false;
+    }
+    claim.ends_unnoticed.store(true, Ordering::Relaxed);
+    !inspect::has_processes(&claim.netns)
 }

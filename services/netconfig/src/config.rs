@@ -18,7 +18,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "sweep_seconds",
         default: Some("5"),
-        help: "How often to check whether the network namespaces of claims still exist",
+        help: "How often to check whether network namespaces still exist whose end is not reported; all others every twelfth time",
     },
     Key {
         name: "verify_seconds",

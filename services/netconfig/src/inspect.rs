@@ -9,7 +9,7 @@ mod process;
 mod tcp;
 
 pub use address::addresses;
-pub(crate) use address::all_addresses;
+pub(crate) use address::{all_addresses, is_global};
 pub(crate) use connections::{Connections, proxied};
 pub(crate) use grace_period::{GRACE_PERIOD, await_closed};
 pub use listeners::{Listener, Protocol, listeners};

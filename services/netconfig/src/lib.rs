@@ -81,15 +81,21 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(DriftMetrics::register);
-    let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
     let options = notifications::Options {
         shared: true,
         buffer_bytes: config.event_buffer_bytes,
     };
-    let subscriptions = Subscriptions::open(options, Arc::clone(&queue), counts);
+    let subscriptions = Subscriptions::open(options, Arc::clone(&queue), counts.clone());
     daemon
         .readiness()
         .set("shared-events", subscriptions.are_shared());
+    let reader = Reader::new(
+        Arc::clone(&claims),
+        Arc::clone(&writer),
+        subscriptions,
+        Arc::clone(&queue),
+        counts,
+    );
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
     let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
@@ -101,7 +107,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(abort_on_panic(
         "notifications",
-        notifications::run(queue, reader.clone(), subscriptions),
+        notifications::run(queue, reader.clone()),
     ));
     let sweep = claims::sweep::run(Arc::clone(&claims), config.sweep);
     tasks.spawn(abort_on_panic("sweep", sweep));

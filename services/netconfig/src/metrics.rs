@@ -105,7 +105,7 @@ impl DriftMetrics {
     }
 }
 
-/// Counts what makes a call expensive, whatever the machine.
+/// Counts what makes a call expensive, whatever the machine; `integration/tests/limits.rs` holds them per ADD and DEL.
 fn register_costs(registry: &mut Registry) {
     let mut register = |name, help, read: fn() -> u64| {
         registry.register_collector(ObservableGauge::new(name, help, read));

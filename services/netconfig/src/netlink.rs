@@ -11,9 +11,14 @@ pub use error::KernelError;
 pub(crate) use message::Batch;
 
 use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
     io,
     os::fd::{AsRawFd as _, OwnedFd},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use netlink_bindings::traits::NetlinkRequest;
@@ -62,6 +67,17 @@ pub(crate) fn requests() -> u64 {
     REQUESTS.load(Ordering::Relaxed)
 }
 
+/// Returns the port that names this process's sockets in notifications of pods' netns (`nlmsg_pid`): what it changes
+/// itself it also reads back, and need not be told. Others cannot guess it, so they cannot hide a change behind it.
+pub(crate) fn own_port() -> u32 {
+    static PORT: OnceLock<u32> = OnceLock::new();
+    // Neither pids nor the kernel's own choices (netlink_autobind) are in this range.
+    *PORT.get_or_init(|| {
+        let random = RandomState::new().hash_one(()) & 0x3fff_ffff;
+        0x4000_0000 | u32::try_from(random).unwrap_or_default()
+    })
+}
+
 /// A socket of the netns in which it was opened, wherever it is used.
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -88,6 +104,16 @@ impl Socket {
             sequence: 0,
             buffer: vec![0; RECEIVE_BYTES],
         })
+    }
+
+    /// Opens it in the calling thread's netns, with [`own_port`] if nobody else has that there.
+    pub(crate) fn open_own(protocol: SockProtocol) -> io::Result<Self> {
+        let opened = Self::open(protocol)?;
+        match bind(opened.fd.as_raw_fd(), &NetlinkAddr::new(own_port(), 0)) {
+            // Another session: the kernel chooses a port on the first request.
+            Ok(()) | Err(nix::Error::EADDRINUSE) => Ok(opened),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Binds to a port, which names the socket in notifications, and sizes its send buffer.

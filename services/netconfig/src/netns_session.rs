@@ -1,6 +1,12 @@
 //! A session in one netns: netlink sockets opened inside and used from outside, and programs that run inside.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use inpod_linux::{EnterError, Netns};
 
@@ -10,11 +16,11 @@ use crate::{
     inspect::Proxies,
     iptables::{Iptables, Programs, Variant},
     netlink::KernelError,
-    nftables::Nftables,
+    nftables::{FIRST_GENERATION, Nftables},
     plan::State,
     routes::Routes,
     rules::{Ruleset, Table},
-    sysctl::{NetnsSysctls, Sysctls, TCP_MIGRATE_REQ_NAME},
+    sysctl::{MigrateReq, Sysctls, TCP_MIGRATE_REQ_NAME},
 };
 
 /// iptables-legacy's tables in use, one name per line; absent before first use (ip_tables.c and ip6_tables.c). Of
@@ -45,69 +51,106 @@ pub enum ReachError {
     Sysctl(#[source] io::Error),
 }
 
+/// What one visit of a netns leaves outside: sockets and files that keep belonging to it, and facts.
 #[derive(Debug)]
-pub(crate) struct NetnsSession<'a> {
-    pub(crate) netns: &'a Netns,
-    programs: &'a Programs,
+pub(crate) struct Visit {
     pub(crate) nftables: Nftables,
     pub(crate) routes: Routes,
-    sysctls: NetnsSysctls,
-    facts: Facts,
-}
-
-/// Facts from inside the netns.
-#[derive(Clone, Copy, Debug)]
-struct Facts {
+    migrates: Option<MigrateReq>,
+    counters: Option<File>,
     has_ipv6: bool,
     has_legacy_tables: bool,
     /// Uid, as this process sees it, of root in the owning user namespace.
     root: u32,
-    has_connected: bool,
-    migrates: Option<bool>,
+}
+
+impl Visit {
+    /// Must be called in the netns.
+    pub(crate) fn here(sysctls: &Sysctls) -> io::Result<Self> {
+        let sysctls = sysctls.open_for_netns()?;
+        Ok(Self {
+            nftables: Nftables::open()?,
+            routes: Routes::open()?,
+            migrates: sysctls.migrates()?,
+            counters: File::open(COUNTERS).ok(),
+            has_ipv6: sysctls.has_ipv6(),
+            has_legacy_tables: LEGACY_TABLES.iter().any(is_nonempty),
+            root: sysctls.root()?,
+        })
+    }
+}
+
+/// The state that a claim has read, for the first operation that needs it.
+///
+/// Using it later is safe: the kernel refuses a change of nf_tables that is based on an old generation, routes are
+/// added only where there are none, everything is read back, and later changes from outside are notified.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    visit: Visit,
+    state: State,
+    read_at: Instant,
+}
+
+impl Prepared {
+    /// Descriptors that nobody used are closed after this time.
+    pub(crate) const MAX_AGE: Duration = Duration::from_secs(60);
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.read_at.elapsed() > Self::MAX_AGE
+    }
+
+    /// Counts connections anew: the pod may be running.
+    pub(crate) fn resume<'a>(
+        self,
+        netns: &'a Netns,
+        programs: &'a Programs,
+    ) -> (NetnsSession<'a>, Result<State, BackendError>) {
+        let session = NetnsSession::new(netns, programs, self.visit);
+        let state = State {
+            has_connected: session.has_connected(),
+            ..self.state
+        };
+        (session, Ok(state))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct NetnsSession<'a> {
+    pub(crate) netns: &'a Netns,
+    programs: &'a Programs,
+    pub(crate) visit: Visit,
 }
 
 impl<'a> NetnsSession<'a> {
-    pub(crate) fn with<T, E: From<ReachError>>(
-        netns: &'a Netns,
-        programs: &'a Programs,
-        sysctls: &Sysctls,
-        work: impl FnOnce(&mut Self) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let mut session = Self::open(netns, programs, sysctls)?;
-        let result = work(&mut session);
-        session.nftables.close();
-        result
+    pub(crate) fn new(netns: &'a Netns, programs: &'a Programs, visit: Visit) -> Self {
+        Self {
+            netns,
+            programs,
+            visit,
+        }
     }
 
-    /// Enters the netns just to open two sockets and read the facts.
-    fn open(
-        netns: &'a Netns,
-        programs: &'a Programs,
-        sysctls: &Sysctls,
-    ) -> Result<Self, ReachError> {
-        let sysctls = sysctls.open_for_netns()?;
-        let session = netns.within(|| {
-            io::Result::Ok(Self {
-                netns,
-                programs,
-                nftables: Nftables::open()?,
-                routes: Routes::open()?,
-                facts: Facts {
-                    has_ipv6: sysctls.has_ipv6(),
-                    has_legacy_tables: LEGACY_TABLES.iter().any(is_nonempty),
-                    root: sysctls.root()?,
-                    has_connected: fs::read_to_string(COUNTERS)
-                        .map_or(true, |text| has_tcp_history(&text)),
-                    migrates: sysctls.migrates()?,
-                },
-                sysctls,
-            })
-        })?;
-        Ok(session?)
+    /// Keeps sockets and state for the next session.
+    pub(crate) fn prepare(self, state: State) -> Prepared {
+        Prepared {
+            visit: self.visit,
+            state,
+            read_at: Instant::now(),
+        }
+    }
+
+    /// Returns whether any TCP connection was ever opened, as far as the kernel tells. Counts now, not when the
+    /// session began: pods may be running.
+    fn has_connected(&self) -> bool {
+        self.visit
+            .counters
+            .as_ref()
+            .and_then(|file| read_whole(file).ok())
+            .is_none_or(|text| has_tcp_history(&text))
     }
 
     pub(crate) fn families(&self) -> &'static [Family] {
-        if self.facts.has_ipv6 {
+        if self.visit.has_ipv6 {
             &Family::ALL
         } else {
             &[Family::V4]
@@ -119,44 +162,48 @@ impl<'a> NetnsSession<'a> {
     /// match (owner_check in net/netfilter/xt_owner.c), but allows nf_tables' one; both count
     /// uids in it (services/docs/facts/kernel.md, 15).
     pub(crate) fn has_other_users(&self) -> bool {
-        self.facts.root != ROOT
+        self.visit.root != ROOT
     }
 
     /// Returns users that `tables` take for a sidecar's proxy, as this process sees them. In another user namespace
     /// uids count from its root, as the kubelet maps them (`hostUsers: false`).
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
         let users = tables.into_iter().flat_map(Table::matched_users);
-        Proxies::of(users.filter_map(|user| self.facts.root.checked_add(user)))
+        Proxies::of(users.filter_map(|user| self.visit.root.checked_add(user)))
     }
 
     /// Reads nf_tables' rules, the preferred backend's, and every other backend's that may hold rules.
     pub(crate) fn read(&mut self, preferred: Backend) -> Result<State, BackendError> {
-        let mut seen = vec![(Backend::Nftables, self.nftables.read()?)];
+        let nftables = self.visit.nftables.read()?;
+        let untouched = nftables.generation == FIRST_GENERATION;
+        let mut seen = vec![(Backend::Nftables, nftables)];
         for variant in [Variant::Nft, Variant::Legacy] {
             let backend = variant.into();
-            if preferred == backend || self.may_hold_rules(variant)? {
+            if preferred == backend || self.may_hold_rules(variant, untouched)? {
                 seen.push((backend, self.iptables(variant).read()?));
             }
         }
         Ok(State {
             seen,
-            routing: self.routes.read()?,
-            has_connected: self.facts.has_connected,
-            migrates: self.facts.migrates,
+            routing: self.visit.routes.read()?,
+            has_connected: self.has_connected(),
+            migrates: self.visit.migrates.as_ref().map(|migrates| migrates.is_on),
         })
     }
 
-    /// Returns whether a variant may hold rules of inpod or the incumbent. iptables-nft's chain names decide it. Of
+    /// Returns whether a variant may hold rules of inpod or the incumbent; `untouched`: nothing of nf_tables, and so of
+    /// iptables-nft, was ever changed. iptables-nft's chain names decide it. Of
     /// iptables-legacy only the use of tables is known; if its programs are missing, none are inpod's.
-    fn may_hold_rules(&mut self, variant: Variant) -> Result<bool, KernelError> {
+    fn may_hold_rules(&mut self, variant: Variant, untouched: bool) -> Result<bool, KernelError> {
         match variant {
+            Variant::Nft if untouched => Ok(false),
             Variant::Nft => {
-                let chains = self.nftables.chains_of_iptables()?;
+                let chains = self.visit.nftables.chains_of_iptables()?;
                 let is_known =
                     |chain: &String| CHAIN_PREFIXES.iter().any(|known| chain.starts_with(known));
                 Ok(chains.iter().any(is_known))
             }
-            Variant::Legacy => Ok(self.facts.has_legacy_tables && self.programs.has(variant)),
+            Variant::Legacy => Ok(self.visit.has_legacy_tables && self.programs.has(variant)),
         }
     }
 
@@ -166,14 +213,14 @@ impl<'a> NetnsSession<'a> {
 
     pub(crate) fn normalize(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
         match variant_of(backend) {
-            None => self.nftables.normalize(ruleset),
+            None => self.visit.nftables.normalize(ruleset),
             Some(variant) => self.iptables(variant).normalize(ruleset),
         }
     }
 
     pub(crate) fn read_backend(&mut self, backend: Backend) -> Result<Observed, BackendError> {
         match variant_of(backend) {
-            None => self.nftables.read(),
+            None => self.visit.nftables.read(),
             Some(variant) => self.iptables(variant).read(),
         }
     }
@@ -185,23 +232,23 @@ impl<'a> NetnsSession<'a> {
         change: &Change,
     ) -> Result<(), BackendError> {
         match variant_of(backend) {
-            None => self.nftables.change(seen, change),
+            None => self.visit.nftables.change(seen, change),
             Some(variant) => self.iptables(variant).change(seen, change),
         }
     }
 
     pub(crate) fn script(&self, backend: Backend, seen: &Observed, change: &Change) -> String {
         match variant_of(backend) {
-            None => self.nftables.script(seen, change),
+            None => self.visit.nftables.script(seen, change),
             Some(variant) => self.iptables(variant).script(seen, change),
         }
     }
 
     pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
-        let written = self.netns.within(|| self.sysctls.set_migrates(on))?;
-        written.map_err(ReachError::Sysctl)?;
-        self.facts.migrates = Some(on);
-        Ok(())
+        let migrates = self.visit.migrates.as_mut();
+        migrates.map_or(Ok(()), |migrates| {
+            migrates.set(on).map_err(ReachError::Sysctl)
+        })
     }
 }
 
@@ -230,6 +277,14 @@ fn has_tcp_history(counters: &str) -> bool {
     };
     let mut found = names.split_whitespace().zip(numbers.split_whitespace());
     found.any(|(name, number)| CONNECTION_COUNTERS.contains(&name) && number != "0")
+}
+
+/// Of a file of procfs, whose size is unknown.
+fn read_whole(file: &File) -> io::Result<String> {
+    let mut text = vec![0; 8 * 1024];
+    let length = file.read_at(&mut text, 0)?;
+    text.truncate(length);
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn is_nonempty(path: impl AsRef<Path>) -> bool {

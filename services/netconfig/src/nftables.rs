@@ -11,6 +11,7 @@ mod read;
 mod script;
 mod sets;
 
+pub(crate) use read::FIRST_GENERATION;
 pub(crate) use sets::{AddressSet, Edit};
 
 use std::io;
@@ -49,14 +50,17 @@ impl Nftables {
     /// Opens it in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {
-            socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
+            socket: Socket::open_own(SockProtocol::NetlinkNetFilter)?,
             has_deleted: false,
         })
     }
 
     /// Opens it for long use and large transactions. Returns the socket's port, which names it in notifications.
     pub(crate) fn open_persistent() -> io::Result<(Self, u32)> {
-        let opened = Self::open()?;
+        let opened = Self {
+            socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
+            has_deleted: false,
+        };
         let port = opened.socket.bind(MAX_TRANSACTION_BYTES)?;
         Ok((opened, port))
     }

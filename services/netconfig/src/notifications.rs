@@ -26,30 +26,23 @@ use schedule::Work;
 /// After a failed read or subscription.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-pub(crate) async fn run(queue: Arc<Queue>, reader: Reader, mut subscriptions: Subscriptions) {
+pub(crate) async fn run(queue: Arc<Queue>, reader: Reader) {
     loop {
         match queue.next().await {
-            Work::Ended(sandbox, netns) => subscriptions.unsubscribe(&sandbox, netns),
-            Work::Read(sandbox) => read_claim(&queue, &reader, &mut subscriptions, &sandbox).await,
+            Work::Ended(sandbox, netns) => reader.unsubscribe(&sandbox, netns),
+            Work::Read(sandbox) => read_claim(&queue, &reader, &sandbox).await,
         }
     }
 }
 
-/// Subscribes before reading: no change in between is missed.
-async fn read_claim(
-    queue: &Queue,
-    reader: &Reader,
-    subscriptions: &mut Subscriptions,
-    sandbox: &SandboxRef,
-) {
+async fn read_claim(queue: &Queue, reader: &Reader, sandbox: &SandboxRef) {
     let Some(claim) = reader.claims().find(sandbox) else {
         return;
     };
-    let is_subscribed = subscriptions.subscribe(&claim).await;
     match reader.try_read(claim).await {
         // The lock's holder may have changed the netns by the time it ends.
         ReadOutcome::Busy => queue.mark_changed(sandbox),
-        ReadOutcome::Read if is_subscribed => {}
-        ReadOutcome::Read | ReadOutcome::Failed => queue.retry(sandbox, RETRY_INTERVAL),
+        ReadOutcome::Read => {}
+        ReadOutcome::Failed => queue.retry(sandbox, RETRY_INTERVAL),
     }
 }

@@ -27,7 +27,7 @@ use inpod_types::{NetnsRef, SandboxRef};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    apply::{self, Applied, Planned, Removed, Writer},
+    apply::{self, Applied, Observation, Planned, Removed, Writer},
     claims::{Claim, Claims, validate},
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
@@ -59,6 +59,15 @@ pub(crate) struct Handler {
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
+}
+
+/// What an operation did to a netns.
+enum Change {
+    None,
+    /// Its state must be read to be known.
+    Unread,
+    /// The state was read back.
+    Read(Observation),
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -98,17 +107,17 @@ impl Handler {
         &self,
         operation: &'static str,
         claim: Arc<Claim>,
-        changed: impl Fn(&T) -> bool + Send + 'static,
+        change: impl Fn(&T) -> Change + Send + 'static,
         work: impl FnOnce(&Claim) -> Result<T, E> + Send + 'static,
     ) -> Result<T, Status>
     where
         T: Send + 'static,
         E: IntoFailure + Send + 'static,
     {
-        let (claims, metrics) = (Arc::clone(&self.claims), self.metrics.clone());
+        let (reader, metrics) = (self.reader.clone(), self.metrics.clone());
         detached(async move {
             let _guard = claim.change_lock.lock().await;
-            if !claims.is_current(&claim) {
+            if !reader.claims().is_current(&claim) {
                 return Err(to_status(ClaimError::Unknown(claim.sandbox.clone())));
             }
             let began = Instant::now();
@@ -118,8 +127,10 @@ impl Handler {
             });
             let result = result.await;
             metrics.record(operation, &result, began.elapsed());
-            if result.as_ref().map_or(true, changed) {
-                claims.republish(&claim);
+            match result.as_ref().map_or(Change::Unread, change) {
+                Change::None => {}
+                Change::Unread => reader.republish(&claim, None),
+                Change::Read(observation) => reader.republish(&claim, Some(observation)),
             }
             result
         })
@@ -142,10 +153,18 @@ impl NetconfigService for Handler {
         let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
         let wanted: NetnsRef = required("netns", request.netns).map_err(invalid)?;
         let expected = addresses_from(&request.addresses, "addresses").map_err(invalid)?;
-        let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
-        let claimed = detached(blocking(move || {
-            claim(&claims, &roots, &sandbox, &wanted, expected)
-        }));
+        let (reader, roots) = (self.reader.clone(), Arc::clone(&self.roots));
+        let sysctls = self.writer.sysctls.clone();
+        let claimed = blocking(move || {
+            let (validated, visit) =
+                validate::validate_visited(&wanted, expected, &roots, &sysctls)?;
+            let addresses = validated.addresses.clone();
+            let claim = reader.claims().claim(&sandbox, validated)?;
+            let (netns, path) = (claim.netns.id(), claim.netns.path().display());
+            tracing::info!(%sandbox, %netns, %path, "Claimed");
+            reader.read_visited(&claim, visit);
+            Ok::<_, ClaimError>((claim, addresses))
+        });
         let (claim, addresses) = self.recheck.observe(claimed.await)?;
         Ok(Response::new(ClaimNetnsResponse {
             instance_id: self.instance_id.clone(),
@@ -191,16 +210,17 @@ impl NetconfigService for Handler {
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
         let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
-        let applied = self.with_change_lock("apply", claim, |applied: &Applied| applied.changed, move |claim| {
-            let applied = probe_addresses::apply(&probe_set, claim, &probed, || {
-                writer.apply(&claim.netns, &redirection, &claim.sandbox)
+        let applied = self.with_change_lock("apply", claim, change_of, move |claim| {
+            let prepared = claim.take_prepared();
+            let (applied, seen) = probe_addresses::apply(&probe_set, claim, &probed, || {
+                writer.apply_prepared(&claim.netns, prepared, &redirection, &claim.sandbox)
             })?;
             let Applied { fingerprint, backend, changed, direct_flows } = applied;
             let sandbox = &claim.sandbox;
             tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
-            Ok::<_, ApplyError>(applied)
+            Ok::<_, ApplyError>((applied, seen))
         });
-        let applied = self.recheck.observe(applied.await)?;
+        let (applied, _) = self.recheck.observe(applied.await)?;
         Ok(Response::new(ApplyRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
@@ -218,7 +238,7 @@ impl NetconfigService for Handler {
         let planned = self.with_change_lock(
             "plan",
             claim,
-            |_| false,
+            |_| Change::None,
             move |claim| writer.preview(&claim.netns, &redirection, &claim.sandbox),
         );
         let Planned {
@@ -299,8 +319,9 @@ impl NetconfigService for Handler {
         let removed = self.with_change_lock(
             operation,
             claim,
-            |_| true,
+            |_| Change::Unread,
             move |claim| {
+                drop(claim.take_prepared());
                 let Removed { captured_flows } =
                     writer.remove(&claim.netns, &claim.sandbox, phase)?;
                 if phase == apply::Phase::Final {
@@ -328,8 +349,8 @@ impl NetconfigService for Handler {
         let verified = self.with_change_lock(
             "verify",
             claim,
-            |_| false,
-            move |claim| writer.verify(&claim.netns, &redirection),
+            |_| Change::None,
+            move |claim| writer.verify_prepared(&claim.netns, claim.take_prepared(), &redirection),
         );
         let verified = verified.await?;
         if !verified.differences.is_empty() {
@@ -373,19 +394,12 @@ impl NetconfigService for Handler {
     }
 }
 
-fn claim(
-    claims: &Claims,
-    roots: &[PathBuf],
-    sandbox: &SandboxRef,
-    wanted: &NetnsRef,
-    expected: Vec<IpAddr>,
-) -> Result<(Arc<Claim>, Vec<IpAddr>), ClaimError> {
-    let validated = validate::validate(wanted, expected, roots)?;
-    let addresses = validated.addresses.clone();
-    let claim = claims.claim(sandbox, validated)?;
-    let (netns, path) = (claim.netns.id(), claim.netns.path().display());
-    tracing::info!(%sandbox, %netns, %path, "Claimed");
-    Ok((claim, addresses))
+fn change_of((applied, seen): &(Applied, Observation)) -> Change {
+    if applied.changed {
+        Change::Read(seen.clone())
+    } else {
+        Change::None
+    }
 }
 
 /// Waits for a change in progress.

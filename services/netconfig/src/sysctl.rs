@@ -7,10 +7,10 @@
 
 use std::{
     fs::File,
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::fs::MetadataExt as _,
+        unix::fs::{FileExt as _, MetadataExt as _},
     },
     sync::{Arc, Mutex, PoisonError},
 };
@@ -98,23 +98,45 @@ fn mount() -> io::Result<OwnedFd> {
     Ok(mounted)
 }
 
+/// The sysctl `net.ipv4.tcp_migrate_req` of the netns in which it was opened, wherever it is used: the file belongs to
+/// the netns of its lookup (`proc_sys_call_handler` in fs/proc/proc_sysctl.c).
+#[derive(Debug)]
+pub(crate) struct MigrateReq {
+    /// Or why it may only be read.
+    file: io::Result<File>,
+    pub(crate) is_on: bool,
+}
+
+impl MigrateReq {
+    pub(crate) fn set(&mut self, on: bool) -> io::Result<()> {
+        let refused = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+        let file = self.file.as_ref().map_err(refused)?;
+        file.write_all_at(if on { b"1" } else { b"0" }, 0)?;
+        self.is_on = on;
+        Ok(())
+    }
+}
+
 /// Sysctls of the calling thread's netns at the time of access.
 #[derive(Debug)]
 pub(crate) struct NetnsSysctls(Arc<OwnedFd>);
 
 impl NetnsSysctls {
-    /// Returns `None` if the kernel does not have it.
-    pub(crate) fn migrates(&self) -> io::Result<Option<bool>> {
-        match self.read(TCP_MIGRATE_REQ) {
-            Ok(text) => Ok(Some(text.trim() != "0")),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+    /// Returns `None` if the kernel does not have it. One that must not be written can still be read.
+    pub(crate) fn migrates(&self) -> io::Result<Option<MigrateReq>> {
+        let file = self.open(TCP_MIGRATE_REQ, OFlag::O_RDWR);
+        let mut text = [0; 1];
+        match &file {
+            Ok(file) => file.read_exact_at(&mut text, 0)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(_) => self
+                .open(TCP_MIGRATE_REQ, OFlag::O_RDONLY)?
+                .read_exact_at(&mut text, 0)?,
         }
-    }
-
-    pub(crate) fn set_migrates(&self, on: bool) -> io::Result<()> {
-        let mut file = self.open(TCP_MIGRATE_REQ, OFlag::O_WRONLY)?;
-        file.write_all(if on { b"1" } else { b"0" })
+        Ok(Some(MigrateReq {
+            file,
+            is_on: text != *b"0",
+        }))
     }
 
     /// Returns `false` if the file is missing. If it is unreadable, IPv6 is assumed, and applying rules will show.
@@ -171,9 +193,10 @@ mod tests {
 
     fn switches_and_reads_its_own(sysctls: &Sysctls) {
         let netns = sysctls.open_for_netns().unwrap();
+        let is_on = || netns.migrates().unwrap().unwrap().is_on;
         for on in [true, false] {
-            netns.set_migrates(on).unwrap();
-            assert_eq!(netns.migrates().unwrap(), Some(on));
+            netns.migrates().unwrap().unwrap().set(on).unwrap();
+            assert_eq!(is_on(), on);
         }
         for (text, wanted) in [("1", false), ("0", true)] {
             std::fs::write(Path::new("/proc").join(DISABLE_IPV6), text).unwrap();
@@ -185,16 +208,13 @@ mod tests {
     fn one_mount_shows_each_netns_its_own_sysctls() {
         let sysctls = Sysctls::default();
         in_a_new_netns(|| {
-            sysctls
-                .open_for_netns()
-                .unwrap()
-                .set_migrates(true)
-                .unwrap();
+            let migrates = || {
+                let netns = sysctls.open_for_netns().unwrap();
+                netns.migrates().unwrap().unwrap()
+            };
+            migrates().set(true).unwrap();
             in_a_new_netns(|| switches_and_reads_its_own(&sysctls));
-            assert_eq!(
-                sysctls.open_for_netns().unwrap().migrates().unwrap(),
-                Some(true)
-            );
+            assert!(migrates().is_on);
         });
     }
 

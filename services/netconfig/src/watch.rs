@@ -53,7 +53,7 @@ impl Watcher {
     async fn next(&mut self) -> Option<Item> {
         for sandbox in self.pending_sandboxes.by_ref() {
             // If the claim has ended, `events` has its end.
-            if let Some(state) = self.reader.read(&sandbox).await {
+            if let Some(state) = self.reader.state(&sandbox).await {
                 self.known.insert(sandbox, state.revision);
                 return Some(Ok(describe_state(&state)));
             }

@@ -39,9 +39,9 @@ impl Writer {
         phase: Phase,
     ) -> Result<Removed, RemoveError> {
         let captured_flows = inspect::captured_flows(netns)?;
-        self.with_session(netns, |session| match phase {
-            Phase::Drain => self.drain(session, sandbox),
-            Phase::Final => self.remove_all(session),
+        self.with_state(netns, None, |session, before| match phase {
+            Phase::Drain => self.drain(session, before, sandbox),
+            Phase::Final => self.remove_all(session, &before),
         })?;
         Ok(Removed { captured_flows })
     }
@@ -51,14 +51,14 @@ impl Writer {
     fn drain(
         &self,
         session: &mut NetnsSession<'_>,
+        before: State,
         sandbox: &SandboxRef,
     ) -> Result<(), RemoveError> {
-        let before = self.read(session)?;
         if !before.has_rules() {
             return Ok(());
         }
         if before.is_of_sidecar() {
-            return self.remove_all(session);
+            return self.remove_all(session, &before);
         }
         let families = session.families();
         let plan = self.plan_for(session, &before, Form::Ambient, &ambient::drain(), families);
@@ -68,8 +68,7 @@ impl Writer {
     }
 
     /// Removes tables, ip rules, then routes: no ip rule may refer to an empty table. Goes on after a failure.
-    fn remove_all(&self, session: &mut NetnsSession<'_>) -> Result<(), RemoveError> {
-        let seen = self.read(session)?;
+    fn remove_all(&self, session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
         let mut failures = Vec::new();
         let mut record = |result: Result<(), BackendError>| {
             failures.extend(result.err().map(|error| with_causes(&error)));
@@ -80,22 +79,23 @@ impl Writer {
         if seen.has_incumbent() {
             // Equivalents of ours were Istio's node agent's; adopting them makes them ours to delete.
             for item in seen.routing.equivalent_for_ztunnel() {
-                record(session.routes.adopt(item).map_err(Into::into));
+                record(session.visit.routes.adopt(item).map_err(Into::into));
             }
         }
         let rest = State {
-            routing: session.routes.read()?,
+            routing: session.visit.routes.read()?,
             ..seen.clone()
         };
         for item in rest.own_routing() {
-            record(session.routes.delete(item).map_err(Into::into));
+            record(session.visit.routes.delete(item).map_err(Into::into));
         }
         if seen.captures_dns() {
-            record(session.nftables.flush_dns(&[]).map_err(Into::into));
+            record(session.visit.nftables.flush_dns(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
             record(
                 session
+                    .visit
                     .nftables
                     .flush_captured(&Family::ALL)
                     .map_err(Into::into),

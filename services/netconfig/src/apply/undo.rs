@@ -47,7 +47,7 @@ impl Undo {
             );
         }
         for item in self.added_routing.iter().rev() {
-            let deleted = session.routes.delete(*item);
+            let deleted = session.visit.routes.delete(*item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
         if self.migration_enabled {

@@ -1,6 +1,6 @@
 //! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, with the host side of its
 //! veth (services/docs/facts/kernel.md, 7). A removed path is noticed at once; the rest, such as a process that ends
-//! later, by a periodic sweep.
+//! later, by a periodic sweep, which looks at all claims only now and then.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,6 +15,9 @@ use super::{
     path_watcher::{PathEvent, PathWatcher},
 };
 
+/// Sweeps until all claims are looked at again: each look is a system call.
+const SWEEPS_PER_FULL_SWEEP: u32 = 12;
+
 pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -23,9 +26,18 @@ pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
         claims,
         path_watcher: None,
     };
+    let mut until_full = 0;
     loop {
         let seen = tokio::select! {
-            _ = ticks.tick() => PathEvent::Lost,
+            _ = ticks.tick() => {
+                if until_full > 0 {
+                    until_full -= 1;
+                    sweep_all(&sweeper.claims, false).await;
+                    continue;
+                }
+                until_full = SWEEPS_PER_FULL_SWEEP - 1;
+                PathEvent::Lost
+            }
             seen = sweeper.next() => seen,
             event = events.recv() => sweeper.handle_claim_event(event),
         };
@@ -34,24 +46,32 @@ pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
             PathEvent::Removed(names) => sweeper.check_names(&names),
             PathEvent::Lost => {
                 sweeper.watch_all();
-                sweep_all(&sweeper.claims).await;
+                sweep_all(&sweeper.claims, true).await;
             }
         }
     }
 }
 
-async fn sweep_all(claims: &Arc<Claims>) {
+async fn sweep_all(claims: &Arc<Claims>, is_full: bool) {
+    let mut claims_to_check = claims.list();
+    claims_to_check.retain(|claim| {
+        claim.drop_stale();
+        is_full || claim.ends_unnoticed()
+    });
+    if claims_to_check.is_empty() {
+        return;
+    }
     let claims = Arc::clone(claims);
-    if let Err(error) = spawn_blocking(move || sweep(&claims)).await {
+    if let Err(error) = spawn_blocking(move || sweep(&claims, &claims_to_check)).await {
         tracing::error!(%error, "The sweep of the claims failed");
     }
 }
 
-fn sweep(claims: &Claims) {
-    for claim in claims.list() {
+fn sweep(claims: &Claims, claims_to_check: &[Arc<Claim>]) {
+    for claim in claims_to_check {
         // If the lock is held, its holder finds out by itself.
         if let Ok(_turn) = claim.change_lock.try_lock() {
-            release_if_gone(claims, &claim);
+            release_if_gone(claims, claim);
         }
     }
 }

@@ -7,8 +7,10 @@ use inpod_linux::{Netns, OpenError};
 use inpod_types::NetnsRef;
 
 use crate::{
-    error::ClaimError,
-    inspect::{self, addresses, all_addresses},
+    error::{ClaimError, InspectError},
+    inspect::{self, all_addresses, is_global},
+    netns_session::Visit,
+    sysctl::Sysctls,
 };
 
 /// The node's netns, if visible (needs SYS_PTRACE and the host's pid namespace), and this process's own.
@@ -22,7 +24,17 @@ pub(crate) struct ValidatedNetns {
 
 /// Opens a netns; refuses others than the requested one, and the node's.
 pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
-    let netns = Netns::open(&wanted.path, roots).map_err(|error| open_error(error, wanted))?;
+    Ok(open_with(wanted, roots, || ())?.0)
+}
+
+/// Runs `visit` in it as well.
+fn open_with<T>(
+    wanted: &NetnsRef,
+    roots: &[PathBuf],
+    visit: impl FnOnce() -> T,
+) -> Result<(Netns, T), ClaimError> {
+    let opened = Netns::open_with(&wanted.path, roots, visit);
+    let (netns, visited) = opened.map_err(|error| open_error(error, wanted))?;
     let found = netns.id();
     if HOST_NETNS_PATHS
         .iter()
@@ -33,7 +45,7 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
     if !wanted.agrees_with(&found) {
         return Err(ClaimError::Mismatch { found });
     }
-    Ok(netns)
+    Ok((netns, visited))
 }
 
 /// A missing path means that the sandbox is gone, unless the netns is in use: then the caller's path resolves
@@ -55,16 +67,35 @@ pub(crate) fn validate(
     roots: &[PathBuf],
 ) -> Result<ValidatedNetns, ClaimError> {
     let netns = open(wanted, roots)?;
-    let addresses = validate_addresses(&netns, expected)?;
+    let addresses = validate_addresses(all_addresses(&netns)?, expected)?;
     Ok(ValidatedNetns { netns, addresses })
 }
 
-fn validate_addresses(netns: &Netns, expected: Vec<IpAddr>) -> Result<Vec<IpAddr>, ClaimError> {
+/// Validates it like [`validate`], and keeps what its only visit opened.
+pub(crate) fn validate_visited(
+    wanted: &NetnsRef,
+    expected: Vec<IpAddr>,
+    roots: &[PathBuf],
+    sysctls: &Sysctls,
+) -> Result<(ValidatedNetns, Visit), ClaimError> {
+    let (netns, visit) = open_with(wanted, roots, || Visit::here(sysctls))?;
+    let mut visit = visit.map_err(|source| InspectError::Read {
+        what: "the state of the netns",
+        source,
+    })?;
+    let found = visit.routes.addresses().map_err(InspectError::from)?;
+    let addresses = validate_addresses(found, expected)?;
+    Ok((ValidatedNetns { netns, addresses }, visit))
+}
+
+fn validate_addresses(
+    mut found: Vec<IpAddr>,
+    expected: Vec<IpAddr>,
+) -> Result<Vec<IpAddr>, ClaimError> {
     let (validated, found) = if expected.is_empty() {
-        let found = addresses(netns)?;
+        found.retain(is_global);
         (found.clone(), found)
     } else {
-        let found = all_addresses(netns)?;
         let holds_one = expected.iter().any(|address| found.contains(address));
         (if holds_one { expected } else { Vec::new() }, found)
     };

@@ -1,12 +1,8 @@
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv6Addr};
 
 use inpod_linux::Netns;
-use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
-use crate::error::InspectError;
+use crate::{error::InspectError, routes::Routes};
 
 /// Returns unicast addresses, except loopback and link-local ones.
 pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
@@ -17,19 +13,12 @@ pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
 
 /// Returns them sorted, without duplicates.
 pub(crate) fn all_addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
-    let interfaces = netns.within(getifaddrs)?;
-    let interfaces = interfaces.map_err(|errno| InspectError::Read {
+    let routes = netns.within(Routes::open)?;
+    let mut routes = routes.map_err(|source| InspectError::Read {
         what: "the addresses",
-        source: errno.into(),
+        source,
     })?;
-    let addresses = interfaces.filter_map(|interface| address(interface.address.as_ref()?));
-    let addresses: BTreeSet<_> = addresses.collect();
-    Ok(addresses.into_iter().collect())
-}
-
-fn address(address: &SockaddrStorage) -> Option<IpAddr> {
-    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+    Ok(routes.addresses()?)
 }
 
 pub(crate) fn is_global(address: &IpAddr) -> bool {

@@ -22,6 +22,9 @@ use crate::{
 
 const ATTEMPTS: usize = 8;
 
+/// Of a netns in which nothing of nf_tables was ever changed (nf_tables_init_net in net/netfilter/nf_tables_api.c).
+pub(crate) const FIRST_GENERATION: u32 = 1;
+
 /// Reads the named tables in this order, as a consistent snapshot.
 pub(super) fn read(
     socket: &mut Socket,
@@ -38,6 +41,12 @@ pub(super) fn read(
 
 fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Observed, KernelError> {
     let generation = generation(socket)?;
+    if generation == FIRST_GENERATION {
+        return Ok(Observed {
+            generation,
+            ..Observed::default()
+        });
+    }
     let Found {
         mut tables,
         incumbent,
@@ -45,9 +54,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
     } = read_tables(socket, names)?;
     if !tables.is_empty() {
         read_chains(socket, &mut tables)?;
-        for table in &mut tables {
-            read_rules(socket, &mut table.table)?;
-        }
+        read_rules(socket, &mut tables)?;
         if generation != self::generation(socket)? {
             return Err(KernelError::new("read the tables", nix::Error::EINTR));
         }
@@ -168,16 +175,18 @@ fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
     })
 }
 
-fn read_rules(socket: &mut Socket, table: &mut Table) -> Result<(), KernelError> {
-    let mut request = Request::new().op_getrule_dump(&header(table.family));
-    request.encode().push_table_bytes(table.name.as_bytes());
+/// Asks once for all tables: foreign ones are few, and a request costs more than their rules.
+fn read_rules(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), KernelError> {
+    let request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
     for payload in &socket.dump("read the rules", &request)? {
         let (_, attributes) = OpGetruleDump::decode_reply(payload);
-        let Ok(name) = attributes.get_chain().map(text) else {
+        let (Ok(table), Ok(chain)) = (attributes.get_table(), attributes.get_chain()) else {
             continue;
         };
-        let chain = table.chains.iter_mut().find(|chain| chain.name == name);
-        if let Some(chain) = chain {
+        let (table, chain) = (text(table), text(chain));
+        let table = tables.iter_mut().find(|found| found.table.name == table);
+        let mut chains = table.into_iter().flat_map(|found| &mut found.table.chains);
+        if let Some(chain) = chains.find(|found| found.name == chain) {
             chain.rules.push(rule(&attributes));
         }
     }

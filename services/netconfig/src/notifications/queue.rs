@@ -50,13 +50,24 @@ impl Queue {
         }
     }
 
+    /// Cancels reads that were requested before a read that began at `started`.
+    pub(crate) fn mark_read(&self, sandbox: &SandboxRef, started: Instant) {
+        self.lock().mark_read(sandbox, started);
+    }
+
+    /// Returns whether it was read, and has not changed since as far as is known.
+    pub(super) fn is_read(&self, sandbox: &SandboxRef) -> bool {
+        self.lock().is_read(sandbox)
+    }
+
     pub(crate) fn mark_all_changed(&self) {
         self.lock().mark_all_changed(Instant::now());
         self.wakeup.notify_one();
     }
 
     pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
-        let is_sooner = self.lock().request_read(sandbox, Instant::now() + after);
+        let now = Instant::now();
+        let is_sooner = self.lock().request_read(sandbox, now + after, now);
         if is_sooner {
             self.wakeup.notify_one();
         }

@@ -1,21 +1,26 @@
 //! Reads a claimed netns under its lock, and publishes a changed state.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
-use inpod_types::{SandboxRef, with_causes};
+use inpod_types::{NetnsId, SandboxRef, with_causes};
 use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
 
+use super::{Queue, Subscriptions};
 use crate::{
     apply::{Observation, Writer},
+    backend::Backend,
     claims::{Claim, Claims, State},
     error::VerifyError,
     metrics::DriftMetrics,
+    netns_session::Visit,
 };
 
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     claims: Arc<Claims>,
     writer: Arc<Writer>,
+    subscriptions: Arc<Subscriptions>,
+    queue: Arc<Queue>,
     counts: DriftMetrics,
 }
 
@@ -24,15 +29,23 @@ pub(super) enum ReadOutcome {
     Busy,
     /// Read, or no longer claimed.
     Read,
-    /// The kernel failed, or concurrent changes voided every attempt.
+    /// The kernel failed, concurrent changes voided every attempt, or later changes will not be notified.
     Failed,
 }
 
 impl Reader {
-    pub(crate) fn new(claims: Arc<Claims>, writer: Arc<Writer>, counts: DriftMetrics) -> Self {
+    pub(crate) fn new(
+        claims: Arc<Claims>,
+        writer: Arc<Writer>,
+        subscriptions: Subscriptions,
+        queue: Arc<Queue>,
+        counts: DriftMetrics,
+    ) -> Self {
         Self {
             claims,
             writer,
+            subscriptions: Arc::new(subscriptions),
+            queue,
             counts,
         }
     }
@@ -41,9 +54,17 @@ impl Reader {
         &self.claims
     }
 
-    /// Waits for the lock. `None` without a claim.
-    pub(crate) async fn read(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
+    /// Returns the last published state if notifications would have changed it, and reads otherwise. Waits for the
+    /// lock. `None` without a claim.
+    pub(crate) async fn state(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
+        let is_notified = self.writer.backend() != Backend::IptablesLegacy;
+        if is_notified
+            && self.queue.is_read(sandbox)
+            && let Some(published) = self.claims.last_published(&claim)
+        {
+            return Some(published);
+        }
         let change_lock = Arc::clone(&claim.change_lock).lock_owned().await;
         self.read_locked(change_lock, claim).await.0
     }
@@ -73,15 +94,44 @@ impl Reader {
         })
     }
 
+    /// Subscribes before reading: no change in between is missed.
     fn read_now(&self, claim: &Claim) -> (Option<Arc<State>>, ReadOutcome) {
         self.counts.read();
+        // Older than this read.
+        drop(claim.take_prepared());
+        let outcome = if self.subscriptions.subscribe(claim) {
+            ReadOutcome::Read
+        } else {
+            ReadOutcome::Failed
+        };
         match self.writer.observe(&claim.netns) {
-            Ok(observation) => (self.publish(claim, observation), ReadOutcome::Read),
+            Ok(observation) => (self.publish(claim, observation), outcome),
             Err(error) => {
                 let text = with_causes(&error);
                 tracing::warn!(sandbox = %claim.sandbox, error = text, "Cannot read a netns");
                 (self.publish_failure(claim, &error), ReadOutcome::Failed)
             }
+        }
+    }
+
+    pub(super) fn unsubscribe(&self, sandbox: &SandboxRef, netns: NetnsId) {
+        self.subscriptions.unsubscribe(sandbox, netns);
+    }
+
+    /// Reads a netns through the visit of its claim, instead of in a visit of its own soon after, and keeps visit and
+    /// state for the operation that follows. Leaves it to the scheduled read if that fails or the netns is busy.
+    pub(crate) fn read_visited(&self, claim: &Claim, visit: Visit) {
+        let Ok(_lock) = claim.change_lock.try_lock() else {
+            return;
+        };
+        if !self.subscriptions.subscribe(claim) {
+            return;
+        }
+        let started = Instant::now();
+        if let Ok((prepared, observation)) = self.writer.prepare(&claim.netns, visit) {
+            claim.set_prepared(prepared);
+            self.queue.mark_read(&claim.sandbox, started);
+            self.publish(claim, observation);
         }
     }
 
@@ -91,6 +141,15 @@ impl Reader {
         let is_race = matches!(error, VerifyError::Backend(error) if error.is_race());
         let known = self.claims.last_published(claim).filter(|_| is_race);
         known.or_else(|| self.publish(claim, Observation::default()))
+    }
+
+    /// Publishes the state after a change through this claim. If it is unknown, a read is scheduled.
+    pub(crate) fn republish(&self, claim: &Claim, observation: Option<Observation>) {
+        self.claims.unpublish(claim);
+        match observation {
+            Some(observation) => drop(self.publish(claim, observation)),
+            None => self.queue.mark_changed(&claim.sandbox),
+        }
     }
 
     fn publish(&self, claim: &Claim, observation: Observation) -> Option<Arc<State>> {

@@ -36,6 +36,8 @@ pub(super) struct Schedule {
 #[derive(Debug)]
 struct ReadTimes {
     requested: Option<Instant>,
+    /// The last request.
+    requested_at: Instant,
     periodic: Instant,
     last_read: Option<Instant>,
 }
@@ -47,8 +49,9 @@ impl ReadTimes {
     }
 
     /// Keeps an earlier one. Returns whether the next read is now sooner.
-    fn request_read(&mut self, at: Instant) -> bool {
+    fn request_read(&mut self, at: Instant, now: Instant) -> bool {
         let before = self.due();
+        self.requested_at = now;
         self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
         self.due() < before
     }
@@ -68,6 +71,7 @@ impl Schedule {
     pub(super) fn add(&mut self, sandbox: SandboxRef, phase: u32, now: Instant) {
         let times = ReadTimes {
             requested: Some(now + COALESCE_DELAY),
+            requested_at: now,
             periodic: now + self.period / 1000 * phase,
             last_read: None,
         };
@@ -85,13 +89,28 @@ impl Schedule {
             return false;
         };
         let earliest = times.last_read.map_or(now, |read| read + MIN_READ_INTERVAL);
-        times.request_read(earliest.max(now + COALESCE_DELAY))
+        times.request_read(earliest.max(now + COALESCE_DELAY), now)
+    }
+
+    /// Cancels requests from before a read that began at `started`.
+    pub(super) fn mark_read(&mut self, sandbox: &SandboxRef, started: Instant) {
+        if let Some(times) = self.claims.get_mut(sandbox) {
+            times.last_read = Some(started);
+            if times.requested_at <= started {
+                times.requested = None;
+            }
+        }
+    }
+
+    pub(super) fn is_read(&self, sandbox: &SandboxRef) -> bool {
+        let times = self.claims.get(sandbox);
+        times.is_some_and(|times| times.requested.is_none() && times.last_read.is_some())
     }
 
     /// Returns whether the next read is now sooner.
-    pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant) -> bool {
+    pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant, now: Instant) -> bool {
         let times = self.claims.get_mut(sandbox);
-        times.is_some_and(|times| times.request_read(at))
+        times.is_some_and(|times| times.request_read(at, now))
     }
 
     pub(super) fn mark_all_changed(&mut self, now: Instant) {
@@ -102,7 +121,7 @@ impl Schedule {
         };
         self.full_read = Some(at);
         for times in self.claims.values_mut() {
-            times.request_read(at);
+            times.request_read(at, now);
         }
     }
 

@@ -14,7 +14,10 @@ use nix::{
         SockType, bind, recvmsg, setsockopt, socket, sockopt,
     },
 };
+use socket2::{SockFilter, SockRef};
 use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::netlink::own_port;
 
 sockopt_impl!(
     /// Includes every netns that has an nsid here (netlink(7)).
@@ -83,6 +86,7 @@ impl UnpolledSocket {
         // May exceed net.core.rmem_max, but root of a user namespace may not use it.
         setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;
+        SockRef::from(&fd).attach_filter(&all_but_own())?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, topic.groups()))?;
         Ok(Self(fd))
     }
@@ -118,6 +122,23 @@ impl Socket {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+/// Accepts notifications (linux/filter.h) whose origin (`nlmsg_pid`, the header's last word) is not this process: what
+/// it changes, it reads back itself.
+fn all_but_own() -> [SockFilter; 4] {
+    const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+    const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+    const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+    const ORIGIN: u32 = 12;
+    // The filter loads words in network order.
+    let own = u32::from_be_bytes(own_port().to_ne_bytes());
+    [
+        SockFilter::new(LOAD_WORD, 0, 0, ORIGIN),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, own),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ]
 }
 
 /// The kernel drops what exceeds the buffer.

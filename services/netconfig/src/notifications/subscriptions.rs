@@ -4,10 +4,13 @@
 //! that (it takes CAP_NET_BROADCAST), two are opened in each claimed netns. These keep it alive
 //! (services/docs/facts/kernel.md, 7), as the claim does, and are closed with the claim.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use inpod_types::{NetnsId, SandboxRef, with_causes};
-use tokio::task::spawn_blocking;
 
 use super::{
     Queue,
@@ -34,7 +37,7 @@ pub(crate) struct Subscriptions {
     queue: Arc<Queue>,
     counts: DriftMetrics,
     shared: Result<Shared, String>,
-    open: BTreeMap<SandboxRef, Subscription>,
+    open: Mutex<BTreeMap<SandboxRef, Subscription>>,
 }
 
 /// The shared sockets, with the nsids of claimed netns.
@@ -69,7 +72,7 @@ impl Subscriptions {
             queue,
             counts,
             shared,
-            open: BTreeMap::new(),
+            open: Mutex::default(),
         }
     }
 
@@ -83,34 +86,39 @@ impl Subscriptions {
         }
     }
 
-    /// Keeps an existing subscription. Returns whether it is subscribed.
-    pub(crate) async fn subscribe(&mut self, claim: &Arc<Claim>) -> bool {
+    /// Keeps an existing subscription. Returns whether it is subscribed. May block, within a runtime.
+    pub(crate) fn subscribe(&self, claim: &Claim) -> bool {
         let netns = claim.netns.id();
-        let known = self.open.get(&claim.sandbox);
+        let mut open = self.lock();
+        let known = open.get(&claim.sandbox);
         if known.is_some_and(|subscription| subscription.netns == netns) {
             return true;
         }
         // First: the kernel may assign the old netns's nsid to the new one.
-        if let Some(before) = self.open.remove(&claim.sandbox) {
+        if let Some(before) = open.remove(&claim.sandbox) {
             self.close(&claim.sandbox, &before.source);
         }
-        let Some(source) = self.open_source(claim).await else {
+        let Some(source) = self.open_source(claim) else {
             return false;
         };
-        self.open
-            .insert(claim.sandbox.clone(), Subscription { netns, source });
+        open.insert(claim.sandbox.clone(), Subscription { netns, source });
         true
     }
 
-    pub(crate) fn unsubscribe(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
-        if self
-            .open
+    pub(crate) fn unsubscribe(&self, sandbox: &SandboxRef, netns: NetnsId) {
+        let mut open = self.lock();
+        if open
             .get(sandbox)
             .is_some_and(|subscription| subscription.netns == netns)
-            && let Some(subscription) = self.open.remove(sandbox)
+            && let Some(subscription) = open.remove(sandbox)
         {
             self.close(sandbox, &subscription.source);
         }
+    }
+
+    /// Poisoning is harmless: a subscription that was not recorded is made again.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxRef, Subscription>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, sandbox: &SandboxRef, source: &Source) {
@@ -119,19 +127,20 @@ impl Subscriptions {
         }
     }
 
-    async fn open_source(&self, claim: &Arc<Claim>) -> Option<Source> {
+    fn open_source(&self, claim: &Claim) -> Option<Source> {
         if let Ok(shared) = &self.shared {
-            match nsid(claim).await {
+            match nsid_of(&claim.netns) {
                 Ok(nsid) => {
                     shared.nsids.insert(nsid, claim.sandbox.clone());
                     return Some(Source::Shared(nsid));
                 }
                 Err(error) => {
+                    let error = with_causes(&error);
                     tracing::warn!(sandbox = %claim.sandbox, error, "Cannot get an nsid for the netns; opening sockets in it");
                 }
             }
         }
-        match self.open_own_sockets(claim).await {
+        match self.open_own_sockets(claim) {
             Ok(_tasks) => Some(Source::Own { _tasks }),
             Err(error) => {
                 tracing::warn!(sandbox = %claim.sandbox, error, "Cannot subscribe to changes of the netns; relying on periodic reads");
@@ -140,16 +149,10 @@ impl Subscriptions {
         }
     }
 
-    async fn open_own_sockets(&self, claim: &Arc<Claim>) -> Result<Vec<ReceiverTask>, String> {
-        let (opened, buffer_bytes) = (
-            Arc::clone(claim),
-            self.options.buffer_bytes.min(OWN_BUFFER_BYTES),
-        );
-        let open_sockets = spawn_blocking(move || {
-            let open_sockets = opened.netns.within(|| open_sockets(buffer_bytes, false));
-            open_sockets.map_err(|error| with_causes(&error))
-        });
-        let open_sockets = open_sockets.await.map_err(|error| error.to_string())??;
+    fn open_own_sockets(&self, claim: &Claim) -> Result<Vec<ReceiverTask>, String> {
+        let buffer_bytes = self.options.buffer_bytes.min(OWN_BUFFER_BYTES);
+        let open_sockets = claim.netns.within(|| open_sockets(buffer_bytes, false));
+        let open_sockets = open_sockets.map_err(|error| with_causes(&error))?;
         let receiver = || NotificationReceiver {
             scope: Scope::OneNetns(claim.sandbox.clone()),
             queue: Arc::clone(&self.queue),
@@ -173,13 +176,6 @@ impl Shared {
             _tasks: tasks,
         })
     }
-}
-
-async fn nsid(claim: &Arc<Claim>) -> Result<i32, String> {
-    let claim = Arc::clone(claim);
-    let nsid = spawn_blocking(move || nsid_of(&claim.netns)).await;
-    let nsid = nsid.map_err(|error| error.to_string())?;
-    nsid.map_err(|error| with_causes(&error))
 }
 
 /// Opens one socket per topic.

@@ -245,7 +245,7 @@ impl SetBackend for Nft {
 
     fn intervals(&self, _read_duration: Duration) -> Intervals {
         Intervals {
-            check: Duration::from_secs(1),
+            check: Duration::from_secs(60),
             read: Duration::from_secs(60),
         }
     }

@@ -13,9 +13,12 @@ use super::{
     eni::Eni,
     refcount::{Elements, Owners},
     selector::{SelectError, Selected, Selector},
-    settings::ProbeSettings,
+    settings::{ProbeMatch, ProbeSettings},
 };
 use crate::family::Family;
+
+/// For a kubelet that restarts as another user, or in another cgroup.
+const SELECTION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -185,7 +188,15 @@ impl State {
         self.in_use && self.backend.needs_read(&elements)
     }
 
+    /// Checks more often where the sender of probes may change.
     pub(super) fn intervals(&self, read_duration: Duration) -> Intervals {
-        self.backend.intervals(read_duration)
+        let intervals = self.backend.intervals(read_duration);
+        if self.settings.probe_match == ProbeMatch::Socket {
+            return intervals;
+        }
+        Intervals {
+            check: intervals.check.min(SELECTION_CHECK_INTERVAL),
+            ..intervals
+        }
     }
 }

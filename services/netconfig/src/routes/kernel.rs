@@ -1,7 +1,10 @@
 //! Routes, ip rules and addresses over rtnetlink.
 
 use std::{
-    io, thread,
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -48,7 +51,7 @@ pub(crate) struct Routes(Socket);
 impl Routes {
     /// Opens it in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
-        Socket::open(SockProtocol::NetlinkRoute).map(Self)
+        Socket::open_own(SockProtocol::NetlinkRoute).map(Self)
     }
 
     pub(crate) fn read(&mut self) -> Result<Routing, KernelError> {
@@ -120,6 +123,22 @@ impl Routes {
             }
         }
         Ok(())
+    }
+
+    /// Returns the netns's own addresses, sorted, without duplicates.
+    pub(crate) fn addresses(&mut self) -> Result<Vec<IpAddr>, KernelError> {
+        let request = rt_addr::Request::new().op_getaddr_dump(&Ifaddrmsg::new());
+        let payloads = self.0.dump_family("read the addresses", &request)?;
+        let addresses = payloads.iter().filter_map(|payload| {
+            let (_, attributes) = OpGetaddrDump::decode_reply(payload);
+            // Of a point-to-point link, the other one is the peer's.
+            attributes
+                .get_local()
+                .or_else(|_| attributes.get_address())
+                .ok()
+        });
+        let addresses: BTreeSet<_> = addresses.collect();
+        Ok(addresses.into_iter().collect())
     }
 
     fn dump_addresses(&mut self) -> Result<Vec<Vec<u8>>, KernelError> {

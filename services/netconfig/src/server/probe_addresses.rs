@@ -2,7 +2,12 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use inpod_proto::{Invalid, addresses_from};
 
-use crate::{apply::Applied, claims::Claim, error::ApplyError, probes::ProbeSet};
+use crate::{
+    apply::{Applied, Observation},
+    claims::Claim,
+    error::ApplyError,
+    probes::ProbeSet,
+};
 
 const FIELD: &str = "probe_addresses";
 
@@ -41,14 +46,14 @@ pub(super) fn apply(
     probe_set: &ProbeSet,
     claim: &Claim,
     addresses: &BTreeSet<IpAddr>,
-    rules: impl FnOnce() -> Result<Applied, ApplyError>,
-) -> Result<Applied, ApplyError> {
+    rules: impl FnOnce() -> Result<(Applied, Observation), ApplyError>,
+) -> Result<(Applied, Observation), ApplyError> {
     let change = probe_set.set_addresses(&claim.sandbox, addresses)?;
     match rules() {
-        Ok(applied) => Ok(Applied {
-            changed: applied.changed || change.changed,
-            ..applied
-        }),
+        Ok((applied, seen)) => {
+            let changed = applied.changed || change.changed;
+            Ok((Applied { changed, ..applied }, seen))
+        }
         // The rules are applied and need the addresses.
         Err(error @ ApplyError::Inspect(_)) => Err(error),
         Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),

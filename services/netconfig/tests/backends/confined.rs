@@ -89,11 +89,11 @@ async fn a_refused_add_makes_it_look_again_and_lose_its_readiness() {
     let mut netconfig = Netconfig::by(command, run_dir.path(), "auto").await;
     netconfig.until_ready().await;
     let pod = Pod::start(&netconfig.process);
-    netconfig.claim_at(&pod.path()).await;
     let denied = beside(&netconfig.process, &["--user", "--mount"])
         .args(["sh", "-ec", READ_ONLY_SYSCTLS])
         .status();
     assert!(denied.unwrap().success());
+    netconfig.claim_at(&pod.path()).await;
     assert!(netconfig.is_ready(), "nobody has asked for anything");
     netconfig.apply().await.unwrap_err();
     let refused = netconfig.until_refused().await;

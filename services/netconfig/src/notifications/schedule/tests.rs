@@ -105,7 +105,7 @@ fn an_overrun_has_everything_read_that_was_not_read_since() {
     // While reads of the first overrun are pending and one is done.
     let now = now + MINUTE / 4;
     schedule.mark_all_changed(now);
-    schedule.request_read(&sandbox("a"), now);
+    schedule.request_read(&sandbox("a"), now, now);
     assert_eq!(reads(&mut schedule, now), ["a"]);
     schedule.mark_all_changed(now + COALESCE_DELAY / 2);
     assert_eq!(reads(&mut schedule, now + COALESCE_DELAY), ["a", "b"]);
