@@ -68,19 +68,21 @@ impl Task {
         }
     }
 
-    /// Forgets the current sandbox if it has ended. A DEL alone does not end a sandbox in which processes run and
-    /// whose pod the source still shows.
+    /// Forgets the current sandbox if it has ended. Where the source agrees that the pod ends, a DEL is proof enough;
+    /// otherwise it does not end a sandbox in which processes run: the look takes time in proportion to the processes
+    /// of the node.
     pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
             return Ok(Step::Done);
         };
         let pipeline = &self.shared.pipeline;
-        if pipeline.netns_state(record).await? == NetnsState::InUse {
-            let shown = inventory
-                .pod(&self.key)
-                .is_some_and(|pod| record.belongs_to(pod) && !pod.terminal);
-            if !overdue || shown {
+        let pod = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod) && !pod.terminal);
+        let ends = pod.map_or(inventory.is_complete(), |pod| pod.is_terminating);
+        if !ends && pipeline.netns_state(record).await? == NetnsState::InUse {
+            if !overdue || pod.is_some() {
                 return Ok(Step::Wait(POLL_INTERVAL));
             }
             // It stays alive without us: no rule may point at listeners that go away.
