@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    fs,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -183,7 +184,7 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
         full.node.ready().unwrap();
         full.node.until_whole(&late.spec).unwrap();
         full.node.del(&late).unwrap();
-        std::fs::remove_file(full.node.manifests().join("shop-late.yaml")).unwrap();
+        fs::remove_file(full.node.manifests().join("shop-late.yaml")).unwrap();
         full.until_enrolled();
         full.served().unwrap();
     }
@@ -192,4 +193,53 @@ fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_no
     // This netconfig process saw no change in netns that were in sync.
     let changes = full.numbers("netconfig", "inpod_netconfig_rules_differing_total");
     assert!(changes.values().all(|number| *number == 0), "{changes:?}");
+}
+
+/// Returns the accepted connections of netns.sock, by inode. The listening socket has the flag `SO_ACCEPTCON`.
+fn connections_of_netns_sock(node: &Node) -> BTreeSet<String> {
+    let table = format!("/proc/{}/net/unix", node.pid("netconfig").unwrap());
+    let socket = node
+        .run_dir()
+        .join("netns/netns.sock")
+        .display()
+        .to_string();
+    let lines = fs::read_to_string(table).unwrap();
+    let fields = lines.lines().map(|line| line.split_whitespace().collect());
+    let accepted = fields.filter_map(|fields: Vec<&str>| match fields[..] {
+        [_, _, _, flags, _, _, inode, path] if path == socket => {
+            (flags == "00000000").then(|| inode.to_owned())
+        }
+        _ => None,
+    });
+    accepted.collect()
+}
+
+#[test]
+fn every_add_uses_one_connection_of_netns_sock_and_a_restart_of_netconfig_loses_none() {
+    let node = Node::running().unwrap();
+    let add = |names: std::ops::Range<u32>| {
+        let mut seen = BTreeSet::new();
+        for name in names {
+            let spec = Spec::new(&format!("web-{name}")).ambient();
+            let pod = node.sandbox(spec).unwrap();
+            node.until_known(&pod.spec).unwrap();
+            node.add(&pod).unwrap();
+            node.until_whole(&pod.spec).unwrap();
+            seen.extend(connections_of_netns_sock(&node));
+        }
+        seen
+    };
+    let before = add(0..10);
+    assert_eq!(before.len(), 1, "{before:?}");
+    for (signal, names) in [(Signal::SIGTERM, 10..15), (Signal::SIGKILL, 15..20)] {
+        node.stop("netconfig", signal).unwrap();
+        node.start("netconfig").unwrap();
+        node.ready().unwrap();
+        let after = add(names);
+        assert_eq!(after.len(), 1, "{after:?}");
+        assert!(after.is_disjoint(&before), "{after:?}");
+    }
+    let served = node.api().workloads().unwrap().workloads;
+    assert_eq!(served.len(), 20);
+    assert!(served.iter().all(|workload| workload.descriptor_held));
 }

@@ -24,8 +24,9 @@ use nix::sys::socket::SockType;
 use prost::Message as _;
 use sendfd::SendWithFd as _;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest},
     net::{UnixListener, UnixStream},
+    sync::Semaphore,
     time::timeout,
 };
 
@@ -34,13 +35,23 @@ use crate::{
     error::{ClaimError, IntoFailure as _},
 };
 
-/// Of the whole exchange.
+/// Of a whole exchange, and of the wait for a connection's first request.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Connections that stay open between requests; the broker needs one. Others are closed after their first response, so
+/// idle connections never keep a client from being served.
+const MAX_KEPT_CONNECTIONS: usize = 16;
+
+/// The peer is checked when it connects: after so many requests, it has to connect again.
+const MAX_REQUESTS: u32 = 1000;
+
+/// Of a request; few are longer.
+const BUFFER_BYTES: usize = 256;
 
 const MAX_REQUEST_BYTES: u32 = 4096;
 
 /// SCM_RIGHTS needs at least one byte of data.
-const DESCRIPTOR_BYTE: [u8; 1] = [0];
+const DESCRIPTOR_BYTE: u8 = 0;
 
 /// Uses a separate directory: only that one is mounted into the broker.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
@@ -56,6 +67,7 @@ fn socket_path(daemon: &Daemon) -> PathBuf {
 }
 
 pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: Daemon) {
+    let kept = Arc::new(Semaphore::new(MAX_KEPT_CONNECTIONS));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -70,41 +82,68 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
             tracing::warn!(error = %refused, "Refused a connection on netns.sock");
             continue;
         }
-        tokio::spawn(handle_connection(stream, Arc::clone(&claims)));
+        let (claims, kept) = (Arc::clone(&claims), Arc::clone(&kept));
+        tokio::spawn(async move {
+            if let Err(error) = handle_connection(stream, &claims, &kept).await {
+                tracing::warn!(%error, "A netns.sock request failed");
+            }
+        });
     }
 }
 
-async fn handle_connection(stream: UnixStream, claims: Arc<Claims>) {
-    match timeout(EXCHANGE_TIMEOUT, exchange(stream, &claims)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "A netns.sock request failed"),
-        Err(_) => tracing::warn!("A netns.sock request timed out"),
+async fn handle_connection(
+    stream: UnixStream,
+    claims: &Claims,
+    kept: &Semaphore,
+) -> io::Result<()> {
+    let mut stream = BufReader::with_capacity(BUFFER_BYTES, stream);
+    if !timeout(EXCHANGE_TIMEOUT, exchange(&mut stream, claims)).await?? {
+        return Ok(());
     }
+    let Ok(_permit) = kept.try_acquire() else {
+        return Ok(());
+    };
+    for _ in 1..MAX_REQUESTS {
+        let is_closed = stream.fill_buf().await?.is_empty();
+        if is_closed || !timeout(EXCHANGE_TIMEOUT, exchange(&mut stream, claims)).await?? {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
-async fn exchange(mut stream: UnixStream, claims: &Claims) -> io::Result<()> {
-    let request = receive(&mut stream).await?;
-    match find(claims, request) {
+/// Returns whether the client may send another request.
+async fn exchange(stream: &mut BufReader<UnixStream>, claims: &Claims) -> io::Result<bool> {
+    let request = receive(stream).await?;
+    let keep_open = request.keep_open;
+    let (result, claim) = match find(claims, request) {
         Ok(claim) => {
-            let netns = claim.netns.id();
-            respond(
-                &mut stream,
-                fetch_netns_response::Result::Netns(netns.into()),
-            )
-            .await?;
-            send_descriptor(&stream, &claim).await
+            let netns = claim.netns.id().into();
+            (fetch_netns_response::Result::Netns(netns), Some(claim))
         }
         Err(failure) => {
             let failure = FetchNetnsFailure {
                 failure: Some((&failure).into()),
                 message: failure.message,
             };
-            respond(&mut stream, fetch_netns_response::Result::Failure(failure)).await
+            (fetch_netns_response::Result::Failure(failure), None)
         }
+    };
+    let mut packet = encode(result)?;
+    let stream = stream.get_mut();
+    // A client without `keep_open` may lose a descriptor that accompanies more than the last byte.
+    if claim.is_none() || !keep_open {
+        stream.write_all(&packet).await?;
+        packet.clear();
     }
+    if let Some(claim) = claim {
+        packet.push(DESCRIPTOR_BYTE);
+        send_with_descriptor(stream, &packet, &claim).await?;
+    }
+    Ok(keep_open)
 }
 
-async fn receive(stream: &mut UnixStream) -> io::Result<FetchNetnsRequest> {
+async fn receive(stream: &mut BufReader<UnixStream>) -> io::Result<FetchNetnsRequest> {
     let length = stream.read_u32().await?;
     if length > MAX_REQUEST_BYTES {
         return Err(io::Error::other(format!("a request of {length} bytes")));
@@ -126,24 +165,32 @@ fn find(claims: &Claims, request: FetchNetnsRequest) -> Result<Arc<Claim>, Failu
     }
 }
 
-async fn respond(stream: &mut UnixStream, result: fetch_netns_response::Result) -> io::Result<()> {
+fn encode(result: fetch_netns_response::Result) -> io::Result<Vec<u8>> {
     let response = FetchNetnsResponse {
         result: Some(result),
     };
     let bytes = response.encode_to_vec();
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    stream.write_u32(length).await?;
-    stream.write_all(&bytes).await
+    Ok([length.to_be_bytes().as_slice(), &bytes].concat())
 }
 
 /// Sends a descriptor opened O_RDONLY. The receiver's copy outlives the claim.
-async fn send_descriptor(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
+async fn send_with_descriptor(
+    stream: &mut UnixStream,
+    packet: &[u8],
+    claim: &Claim,
+) -> io::Result<()> {
     let descriptor = claim.netns.as_fd().as_raw_fd();
     loop {
         stream.ready(Interest::WRITABLE).await?;
-        match stream.send_with_fd(&DESCRIPTOR_BYTE, &[descriptor]) {
+        match stream.send_with_fd(packet, &[descriptor]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            result => return result.map(drop),
+            Err(error) => return Err(error),
+            Ok(sent) => {
+                return stream
+                    .write_all(packet.get(sent..).unwrap_or_default())
+                    .await;
+            }
         }
     }
 }

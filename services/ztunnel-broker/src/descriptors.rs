@@ -11,23 +11,19 @@ use std::{
     time::Duration,
 };
 
-use inpod_proto::netconfig::v1::{
-    FetchNetnsFailure, FetchNetnsRequest, FetchNetnsResponse,
-    fetch_netns_response::Result as Answer,
-};
+use inpod_proto::netconfig::v1::{FetchNetnsFailure, FetchNetnsRequest};
 use inpod_types::{NetnsId, Reason, SandboxRef};
 use prost::Message as _;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixStream,
-};
-use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
+use tokio::{sync::Mutex, time::timeout};
+
+use crate::netns_connection::{Answer, Connection};
 
 /// The contract's limit for an exchange with netconfig.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bounds the memory for a broken netconfig's response; others are far shorter.
-const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
+/// An exchange takes far less than a millisecond. A fetch that waits longer for those before it uses a connection of
+/// its own.
+const SHARED_CONNECTION_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The descriptor of a verified netns, closed with its last clone.
 #[derive(Clone, Debug)]
@@ -121,6 +117,8 @@ pub enum FetchError {
 pub struct Descriptors {
     socket: PathBuf,
     open: Arc<AtomicU64>,
+    /// Used by one fetch after another. `None` before the first one and after one that failed.
+    shared: Arc<Mutex<Option<Connection>>>,
 }
 
 impl Descriptors {
@@ -129,6 +127,7 @@ impl Descriptors {
         Self {
             socket: socket.into(),
             open: Arc::default(),
+            shared: Arc::default(),
         }
     }
 
@@ -146,47 +145,50 @@ impl Descriptors {
         sandbox: &SandboxRef,
         netns: NetnsId,
     ) -> Result<Descriptor, FetchError> {
-        let exchange = tokio::time::timeout(EXCHANGE_TIMEOUT, self.exchange(sandbox, netns));
-        let fd = exchange.await.map_err(|_| FetchError::Timeout)??;
-        Descriptor::verify(fd, netns, &self.open)
-    }
-
-    async fn exchange(&self, sandbox: &SandboxRef, netns: NetnsId) -> Result<OwnedFd, FetchError> {
-        let connect = |source| FetchError::Connect {
-            path: self.socket.clone(),
-            source,
-        };
-        let mut stream = UnixStream::connect(&self.socket).await.map_err(connect)?;
         let request = FetchNetnsRequest {
             sandbox: Some(sandbox.into()),
             netns: Some(netns.into()),
+            keep_open: true,
         };
-        write(&mut stream, &request.encode_to_vec()).await?;
-        match read(&mut stream).await?.result {
-            Some(Answer::Netns(granted)) if granted == netns.into() => receive(stream).await,
-            Some(Answer::Netns(_)) => Err(FetchError::Malformed("it names another netns")),
-            Some(Answer::Failure(failure)) => Err(to_fetch_error(failure)),
-            None => Err(FetchError::Malformed(
-                "it has neither a netns nor a failure",
-            )),
+        let request = request.encode_to_vec();
+        match timeout(EXCHANGE_TIMEOUT, self.exchange(&request)).await {
+            Err(_) => Err(FetchError::Timeout),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(Answer::Failure(failure))) => Err(to_fetch_error(failure)),
+            Ok(Ok(Answer::Netns(named, fd))) if named == netns.into() => {
+                Descriptor::verify(fd, netns, &self.open)
+            }
+            Ok(Ok(Answer::Netns(_, _))) => Err(FetchError::Malformed("it names another netns")),
         }
     }
-}
 
-async fn write(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
-    let length = u32::try_from(message.len()).map_err(io::Error::other)?;
-    stream.write_all(&length.to_be_bytes()).await?;
-    stream.write_all(message).await
-}
-
-async fn read(stream: &mut UnixStream) -> Result<FetchNetnsResponse, FetchError> {
-    let length = stream.read_u32().await?;
-    if length > MAX_RESPONSE_BYTES {
-        return Err(FetchError::Malformed("it is too long"));
+    /// Sends a request on the shared connection, and again on a new one if netconfig has closed it: netconfig was
+    /// restarted, or its version closes a connection after each response. A fetch that is dropped or fails closes its
+    /// connection, so that its response is never taken for another's.
+    async fn exchange(&self, request: &[u8]) -> Result<Answer, FetchError> {
+        let shared = timeout(SHARED_CONNECTION_TIMEOUT, self.shared.lock()).await;
+        let mut shared = shared.ok();
+        let held = shared.as_mut().and_then(|shared| shared.take());
+        let (answer, connection) = match held {
+            Some(connection) => match connection.exchange(request).await {
+                Err(FetchError::Exchange(_)) => self.connect().await?.exchange(request).await?,
+                result => result?,
+            },
+            None => self.connect().await?.exchange(request).await?,
+        };
+        if let Some(mut shared) = shared {
+            *shared = Some(connection);
+        }
+        Ok(answer)
     }
-    let mut message = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-    stream.read_exact(&mut message).await?;
-    FetchNetnsResponse::decode(&*message).map_err(|_| FetchError::Malformed("it cannot be decoded"))
+
+    async fn connect(&self) -> Result<Connection, FetchError> {
+        let connection = Connection::open(&self.socket).await;
+        connection.map_err(|source| FetchError::Connect {
+            path: self.socket.clone(),
+            source,
+        })
+    }
 }
 
 fn to_fetch_error(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
@@ -194,46 +196,22 @@ fn to_fetch_error(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> 
     FetchError::Refused { reason, message }
 }
 
-/// Control messages must be aligned like `size_t`.
-#[repr(align(8))]
-struct Control([u8; 64]);
-
-/// Receives the last byte and its descriptor. The type is made for packets, but `recvmsg` works the same on a stream,
-/// and unlike other types it owns what it receives, sets close-on-exec atomically and reports truncation.
-async fn receive(stream: UnixStream) -> Result<OwnedFd, FetchError> {
-    let socket = UnixSeqpacket::try_from(OwnedFd::from(stream.into_std()?))?;
-    let (mut byte, mut control) = ([0], Control([0; 64]));
-    let (info, ancillary) = socket
-        .recv_with_ancillary(&mut byte, &mut control.0)
-        .await?;
-    let truncated = info.ancillary_truncated();
-    let mut fds: Vec<OwnedFd> = Vec::new();
-    for message in ancillary.into_messages() {
-        if let OwnedAncillaryMessage::FileDescriptors(received) = message {
-            fds.extend(received);
-        }
-    }
-    match (fds.pop(), fds.is_empty() && !truncated) {
-        (Some(fd), true) if info.bytes_read() == 1 => Ok(fd),
-        _ => Err(FetchError::Malformed(
-            "it does not carry exactly one descriptor",
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::fd::AsRawFd as _};
+    use std::{fs::File, os::fd::AsRawFd as _, time::Instant};
 
+    use inpod_proto::netconfig::v1::{FetchNetnsResponse, fetch_netns_response};
     use sendfd::SendWithFd as _;
+    use tokio::{
+        io::AsyncReadExt as _,
+        net::{UnixListener, UnixStream},
+        task::JoinSet,
+    };
 
     use super::*;
+    use crate::{fixture::sandbox, netns_connection::frame};
 
-    /// netconfig grants everything and sends that many descriptors.
-    async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("netns.sock");
-        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    fn own_netns() -> (File, NetnsId) {
         let file = File::open("/proc/self/ns/net").unwrap();
         let stat = nix::sys::stat::fstat(&file).unwrap();
         let netns = NetnsId {
@@ -241,20 +219,157 @@ mod tests {
             inode: stat.st_ino,
             cookie: 1,
         };
+        (file, netns)
+    }
+
+    async fn request(stream: &mut UnixStream) -> io::Result<FetchNetnsRequest> {
+        let length = stream.read_u32().await?;
+        let mut bytes = vec![0; usize::try_from(length).unwrap()];
+        stream.read_exact(&mut bytes).await?;
+        Ok(FetchNetnsRequest::decode(&*bytes).unwrap())
+    }
+
+    /// Grants a request with that many descriptors.
+    async fn grant(stream: &UnixStream, request: &FetchNetnsRequest, count: usize) {
+        let result = Some(fetch_netns_response::Result::Netns(request.netns.unwrap()));
+        let mut packet = frame(&FetchNetnsResponse { result }.encode_to_vec()).unwrap();
+        packet.push(0);
+        let (netns, _) = own_netns();
+        let fds = vec![netns.as_raw_fd(); count];
+        stream.writable().await.unwrap();
+        stream.send_with_fd(&packet, &fds).unwrap();
+    }
+
+    /// A netconfig that counts its connections and serves so many requests on each.
+    struct Netconfig {
+        path: PathBuf,
+        accepted: Arc<AtomicU64>,
+        serving: JoinSet<()>,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Netconfig {
+        fn start(requests: usize) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let mut netconfig = Self {
+                path: dir.path().join("netns.sock"),
+                accepted: Arc::default(),
+                serving: JoinSet::new(),
+                _dir: dir,
+            };
+            netconfig.serve(requests);
+            netconfig
+        }
+
+        fn serve(&mut self, requests: usize) {
+            let listener = UnixListener::bind(&self.path).unwrap();
+            let accepted = Arc::clone(&self.accepted);
+            self.serving.spawn(async move {
+                let mut connections = JoinSet::new();
+                loop {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    accepted.fetch_add(1, Ordering::Relaxed);
+                    connections.spawn(async move {
+                        for _ in 0..requests {
+                            let Ok(request) = request(&mut stream).await else {
+                                return;
+                            };
+                            grant(&stream, &request, 1).await;
+                        }
+                    });
+                }
+            });
+        }
+
+        async fn restart(&mut self, requests: usize) {
+            self.serving.shutdown().await;
+            std::fs::remove_file(&self.path).unwrap();
+            self.serve(requests);
+        }
+
+        fn accepted(&self) -> u64 {
+            self.accepted.load(Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test]
+    async fn every_fetch_uses_the_same_connection_until_netconfig_restarts() {
+        let mut netconfig = Netconfig::start(usize::MAX);
+        let descriptors = Descriptors::new(&netconfig.path);
+        let (sandbox, (_, netns)) = (sandbox("c"), own_netns());
+        for _ in 0..20 {
+            let fetches = (0..5).map(|_| descriptors.fetch(&sandbox, netns));
+            futures_util::future::try_join_all(fetches).await.unwrap();
+        }
+        assert_eq!(netconfig.accepted(), 1);
+        netconfig.restart(usize::MAX).await;
+        descriptors.fetch(&sandbox, netns).await.unwrap();
+        assert_eq!(netconfig.accepted(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_netconfig_that_closes_each_connection_after_its_response_loses_no_fetch() {
+        let netconfig = Netconfig::start(1);
+        let descriptors = Descriptors::new(&netconfig.path);
+        for _ in 0..20 {
+            let fetched = descriptors.fetch(&sandbox("c"), own_netns().1).await;
+            fetched.unwrap();
+        }
+        assert_eq!(netconfig.accepted(), 20);
+    }
+
+    #[tokio::test]
+    async fn an_unanswered_fetch_neither_delays_others_for_long_nor_gives_them_its_response() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("netns.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (descriptors, (_, netns)) = (Descriptors::new(&path), own_netns());
+        let (first, second) = (sandbox("first"), sandbox("second"));
+        let unanswered = descriptors.fetch(&first, netns);
+        let other = async {
+            let (mut held, _) = listener.accept().await.unwrap();
+            let asked = request(&mut held).await.unwrap();
+            let began = Instant::now();
+            let serving = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let request = request(&mut stream).await.unwrap();
+                grant(&stream, &request, 1).await;
+                request.sandbox
+            };
+            let (fetched, served) = tokio::join!(descriptors.fetch(&second, netns), serving);
+            fetched.unwrap();
+            assert_eq!(served, Some((&second).into()));
+            assert!(began.elapsed() < EXCHANGE_TIMEOUT / 2);
+            (held, asked)
+        };
+        // The first fetch is dropped, as by a caller that has gone, and answered too late.
+        let (held, asked) = tokio::select! {
+            _ = unanswered => panic!("it was answered"),
+            held = other => held,
+        };
+        drop((held, asked));
         let serving = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let answer = FetchNetnsResponse {
-                result: Some(Answer::Netns(netns.into())),
-            };
-            write(&mut stream, &answer.encode_to_vec()).await.unwrap();
-            let stream = stream.into_std().unwrap();
-            stream
-                .send_with_fd(&[0], &vec![file.as_raw_fd(); count])
-                .unwrap();
+            let request = request(&mut stream).await.unwrap();
+            grant(&stream, &request, 1).await;
+        };
+        let (fetched, ()) = tokio::join!(descriptors.fetch(&second, netns), serving);
+        fetched.unwrap();
+    }
+
+    /// netconfig grants everything and sends that many descriptors.
+    async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("netns.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let serving = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let request = request(&mut stream).await.unwrap();
+            grant(&stream, &request, count).await;
             stream
         };
-        let (descriptors, sandbox) = (Descriptors::new(&path), crate::fixture::sandbox("c"));
-        tokio::join!(descriptors.fetch(&sandbox, netns), serving).0
+        let (descriptors, sandbox) = (Descriptors::new(&path), sandbox("c"));
+        tokio::join!(descriptors.fetch(&sandbox, own_netns().1), serving).0
     }
 
     #[tokio::test]
@@ -279,8 +394,8 @@ mod tests {
     async fn a_silent_netconfig_is_given_up_in_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");
-        let _listener = tokio::net::UnixListener::bind(&path).unwrap();
-        let (sandbox, netns) = (crate::fixture::sandbox("c"), crate::fixture::netns(1));
+        let _listener = UnixListener::bind(&path).unwrap();
+        let (sandbox, netns) = (sandbox("c"), crate::fixture::netns(1));
         let fetched = Descriptors::new(&path).fetch(&sandbox, netns).await;
         assert!(matches!(fetched, Err(FetchError::Timeout)));
     }
@@ -295,7 +410,7 @@ mod tests {
     #[tokio::test]
     async fn an_absent_netconfig_is_named_with_its_path() {
         let descriptors = Descriptors::new("/nonexistent/netns.sock");
-        let (sandbox, netns) = (crate::fixture::sandbox("c"), crate::fixture::netns(1));
+        let (sandbox, netns) = (sandbox("c"), crate::fixture::netns(1));
         let fetched = descriptors.fetch(&sandbox, netns).await;
         let error = fetched.unwrap_err().to_string();
         assert_eq!(

@@ -17,6 +17,7 @@ pub mod log_throttle;
 pub mod message;
 pub mod metrics;
 pub mod nack;
+mod netns_connection;
 pub mod next_message;
 pub mod outcome;
 pub mod peer;

@@ -165,24 +165,61 @@ impl Netconfig {
         name: &str,
         netns: NetnsId,
     ) -> (FetchNetnsResponse, Option<OwnedFd>) {
-        let mut stream = UnixStream::connect(self.run_dir.path().join("netns/netns.sock")).unwrap();
+        let mut stream = self.connect_to_netns_sock();
         let request = FetchNetnsRequest {
             sandbox: wire(name),
             netns: Some(netns),
+            keep_open: false,
         };
-        let bytes = request.encode_to_vec();
-        let length = u32::try_from(bytes.len()).unwrap();
-        stream.write_all(&length.to_be_bytes()).unwrap();
-        stream.write_all(&bytes).unwrap();
+        send(&mut stream, &request);
         let mut length = [0; 4];
         stream.read_exact(&mut length).unwrap();
         let mut bytes = vec![0; u32::from_be_bytes(length).try_into().unwrap()];
         stream.read_exact(&mut bytes).unwrap();
+        let descriptor = receive(&stream).1;
+        assert!(is_closed(&mut stream));
         (
             FetchNetnsResponse::decode(bytes.as_slice()).unwrap(),
-            descriptor(&stream),
+            descriptor,
         )
     }
+
+    pub(crate) fn connect_to_netns_sock(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.run_dir.path().join("netns/netns.sock")).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        stream.set_read_timeout(timeout).unwrap();
+        stream
+    }
+}
+
+/// Sends a request after which the connection stays, and receives the response in one packet.
+pub(crate) fn fetch_on(
+    stream: &mut UnixStream,
+    name: &str,
+    netns: NetnsId,
+) -> (FetchNetnsResponse, Option<OwnedFd>) {
+    let request = FetchNetnsRequest {
+        sandbox: wire(name),
+        netns: Some(netns),
+        keep_open: true,
+    };
+    send(stream, &request);
+    let (packet, descriptor) = receive(stream);
+    let (length, rest) = packet.split_first_chunk().unwrap();
+    let (message, rest) = rest.split_at(u32::from_be_bytes(*length).try_into().unwrap());
+    assert_eq!(rest.len(), usize::from(descriptor.is_some()));
+    (FetchNetnsResponse::decode(message).unwrap(), descriptor)
+}
+
+pub(crate) fn is_closed(stream: &mut UnixStream) -> bool {
+    stream.read(&mut [0]).unwrap() == 0
+}
+
+fn send(stream: &mut UnixStream, request: &FetchNetnsRequest) {
+    let bytes = request.encode_to_vec();
+    let length = u32::try_from(bytes.len()).unwrap();
+    stream.write_all(&length.to_be_bytes()).unwrap();
+    stream.write_all(&bytes).unwrap();
 }
 
 impl Drop for Netconfig {
@@ -192,15 +229,17 @@ impl Drop for Netconfig {
     }
 }
 
-fn descriptor(stream: &UnixStream) -> Option<OwnedFd> {
-    let (mut byte, mut descriptors) = ([0; 1], [0; 1]);
-    let (_, count) = stream.recv_with_fd(&mut byte, &mut descriptors).unwrap();
-    (count == 1).then(|| {
+fn receive(stream: &UnixStream) -> (Vec<u8>, Option<OwnedFd>) {
+    let (mut bytes, mut descriptors) = (vec![0; 1024], [0; 1]);
+    let (length, count) = stream.recv_with_fd(&mut bytes, &mut descriptors).unwrap();
+    bytes.truncate(length);
+    let descriptor = (count == 1).then(|| {
         let path = format!("/proc/self/fd/{}", descriptors[0]);
         let file = std::fs::File::open(path).unwrap();
         nix::unistd::close(descriptors[0]).unwrap();
         file.into()
-    })
+    });
+    (bytes, descriptor)
 }
 
 pub(crate) fn wire(name: &str) -> Option<SandboxRef> {

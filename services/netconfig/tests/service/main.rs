@@ -15,6 +15,8 @@ mod storm;
 mod support;
 
 use std::{
+    io::Read as _,
+    os::unix::net::UnixStream,
     process::Command,
     time::{Duration, Instant},
 };
@@ -29,7 +31,7 @@ use inpod_proto::{
 use inpod_types::Reason;
 use tonic::Code;
 
-use harness::{Netconfig, ambient, pod_netns, refusal, wire};
+use harness::{Netconfig, ambient, fetch_on, is_closed, pod_netns, refusal, wire};
 
 #[tokio::test]
 async fn a_claimed_netns_is_programmed_verified_and_cleaned() {
@@ -121,6 +123,47 @@ async fn the_broker_gets_the_descriptor_of_the_claimed_netns_and_of_no_other() {
         );
         assert!(descriptor.is_none());
     }
+}
+
+#[tokio::test]
+async fn a_connection_to_netns_sock_serves_many_requests_and_idle_ones_keep_no_client_away() {
+    let mut netconfig = Netconfig::start().await;
+    let fresh = pod_netns();
+    netconfig.claim("c1", &fresh).await.unwrap();
+    let id: NetnsId = fresh.netns.id().into();
+    let fetch = |stream: &mut UnixStream| {
+        let (response, descriptor) = fetch_on(stream, "c2", id);
+        assert!(matches!(
+            response.result,
+            Some(fetch_netns_response::Result::Failure(_))
+        ));
+        assert!(descriptor.is_none());
+        let (response, descriptor) = fetch_on(stream, "c1", id);
+        assert_eq!(
+            response.result,
+            Some(fetch_netns_response::Result::Netns(id))
+        );
+        let found = nix::sys::stat::fstat(descriptor.unwrap()).unwrap();
+        assert_eq!((found.st_dev, found.st_ino), (id.device, id.inode));
+    };
+    let mut idle: Vec<_> = (0..16).map(|_| netconfig.connect_to_netns_sock()).collect();
+    for _ in 0..3 {
+        idle.iter_mut().for_each(fetch);
+    }
+    // Beyond the limit, a connection is closed after one response.
+    let mut one_more = netconfig.connect_to_netns_sock();
+    assert!(fetch_on(&mut one_more, "c1", id).1.is_some());
+    assert!(is_closed(&mut one_more));
+    assert!(netconfig.fetch("c1", id).1.is_some());
+    drop(idle.pop());
+    storm::eventually("a connection may stay again", || {
+        let mut stream = netconfig.connect_to_netns_sock();
+        fetch_on(&mut stream, "c1", id);
+        let timeout = Some(Duration::from_millis(50));
+        stream.set_read_timeout(timeout).unwrap();
+        stream.read(&mut [0]).is_err()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ fn strays(netconfig: &Netconfig) -> usize {
     netns.filter(|netns| netns.ino() != home).count()
 }
 
-async fn eventually(what: &str, holds: impl Fn() -> bool) {
+pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");

@@ -22,7 +22,7 @@ use inpod_proto::{
 use prost::Message as _;
 use sendfd::SendWithFd as _;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::AsyncReadExt as _,
     net::{UnixListener, UnixStream},
     task::{JoinHandle, JoinSet},
     time::timeout,
@@ -241,21 +241,23 @@ async fn hand_out(claims: UnixListener) {
     }
 }
 
+/// Serves a connection, which stays open between requests.
 async fn answer(mut stream: UnixStream) -> anyhow::Result<()> {
-    let length = stream.read_u32().await?;
-    let mut request = vec![0; usize::try_from(length)?];
-    stream.read_exact(&mut request).await?;
-    let netns = FetchNetnsRequest::decode(&*request)?.netns;
-    let netns = netns.context("it names none")?;
-    let message = FetchNetnsResponse {
-        result: Some(fetch_netns_response::Result::Netns(netns)),
-    };
-    let message = message.encode_to_vec();
-    stream.write_u32(u32::try_from(message.len())?).await?;
-    stream.write_all(&message).await?;
-    let netns = File::open("/proc/self/ns/net")?;
-    stream
-        .into_std()?
-        .send_with_fd(&[0], &[netns.as_raw_fd()])?;
-    Ok(())
+    let own = File::open("/proc/self/ns/net")?;
+    loop {
+        let length = stream.read_u32().await?;
+        let mut request = vec![0; usize::try_from(length)?];
+        stream.read_exact(&mut request).await?;
+        let netns = FetchNetnsRequest::decode(&*request)?.netns;
+        let netns = netns.context("it names none")?;
+        let message = FetchNetnsResponse {
+            result: Some(fetch_netns_response::Result::Netns(netns)),
+        };
+        let message = message.encode_to_vec();
+        let mut packet = u32::try_from(message.len())?.to_be_bytes().to_vec();
+        packet.extend(message);
+        packet.push(0);
+        stream.writable().await?;
+        stream.send_with_fd(&packet, &[own.as_raw_fd()])?;
+    }
 }
