@@ -111,8 +111,11 @@ impl Hub {
         // Decided or timed out: `finish_add` finds out which.
         drop(timeout_at(deadline, outcome.wait_for(Option::is_some)).await);
         waiter.ticket = None;
-        let outcome = self.update(|state, now| state.finish_add(&ticket, now));
-        self.missing.notify_one();
+        let outcome = self.with_state(|state, now| state.finish_add(&ticket, now));
+        if outcome.is_err() {
+            self.changed.send_replace(());
+            self.missing.notify_one();
+        }
         Ok(outcome?)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use inpod_types::{Revision, SandboxRef};
+use inpod_types::{PodUid, Revision, SandboxRef};
 use tokio::sync::watch;
 
 use crate::{
@@ -108,9 +108,16 @@ impl PendingAdds {
         }
     }
 
-    pub fn decide(&self, evidence: &Evidence<'_>, now: Instant) {
+    /// Decides the undecided adds of the pods that a change concerns.
+    pub fn decide(
+        &self,
+        evidence: &Evidence<'_>,
+        is_concerned: impl Fn(&PodUid) -> bool,
+        now: Instant,
+    ) {
         for pending in self.by_sandbox.values() {
-            if pending.outcome.borrow().is_none()
+            if is_concerned(&pending.awaited.uid)
+                && pending.outcome.borrow().is_none()
                 && let Some(outcome) = outcome::decide(evidence, &pending.awaited, now)
             {
                 pending.decide(outcome);

@@ -7,6 +7,7 @@ mod add_status;
 mod answer;
 mod deadlines;
 mod deferred;
+mod unreported;
 
 pub use add_status::AddStatus;
 
@@ -18,7 +19,7 @@ use std::{
 use inpod_types::{PodUid, SandboxRef};
 
 use crate::{
-    desired::{Desired, Entry},
+    desired::{Changes, Desired, Entry},
     message::{Message, Snapshot},
     nack::Nack,
     next_message::{self, Action, PodState, Target},
@@ -120,8 +121,7 @@ pub struct Session {
     deferred: BTreeSet<PodUid>,
     counts: Counts,
     serves: usize,
-    /// A response has arrived since the queue was last found empty.
-    busy: bool,
+    unreported: Changes,
     in_flight: Option<InFlight>,
     renewed: bool,
 }
@@ -141,7 +141,7 @@ impl Session {
             deferred: BTreeSet::new(),
             counts: Counts::default(),
             serves: 0,
-            busy: false,
+            unreported: Changes::new(),
             in_flight: None,
             renewed: false,
         }

@@ -5,7 +5,7 @@ mod views;
 
 use std::time::{Duration, Instant};
 
-use inpod_types::{Revision, SandboxRef, Workload};
+use inpod_types::{PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
     descriptors::Descriptor,
@@ -100,6 +100,7 @@ impl State {
             session.retry_now(&awaited.uid, now);
         }
         let ticket = self.pending.join(awaited, undo);
+        self.decide_on(|uid| *uid == ticket.awaited.uid, now);
         self.publish(&changes, now);
         Ok(ticket)
     }
@@ -168,11 +169,11 @@ impl State {
     }
 
     fn publish(&mut self, changes: &Changes, now: Instant) {
-        self.decide(now);
-        let ids: Vec<_> = self.sessions.greeted().map(|(id, _)| id).collect();
-        for (uid, sandbox) in changes {
-            ids.iter()
-                .for_each(|id| self.report_workload(*id, uid, sandbox));
+        self.decide_on(|uid| changes.contains_key(uid), now);
+        for session in self.sessions.iter_mut() {
+            for (uid, sandbox) in changes {
+                session.note_change(uid, sandbox);
+            }
         }
     }
 
@@ -199,22 +200,23 @@ impl State {
     }
 
     pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
-        let slot = self.sessions.get_mut(id).filter(|_| !self.stopping)?;
+        let session = &mut self.sessions.get_mut(id)?.session;
         let inputs = SessionInputs {
             desired: &self.desired,
             quarantine: &self.quarantine,
         };
-        let Some(message) = slot.session.next(inputs, now) else {
-            if slot.session.became_idle() {
-                self.report_session(id);
-            }
-            return None;
-        };
-        let entry = message.uid().and_then(|uid| self.desired.current(uid));
-        if let Some(Workload { uid, sandbox, .. }) = entry.map(|entry| entry.workload().clone()) {
+        let message = (!self.stopping)
+            .then(|| session.next(inputs, now))
+            .flatten();
+        let uid = message.as_ref().and_then(Message::uid);
+        if let Some(entry) = uid.and_then(|uid| self.desired.current(uid)) {
+            let workload = entry.workload();
+            session.note_change(&workload.uid, &workload.sandbox);
+        }
+        for (uid, sandbox) in session.take_unreported(now) {
             self.report_workload(id, &uid, &sandbox);
         }
-        Some(message)
+        message
     }
 
     /// Handles a response and returns which workload it was about.
@@ -238,10 +240,13 @@ impl State {
                     self.cleared |= self.quarantine.clear(uid);
                 }
                 self.report_workload(id, uid, sandbox);
+                self.decide_on(|decided| decided == uid, now);
             }
-            None => self.report_session(id),
+            None => {
+                self.report_session(id);
+                self.decide(now);
+            }
         }
-        self.decide(now);
         Ok(answered)
     }
 
@@ -295,13 +300,15 @@ impl State {
     }
 
     fn decide(&self, now: Instant) {
-        self.pending.decide(
-            &Evidence {
-                inputs: self.inputs(),
-                sessions: &self.sessions,
-            },
-            now,
-        );
+        self.decide_on(|_| true, now);
+    }
+
+    fn decide_on(&self, is_concerned: impl Fn(&PodUid) -> bool, now: Instant) {
+        let evidence = Evidence {
+            inputs: self.inputs(),
+            sessions: &self.sessions,
+        };
+        self.pending.decide(&evidence, is_concerned, now);
     }
 
     pub(super) fn inputs(&self) -> SessionInputs<'_> {

@@ -195,9 +195,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         "session 1 SESSION_PHASE_SNAPSHOT",
         "p WORKLOAD_PHASE_QUEUED",
         "complete, seeded: true",
-        "p WORKLOAD_PHASE_SENT",
         "p WORKLOAD_PHASE_KEPT",
-        "p WORKLOAD_PHASE_QUEUED",
         "p WORKLOAD_PHASE_REMOVED",
         "session 1 SESSION_PHASE_CLOSED",
     ];

@@ -12,7 +12,10 @@ impl Session {
         }
         match (&self.phase, &self.in_flight) {
             (Phase::Connected, _) => Some(self.since + self.ack_timeout),
-            (_, Some(in_flight)) => Some(in_flight.since + self.ack_timeout),
+            (_, Some(in_flight)) => {
+                let deadline = in_flight.since + self.ack_timeout;
+                Some(self.report_at().map_or(deadline, |at| at.min(deadline)))
+            }
             (phase, None) => {
                 let snapshot = matches!(phase, Phase::Snapshot(_));
                 let fetch_deadline = inputs.desired.fetch_deadline().filter(|_| snapshot);

@@ -92,11 +92,4 @@ impl Session {
     pub fn serves(&self) -> usize {
         self.serves
     }
-
-    /// Returns `true` once after the last due message was answered.
-    pub fn became_idle(&mut self) -> bool {
-        let live = matches!(self.phase, Phase::Live);
-        let idle = live && self.in_flight.is_none() && self.queue.is_empty();
-        idle && std::mem::take(&mut self.busy)
-    }
 }
