@@ -52,6 +52,7 @@ use std::{
 
 use anyhow::Context as _;
 use serde::de::DeserializeOwned;
+use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::{
@@ -185,7 +186,27 @@ where
     F: FnOnce(C, Daemon) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
-    match start(service, run) {
+    run_on(two_threads(), service, run)
+}
+
+/// Does the same on one thread, for a service that only passes messages on: its tasks wake one another without waking
+/// a thread.
+pub fn main_on_one_thread<C, F, Fut>(service: &Service, run: F) -> ExitCode
+where
+    C: DeserializeOwned,
+    F: FnOnce(C, Daemon) -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    run_on(Builder::new_current_thread(), service, run)
+}
+
+fn run_on<C, F, Fut>(builder: Builder, service: &Service, run: F) -> ExitCode
+where
+    C: DeserializeOwned,
+    F: FnOnce(C, Daemon) -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    match start(builder, service, run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(service, &error);
@@ -202,7 +223,7 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-fn start<C, F, Fut>(service: &Service, run: F) -> anyhow::Result<()>
+fn start<C, F, Fut>(builder: Builder, service: &Service, run: F) -> anyhow::Result<()>
 where
     C: DeserializeOwned,
     F: FnOnce(C, Daemon) -> Fut,
@@ -213,14 +234,14 @@ where
         Command::PrintHelp(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::PrintConfig(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::Check(common, question) => {
-            return runtime()?.block_on(check::check(service, &common, question));
+            return runtime(builder)?.block_on(check::check(service, &common, question));
         }
         Command::Run(loaded) => loaded,
     };
     let spans = otlp::ExporterBuilder::new(loaded.read()?);
     let (common, settings) = loaded.parse::<C>()?;
     log::init(common.log_level, common.log_format, spans.layer())?;
-    runtime()?.block_on(async {
+    runtime(builder)?.block_on(async {
         let daemon = prepare(*service, common)?;
         let exporter = spans.export(service, &daemon.instance_id, &daemon.metrics);
         tracing::info!(
@@ -292,13 +313,16 @@ fn instance_id() -> anyhow::Result<String> {
     Ok(uuid.trim().to_owned())
 }
 
-/// Uses two threads: a slow file read must not delay the next caller, and the cores are for the node's pods.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")
+/// A slow file read must not delay the next caller, and the cores are for the node's pods.
+fn two_threads() -> Builder {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(2);
+    builder
+}
+
+fn runtime(mut builder: Builder) -> anyhow::Result<Runtime> {
+    let built = builder.enable_all().build();
+    built.context("cannot start the runtime")
 }
 
 /// Uses standard error: the log may not exist yet.
