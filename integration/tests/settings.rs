@@ -259,6 +259,7 @@ const UNUSABLE: &[(&str, &[&str])] = &[
         &["--enablement-selectors", "[{podSelector: {match: {}}}]"],
     ),
     ("pod-events", &["--pods-may", "everything"]),
+    ("pod-events", &["--metrics-address", "localhost"]),
     ("pod-events", &["--drain-grace-seconds", "9999999999"]),
 ];
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use inpod_service::Key;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::Deserialize;
 
 pub const KEYS: &[Key] = &[
     Key {
@@ -70,7 +70,7 @@ pub struct Config {
     pub(crate) max_reviews: NonZeroUsize,
     pub(crate) max_connections: NonZeroUsize,
     linger_seconds: u16,
-    #[serde(deserialize_with = "optional_address")]
+    #[serde(deserialize_with = "inpod_service::config::optional_address")]
     pub(crate) metrics_address: Option<SocketAddr>,
 }
 
@@ -86,16 +86,4 @@ impl Config {
     pub(crate) fn linger(&self) -> Duration {
         Duration::from_secs(self.linger_seconds.into())
     }
-}
-
-fn optional_address<'de, D>(deserializer: D) -> Result<Option<SocketAddr>, D::Error>
-where
-    D: Deserializer<'de>,
-{
-    let text = String::deserialize(deserializer)?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let wrong = |_| D::Error::custom(format!("\"{text}\" is not ADDRESS:PORT, or empty"));
-    text.parse().map(Some).map_err(wrong)
 }

@@ -174,31 +174,14 @@ pub struct Config {
     pub plugin_state_dir: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub ztunnel_pods: Selector,
-    #[serde(deserialize_with = "inpod_service::config::parsed")]
-    pub metrics_address: MetricsAddress,
+    #[serde(deserialize_with = "inpod_service::config::optional_address")]
+    pub metrics_address: Option<SocketAddr>,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     pub max_adds: NonZeroUsize,
     pub istio_metrics: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetricsAddress(pub Option<SocketAddr>);
-
-impl FromStr for MetricsAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() {
-            return Ok(Self(None));
-        }
-        let parsed = text.parse().map(|address| Self(Some(address)));
-        parsed.map_err(|_| {
-            format!("setting metrics_address: \"{text}\" is not ADDRESS:PORT, like 127.0.0.1:15014, or empty")
-        })
-    }
 }
 
 impl Config {

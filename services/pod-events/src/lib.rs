@@ -153,7 +153,7 @@ fn register_metrics(
     if let Some(istio) = istio.clone() {
         tokio::spawn(istio.count_changes(shared.source.changes()));
     }
-    if let Some(address) = shared.config.metrics_address.0 {
+    if let Some(address) = shared.config.metrics_address {
         let (metrics, conditions) = (AggregatedMetrics::new(daemon), daemon.readiness().clone());
         tokio::spawn(inpod_service::metrics::serve(address, conditions, metrics));
     }

@@ -7,6 +7,7 @@ use std::{
     ffi::OsString,
     fmt::{self, Write as _},
     marker::PhantomData,
+    net::SocketAddr,
     num::NonZeroUsize,
     path::PathBuf,
     str::FromStr,
@@ -337,6 +338,23 @@ pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D
     }
     let message = format!("\"{}\" is not an absolute path", path.display());
     Err(D::Error::custom(message))
+}
+
+/// Deserializes the address of a port, for `#[serde(deserialize_with = ...)]`; none if it is empty.
+///
+/// # Errors
+///
+/// If it is neither.
+pub fn optional_address<'de, D>(deserializer: D) -> Result<Option<SocketAddr>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let wrong = |_| D::Error::custom(format!("\"{text}\" is not ADDRESS:PORT, or empty"));
+    text.parse().map(Some).map_err(wrong)
 }
 
 /// Deserializes a list, for `#[serde(deserialize_with = ...)]`: an array in the file, else comma-separated.

@@ -7,6 +7,7 @@ mod cgroup;
 mod check;
 pub mod config;
 mod deadline;
+mod endpoint;
 mod grpc;
 mod log;
 pub mod metrics;

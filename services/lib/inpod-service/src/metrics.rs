@@ -4,15 +4,15 @@
 //! services can so be joined.
 
 mod calls;
-mod endpoint;
 mod fetch;
 mod observable_gauge;
 mod process;
+mod scrape;
 
 pub(crate) use calls::{Calls, OpenCall};
-pub use endpoint::{RenderMetrics, serve};
 pub use fetch::fetch;
 pub use observable_gauge::ObservableGauge;
+pub use scrape::{RenderMetrics, serve};
 
 use std::{
     borrow::Cow,
