@@ -31,6 +31,16 @@ fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
     run(program.to_str().context("a path of text")?, &arguments)
 }
 
+/// Probes by HTTP, like the kubelet; returns status and body.
+fn probe_by_http(node: &Node, address: &str, path: &str) -> anyhow::Result<(String, String)> {
+    let netns = format!("--net={}", node.netns().path().display());
+    let url = format!("http://{address}{path}");
+    let curl = ["curl", "-sS", "-m", "2", "-w", "\n%{http_code}", &url];
+    let answer = run("nsenter", &[&[netns.as_str()][..], &curl].concat())?;
+    let (body, status) = answer.rsplit_once('\n').context("a status")?;
+    Ok((status.to_owned(), body.to_owned()))
+}
+
 /// Returns a node with netconfig, broker, and a pod-events with `settings`, but no ztunnel.
 fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
     let node = Node::new()?;
@@ -322,6 +332,49 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     })
     .unwrap();
     probe(&node, "pod-events", "--check-live").unwrap();
+}
+
+#[test]
+fn a_probe_by_http_means_what_one_by_a_program_does_and_each_service_answers_for_itself() {
+    let node = Node::new().unwrap();
+    let address = |service: &str| {
+        let port = SERVICES.iter().position(|it| *it == service).unwrap() + 15041;
+        format!("127.0.0.1:{port}")
+    };
+    let start = |service: &str| {
+        let settings = ["--peer", "uid", "--health-address", &address(service)];
+        node.start_with(service, &settings).unwrap();
+        eventually("it answers", TIMEOUT, || {
+            probe_by_http(&node, &address(service), "/livez")
+        })
+        .unwrap()
+    };
+    let ask = |service: &str, path| probe_by_http(&node, &address(service), path);
+    let ok = ("200".to_owned(), "ok\n".to_owned());
+    assert_eq!(start("pod-events"), ok);
+    let (status, reasons) = ask("pod-events", "/readyz").unwrap();
+    assert_eq!(status, "503");
+    assert!(reasons.contains("in-step: "), "{reasons}");
+    probe(&node, "pod-events", "--check").unwrap_err();
+
+    assert_eq!(start("netconfig"), ok);
+    assert_eq!(start("ztunnel-broker"), ok);
+    for service in ["pod-events", "netconfig", "ztunnel-broker"] {
+        eventually("it is ready", TIMEOUT, || {
+            let answer = ask(service, "/readyz")?;
+            ensure!(answer == ok, "{service}: {answer:?}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+    probe(&node, "pod-events", "--check").unwrap();
+
+    node.signal("netconfig", Signal::SIGSTOP).unwrap();
+    ask("netconfig", "/livez").unwrap_err();
+    for service in ["pod-events", "ztunnel-broker"] {
+        assert_eq!(ask(service, "/livez").unwrap(), ok, "{service}");
+    }
+    node.signal("netconfig", Signal::SIGCONT).unwrap();
 }
 
 /// Statuses that a watcher of health has received.

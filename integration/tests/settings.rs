@@ -133,6 +133,10 @@ fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
         (flags(&["--log-level", "loud"]), &["log_level"]),
         (flags(&["--log-format", "xml"]), &["log_format", "xml"]),
         (flags(&["--otlp-endpoint", "collector"]), &["otlp_endpoint"]),
+        (
+            flags(&["--health-address", "15041"]),
+            &["health_address", "15041", "ADDRESS:PORT"],
+        ),
         (flags(&["--peer", "everybody"]), &["peer", "everybody"]),
         (flags(&["--peer", "cgroup:relative"]), &["peer", "relative"]),
         (

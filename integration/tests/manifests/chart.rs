@@ -63,9 +63,10 @@ fn every_manifest_was_made_from_the_chart_as_it_is() {
     }
 }
 
-/// The chart fixes these to match its mounts.
-const FIXED: [&str; 14] = [
+/// The chart fixes these to match its mounts and probes.
+const FIXED: [&str; 15] = [
     "run_dir",
+    "health_address",
     "peer",
     "node_name",
     "pods_from",

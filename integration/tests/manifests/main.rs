@@ -13,6 +13,7 @@ mod images;
 mod injector;
 mod monitoring;
 mod pages;
+mod probes;
 mod rights;
 mod table;
 

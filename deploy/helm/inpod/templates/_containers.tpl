@@ -1,6 +1,6 @@
 {{- define "inpod.podEvents" -}}
 {{- $values := .Values }}
-{{- $settings := dict "pods_from" "kubernetes" "exclude_namespaces" $values.excludeNamespaces "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "ztunnel_pods" $values.ztunnelPods "dns_capture" $values.ambient.dnsCapture "ipv6_capture" (ternary "auto" "off" $values.ambient.ipv6) "metrics_address" $values.metrics.address }}
+{{- $settings := dict "pods_from" "kubernetes" "exclude_namespaces" $values.excludeNamespaces "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "ztunnel_pods" $values.ztunnelPods "dns_capture" $values.ambient.dnsCapture "ipv6_capture" (ternary "auto" "off" $values.ambient.ipv6) "metrics_address" $values.metrics.address "health_address" (include "inpod.healthAddress" (list . "pod-events")) }}
 {{- with $values.ambient.enablementSelectors }}{{ $_ := set $settings "enablement_selectors" . }}{{ end }}
 {{- if $values.repair.enabled }}{{ $_ := set $settings "peer" $values.splitPeer }}{{ end }}
 - name: pod-events
@@ -13,7 +13,7 @@
   ports:
   - {name: metrics, containerPort: {{ $values.metrics.address | splitList ":" | last }}, protocol: TCP}
   {{- end }}
-  {{- include "inpod.probes" "pod-events" | nindent 2 }}
+  {{- include "inpod.probes" (list . "pod-events") | trim | nindent 2 }}
   {{- include "inpod.resources" (list . $values.podEvents.resources) | trim | nindent 2 }}
   {{- include "inpod.rights" (list . list false) | nindent 2 }}
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
@@ -41,8 +41,8 @@
 - name: netconfig
   {{- include "inpod.image" (list . (ternary "netconfig-iptables" "netconfig" (include "inpod.usesIptables" . | not | not)) $values.netconfig.image) | nindent 2 }}
   env:
-  {{- include "inpod.env" (list . (dict "netns_roots" $roots) $values.netconfig.settings) | trim | nindent 2 }}
-  {{- include "inpod.probes" "netconfig" | nindent 2 }}
+  {{- include "inpod.env" (list . (dict "netns_roots" $roots "health_address" (include "inpod.healthAddress" (list . "netconfig"))) $values.netconfig.settings) | trim | nindent 2 }}
+  {{- include "inpod.probes" (list . "netconfig") | trim | nindent 2 }}
   {{- include "inpod.resources" (list . $values.netconfig.resources) | trim | nindent 2 }}
   {{- include "inpod.rights" (list . (list "NET_ADMIN" "NET_BROADCAST" "NET_RAW" "SYS_ADMIN" "SYS_PTRACE") true) | nindent 2 }}
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
@@ -64,8 +64,8 @@
 - name: ztunnel-broker
   {{- include "inpod.image" (list . "ztunnel-broker" $values.ztunnelBroker.image) | nindent 2 }}
   env:
-  {{- include "inpod.env" (list . (dict "zds_socket" (printf "%s/ztunnel.sock" $values.ztunnelDir)) $values.ztunnelBroker.settings) | trim | nindent 2 }}
-  {{- include "inpod.probes" "ztunnel-broker" | nindent 2 }}
+  {{- include "inpod.env" (list . (dict "zds_socket" (printf "%s/ztunnel.sock" $values.ztunnelDir) "health_address" (include "inpod.healthAddress" (list . "ztunnel-broker"))) $values.ztunnelBroker.settings) | trim | nindent 2 }}
+  {{- include "inpod.probes" (list . "ztunnel-broker") | trim | nindent 2 }}
   {{- include "inpod.resources" (list . $values.ztunnelBroker.resources) | trim | nindent 2 }}
   {{- include "inpod.rights" (list . list false) | nindent 2 }}
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
@@ -79,7 +79,7 @@
 {{- define "inpod.installer" -}}
 {{- $values := .Values }}
 {{- $mode := ternary (ternary "owned" "in-place" $values.istioOwnedCNIConfig) "standalone" $values.chained }}
-{{- $settings := dict "mode" $mode "conf_dir" $values.cniConfDir "bin_dir" $values.cniBinDir "record_dir" (printf "%s/installer" $values.stateDir) "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "agent_socket" (printf "%s/pod-events/grpc.sock" $values.runDir) "plugin_log_level" $values.logging.level "exclude_namespaces" $values.excludeNamespaces }}
+{{- $settings := dict "mode" $mode "conf_dir" $values.cniConfDir "bin_dir" $values.cniBinDir "record_dir" (printf "%s/installer" $values.stateDir) "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "agent_socket" (printf "%s/pod-events/grpc.sock" $values.runDir) "plugin_log_level" $values.logging.level "exclude_namespaces" $values.excludeNamespaces "health_address" (include "inpod.healthAddress" (list . "installer")) }}
 {{- if eq $mode "owned" }}{{ $_ := set $settings "owned_file" $values.istioOwnedCNIConfigFileName }}{{ end }}
 {{- if eq $mode "standalone" }}{{ $_ := set $settings "standalone_file" $values.cniConfFileName }}
 {{- else if $values.cniConfFileName }}{{ $_ := set $settings "primary_file" $values.cniConfFileName }}{{ end }}
@@ -87,7 +87,7 @@
   {{- include "inpod.image" (list . "installer" $values.installer.image) | nindent 2 }}
   env:
   {{- include "inpod.env" (list . $settings $values.installer.settings) | trim | nindent 2 }}
-  {{- include "inpod.probes" "installer" | nindent 2 }}
+  {{- include "inpod.probes" (list . "installer") | trim | nindent 2 }}
   {{- include "inpod.resources" (list . $values.installer.resources) | trim | nindent 2 }}
   {{- include "inpod.rights" (list . (ternary (list "DAC_OVERRIDE") list $values.installer.dacOverride) false) | nindent 2 }}
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
@@ -154,8 +154,8 @@
   env:
   - name: INPOD_NODE_NAME
     valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-  {{- include "inpod.env" (list . (dict "peer" "uid") (include "inpod.repairSettings" . | fromJson)) | trim | nindent 2 }}
-  {{- include "inpod.probes" "repair" | nindent 2 }}
+  {{- include "inpod.env" (list . (dict "peer" "uid" "health_address" (include "inpod.healthAddress" (list . "repair"))) (include "inpod.repairSettings" . | fromJson)) | trim | nindent 2 }}
+  {{- include "inpod.probes" (list . "repair") | trim | nindent 2 }}
   {{- include "inpod.resources" (list . $values.repair.resources) | trim | nindent 2 }}
   {{- include "inpod.rights" (list . list false) | nindent 2 }}
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}

@@ -95,9 +95,9 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- if eq (toString .provider) "multus" }}{{ $_ := set $no "provider=multus" "its NetworkAttachmentDefinition is for injected sidecars; set chained=false" }}{{ end }}
 {{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not apply to pods that share the node's network" }}{{ end }}
 {{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart installs all its objects together" }}{{ end }}
-{{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" "repair" }}
-{{- range $name := list "run_dir" "peer" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" "host_root" "conf_dir" "bin_dir" "record_dir" "agent_socket" }}
-{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it to match the mounts; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology and splitPeer" }}{{ end }}
+{{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" "repair" "injector" }}
+{{- range $name := list "run_dir" "peer" "health_address" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" "host_root" "conf_dir" "bin_dir" "record_dir" "agent_socket" }}
+{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it to match mounts and probes; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology, splitPeer and healthPort" }}{{ end }}
 {{- end }}
 {{- end }}
 {{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}

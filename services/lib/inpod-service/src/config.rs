@@ -61,6 +61,11 @@ pub const COMMON: &[Key] = &[
         help: "Maximum number of concurrent calls; further calls fail with OVERLOADED. pod-events has separate limits of this size for ADD, for DEL and GC, and for all other calls",
     },
     Key {
+        name: "health_address",
+        default: Some(""),
+        help: "ADDRESS:PORT at which HTTP probes are answered: /livez and /readyz, like --check-live and --check; empty: nowhere",
+    },
+    Key {
         name: "otlp_endpoint",
         default: Some(""),
         help: "OTLP endpoint for spans: http://HOST:PORT (gRPC without TLS) or unix:/PATH; no spans if empty. For binaries built with the cargo feature otlp",
@@ -78,6 +83,8 @@ pub(crate) struct Common {
     #[serde(deserialize_with = "parsed")]
     pub(crate) log_format: log::Format,
     pub(crate) max_calls: NonZeroUsize,
+    #[serde(deserialize_with = "optional_address")]
+    pub(crate) health_address: Option<SocketAddr>,
 }
 
 #[derive(Debug)]

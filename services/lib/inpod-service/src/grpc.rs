@@ -1,11 +1,12 @@
 mod health;
 mod incoming;
 mod layers;
+mod probes;
 mod reflection;
 
 pub(crate) use health::LIVE;
 
-use std::{convert::Infallible, path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use tonic::{body::Body, server::NamedService, service::Routes};
@@ -15,6 +16,7 @@ use tower::Service;
 use crate::{Daemon, Metrics, Readiness, Shutdown, peer::Policy, uds};
 use health::Health;
 pub use layers::ConcurrencyGroup;
+use probes::Probes;
 use reflection::{Reflection, V1, V1alpha};
 
 /// The time for answering calls and ending streams.
@@ -33,6 +35,7 @@ pub struct Server {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
+    health_address: Option<SocketAddr>,
     groups: &'static [ConcurrencyGroup],
     routes: Routes,
     names: Vec<&'static str>,
@@ -47,6 +50,7 @@ impl Server {
             readiness: daemon.readiness.clone(),
             metrics: daemon.metrics.clone(),
             max_calls: daemon.max_calls,
+            health_address: daemon.health_address,
             groups: &[],
             routes: Routes::default(),
             names: Vec::new(),
@@ -75,13 +79,20 @@ impl Server {
         self
     }
 
-    /// Serves until shutdown, then drains. Health reports the readiness.
+    /// Serves until shutdown, then drains. Health, also by HTTP at `health_address`, reports the readiness.
     ///
     /// # Errors
     ///
     /// If the socket cannot be bound.
     pub async fn serve(self) -> anyhow::Result<()> {
         let listener = uds::bind(&self.socket)?;
+        if let Some(address) = self.health_address {
+            let probes = Probes {
+                readiness: self.readiness.clone(),
+                shutdown: self.shutdown.clone(),
+            };
+            tokio::spawn(probes.serve(address));
+        }
         let names: Arc<[&'static str]> = self.names.into();
         let health = HealthServer::new(Health {
             readiness: self.readiness,

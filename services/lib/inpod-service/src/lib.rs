@@ -42,6 +42,7 @@ use std::{
     fmt, fs,
     future::Future,
     io::{self, Write as _},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
@@ -85,6 +86,7 @@ pub struct Daemon {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
+    health_address: Option<SocketAddr>,
     /// Empties the state directory at the end.
     removes_state: Arc<AtomicBool>,
     /// Keeps a second instance from starting.
@@ -297,6 +299,7 @@ fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
         metrics: Metrics::new(&service, &readiness),
         readiness,
         max_calls: common.max_calls.get(),
+        health_address: common.health_address,
         removes_state: Arc::default(),
         _instance_lock: Arc::new(uds::lock_instance(&directory)?),
         service,

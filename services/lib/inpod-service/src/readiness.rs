@@ -86,6 +86,15 @@ impl Readiness {
         self.lock().clone()
     }
 
+    /// Returns a line for each required condition that is not met.
+    pub(crate) fn unmet(&self) -> String {
+        let all = self.lock();
+        let unmet = all.iter().filter(|(_, it)| it.required && !it.ok);
+        unmet
+            .map(|(name, it)| format!("{name}: {}\n", it.message))
+            .collect()
+    }
+
     pub fn is_ready(&self) -> bool {
         *self.0.ready.borrow()
     }

@@ -204,6 +204,8 @@ fn a_value_that_cannot_be_used_names_its_setting_and_its_source() {
         ("sweep_seconds", "1.5"),
         ("sweep_seconds", ""),
         ("max_calls", "0"),
+        ("health_address", "15041"),
+        ("health_address", "localhost:15041"),
         ("peer", "anyone"),
         ("peer", ""),
         ("log_level", "loud"),

@@ -12,7 +12,10 @@ use tonic_health::pb::{
 };
 
 use super::*;
-use crate::Service as Description;
+use crate::{
+    Service as Description,
+    endpoint::tests::{own_address, send},
+};
 
 struct Running {
     dir: tempfile::TempDir,
@@ -24,6 +27,10 @@ struct Running {
 const NAME: &str = "netconfig";
 
 async fn start() -> Running {
+    start_with(None).await
+}
+
+async fn start_with(health_address: Option<SocketAddr>) -> Running {
     let dir = tempfile::tempdir().unwrap();
     let (stop, shutdown) = Shutdown::manual();
     let service = Description {
@@ -44,6 +51,7 @@ async fn start() -> Running {
         metrics: Metrics::new(&service, &readiness),
         readiness,
         max_calls: 4,
+        health_address,
         removes_state: Arc::default(),
         _instance_lock: Arc::new(uds::lock_instance(dir.path()).unwrap()),
     };
@@ -95,6 +103,59 @@ async fn health_follows_readiness_and_liveness_does_not() {
     assert_eq!(running.health("").await.unwrap(), ServingStatus::NotServing);
     let unknown = running.health("nobody").await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
+}
+
+async fn until_reported(conditions: &Readiness) {
+    while !conditions.all().contains_key("health-address") {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Returns status and body.
+async fn probe(address: SocketAddr, path: &str) -> (u16, String) {
+    let answer = send(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+#[tokio::test]
+async fn a_probe_by_http_is_answered_like_the_health_service_with_the_reasons() {
+    let address = own_address(10);
+    let running = start_with(Some(address)).await;
+    let (conditions, ok) = (running.daemon.readiness(), (200, "ok\n".to_owned()));
+    until_reported(conditions).await;
+    let reasons = "kernel: not looked at yet\n".to_owned();
+    assert_eq!(probe(address, "/readyz").await, (503, reasons));
+    assert_eq!(probe(address, "/livez").await, ok);
+    conditions.set("kernel", Ok(()));
+    conditions.set("ztunnel", Err("not required".to_owned()));
+    assert_eq!(probe(address, "/readyz").await, ok);
+    assert_eq!(probe(address, "/metrics").await.0, 404);
+
+    running.stop.send_replace(true);
+    let reasons = "shutdown: draining\n".to_owned();
+    assert_eq!(probe(address, "/readyz").await, (503, reasons));
+    assert_eq!(
+        probe(address, "/livez").await,
+        ok,
+        "a drain is no reason to kill"
+    );
+}
+
+#[tokio::test]
+async fn a_health_port_that_is_taken_keeps_no_call_from_being_answered() {
+    let address = own_address(11);
+    let _squatter = std::net::TcpListener::bind(address).unwrap();
+    let running = start_with(Some(address)).await;
+    let conditions = running.daemon.readiness();
+    until_reported(conditions).await;
+    let condition = conditions.all()["health-address"].clone();
+    for part in [&address.to_string(), "health_address", "healthPort"] {
+        assert!(condition.message.contains(part), "{}", condition.message);
+    }
+    conditions.set("kernel", Ok(()));
+    assert_eq!(running.health("").await.unwrap(), ServingStatus::Serving);
 }
 
 #[tokio::test]
