@@ -13,11 +13,10 @@ use crate::{
 
 pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub enrollment: Enrollment,
     pub reason: Reason,
-    pub inputs: Vec<(String, String)>,
 }
 
 /// The node's settings that decide which pods join, and how.
@@ -66,8 +65,18 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
             Enrollment::None
         },
         reason,
-        inputs: inputs::collect(pod, namespace, is_known, selected, policy),
     }
+}
+
+/// Lists the names and values that a decision is based on.
+pub(crate) fn inputs_of(
+    inventory: &Inventory,
+    pod: &Pod,
+    policy: &Policy<'_>,
+) -> Vec<(String, String)> {
+    let namespace = inventory.namespace(&pod.pod.namespace);
+    let is_known = !inventory.is_namespace_unknown(&namespace.name);
+    inputs::collect(pod, &namespace, is_known, policy)
 }
 
 /// The policy for pods whose decision is unknown.

@@ -14,7 +14,7 @@ pub(crate) use report::{ServiceReports, ztunnels};
 
 use crate::{
     checkpoint::{Intent, Record},
-    decide::Decision,
+    decide::{Decision, Policy, inputs_of},
     drift::DriftKind,
     pod::Pod,
     registry::Registry,
@@ -67,7 +67,6 @@ fn pod_gone() -> Decision {
     Decision {
         enrollment: Enrollment::None,
         reason: Reason::PodUnknown,
-        inputs: Vec::new(),
     }
 }
 
@@ -76,7 +75,6 @@ fn undecided() -> Decision {
     Decision {
         enrollment: Enrollment::Unknown,
         reason: Reason::SourceUnavailable,
-        inputs: Vec::new(),
     }
 }
 
@@ -123,7 +121,11 @@ pub(crate) fn summary(known: &PodInfo) -> wire::PodSummary {
     }
 }
 
-pub(crate) fn response(known: &PodInfo, reports: ServiceReports) -> wire::ExplainPodResponse {
+pub(crate) fn response(
+    known: &PodInfo,
+    policy: &Policy<'_>,
+    reports: ServiceReports,
+) -> wire::ExplainPodResponse {
     let (decision, view, current) = (&known.decision, &known.view, known.current());
     let reason = |failure: &Failure| failure.reason;
     let cause = view.failure.as_ref().map_or(decision.reason, reason);
@@ -136,7 +138,7 @@ pub(crate) fn response(known: &PodInfo, reports: ServiceReports) -> wire::Explai
         desired: types::Enrollment::from(decision.enrollment).into(),
         reason: decision.reason.number(),
         remedy: cause.remedy().to_owned(),
-        inputs: inputs(decision, current),
+        inputs: inputs(known, policy),
         state: state.into(),
         last_failure: known.failure(),
         sandbox: current.map(|record| (&record.sandbox).into()),
@@ -157,26 +159,25 @@ pub(crate) fn response(known: &PodInfo, reports: ServiceReports) -> wire::Explai
 }
 
 /// Returns the inputs of the decision, and whether the sandbox stays redirected to a sidecar regardless of it.
-fn inputs(decision: &Decision, current: Option<&Record>) -> Vec<wire::Input> {
+fn inputs(known: &PodInfo, policy: &Policy<'_>) -> Vec<wire::Input> {
     let sidecar_redirection = |record: &&Record| {
         let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
         is_enrolled && record.redirection.is_sidecar()
     };
-    let sidecar_redirection = current.filter(sidecar_redirection).map(|_| wire::Input {
-        name: "sandbox is redirected".to_owned(),
-        value: "to the pod's sidecar, until the sandbox ends".to_owned(),
-    });
-    decision
-        .inputs
-        .iter()
-        .map(input)
+    let sidecar_redirection = known
+        .current()
+        .filter(sidecar_redirection)
+        .map(|_| wire::Input {
+            name: "sandbox is redirected".to_owned(),
+            value: "to the pod's sidecar, until the sandbox ends".to_owned(),
+        });
+    let shown = known.shown();
+    let inputs = shown.map(|pod| inputs_of(&known.inventory, pod, policy));
+    let inputs = inputs.into_iter().flatten();
+    inputs
+        .map(|(name, value)| wire::Input { name, value })
         .chain(sidecar_redirection)
         .collect()
-}
-
-fn input((name, value): &(String, String)) -> wire::Input {
-    let (name, value) = (name.clone(), value.clone());
-    wire::Input { name, value }
 }
 
 fn path(record: &Record) -> String {

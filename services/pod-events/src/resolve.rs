@@ -38,16 +38,13 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
         let decision = decide_from(inventory, pod, &policy);
         (decision.enrollment != Enrollment::Unknown).then(|| Resolved::Pod(pod.clone(), decision))
     };
-    let is_enough = |inventory: &Inventory| {
-        let resolved = decided(inventory);
-        resolved.is_some_and(|it| it.has_known_permissions(inventory, policy.pods_may))
+    let enough = |inventory: &Inventory| {
+        decided(inventory).filter(|it| it.has_known_permissions(inventory, policy.pods_may))
     };
-    let inventory = shared.source.inventory();
-    if is_enough(&inventory)
-        && let Some(resolved) = decided(&inventory)
-    {
+    if let Some(resolved) = enough(&shared.source.inventory()) {
         return Ok(resolved);
     }
+    let is_enough = |inventory: &Inventory| enough(inventory).is_some();
     let until = call.work_deadline.max(Instant::now());
     match shared.source.refresh(key, until, is_enough).await {
         RefreshOutcome::Current(inventory) => {

@@ -4,7 +4,7 @@ mod directory;
 mod kubernetes;
 mod shared_map;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc, time::Duration};
 
 use inpod_kube::ClientError;
 use inpod_types::{NamespaceName, NodeName, PodName, PodUid};
@@ -54,9 +54,9 @@ impl Inventory {
     }
 
     /// An unknown namespace has no labels.
-    pub fn namespace(&self, name: &NamespaceName) -> Namespace {
-        let known = self.namespaces.get(name).cloned();
-        known.unwrap_or_else(|| Namespace::unlabeled(name.clone()))
+    pub fn namespace(&self, name: &NamespaceName) -> Cow<'_, Namespace> {
+        let known = self.namespaces.get(name).map(Cow::Borrowed);
+        known.unwrap_or_else(|| Cow::Owned(Namespace::unlabeled(name.clone())))
     }
 
     /// Returns the pods to evaluate again: those that changed, those whose namespace changed and,

@@ -13,9 +13,9 @@ pub(super) fn collect(
     pod: &Pod,
     namespace: &Namespace,
     is_known: bool,
-    selected: Selected,
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
+    let selected = policy.selectors.select(&pod.labels, namespace, is_known);
     let mut inputs = labels(pod, namespace, is_known, policy);
     inputs.push((
         "enablement selector".to_owned(),
@@ -120,7 +120,7 @@ fn permissions(
 mod tests {
     use super::*;
     use crate::{
-        decide::{Selectors, decide},
+        decide::Selectors,
         redirection::{Permissions, Requested},
         testing::{namespace, pod},
     };
@@ -140,7 +140,7 @@ mod tests {
             sidecars: true,
             is_uninstalling: false,
         };
-        decide(&pod, &namespace, is_known, &policy).inputs
+        collect(&pod, &namespace, is_known, &policy)
     }
 
     fn value<'a>(inputs: &'a [(String, String)], name: &str) -> Option<&'a str> {

@@ -143,7 +143,6 @@ mod tests {
             decision: Decision {
                 enrollment,
                 reason: Reason::NotSelected,
-                inputs: Vec::new(),
             },
             view: View {
                 records,

@@ -90,7 +90,7 @@ impl Server {
             Some(record) if !matches!(record.intent, Intent::Out) => self.inspect(record).await,
             Some(_) | None => ServiceReports::default(),
         };
-        explain::response(known, reports)
+        explain::response(known, &self.shared.policy(), reports)
     }
 
     async fn inspect(&self, record: &Record) -> ServiceReports {

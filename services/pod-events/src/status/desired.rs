@@ -182,7 +182,6 @@ mod tests {
             let decision = Decision {
                 enrollment: self.wanted,
                 reason: Reason::NotSelected,
-                inputs: Vec::new(),
             };
             PodStatus::of(&self.pod, Some(&self.view), &decision, self.adoption_done).desired()
         }
@@ -216,7 +215,6 @@ mod tests {
         let decision = Decision {
             enrollment: Enrollment::Sidecar,
             reason: Reason::SidecarInjected,
-            inputs: Vec::new(),
         };
         let status = PodStatus::of(&case.pod, Some(&case.view), &decision, true);
         assert_eq!(status.serving_sandbox(), None);

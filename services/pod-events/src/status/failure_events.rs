@@ -75,7 +75,6 @@ mod tests {
         let decision = Decision {
             enrollment: Enrollment::Ambient,
             reason: Reason::LabelOnPod,
-            inputs: Vec::new(),
         };
         let status = PodStatus::of(&pod, Some(&view), &decision, true);
         let key = ("shop".parse().unwrap(), "web".parse().unwrap());
