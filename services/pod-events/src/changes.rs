@@ -20,9 +20,9 @@ impl Default for PodChanges {
 }
 
 impl PodChanges {
-    pub fn notify(&self, key: &PodKey) {
+    pub fn notify(&self, key: &Arc<PodKey>) {
         // Fails without a subscriber, which is fine.
-        self.0.send(Arc::new(key.clone())).unwrap_or_default();
+        self.0.send(Arc::clone(key)).unwrap_or_default();
     }
 
     /// Subscribes to later changes. A subscriber that lags has to read all views again.
@@ -38,11 +38,11 @@ mod tests {
     #[test]
     fn a_subscriber_receives_changes_after_it_subscribed() {
         let sender = PodChanges::default();
-        let key = |name: &str| ("shop".parse().unwrap(), name.parse().unwrap());
+        let key = |name: &str| Arc::new(("shop".parse().unwrap(), name.parse().unwrap()));
         sender.notify(&key("early"));
         let mut changes = sender.subscribe();
         sender.notify(&key("web"));
-        assert_eq!(*changes.try_recv().unwrap(), key("web"));
+        assert_eq!(changes.try_recv().unwrap(), key("web"));
         assert!(changes.try_recv().is_err());
     }
 }

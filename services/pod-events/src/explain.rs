@@ -80,7 +80,7 @@ fn undecided() -> Decision {
 
 impl PodInfo {
     pub(crate) fn current(&self) -> Option<&Record> {
-        self.view.records.last()
+        self.view.records.last().map(|record| &**record)
     }
 
     /// Compares with the UID of the source or the checkpoint.
@@ -148,7 +148,7 @@ pub(crate) fn response(
         bypasses: bypass::sentences(known, rules.as_ref()),
         rules,
         ztunnels,
-        timeline: view.timeline.entries().map(entry).collect(),
+        timeline: view.timeline.entries().iter().map(entry).collect(),
         redirection_annotation: expected_annotation(known),
         shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
@@ -227,7 +227,7 @@ fn drift((kind, count): (&DriftKind, &u64)) -> wire::Drift {
 fn entry(entry: &Entry) -> wire::TimelineEntry {
     wire::TimelineEntry {
         at: Some(entry.at.into()),
-        event: entry.event.clone(),
+        event: entry.event.to_string(),
         took: entry.took.and_then(|took| took.try_into().ok()),
     }
 }

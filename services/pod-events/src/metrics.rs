@@ -5,7 +5,7 @@ mod istio;
 mod phases;
 mod view_age;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use inpod_proto::podevents::v1::PodState;
 use inpod_service::metrics::{ObservableGauge, duration_histogram};
@@ -268,7 +268,7 @@ fn watch_queue(registry: &mut Registry, shared: &Shared) {
 
 fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
     let counts = pods.count(|view: &View| {
-        let is_enrolled = |record: &&Record| matches!(record.intent, Intent::Enrolled { .. });
+        let is_enrolled = |record: &&Arc<Record>| matches!(record.intent, Intent::Enrolled { .. });
         let enrolled = view.records.last().filter(is_enrolled);
         enrolled.map(|record| record.redirection.is_sidecar())
     });
@@ -277,7 +277,9 @@ fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let counts = pods.count(|view: &View| i32::from(explain::state(view.records.last())));
+    let counts = pods.count(|view: &View| {
+        i32::from(explain::state(view.records.last().map(|record| &**record)))
+    });
     let count = |state: PodState| counts.get(&i32::from(state)).copied().unwrap_or_default();
     STATES.map(|(state, name)| (name, count(state))).to_vec()
 }

@@ -210,7 +210,7 @@ impl Replay<'_> {
             Event::Ended(sandbox) => {
                 let owner = self.registry.owner(&sandbox);
                 let settled = self.registry.replay_delete(&sandbox).await;
-                self.touched.extend(owner);
+                self.touched.extend(owner.map(Arc::unwrap_or_clone));
                 settled
             }
             Event::Admitted(key, admitted) => {

@@ -56,13 +56,13 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct Tasks {
-    running: BTreeMap<PodKey, Handle>,
-    failed: VecDeque<(PodKey, View)>,
+    running: BTreeMap<Arc<PodKey>, Handle>,
+    failed: VecDeque<(Arc<PodKey>, View)>,
 }
 
 #[derive(Debug)]
 struct Handle {
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::UnboundedSender<Box<Command>>,
     interrupts: watch::Sender<Interrupts>,
     view: Arc<Mutex<View>>,
 }
@@ -71,19 +71,20 @@ impl Handle {
     /// Returns whether the task is still running.
     fn send(&self, command: Command) -> bool {
         self.interrupts.send_modify(|sent| sent.count(&command));
-        self.commands.send(command).is_ok()
+        self.commands.send(Box::new(command)).is_ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn view(&self) -> View {
-        self.view
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.lock().clone()
     }
 }
 
 impl Tasks {
-    fn remember_failed(&mut self, key: PodKey, view: View) {
+    fn remember_failed(&mut self, key: Arc<PodKey>, view: View) {
         self.failed.retain(|(known, _)| *known != key);
         if view.failure.is_some() {
             self.failed.push_back((key, view));
@@ -102,9 +103,10 @@ impl Registry {
             adopted: Arc::default(),
             in_flight: InFlight::default(),
         };
-        let mut by_pod: BTreeMap<PodKey, Vec<Record>> = BTreeMap::new();
+        let mut by_pod: BTreeMap<PodKey, Vec<Arc<Record>>> = BTreeMap::new();
         for record in records.into_values() {
-            by_pod.entry(key_of(&record)).or_default().push(record);
+            let of_pod = by_pod.entry(key_of(&record)).or_default();
+            of_pod.push(record.into());
         }
         for (key, records) in by_pod {
             registry.start(&mut registry.tasks(), key, records);
@@ -116,18 +118,19 @@ impl Registry {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(&self, tasks: &mut Tasks, key: PodKey, records: Vec<Record>) {
+    fn start(&self, tasks: &mut Tasks, key: PodKey, records: Vec<Arc<Record>>) {
+        let key = Arc::new(key);
         let (commands, receiver) = mpsc::unbounded_channel();
         let (interrupts, sent) = watch::channel(Interrupts::default());
         let view = Arc::default();
         let task = Task::new(
             Arc::clone(&self.shared),
-            key.clone(),
+            Arc::clone(&key),
             records,
             Arc::clone(&view),
             sent,
         );
-        let of = key.clone();
+        let of = Arc::clone(&key);
         tasks.running.insert(
             key,
             Handle {
@@ -142,7 +145,7 @@ impl Registry {
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = is_idle && commands.is_empty();
             if finished && let Some(handle) = tasks.running.remove(key) {
-                tasks.remember_failed(key.clone(), handle.view());
+                tasks.remember_failed(Arc::clone(key), handle.view());
             }
             finished
         });
@@ -169,10 +172,11 @@ impl Registry {
         }
     }
 
-    fn checkpointed(&self, key: &PodKey) -> Vec<Record> {
+    fn checkpointed(&self, key: &PodKey) -> Vec<Arc<Record>> {
         let records = self.shared.pipeline.checkpoint.records();
         let records = records.unwrap_or_default().into_iter();
-        records.filter(|record| key_of(record) == *key).collect()
+        let of_pod = records.filter(|record| key_of(record) == *key);
+        of_pod.map(Arc::new).collect()
     }
 
     /// Handles an ADD. Waits for restarting services as long as the caller does. A DEL of the sandbox cancels it.
@@ -223,7 +227,7 @@ impl Registry {
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
         // An ADD that waits for a permit, its pod or ztunnel. Its task first undoes it.
         let adding = self.in_flight.cancel(sandbox).await;
-        let Some(key) = self.owner(sandbox).or(adding) else {
+        let Some(key) = self.owner(sandbox).or(adding.map(Arc::new)) else {
             return false;
         };
         let (reply, answer) = oneshot::channel();
@@ -274,14 +278,14 @@ impl Registry {
             return;
         };
         let records = self.view(&key).map(|view| view.records);
-        let differs = |record: &Record| {
+        let differs = |record: &Arc<Record>| {
             let applied = record.intent.fingerprint();
             record.sandbox == *sandbox
                 && applied.is_some_and(|applied| !intact || applied != fingerprint)
         };
         if records.is_some_and(|records| records.iter().any(differs)) {
             let kind = DriftKind::classify(fingerprint, intact);
-            let (namespace, name) = &key;
+            let (namespace, name) = &*key;
             tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules have drifted");
             self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
         }

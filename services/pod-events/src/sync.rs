@@ -184,12 +184,8 @@ impl Sync {
     /// Releases claims without a record: their sandboxes ended while their DEL could not be delivered.
     async fn release_orphans(&self) -> Result<(), Failure> {
         let deadline = Instant::now() + CALL_TIMEOUT;
-        let recorded: BTreeSet<_> = self
-            .registry
-            .records()
-            .into_iter()
-            .map(|record| record.sandbox)
-            .collect();
+        let records = self.registry.records();
+        let recorded: BTreeSet<_> = records.iter().map(|record| &record.sandbox).collect();
         for sandbox in self.clients.list_claims(deadline).await? {
             if !recorded.contains(&sandbox) {
                 tracing::warn!(%sandbox, "Releasing a claim without a record");

@@ -144,11 +144,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Task {
     shared: Arc<Shared>,
-    key: PodKey,
+    key: Arc<PodKey>,
     view: Arc<Mutex<View>>,
     sent: watch::Receiver<Interrupts>,
     seen: Interrupts,
-    records: Vec<Record>,
+    /// Shared with the view: changed on a copy of their own.
+    records: Vec<Arc<Record>>,
     failure: Option<Failure>,
     timeline: Timeline,
     gone_since: Option<BootInstant>,
@@ -190,16 +191,17 @@ enum Step {
 impl Task {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        key: PodKey,
-        mut records: Vec<Record>,
+        key: Arc<PodKey>,
+        mut records: Vec<Arc<Record>>,
         view: Arc<Mutex<View>>,
         sent: watch::Receiver<Interrupts>,
     ) -> Self {
         records.sort_by_key(|record| record.revision);
+        let timeline = Timeline::default();
         view.lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .records
-            .clone_from(&records);
+            .timeline
+            .clone_from(&timeline);
         let task = Self {
             shared,
             key,
@@ -208,7 +210,7 @@ impl Task {
             seen: Interrupts::default(),
             records,
             failure: None,
-            timeline: Timeline::default(),
+            timeline,
             gone_since: None,
             attempts: 0,
             wake: None,
@@ -227,18 +229,19 @@ impl Task {
 
     pub(crate) async fn run(
         mut self,
-        mut commands: mpsc::UnboundedReceiver<Command>,
-        finished: impl Fn(&PodKey, bool, &mpsc::UnboundedReceiver<Command>) -> bool,
+        mut commands: mpsc::UnboundedReceiver<Box<Command>>,
+        finished: impl Fn(&Arc<PodKey>, bool, &mpsc::UnboundedReceiver<Box<Command>>) -> bool,
     ) {
         while !finished(&self.key, self.is_idle(), &commands) {
             let due = self.due();
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(command) => self.handle(command).await,
+                    // Boxed, as a task without work must not occupy what the largest of its works needs.
+                    Some(command) => Box::pin(self.handle(*command)).await,
                     None => return,
                 },
                 () = async { sleep_until(due.unwrap_or_else(Instant::now)).await }, if due.is_some() => {
-                    self.reconcile().await;
+                    Box::pin(self.reconcile()).await;
                 }
             }
             self.publish_view();
@@ -257,19 +260,23 @@ impl Task {
 
     fn publish_view(&self) {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        let owners = &self.shared.owners;
-        owners.replace(&self.key, &view.records, &self.records);
-        *view = View {
-            since: view.state_since(&self.records),
-            records: self.records.clone(),
-            failure: self.failure.clone(),
-            timeline: self.timeline.clone(),
-            next_attempt: self.wake.map(wall_clock),
-            drift: self.drift.clone(),
-            next: self.next,
-        };
+        let is_changed = view.records != self.records || view.failure != self.failure;
+        if is_changed {
+            self.shared
+                .owners
+                .replace(&self.key, &view.records, &self.records);
+            view.since = view.state_since(&self.records);
+            view.failure.clone_from(&self.failure);
+        }
+        // Also of equal records only one copy is kept.
+        view.records.clone_from(&self.records);
+        view.next_attempt = self.wake.map(wall_clock);
+        view.drift.clone_from(&self.drift);
+        view.next = self.next;
         drop(view);
-        self.shared.pod_changes.notify(&self.key);
+        if is_changed {
+            self.shared.pod_changes.notify(&self.key);
+        }
     }
 
     /// The view is published before the reply, because the caller may read it at once.
@@ -338,5 +345,67 @@ impl Task {
         self.records
             .iter()
             .position(|record| record.matches_request(sandbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{record, shared};
+
+    struct Running {
+        _directory: tempfile::TempDir,
+        shared: Arc<Shared>,
+        commands: mpsc::UnboundedSender<Box<Command>>,
+        _sent: watch::Sender<Interrupts>,
+    }
+
+    /// Returns a task whose pod the source does not show yet, so that nothing is to be done.
+    async fn idle_task() -> (impl Future<Output = ()> + Send + 'static, Running) {
+        let directory = tempfile::tempdir().unwrap();
+        let shared = shared(directory.path()).await;
+        let known = Record {
+            admitted_unenrolled: true,
+            ..record("c1")
+        };
+        let key = Arc::new((known.pod.namespace.clone(), known.pod.name.clone()));
+        let (commands, received) = mpsc::unbounded_channel();
+        let (sent, interrupts) = watch::channel(Interrupts::default());
+        let records = vec![known.into()];
+        let task = Task::new(
+            Arc::clone(&shared),
+            key,
+            records,
+            Arc::default(),
+            interrupts,
+        );
+        let running = Running {
+            _directory: directory,
+            shared,
+            commands,
+            _sent: sent,
+        };
+        (task.run(received, |_, _, _| false), running)
+    }
+
+    #[tokio::test]
+    async fn a_task_without_work_is_small_whatever_it_can_do() {
+        let (task, _running) = idle_task().await;
+        let bytes = size_of_val(&task);
+        assert!(bytes <= 2048, "{bytes} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_reconcile_that_changes_nothing_notifies_nobody() {
+        let (task, running) = idle_task().await;
+        tokio::spawn(task);
+        let mut changes = running.shared.pod_changes.subscribe();
+        let (reply, answer) = oneshot::channel();
+        running
+            .commands
+            .send(Box::new(Command::Resync(reply)))
+            .unwrap();
+        answer.await.unwrap();
+        assert!(changes.try_recv().is_err());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -10,40 +11,45 @@ use tokio::time::Instant;
 /// The oldest entries are dropped above this number.
 const MAX_ENTRIES: usize = 32;
 
-/// A pod's events, oldest first.
+/// A pod's events, oldest first. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Timeline(VecDeque<Entry>);
+pub struct Timeline(Arc<Mutex<VecDeque<Entry>>>);
 
 #[derive(Clone, Debug)]
 pub struct Entry {
     pub at: SystemTime,
-    pub event: String,
+    pub event: Box<str>,
     /// For events that took noticeable time.
     pub took: Option<Duration>,
 }
 
 impl Timeline {
-    pub fn note(&mut self, event: impl Into<String>) {
+    pub fn note(&mut self, event: impl Into<Box<str>>) {
         self.push(event.into(), None);
     }
 
-    pub fn note_since(&mut self, event: impl Into<String>, began: Instant) {
+    pub fn note_since(&mut self, event: impl Into<Box<str>>, began: Instant) {
         self.push(event.into(), Some(began.elapsed()));
     }
 
-    fn push(&mut self, event: String, took: Option<Duration>) {
-        if self.0.len() == MAX_ENTRIES {
-            self.0.pop_front();
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&mut self, event: Box<str>, took: Option<Duration>) {
+        let mut entries = self.lock();
+        if entries.len() == MAX_ENTRIES {
+            entries.pop_front();
         }
-        self.0.push_back(Entry {
+        entries.push_back(Entry {
             at: SystemTime::now(),
             event,
             took,
         });
     }
 
-    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.0.iter()
+    pub fn entries(&self) -> Vec<Entry> {
+        self.lock().iter().cloned().collect()
     }
 }
 
@@ -55,10 +61,8 @@ mod tests {
     fn the_last_entries_are_kept() {
         let mut timeline = Timeline::default();
         (0..100).for_each(|n| timeline.note(format!("{n}")));
-        let kept: Vec<_> = timeline
-            .entries()
-            .map(|entry| entry.event.as_str())
-            .collect();
-        assert_eq!((kept.len(), kept[0], kept[31]), (MAX_ENTRIES, "68", "99"));
+        let kept = timeline.entries();
+        assert_eq!(kept.len(), MAX_ENTRIES);
+        assert_eq!((&*kept[0].event, &*kept[31].event), ("68", "99"));
     }
 }

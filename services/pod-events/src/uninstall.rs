@@ -17,7 +17,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{SERVICE, checkpoint::Record, clients::Clients, registry::Registry, task::Shared};
+use crate::{SERVICE, clients::Clients, registry::Registry, task::Shared};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -164,12 +164,12 @@ impl Uninstaller {
 
     fn managed_pods(&self) -> usize {
         let records = self.registry.records().into_iter();
-        records.filter(Record::is_managed).count()
+        records.filter(|record| record.is_managed()).count()
     }
 
     fn detached_pods(&self) -> usize {
         let records = self.registry.records().into_iter();
-        records.filter(Record::is_detached).count()
+        records.filter(|record| record.is_detached()).count()
     }
 
     /// No pod may be in the mesh, all annotations must be withdrawn, and the plugin must have seen it.

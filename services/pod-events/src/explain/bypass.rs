@@ -145,7 +145,7 @@ mod tests {
                 reason: Reason::NotSelected,
             },
             view: View {
-                records,
+                records: records.into_iter().map(Arc::new).collect(),
                 ..View::default()
             },
             inventory: Arc::new(Inventory::default()),

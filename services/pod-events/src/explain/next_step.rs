@@ -59,11 +59,14 @@ mod tests {
 
     fn described(intent: Intent, next: Option<Action>, due: bool) -> &'static str {
         describe(&View {
-            records: vec![Record {
-                intent,
-                netns_id: None,
-                ..record("c1")
-            }],
+            records: vec![
+                Record {
+                    intent,
+                    netns_id: None,
+                    ..record("c1")
+                }
+                .into(),
+            ],
             next_attempt: due.then(SystemTime::now),
             next,
             ..View::default()

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future, stream};
 use inpod_types::{Enrollment, Failure};
@@ -71,6 +71,6 @@ fn may_be_enrolled(shared: &Shared, pod: &Pod) -> bool {
     can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))
 }
 
-fn is_new(records: &[Record], pod: &Pod) -> bool {
+fn is_new(records: &[Arc<Record>], pod: &Pod) -> bool {
     !records.iter().any(|record| record.belongs_to(pod))
 }

@@ -2,8 +2,8 @@
 //! more with each pod.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use inpod_types::{ContainerId, SandboxRef};
@@ -13,38 +13,41 @@ use crate::{checkpoint::Record, source::PodKey};
 /// Not by sandbox: a record may match requests of another network (see [`Record::matches_request`]), but
 /// never of another container.
 #[derive(Debug, Default)]
-pub struct Owners(Mutex<BTreeMap<ContainerId, BTreeSet<PodKey>>>);
+pub struct Owners(Mutex<Pods>);
+
+/// Of one pod nearly always, which a vector holds in the least space.
+type Pods = BTreeMap<ContainerId, Vec<Arc<PodKey>>>;
 
 impl Owners {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerId, BTreeSet<PodKey>>> {
+    fn lock(&self) -> MutexGuard<'_, Pods> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn replace(&self, key: &PodKey, before: &[Record], now: &[Record]) {
+    pub(crate) fn replace(&self, key: &Arc<PodKey>, before: &[Arc<Record>], now: &[Arc<Record>]) {
         let mut owners = self.lock();
-        for Record { sandbox, .. } in before {
-            let container = &sandbox.container_id;
+        for record in before {
+            let container = &record.sandbox.container_id;
             let stays = now
                 .iter()
                 .any(|record| record.sandbox.container_id == *container);
             if !stays && let Some(pods) = owners.get_mut(container) {
-                pods.remove(key);
+                pods.retain(|known| known != key);
                 if pods.is_empty() {
                     owners.remove(container);
                 }
             }
         }
-        for Record { sandbox, .. } in now {
-            let pods = owners.get_mut(&sandbox.container_id);
-            if pods.is_some_and(|pods| pods.contains(key)) {
-                continue;
+        for record in now {
+            let container = &record.sandbox.container_id;
+            match owners.get_mut(container) {
+                Some(pods) if pods.contains(key) => {}
+                Some(pods) => pods.push(Arc::clone(key)),
+                None => drop(owners.insert(container.clone(), vec![Arc::clone(key)])),
             }
-            let pods = owners.entry(sandbox.container_id.clone()).or_default();
-            pods.insert(key.clone());
         }
     }
 
-    pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
+    pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> Vec<Arc<PodKey>> {
         let owners = self.lock();
         owners
             .get(&sandbox.container_id)
@@ -58,23 +61,23 @@ mod tests {
     use super::*;
     use crate::testing::{record, sandbox};
 
-    fn key(name: &str) -> PodKey {
-        ("shop".parse().unwrap(), name.parse().unwrap())
+    fn key(name: &str) -> Arc<PodKey> {
+        Arc::new(("shop".parse().unwrap(), name.parse().unwrap()))
     }
 
     #[test]
     fn a_sandbox_belongs_to_the_pod_that_has_it_and_to_none_once_it_is_forgotten() {
         let owners = Owners::default();
-        let (a, b) = (record("a"), record("b"));
+        let [a, b] = ["a", "b"].map(|id| Arc::new(record(id)));
         owners.replace(&key("web"), &[], std::slice::from_ref(&a));
         let both = [a.clone(), b];
         owners.replace(&key("web"), std::slice::from_ref(&a), &both);
-        assert_eq!(owners.candidates(&sandbox("a")), [key("web")].into());
-        assert_eq!(owners.candidates(&sandbox("b")), [key("web")].into());
+        assert_eq!(owners.candidates(&sandbox("a")), [key("web")]);
+        assert_eq!(owners.candidates(&sandbox("b")), [key("web")]);
         owners.replace(&key("other"), &[], std::slice::from_ref(&a));
         owners.replace(&key("web"), &both, &[]);
-        assert_eq!(owners.candidates(&sandbox("a")), [key("other")].into());
-        assert_eq!(owners.candidates(&sandbox("b")), BTreeSet::new());
+        assert_eq!(owners.candidates(&sandbox("a")), [key("other")]);
+        assert_eq!(owners.candidates(&sandbox("b")), []);
         owners.replace(&key("other"), &[a], &[]);
         assert!(owners.lock().is_empty());
     }
@@ -82,9 +85,9 @@ mod tests {
     #[test]
     fn a_sandbox_that_is_found_without_its_network_is_of_its_container_too() {
         let owners = Owners::default();
-        owners.replace(&key("web"), &[], &[record("a")]);
+        owners.replace(&key("web"), &[], &[record("a").into()]);
         let mut found = sandbox("a");
         found.network_name = "another".parse().unwrap();
-        assert_eq!(owners.candidates(&found), [key("web")].into());
+        assert_eq!(owners.candidates(&found), [key("web")]);
     }
 }

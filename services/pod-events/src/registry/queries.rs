@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, sync::PoisonError};
+use std::{collections::BTreeMap, sync::Arc};
 
 use inpod_types::{NetworkName, SandboxRef};
 
@@ -6,55 +6,45 @@ use super::{Handle, Registry};
 use crate::{checkpoint::Record, source::PodKey, task::View};
 
 impl Registry {
-    pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
+    pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<Arc<PodKey>> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
-            let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
-            view.records
-                .iter()
-                .any(|record| record.matches_request(sandbox))
+            let view = handle.lock();
+            let mut records = view.records.iter();
+            records.any(|record| record.matches_request(sandbox))
         };
         let mut pods = self.shared.owners.candidates(sandbox).into_iter();
         pods.find(|key| tasks.running.get(key).is_some_and(holds))
     }
 
-    pub fn record(&self, sandbox: &SandboxRef) -> Option<Record> {
-        let view = self.view(&self.owner(sandbox)?)?;
+    pub fn record(&self, sandbox: &SandboxRef) -> Option<Arc<Record>> {
+        let key = self.owner(sandbox)?;
+        let view = self.view(&key)?;
         let mut records = view.records.into_iter();
         records.find(|record| record.matches_request(sandbox))
     }
 
-    pub fn records(&self) -> Vec<Record> {
-        self.views()
-            .into_values()
-            .flat_map(|view| view.records)
-            .collect()
+    pub fn records(&self) -> Vec<Arc<Record>> {
+        let tasks = self.tasks();
+        let views = tasks.running.values().map(Handle::lock);
+        views.flat_map(|view| view.records.clone()).collect()
     }
 
     pub fn sandboxes_of(&self, network: &NetworkName) -> Vec<SandboxRef> {
-        let sandboxes = self.records().into_iter().map(|record| record.sandbox);
-        sandboxes
-            .filter(|sandbox| sandbox.network_name == *network)
-            .collect()
-    }
-
-    pub fn views(&self) -> BTreeMap<PodKey, View> {
-        self.tasks()
-            .running
-            .iter()
-            .map(|(key, handle)| (key.clone(), handle.view()))
-            .collect()
+        let records = self.records().into_iter();
+        let of_network = records.filter(|record| record.sandbox.network_name == *network);
+        of_network.map(|record| record.sandbox.clone()).collect()
     }
 
     pub(crate) fn keys(&self) -> Vec<PodKey> {
-        self.tasks().running.keys().cloned().collect()
+        let tasks = self.tasks();
+        tasks.running.keys().map(|key| PodKey::clone(key)).collect()
     }
 
     pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
         let mut counts = BTreeMap::new();
         for handle in self.tasks().running.values() {
-            let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
-            *counts.entry(kind(&view)).or_default() += 1;
+            *counts.entry(kind(&handle.lock())).or_default() += 1;
         }
         counts
     }
@@ -66,7 +56,7 @@ impl Registry {
             tasks
                 .failed
                 .iter()
-                .find(|(known, _)| known == key)
+                .find(|(known, _)| **known == *key)
                 .map(|(_, view)| view.clone())
         };
         tasks.running.get(key).map(Handle::view).or_else(failed)

@@ -3,7 +3,7 @@
 //! A command for the pod starts a new task at once ([`Registry::dispatch`]); without one the pod
 //! would go unmanaged and unnoticed.
 
-use std::{panic::AssertUnwindSafe, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use tokio::{sync::oneshot, time::sleep};
@@ -15,7 +15,11 @@ use crate::{source::PodKey, task::Command};
 const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 impl Registry {
-    pub(super) fn supervise(&self, key: PodKey, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn supervise(
+        &self,
+        key: Arc<PodKey>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
         let registry = self.clone();
         // Unwind safe: no state of the task is used after a panic, its view is rebuilt from the checkpoint.
         let task = AssertUnwindSafe(task).catch_unwind();
@@ -67,7 +71,7 @@ mod tests {
             interrupts: watch::channel(crate::task::Interrupts::default()).0,
             view: Arc::default(),
         };
-        registry.tasks().running.insert(web(), gone);
+        registry.tasks().running.insert(web().into(), gone);
         registry
     }
 
@@ -83,7 +87,7 @@ mod tests {
     async fn a_pod_whose_task_panics_gets_a_new_task_a_while_later() {
         let dir = tempfile::tempdir().unwrap();
         let registry = without_task(dir.path()).await;
-        registry.supervise(web(), async { panic!("a defect") });
+        registry.supervise(web().into(), async { panic!("a defect") });
         sleep(RESTART_DELAY / 2).await;
         assert_eq!(shown(&registry), [""; 0]);
         sleep(RESTART_DELAY).await;
@@ -94,7 +98,7 @@ mod tests {
     async fn a_task_that_ends_regularly_is_not_restarted() {
         let dir = tempfile::tempdir().unwrap();
         let registry = without_task(dir.path()).await;
-        registry.supervise(web(), async {});
+        registry.supervise(web().into(), async {});
         sleep(RESTART_DELAY * 2).await;
         assert_eq!(shown(&registry), [""; 0]);
     }

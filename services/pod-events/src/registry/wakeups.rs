@@ -1,16 +1,11 @@
 //! Selects the tasks to wake. A change costs only as much as the pods that it affects.
 
-use std::{
-    collections::BTreeSet,
-    ops::Bound,
-    sync::{PoisonError, atomic::Ordering},
-};
+use std::{collections::BTreeSet, ops::Bound, sync::atomic::Ordering};
 
 use inpod_types::{Enrollment, NamespaceName, PodName};
 
 use super::{Handle, Registry, Tasks};
 use crate::{
-    checkpoint::Record,
     source::{Changes, PodKey},
     task::{Command, should_be_enrolled},
 };
@@ -28,7 +23,7 @@ impl Tasks {
         };
         let found = first.map(from).into_iter().flatten();
         found
-            .take_while(move |((of, _), _)| of == namespace)
+            .take_while(move |(key, _)| key.0 == *namespace)
             .map(|(_, handle)| handle)
     }
 }
@@ -97,7 +92,7 @@ impl Registry {
             .running
             .iter()
             .filter(|(_, handle)| handle.is_managed());
-        held.map(|((namespace, _), _)| namespace.clone()).collect()
+        held.map(|(key, _)| key.0.clone()).collect()
     }
 
     pub(crate) fn has_managed_pods(&self, namespace: &NamespaceName) -> bool {
@@ -107,7 +102,6 @@ impl Registry {
 
 impl Handle {
     fn is_managed(&self) -> bool {
-        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        view.records.iter().any(Record::is_managed)
+        self.lock().records.iter().any(|record| record.is_managed())
     }
 }

@@ -57,12 +57,13 @@ impl<'a> PodStatus<'a> {
         adoption_done: bool,
     ) -> Self {
         let records = view.map(|view| view.records.as_slice()).unwrap_or_default();
-        let record = records.iter().rev().find(|record| record.belongs_to(pod));
+        let mut latest = records.iter().rev();
+        let record = latest.find(|record| record.belongs_to(pod));
         let is_last = records.last().is_none_or(|last| last.belongs_to(pod));
         let failure = view.and_then(|view| view.failure.as_ref());
         Self {
             pod,
-            record,
+            record: record.map(|record| &**record),
             failure: failure.filter(|failure| is_last && !is_transient(failure.reason)),
             wanted: decision.enrollment,
             why: decision.reason,
@@ -127,6 +128,8 @@ impl<'a> PodStatus<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::{boottime::BootInstant, testing};
 
@@ -140,7 +143,7 @@ mod tests {
     fn status(intent: Intent) -> Case {
         let mut view = View::default();
         let record = testing::record("c1");
-        view.records.push(Record { intent, ..record });
+        view.records.push(Record { intent, ..record }.into());
         Case {
             pod: testing::pod("shop", "web"),
             view,
@@ -209,7 +212,7 @@ mod tests {
     fn a_pod_that_is_redirected_to_its_sidecar_has_no_annotation() {
         let mut case = status(enrolled());
         case.wanted = Enrollment::Sidecar;
-        case.view.records[0].redirection = testing::to_sidecar();
+        Arc::make_mut(&mut case.view.records[0]).redirection = testing::to_sidecar();
         assert_eq!(case.desired(), Some(Annotation::Absent));
         case.pod.is_ready = true;
         let decision = Decision {

@@ -55,6 +55,8 @@ impl FailureEvents {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use inpod_types::{Enrollment, Failure};
 
     use super::*;
@@ -66,9 +68,11 @@ mod tests {
         failure: Option<Reason>,
     ) -> Option<(EventKind, Reason)> {
         let (pod, mut view) = (testing::pod("shop", "web"), View::default());
-        let record = |intent| Record {
-            intent,
-            ..testing::record("c1")
+        let record = |intent| {
+            Arc::new(Record {
+                intent,
+                ..testing::record("c1")
+            })
         };
         view.records.extend(intent.map(record));
         view.failure = failure.map(|reason| Failure::new(reason, "no"));

@@ -1,6 +1,7 @@
 use std::{
     net::IpAddr,
     pin::{Pin, pin},
+    sync::Arc,
 };
 
 use inpod_service::Trace;
@@ -160,10 +161,10 @@ impl Task {
             runtime_uid: pod.runtime_uid.clone(),
             admitted_unenrolled: false,
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
-            ..record.clone()
+            ..Record::clone(record)
         };
         self.shared.pipeline.checkpoint.write(&known)?;
-        *record = known;
+        *record = known.into();
         self.failure = None;
         self.timeline
             .note("the source shows the pod that was admitted unenrolled");
@@ -173,7 +174,7 @@ impl Task {
     /// Returns whether the sandbox is another interface of a recorded container. That changes nothing: capture
     /// works on the netns.
     pub(super) fn is_additional_interface(&self, sandbox: &SandboxRef) -> bool {
-        let same = |record: &Record| {
+        let same = |record: &Arc<Record>| {
             record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
         };
         self.records.iter().any(same)
@@ -184,28 +185,27 @@ impl Task {
     async fn set_current(&mut self, call: &AddCall, new: Record) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
-            .and_then(|index| self.records.get(index))
-            .cloned();
+            .and_then(|index| self.records.get(index));
         let record = match known {
             Some(known)
                 if known.netns == call.netns
                     && !matches!(known.intent, Intent::Deleting { .. }) =>
             {
-                merge_identity(known, new)
+                merge_identity(Record::clone(known), new)
             }
             Some(known) => {
-                self.replace_sandbox(&known, call).await?;
+                self.replace_sandbox(known, call).await?;
                 new
             }
             None => new,
         };
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
-        if self.records.iter().any(Record::has_unknown_netns) {
+        if self.records.iter().any(|record| record.has_unknown_netns()) {
             // Forgotten once this one is enrolled.
             self.wake_in(POLL_INTERVAL);
         }
-        self.records.push(record);
+        self.records.push(record.into());
         self.publish_view();
         Ok(())
     }
@@ -271,7 +271,7 @@ impl Task {
             return Ok(());
         };
         let left = failure.undo_failures.clone();
-        if let Some(record) = self.records.last_mut() {
+        if let Some(record) = self.records.last_mut().map(Arc::make_mut) {
             if !left.is_empty() {
                 // The deletion of the sandbox repeats what could not be undone now.
                 record.intent = Intent::Deleting {

@@ -4,6 +4,8 @@
 //! and ztunnel keeps its workload. Such a record is named after the pod's UID, with an empty network name; the pod's
 //! next sandbox supersedes it.
 
+use std::sync::Arc;
+
 use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;
 
@@ -47,7 +49,7 @@ impl Task {
             "ran before inpod, its netns {known}: sandbox {}",
             record.sandbox
         ));
-        self.records.push(record);
+        self.records.push(record.into());
         Ok(())
     }
 
@@ -56,14 +58,17 @@ impl Task {
             action,
             Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. }
         );
-        acts && self.records.last().is_some_and(Record::has_unknown_netns)
+        acts && self
+            .records
+            .last()
+            .is_some_and(|record| record.has_unknown_netns())
     }
 
     /// Replaces the current record with that of the sandbox found. A gone or terminal pod
     /// without processes has ended.
     pub(super) async fn locate_netns(&mut self, action: Action) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
         let pod = inventory
@@ -85,7 +90,7 @@ impl Task {
         self.timeline
             .note(format!("its netns was found: sandbox {}", found.sandbox));
         self.failure = None;
-        self.records.push(found);
+        self.records.push(found.into());
         Ok(Step::Continue)
     }
 }

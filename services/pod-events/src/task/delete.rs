@@ -1,6 +1,6 @@
 //! The end of sandboxes, reported by the runtime or the source, or found by inspection.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use inpod_types::{Failure, NetnsId, SandboxRef};
 
@@ -24,7 +24,7 @@ impl Task {
             return false;
         };
         let pipeline = &self.shared.pipeline;
-        if let Some(record) = self.records.get_mut(index) {
+        if let Some(record) = self.records.get_mut(index).map(Arc::make_mut) {
             if !record.intent.has_effects()
                 && record.netns_id.is_none()
                 && pipeline.forget(record).await.is_ok()
@@ -73,7 +73,7 @@ impl Task {
     /// of the node.
     pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
         let pipeline = &self.shared.pipeline;
@@ -93,7 +93,7 @@ impl Task {
 
     /// Forgets an ended sandbox of a pod missing from the source, and withdraws a running one after the timeout.
     pub(super) async fn garbage_collect(&mut self, overdue: bool) -> Result<Step, Failure> {
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
         let pipeline = &self.shared.pipeline;

@@ -69,7 +69,7 @@ impl Task {
         self.timeline.note(note);
         self.discovery_due = None;
         self.failure = None;
-        self.records.push(found);
+        self.records.push(found.into());
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Repair of drift: restores what is no longer in place.
 
+use std::sync::Arc;
+
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::time::Instant;
 
@@ -71,7 +73,7 @@ impl Task {
     async fn reclaim(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
         let mut repaired = false;
-        for record in &mut self.records {
+        for record in self.records.iter_mut().map(Arc::make_mut) {
             if !record.intent.has_effects() || record.has_unknown_netns() {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Checks that ztunnel listens on the ports that a pod's rules redirect to. Otherwise the
 //! pod's connections are refused.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use inpod_proto::types::v1 as types;
 use inpod_types::Failure;
@@ -29,7 +29,7 @@ impl Task {
         let Some(period) = self.shared.config.listener_check() else {
             return;
         };
-        let is_enrolled = |record: &Record| {
+        let is_enrolled = |record: &Arc<Record>| {
             let is_applied = matches!(record.intent, Intent::Enrolled { .. });
             is_applied && !record.redirection.is_sidecar()
         };
@@ -53,7 +53,7 @@ impl Task {
 
     async fn restore_listeners(&mut self) -> Result<(), Failure> {
         let cancelled = interrupt::urgent(self.sent.clone(), self.seen);
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;

@@ -60,7 +60,7 @@ impl Task {
 
     /// Returns whether the pod is left to another agent. Started changes are completed first.
     fn is_handed_over(&self) -> bool {
-        let is_stable = |record: &Record| record.intent.is_stable();
+        let is_stable = |record: &Arc<Record>| record.intent.is_stable();
         self.shared.leave_mode.is(UninstallMode::Handover)
             && self.records.last().is_none_or(is_stable)
     }
@@ -115,7 +115,7 @@ impl Task {
                         .iter()
                         .rev()
                         .skip(1)
-                        .any(Record::has_unknown_netns)
+                        .any(|record| record.has_unknown_netns())
                     {
                         self.wake_in(POLL_INTERVAL);
                     }
@@ -132,7 +132,7 @@ impl Task {
         if self.needs_netns_lookup(action) {
             return self.locate_netns(action).await;
         }
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
         let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
@@ -194,13 +194,13 @@ impl Task {
     pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         self.update_redirection()?;
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
         let stood = Some(record.intent.clone()).filter(Intent::was_in_mesh);
         let broker = shared.pipeline.begin(record)?;
         self.publish_view();
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
         shared

@@ -1,7 +1,7 @@
 //! Replays events that happened while pod-events was away. They are only recorded; the reconcile that follows acts on
 //! them, so that replaying waits for no other service.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{AddCall, Task};
 use crate::{
@@ -42,7 +42,7 @@ impl Task {
         let Some(index) = self.index_of(sandbox) else {
             return ReplayOutcome::Done;
         };
-        let Some(record) = self.records.get_mut(index) else {
+        let Some(record) = self.records.get_mut(index).map(Arc::make_mut) else {
             return ReplayOutcome::Done;
         };
         let checkpoint = &self.shared.pipeline.checkpoint;
@@ -85,7 +85,7 @@ impl Task {
             return error.into();
         }
         self.records.retain(|known| known.sandbox != record.sandbox);
-        self.records.push(record);
+        self.records.push(record.into());
         self.timeline.note(format!(
             "sandbox {} was admitted unenrolled while pod-events was away",
             call.sandbox

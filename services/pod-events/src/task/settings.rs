@@ -1,5 +1,7 @@
 //! Determines a pod's redirection from its annotations, and reports requested settings that are not permitted.
 
+use std::sync::Arc;
+
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 
 use super::{Shared, Task};
@@ -136,7 +138,7 @@ impl Task {
     /// Updates the current record with the redirection to enroll it with.
     pub(super) fn update_redirection(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
-        let Some(record) = self.records.last_mut() else {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
         let Some(pod) = inventory

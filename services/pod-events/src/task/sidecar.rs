@@ -33,7 +33,11 @@ impl Task {
     /// Manages a pod again that a cancelled uninstall had detached.
     pub(super) fn reattach(&mut self) {
         let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
-        self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
+        self.unclaimed |= !is_uninstalling
+            && self
+                .records
+                .last()
+                .is_some_and(|record| record.is_detached());
     }
 
     /// Returns whether an enrollment would use a different proxy.

@@ -33,10 +33,10 @@ impl Task {
         let updated = Record {
             redirection: self.shared.redirection_of(pod)?,
             addresses: self.verified_addresses(known, &pod.addresses).await?,
-            ..known.clone()
+            ..Record::clone(known)
         };
         let is_to_another = updated.redirection.is_sidecar() != known.redirection.is_sidecar();
-        if is_to_another || updated == *known {
+        if is_to_another || updated == **known {
             self.compared_addresses.clone_from(&pod.addresses);
             return Ok(Step::Continue);
         }
@@ -48,7 +48,7 @@ impl Task {
         tracing::info!(pod = %updated.pod, sandbox = %updated.sandbox, "Changed");
         self.compared_addresses.clone_from(&pod.addresses);
         if let Some(record) = self.records.last_mut() {
-            *record = updated;
+            *record = updated.into();
         }
         self.failure = None;
         Ok(Step::Continue)

@@ -1,4 +1,4 @@
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use inpod_types::Failure;
 
@@ -8,7 +8,7 @@ use crate::{checkpoint::Record, drift::Drift, explain::state, plan::Action, time
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// The current sandbox is the last.
-    pub records: Vec<Record>,
+    pub records: Vec<Arc<Record>>,
     pub failure: Option<Failure>,
     pub timeline: Timeline,
     pub next_attempt: Option<SystemTime>,
@@ -20,8 +20,8 @@ pub struct View {
 }
 
 impl View {
-    pub(super) fn state_since(&self, records: &[Record]) -> Option<SystemTime> {
-        let place = |record: &Record| (record.sandbox.clone(), state(Some(record)));
+    pub(super) fn state_since(&self, records: &[Arc<Record>]) -> Option<SystemTime> {
+        let place = |record: &Arc<Record>| (record.sandbox.clone(), state(Some(record)));
         let before = self.records.last().map(place);
         match records.last().map(place) {
             now if now == before => self.since,

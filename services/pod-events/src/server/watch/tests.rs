@@ -91,7 +91,7 @@ async fn an_unchanged_pod_is_not_sent_again() {
     first(&mut events).await;
     for name in ["web", "db"] {
         let key = ("shop".parse().unwrap(), name.parse().unwrap());
-        fixture.shared.pod_changes.notify(&key);
+        fixture.shared.pod_changes.notify(&Arc::new(key));
     }
     assert!(events.next().now_or_never().is_none());
 }
@@ -131,7 +131,7 @@ async fn a_client_that_reads_nothing_is_asked_to_read_again_and_the_stream_ends(
     let fixture = Fixture::new(Vec::new()).await;
     let mut events = fixture.watch(Selection::default());
     first(&mut events).await;
-    let key = ("shop".parse().unwrap(), "db".parse().unwrap());
+    let key = Arc::new(("shop".parse().unwrap(), "db".parse().unwrap()));
     (0..10_000).for_each(|_| fixture.shared.pod_changes.notify(&key));
     let status = events.next().await.unwrap().unwrap_err();
     assert_eq!(failure_of(&status).reason, Reason::Overloaded);
