@@ -10,6 +10,7 @@ use std::{
     fs, io,
     net::IpAddr,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use inpod_types::{
@@ -95,6 +96,7 @@ pub enum CheckpointError {
 pub struct Checkpoint {
     directory: PathBuf,
     boot_id: String,
+    held: Arc<Mutex<BTreeMap<SandboxRef, Record>>>,
 }
 
 impl Checkpoint {
@@ -106,7 +108,12 @@ impl Checkpoint {
         Ok(Self {
             directory: directory.to_owned(),
             boot_id: boot_id.trim().to_owned(),
+            held: Arc::default(),
         })
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<SandboxRef, Record>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads all records of this boot at startup and removes leftovers. Unreadable files are set aside and logged, so
@@ -136,6 +143,8 @@ impl Checkpoint {
 
     /// Reads the records while others may be written. They cover every effect, because intents are written first.
     pub fn records(&self) -> Result<Vec<Record>, CheckpointError> {
+        // First: a record that is written meanwhile is read from its file.
+        let held = self.held().clone();
         let mut records = Vec::new();
         for path in self.files("json")? {
             match fs::read(&path) {
@@ -143,6 +152,15 @@ impl Checkpoint {
                 // Removed since the directory was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed("read", &path)(error)),
+            }
+        }
+        for record in &mut records {
+            let later = held.get(&record.sandbox);
+            let is_current = |later: &&Record| {
+                (later.revision, &later.intent) == (record.revision, &record.intent)
+            };
+            if let Some(later) = later.filter(is_current) {
+                record.clone_from(later);
             }
         }
         Ok(records)
@@ -169,10 +187,18 @@ impl Checkpoint {
             // Frees the partial file's space on a full file system; only the first error is reported.
             let _ignored = fs::remove_file(&temporary);
         }
+        self.held().remove(&record.sandbox);
         written.map_err(failed("write", &path))
     }
 
+    /// Keeps what a step found out about a begun enrollment, until the record is written next: [`Self::records`]
+    /// returns it. After a crash, the step finds it out again.
+    pub fn hold(&self, record: &Record) {
+        self.held().insert(record.sandbox.clone(), record.clone());
+    }
+
     pub fn remove(&self, sandbox: &SandboxRef) -> Result<(), CheckpointError> {
+        self.held().remove(sandbox);
         let path = self.path(sandbox);
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -308,8 +308,7 @@ impl Registry {
     }
 
     /// Returns the desired set: the current sandbox of every pod enrolled, or being enrolled, with ztunnel. An ending
-    /// pod and its successor of the same name both count. Read from the checkpoint, which is written before each step
-    /// and so contains ADDs in flight.
+    /// pod and its successor of the same name both count. Read from the checkpoint, which contains ADDs in flight.
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
         // Issued first: workloads added meanwhile have a later revision and survive this set.
         let revision = self.shared.pipeline.revisions.next();

@@ -37,7 +37,7 @@ use crate::{
     admission::Admission,
     boottime::BootInstant,
     changes::PodChanges,
-    checkpoint::Record,
+    checkpoint::{Intent, Record},
     config::Config,
     decide::{Decision, Policy, decide_from},
     drift::{Drift, DriftKind, RepairBackoff, Repairs},
@@ -197,6 +197,9 @@ impl Task {
         sent: watch::Receiver<Interrupts>,
     ) -> Self {
         records.sort_by_key(|record| record.revision);
+        // What an interrupted enrollment has claimed is not in its checkpoint.
+        let is_interrupted = |record: &Arc<Record>| record.intent == Intent::Enrolling;
+        let unclaimed = records.iter().any(is_interrupted);
         let timeline = Timeline::default();
         view.lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -215,7 +218,7 @@ impl Task {
             attempts: 0,
             wake: None,
             next: None,
-            unclaimed: false,
+            unclaimed,
             drifted: None,
             drift: Drift::default(),
             repair_backoff: RepairBackoff::default(),

@@ -173,7 +173,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         sidecar,
     };
     // Fails only for maps whose keys are not strings; there is none.
-    serde_json::to_string_pretty(&file).unwrap_or_default()
+    serde_json::to_string(&file).unwrap_or_default()
 }
 
 impl From<FileIntent> for Intent {

@@ -40,6 +40,40 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
+fn what_a_step_found_out_is_in_the_records_and_not_in_the_file_until_it_is_written() {
+    let (_dir, checkpoint) = checkpoint();
+    let begun = Record {
+        intent: Intent::Enrolling,
+        ..record("c1")
+    };
+    checkpoint.write(&begun).unwrap();
+    let id = NetnsId {
+        device: 4,
+        inode: 7,
+        cookie: 9,
+    };
+    let claimed = Record {
+        netns_id: Some(id),
+        ..begun.clone()
+    };
+    checkpoint.hold(&claimed);
+    assert_eq!(checkpoint.records().unwrap(), [claimed.clone()]);
+    assert_eq!(
+        checkpoint.load().unwrap().into_values().next(),
+        Some(begun.clone())
+    );
+    let again = Record {
+        revision: Revision(2),
+        ..begun
+    };
+    checkpoint.write(&again).unwrap();
+    assert_eq!(checkpoint.records().unwrap(), [again]);
+    checkpoint.hold(&claimed);
+    checkpoint.remove(&claimed.sandbox).unwrap();
+    assert_eq!(checkpoint.records().unwrap(), []);
+}
+
+#[test]
 fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_stays() {
     let (dir, checkpoint) = checkpoint();
     let [known, refused] = ["c1", "c2"].map(record);

@@ -170,7 +170,7 @@ impl Pipeline {
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
         record.addresses = claimed.addresses;
-        self.checkpoint.write(record)?;
+        self.checkpoint.hold(record);
         context.check_deadline()?;
         if let Some(broker) = broker {
             self.add_to_ztunnel(broker, record, log, &mut context)

@@ -88,9 +88,9 @@ impl Pipeline {
                 }
             }
             claimed => {
-                let was_detached = record.is_detached();
+                let was_unknown = record.netns_id.is_none();
                 record.netns_id = Some(claimed?.id);
-                if was_detached {
+                if was_unknown {
                     self.checkpoint.write(record)?;
                 }
             }

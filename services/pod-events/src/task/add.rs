@@ -65,7 +65,13 @@ impl Task {
             permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
         }
         let record = self.new_record(&call, &pod);
-        self.set_current(&call, record).await?;
+        let record = self.merge_known(&call, record).await?;
+        if joins {
+            // Written and published as the enrollment begins.
+            self.set_current(record);
+        } else {
+            self.record_current(record)?;
+        }
         self.failure = None;
         self.timeline.note(format!(
             "sandbox {} created: {} ({})",
@@ -121,7 +127,8 @@ impl Task {
             admitted_unenrolled: true,
             ..self.new_record(call, pod)
         };
-        self.set_current(call, record).await?;
+        let record = self.merge_known(call, record).await?;
+        self.record_current(record)?;
         tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, trace_id = call.trace.id(), why, "Admitted unenrolled");
         self.timeline.note(format!(
             "sandbox {} admitted unenrolled: {why}",
@@ -180,34 +187,35 @@ impl Task {
         self.records.iter().any(same)
     }
 
-    /// Makes the sandbox the current one. A repeated ADD keeps its record; a different netns replaces the recorded
-    /// one only if that has ended.
-    async fn set_current(&mut self, call: &AddCall, new: Record) -> Result<(), Failure> {
-        let known = self
-            .index_of(&call.sandbox)
-            .and_then(|index| self.records.get(index));
-        let record = match known {
-            Some(known)
-                if known.netns == call.netns
-                    && !matches!(known.intent, Intent::Deleting { .. }) =>
-            {
-                merge_identity(Record::clone(known), new)
-            }
-            Some(known) => {
-                self.replace_sandbox(known, call).await?;
-                new
-            }
-            None => new,
+    /// Returns the record that a sandbox continues with. A repeated ADD keeps its record; a different netns replaces
+    /// the recorded one only if that has ended.
+    async fn merge_known(&self, call: &AddCall, new: Record) -> Result<Record, Failure> {
+        let known = self.index_of(&call.sandbox);
+        let Some(known) = known.and_then(|index| self.records.get(index)) else {
+            return Ok(new);
         };
+        let is_ending = matches!(known.intent, Intent::Deleting { .. });
+        if known.netns == call.netns && !is_ending {
+            return Ok(merge_identity(Record::clone(known), new));
+        }
+        self.replace_sandbox(known, call).await?;
+        Ok(new)
+    }
+
+    fn record_current(&mut self, record: Record) -> Result<(), Failure> {
         self.shared.pipeline.checkpoint.write(&record)?;
+        self.set_current(record);
+        self.publish_view();
+        Ok(())
+    }
+
+    fn set_current(&mut self, record: Record) {
         self.records.retain(|known| known.sandbox != record.sandbox);
         if self.records.iter().any(|record| record.has_unknown_netns()) {
             // Forgotten once this one is enrolled.
             self.wake_in(POLL_INTERVAL);
         }
         self.records.push(record.into());
-        self.publish_view();
-        Ok(())
     }
 
     pub(super) fn new_record(&self, call: &AddCall, pod: &Pod) -> Record {
