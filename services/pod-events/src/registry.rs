@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, future, stream};
 use inpod_types::{Failure, PodUid, Reason, Revision, SandboxRef, Workload};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -39,6 +39,8 @@ use crate::{
 
 /// Limits how long a synchronization waits for the slowest task, which claims its netns later by itself.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
+
+const MAX_CONCURRENT_VERIFICATIONS: usize = 4;
 
 /// The number of failed pods whose view outlives their task.
 const MAX_FAILED: usize = 256;
@@ -252,17 +254,8 @@ impl Registry {
     /// Makes the tasks of these pods verify and repair what is in place and retry pending work. Returns when
     /// each has done so.
     pub(crate) async fn resync(&self, pods: &BTreeSet<PodKey>) {
-        let answers: Vec<_> = {
-            let tasks = self.tasks();
-            let ask = |key| {
-                let (reply, answer) = oneshot::channel();
-                let handle: &Handle = tasks.running.get(key)?;
-                handle.send(Command::Resync(reply)).then_some(answer)
-            };
-            pods.iter().filter_map(ask).collect()
-        };
-        // A task that ends meanwhile has nothing left to verify.
-        join_all(answers).await;
+        self.verify_each(pods.iter().cloned().collect(), Command::Resync)
+            .await;
     }
 
     pub fn netns_released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
@@ -291,20 +284,33 @@ impl Registry {
         }
     }
 
-    /// Returns when all tasks have tried, or after a timeout.
+    /// Returns when all tasks have tried, or after a timeout, when the others still will.
     pub async fn reclaim(&self) {
-        let answers: Vec<_> = {
-            let tasks = self.tasks();
-            let ask = |handle: &Handle| {
-                let (reply, answer) = oneshot::channel();
-                handle.send(Command::Reclaim(reply));
-                answer
-            };
-            tasks.running.values().map(ask).collect()
-        };
-        if timeout(RECLAIM_TIMEOUT, join_all(answers)).await.is_err() {
+        let (registry, pods) = (self.clone(), self.keys());
+        let all = tokio::spawn(async move { registry.verify_each(pods, Command::Reclaim).await });
+        if timeout(RECLAIM_TIMEOUT, all).await.is_err() {
             tracing::warn!("Some pods have not claimed their netns again yet");
         }
+    }
+
+    /// Has the tasks of these pods verify them, a few at a time: netconfig's and this process's memory would keep
+    /// the size that all at once need.
+    async fn verify_each(
+        &self,
+        pods: Vec<PodKey>,
+        command: impl Fn(oneshot::Sender<()>) -> Command,
+    ) {
+        let verify = |key: PodKey| {
+            let (reply, answer) = oneshot::channel();
+            if let Some(handle) = self.tasks().running.get(&key) {
+                handle.send(command(reply));
+            }
+            // A task that ends meanwhile has nothing left to verify.
+            answer
+        };
+        let answers = stream::iter(pods).map(verify);
+        let answered = answers.buffer_unordered(MAX_CONCURRENT_VERIFICATIONS);
+        answered.for_each(|_| future::ready(())).await;
     }
 
     /// Returns the desired set: the current sandbox of every pod enrolled, or being enrolled, with ztunnel. An ending
