@@ -47,6 +47,11 @@ impl Owners {
         }
     }
 
+    /// Returns the number of containers.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
     pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> Vec<Arc<PodKey>> {
         let owners = self.lock();
         owners

@@ -18,15 +18,24 @@ use crate::{
 /// ztunnel's TCP ports in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext, inbound HBONE).
 const PORTS: [u32; 3] = [15001, 15006, 15008];
 
+/// As many pods are checked per period; on a node with more, each of them less often.
+const PODS_PER_PERIOD: usize = 10;
+
 impl Task {
     pub(super) fn check_listeners_later(&mut self) {
-        let period = self.shared.config.listener_check();
-        self.listeners_due = period.map(|period| Instant::now() + jittered(period));
+        let interval = self.listener_check_interval();
+        self.listeners_due = interval.map(|interval| Instant::now() + interval);
+    }
+
+    /// Grows with the node's pods, so that the checks of all together take the same time on every node.
+    fn listener_check_interval(&self) -> Option<Duration> {
+        let period = self.shared.config.listener_check()?;
+        Some(jittered(scaled(period, self.shared.owners.len())))
     }
 
     /// Sends the workload to ztunnel again if its listeners are lost.
     pub(super) async fn check_listeners(&mut self) {
-        let Some(period) = self.shared.config.listener_check() else {
+        let Some(interval) = self.listener_check_interval() else {
             return;
         };
         let is_enrolled = |record: &Arc<Record>| {
@@ -38,13 +47,11 @@ impl Task {
             return;
         }
         let now = Instant::now();
-        let due = *self
-            .listeners_due
-            .get_or_insert_with(|| now + jittered(period));
+        let due = *self.listeners_due.get_or_insert(now + interval);
         if due > now {
             return;
         }
-        self.listeners_due = Some(now + jittered(period));
+        self.listeners_due = Some(now + interval);
         if let Err(failure) = self.restore_listeners().await {
             self.retry_later(failure);
             self.listeners_due = self.wake;
@@ -97,7 +104,25 @@ fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
         .collect()
 }
 
+fn scaled(period: Duration, pods: usize) -> Duration {
+    let periods = pods.div_ceil(PODS_PER_PERIOD).max(1);
+    period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
+}
+
 /// Returns 75 % to 125 % of the period, so that a node's pods are not all checked at once.
 fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.75 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_node_makes_no_more_checks_than_one_with_ten_pods() {
+        let minute = Duration::from_secs(60);
+        for (pods, minutes) in [(0, 1), (1, 1), (10, 1), (11, 2), (500, 50)] {
+            assert_eq!(scaled(minute, pods), minute * minutes, "{pods} pods");
+        }
+    }
 }
