@@ -1,6 +1,9 @@
 //! Notifies subscribers of changed pod views.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use tokio::sync::broadcast;
 
@@ -10,24 +13,36 @@ use crate::source::PodKey;
 const CHANNEL_CAPACITY: usize = 4096;
 
 /// Broadcasts the keys of pods whose view changed.
-#[derive(Clone, Debug)]
-pub struct PodChanges(broadcast::Sender<Arc<PodKey>>);
+#[derive(Debug)]
+pub struct PodChanges {
+    keys: broadcast::Sender<Arc<PodKey>>,
+    count: AtomicU64,
+}
 
 impl Default for PodChanges {
     fn default() -> Self {
-        Self(broadcast::Sender::new(CHANNEL_CAPACITY))
+        Self {
+            keys: broadcast::Sender::new(CHANNEL_CAPACITY),
+            count: AtomicU64::new(0),
+        }
     }
 }
 
 impl PodChanges {
     pub fn notify(&self, key: &Arc<PodKey>) {
+        self.count.fetch_add(1, Ordering::Relaxed);
         // Fails without a subscriber, which is fine.
-        self.0.send(Arc::clone(key)).unwrap_or_default();
+        self.keys.send(Arc::clone(key)).unwrap_or_default();
     }
 
     /// Subscribes to later changes. A subscriber that lags has to read all views again.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<PodKey>> {
-        self.0.subscribe()
+        self.keys.subscribe()
+    }
+
+    /// Returns the number of changes so far.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 }
 

@@ -48,6 +48,8 @@ pub(crate) struct PluginState {
     enrolled: EnrolledTracker,
     /// The list last written, and whether the inventory was complete then. `None` after a failed write.
     written: Option<(BTreeSet<NamespaceName>, bool)>,
+    /// The number of changes of pods that `enrolled` reflects.
+    seen_changes: Option<u64>,
     /// The last error, already logged.
     problem: Option<String>,
     needs_retry: bool,
@@ -69,6 +71,7 @@ impl PluginState {
             boot_id: boot_id(),
             enrolled: EnrolledTracker::new(&shared.config.policy()),
             written: None,
+            seen_changes: None,
             shared,
             registry,
             conditions,
@@ -125,9 +128,12 @@ impl PluginState {
         let registry = &self.registry;
         self.enrolled
             .apply(&inventory, |namespace| registry.has_managed_pods(namespace));
-        if is_due {
+        // Read first: a change meanwhile is seen the next time.
+        let changes = Some(self.shared.pod_changes.count());
+        if is_due && self.seen_changes != changes {
             self.enrolled
                 .set_held(registry.namespaces_with_managed_pods());
+            self.seen_changes = changes;
         }
         let complete = inventory.is_complete();
         let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
