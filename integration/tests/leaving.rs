@@ -166,9 +166,9 @@ fn a_node_that_is_uninstalled_admits_every_pod_and_comes_back_when_the_mode_is_c
         (PodState::Out, Reason::NodeLeaves)
     );
     assert_eq!(late.traces().unwrap(), Vec::<String>::new());
-    // The release still runs without its ConfigMap; the file is read every second.
+    // The release still runs without its ConfigMap; the file is read every five seconds.
     fs::remove_file(&leaving.word).unwrap();
-    leaving.stays_away(Duration::from_secs(3));
+    leaving.stays_away(Duration::from_secs(12));
     leaving.say("");
     for pod in leaving.pods().into_iter().chain([&late]) {
         node.until_whole(&pod.spec).unwrap();

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 /// A kubelet takes about a minute to deliver a changed ConfigMap.
-const READ_INTERVAL: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The beginning of every receipt.
 pub const RECEIPT_PREFIX: &str = "inpod left:";
