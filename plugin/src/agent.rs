@@ -8,20 +8,20 @@ use inpod_cni::{
 };
 use inpod_proto::{failure_of, podevents::v1::pod_events_service_client::PodEventsServiceClient};
 use inpod_types::{Failure, Reason};
-use tonic::{
-    Code, Request, Response, Status,
-    transport::{Channel, Endpoint},
+use tonic::{Code, Request, Response, Status, codegen::http::Uri};
+
+use crate::{
+    call::{Call, Trace},
+    http2::Transport,
 };
-
-use crate::call::{Call, Trace};
-
-/// Connecting to a Unix socket succeeds or fails immediately.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The agent's error names the step that timed out, so it gets this much time to arrive.
 const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
-pub(crate) type Client = PodEventsServiceClient<Channel>;
+/// HTTP/2 requires an authority; a Unix socket has none.
+const ORIGIN: &str = "http://localhost";
+
+pub(crate) type Client = PodEventsServiceClient<Transport>;
 
 #[derive(Debug)]
 pub(crate) enum AgentError {
@@ -75,12 +75,9 @@ impl<'a> Agent<'a> {
     }
 
     async fn connect(&self) -> Result<Client, AgentError> {
-        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display()));
-        let endpoint = endpoint.map_err(|error| self.unreachable(&root_cause(&error)))?;
-        match tokio::time::timeout(CONNECT_TIMEOUT.min(self.remaining), endpoint.connect()).await {
-            Ok(Ok(channel)) => Ok(Client::new(channel)),
-            Ok(Err(error)) => Err(self.unreachable(&root_cause(&error))),
-            Err(_) => Err(self.unreachable("it does not accept connections")),
+        match Transport::connect(self.socket).await {
+            Ok(transport) => Ok(Client::with_origin(transport, Uri::from_static(ORIGIN))),
+            Err(error) => Err(self.unreachable(&root_cause(&*error))),
         }
     }
 
@@ -105,13 +102,13 @@ impl<'a> Agent<'a> {
     }
 
     fn to_error(&self, status: &Status) -> AgentError {
+        // tonic's server enforces the deadline that it receives, with CANCELLED; no failure has that code.
+        if status.code() == Code::Cancelled {
+            return self.timed_out();
+        }
         // tonic sets a source if the transport created the status: its code is not the agent's.
         if status.source().is_none() {
             return AgentError::Failed(status.code(), failure_of(status));
-        }
-        // The tonic client enforces the deadline that it sends, with CANCELLED.
-        if status.code() == Code::Cancelled {
-            return self.timed_out();
         }
         let msg = format!("pod-events closed the connection: {}", root_cause(status));
         AgentError::Failed(

@@ -3,6 +3,7 @@
 mod agent;
 mod call;
 mod fallback;
+mod http2;
 mod input;
 mod log;
 mod output;

@@ -7,6 +7,7 @@ mod bad_input;
 mod del;
 mod fake_agent;
 mod fallback;
+mod http2;
 mod node;
 mod other_verbs;
 mod recorded;
