@@ -18,7 +18,7 @@ impl Inhabitant {
         let net = format!("--net={}", pod.path().display());
         let child = Command::new("nsenter")
             .arg(net)
-            .args(["sleep", "600"])
+            .args(["sleep", "infinity"])
             .spawn()
             .context("cannot start a process in the pod")?;
         let path = format!("/proc/{}/ns/net", child.id());

@@ -122,8 +122,12 @@ impl Call {
 
     /// Executes another release's plugin.
     pub fn run_by(&self, plugin: &Path) -> anyhow::Result<Outcome> {
+        self.start_by(plugin)?.wait()
+    }
+
+    pub fn start_by(&self, plugin: &Path) -> anyhow::Result<Running> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
-        Running::start_of(plugin, environment, self.stdin.as_bytes(), &[])?.wait()
+        Running::start_of(plugin, environment, self.stdin.as_bytes(), &[])
     }
 
     pub fn start(&self) -> anyhow::Result<Running> {

@@ -145,7 +145,8 @@ impl Node {
         command
     }
 
-    pub(crate) fn start_program(
+    /// `within` executes the program.
+    pub fn start_program(
         &self,
         within: &[&str],
         name: &str,

@@ -4,7 +4,6 @@
 #![cfg(feature = "kubernetes")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-mod agent;
 #[path = "../common/clients.rs"]
 mod clients;
 #[path = "../cluster/mod.rs"]
@@ -13,12 +12,12 @@ mod runtime;
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
-use agent::IstioCni;
 use anyhow::ensure;
 use clients::{Clients, Tally, tally};
 use cluster::Cluster;
 use integration::{
-    App, Cgroups, Inhabitant, Pod, Spec, TIMEOUT, bin, connect, eventually, source_seen,
+    App, Cgroups, Inhabitant, IstioCni, Pod, Spec, TIMEOUT, bin, connect, eventually,
+    istio_cni_programs, source_seen,
 };
 use nix::sys::signal::Signal;
 use runtime::{PRIMARY, Runtime};
@@ -237,9 +236,9 @@ fn rules(pod: &Pod) -> anyhow::Result<String> {
 }
 
 /// "To inpod" from its step 1; returns the pod that waited.
-fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
+fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni) -> Running {
     let node = &scene.cluster().node;
-    istio.delete_daemonset();
+    istio.delete_daemonset().unwrap();
     for service in ["installer", "netconfig", "pod-events", "ztunnel-broker"] {
         scene.start(service);
     }
@@ -255,7 +254,7 @@ fn to_inpod(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     let refused = scene.runtime.add(&waits.pod).unwrap_err().to_string();
     assert!(refused.contains("inpod-cni"), "{refused}");
     drop(scene.pod("other", None));
-    assert_eq!(istio.delete_pod(), scene.way.ends);
+    assert_eq!(istio.delete_pod().unwrap(), scene.way.ends);
     scene.start("ztunnel-broker");
     scene.cluster().until_served();
     scene.runtime.add(&waits.pod).unwrap();
@@ -281,7 +280,7 @@ fn nothing_of_istio_is_left(scene: &Scene<'_>) {
 }
 
 /// "Back to istio-cni"; returns a pod that started after inpod was uninstalled.
-fn back(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
+fn back(scene: &Scene<'_>, istio: &mut IstioCni) -> Running {
     let node = &scene.cluster().node;
     fs::write(scene.file("word"), "handover").unwrap();
     for service in ["installer", "pod-events"] {
@@ -294,7 +293,7 @@ fn back(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     if added.is_ok() {
         scene.set_status(&early.pod);
     }
-    istio.install(scene.way.istio);
+    install(istio, scene.way);
     // The objects that helm deletes.
     for service in ["netconfig", "ztunnel-broker"] {
         node.stop(service, Signal::SIGTERM).unwrap();
@@ -309,14 +308,25 @@ fn back(scene: &Scene<'_>, istio: &mut IstioCni<'_>) -> Running {
     early
 }
 
+fn install(istio: &mut IstioCni, way: ChainForm) {
+    istio.deploy(way.istio).map(drop).unwrap();
+    istio.start(&[], "all:debug").unwrap();
+}
+
 fn there_and_back(way: ChainForm) {
     let cluster = Cluster::stopped();
     let scene = Scene::new(&cluster, way);
     let to = SocketAddr::new(scene.outsider.v4.into(), PORT);
     let _app = App::start(&scene.outsider.netns, PORT).unwrap();
-    let mut istio = IstioCni::new(&cluster, &scene.dir);
+    let namespace = json!({"metadata": {"name": "istio-system"}});
+    cluster
+        .server
+        .create("/api/v1/namespaces", &namespace)
+        .unwrap();
+    let programs = istio_cni_programs().unwrap();
+    let mut istio = IstioCni::new(&cluster.server, &cluster.node, &programs, &scene.dir);
     cluster.node.start_ztunnel(&[]).unwrap();
-    istio.install(way.istio);
+    install(&mut istio, way);
     let [a, b] = ["a", "b"].map(|name| scene.pod(name, Some("ambient")));
     for it in [&a, &b] {
         scene.until_enrolled_by_istio(&it.pod);

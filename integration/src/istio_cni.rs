@@ -4,18 +4,21 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{eventually, run};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::{Value, json};
 
-use crate::{AGENT_TIMEOUT, cluster::Cluster};
+use crate::{ApiServer, Call, Node, eventually, run};
+
+/// ztunnel reconnects within 15 s; istio-cni's pods end within 30 s. It reconciles a full node for longer.
+const START: Duration = Duration::from_secs(180);
 
 /// The value of the chart's `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);
@@ -24,7 +27,7 @@ const NAMESPACE: &str = "/api/v1/namespaces/istio-system";
 const DAEMONSET: &str = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node";
 
 /// Returns what `need_istio_cni` of `integration/setup.sh` makes.
-fn programs() -> anyhow::Result<PathBuf> {
+pub fn istio_cni_programs() -> anyhow::Result<PathBuf> {
     let dir = std::env::var_os("ISTIO_CNI").map(PathBuf::from);
     let found = dir.filter(|dir| dir.join("install-cni").is_file());
     found
@@ -32,10 +35,10 @@ fn programs() -> anyhow::Result<PathBuf> {
 }
 
 /// Renders Istio's chart with `NAME=VALUE` beside its profile `ambient`.
-fn chart(values: &[&str]) -> anyhow::Result<String> {
+fn chart(programs: &Path, values: &[&str]) -> anyhow::Result<String> {
     let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
     let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
-    let chart = programs()?.join("chart").display().to_string();
+    let chart = programs.join("chart").display().to_string();
     let words = ["template", "istio-cni", &chart, "--namespace=istio-system"];
     let release = [
         &words[..],
@@ -56,62 +59,98 @@ fn chart(values: &[&str]) -> anyhow::Result<String> {
     )
 }
 
-pub(crate) struct IstioCni<'a> {
-    cluster: &'a Cluster,
+/// A real istio-cni on a node.
+#[derive(Debug)]
+pub struct IstioCni {
+    server: Arc<ApiServer>,
+    programs: PathBuf,
+    node: String,
+    /// The argument of nsenter for the node's network.
+    network: String,
+    kubeconfig: PathBuf,
+    zds_socket: PathBuf,
     dir: PathBuf,
     process: Option<Child>,
 }
 
-impl<'a> IstioCni<'a> {
-    /// The directory contains the node's `host/`.
-    pub(crate) fn new(cluster: &'a Cluster, dir: &Path) -> Self {
-        let metadata = json!({"name": "istio-system"});
-        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
-        cluster
-            .server
-            .create("/api/v1/namespaces", &object)
-            .unwrap();
+impl IstioCni {
+    /// The directory contains the node's `host/`, with its CNI directories.
+    pub fn new(server: &Arc<ApiServer>, node: &Node, programs: &Path, dir: &Path) -> Self {
         Self {
-            cluster,
+            server: Arc::clone(server),
+            programs: programs.to_owned(),
+            node: node.name().to_owned(),
+            network: format!("--net={}", node.netns().path().display()),
+            kubeconfig: node.kubeconfig(),
+            zds_socket: node.zds_socket(),
             dir: dir.to_owned(),
             process: None,
         }
     }
 
-    pub(crate) fn install(&mut self, values: &[&str]) {
-        self.cluster.server.apply(&chart(values).unwrap()).unwrap();
-        self.account().unwrap();
-        self.start().unwrap();
-        eventually("istio-cni is ready", AGENT_TIMEOUT, || self.is_ready()).unwrap();
+    /// Creates what the chart renders, except for the processes; returns the manifest.
+    pub fn deploy(&self, values: &[&str]) -> anyhow::Result<String> {
+        let manifest = chart(&self.programs, values)?;
+        self.server.apply(&manifest)?;
+        self.account()?;
+        Ok(manifest)
+    }
+
+    /// Starts the agent, which `within` executes, with a log level; returns once it is ready.
+    pub fn start(&mut self, within: &[&str], log_level: &str) -> anyhow::Result<()> {
+        self.execute(within, log_level)?;
+        eventually("istio-cni is ready", START, || self.is_ready())
     }
 
     /// Acts like `kubectl delete daemonset --cascade=orphan` and the garbage collector.
-    pub(crate) fn delete_daemonset(&self) {
+    pub fn delete_daemonset(&self) -> anyhow::Result<()> {
         let orphan = json!({"propagationPolicy": "Orphan"});
-        self.cluster.server.delete_with(DAEMONSET, &orphan).unwrap();
+        self.server.delete_with(DAEMONSET, &orphan)?;
         let orphaned = json!({"metadata": {"finalizers": null}});
-        self.cluster.server.patch(DAEMONSET, &orphaned).unwrap();
+        self.server.patch(DAEMONSET, &orphaned).map(drop)
     }
 
     /// Acts like `kubectl delete pod`: SIGTERM, then SIGKILL after the grace period. Returns whether
     /// it ended by itself.
-    pub(crate) fn delete_pod(&mut self) -> bool {
-        let mut process = self.process.take().unwrap();
-        let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
-        kill(pid, Signal::SIGTERM).unwrap();
+    pub fn delete_pod(&mut self) -> anyhow::Result<bool> {
+        let mut process = self.process.take().context("it does not run")?;
+        let pid = Pid::from_raw(i32::try_from(process.id())?);
+        kill(pid, Signal::SIGTERM)?;
         let ended = eventually("istio-cni has ended", GRACE, || {
             let ended = process.try_wait().map_err(anyhow::Error::from)?;
             ended.context("it runs")
         });
         if ended.is_err() {
-            process.kill().unwrap();
-            process.wait().unwrap();
+            process.kill()?;
+            process.wait()?;
         }
-        ended.is_ok()
+        Ok(ended.is_ok())
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+    }
+
+    /// Returns a call of the chain's other plugins as a call of Istio's.
+    pub fn call(&self, call: Call) -> anyhow::Result<Call> {
+        let mut lists: Vec<Value> = Vec::new();
+        for entry in fs::read_dir(self.dir.join("host/etc/cni/net.d"))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|end| end == "conflist") {
+                lists.push(serde_json::from_slice(&fs::read(path)?)?);
+            }
+        }
+        let plugins = lists
+            .iter()
+            .filter_map(|list| list.get("plugins")?.as_array());
+        let plugin = plugins
+            .flatten()
+            .find(|plugin| plugin.get("type") == Some(&json!("istio-cni")));
+        let entries = plugin.and_then(Value::as_object);
+        let entries = entries.context("istio-cni is not in the chain")?.clone();
+        Ok(entries
+            .into_iter()
+            .fold(call, |call, (key, value)| call.with_key(&key, value)))
     }
 
     /// Mounted as the kubelet does in the pod.
@@ -119,42 +158,37 @@ impl<'a> IstioCni<'a> {
         let request =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
         let path = format!("{NAMESPACE}/serviceaccounts/istio-cni/token");
-        let answer = self.cluster.server.create(&path, &request)?;
+        let answer = self.server.create(&path, &request)?;
         let token = answer.pointer("/status/token").and_then(Value::as_str);
         let account = self.dir.join("account");
         fs::create_dir_all(&account)?;
         fs::write(account.join("token"), token.context("no token")?)?;
-        let kubeconfig: Value = serde_json::from_slice(&fs::read(self.cluster.node.kubeconfig())?)?;
+        let kubeconfig: Value = serde_json::from_slice(&fs::read(&self.kubeconfig)?)?;
         let authority = kubeconfig.pointer("/clusters/0/cluster/certificate-authority");
         let authority = authority.and_then(Value::as_str).context("no authority")?;
         fs::copy(authority, account.join("ca.crt"))?;
         Ok(())
     }
 
-    fn start(&mut self) -> anyhow::Result<()> {
+    fn execute(&mut self, within: &[&str], log_level: &str) -> anyhow::Result<()> {
         let script = self.dir.join("agent.sh");
-        fs::write(&script, include_str!("agent.sh"))?;
+        fs::write(&script, include_str!("istio_cni/agent.sh"))?;
         fs::create_dir_all(self.dir.join("agent"))?;
-        fs::create_dir_all(
-            self.cluster
-                .node
-                .zds_socket()
-                .parent()
-                .context("a directory")?,
-        )?;
+        fs::create_dir_all(self.zds_socket.parent().context("a directory")?)?;
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.dir.join("log"))?;
         let mut command = Command::new("nsenter");
-        let net = format!("--net={}", self.cluster.node.netns().path().display());
         command
-            .arg(net)
+            .arg(&self.network)
+            .args(within)
             .args(["unshare", "--mount", "--propagation", "slave", "sh"])
             .arg(script)
             .arg(&self.dir)
-            .arg(programs()?)
-            .args(["install-cni", "--log_output_level=all:debug"])
+            .arg(&self.programs)
+            .arg("install-cni")
+            .arg(format!("--log_output_level={log_level}"))
             .env_clear()
             .envs(self.environment()?)
             .stdin(Stdio::null())
@@ -167,7 +201,7 @@ impl<'a> IstioCni<'a> {
     /// Returns the chart's ConfigMap, the DaemonSet's additions, and this test's paths.
     fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
         let path = format!("{NAMESPACE}/configmaps/istio-cni-config");
-        let map = self.cluster.server.get(&path)?;
+        let map = self.server.get(&path)?;
         let data = map
             .pointer("/data")
             .and_then(Value::as_object)
@@ -177,8 +211,8 @@ impl<'a> IstioCni<'a> {
             .iter()
             .map(|(name, value)| (name.clone(), text(value)))
             .collect();
-        let node = self.cluster.node.name();
-        let zds = self.cluster.node.zds_socket().display().to_string();
+        let node = self.node.as_str();
+        let zds = self.zds_socket.display().to_string();
         let run_dir = self.dir.join("agent").display().to_string();
         for (name, value) in [
             ("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
@@ -186,7 +220,7 @@ impl<'a> IstioCni<'a> {
             ("REPAIR_NODE_NAME", node),
             ("POD_NAME", "istio-cni-node-1"),
             ("POD_NAMESPACE", "istio-system"),
-            ("KUBERNETES_SERVICE_HOST", self.cluster.server.address()),
+            ("KUBERNETES_SERVICE_HOST", self.server.address()),
             ("KUBERNETES_SERVICE_PORT", "6443"),
             ("ZTUNNEL_UDS_ADDRESS", &zds),
             ("CNI_AGENT_RUN_DIR", &run_dir),
@@ -199,7 +233,6 @@ impl<'a> IstioCni<'a> {
     }
 
     fn is_ready(&self) -> anyhow::Result<()> {
-        let net = format!("--net={}", self.cluster.node.netns().path().display());
         let ask = [
             "curl",
             "-sf",
@@ -207,13 +240,13 @@ impl<'a> IstioCni<'a> {
             "2",
             "http://127.0.0.1:8000/readyz",
         ];
-        let answer = run("nsenter", &[&[net.as_str()][..], &ask].concat());
+        let answer = run("nsenter", &[&[self.network.as_str()][..], &ask].concat());
         ensure!(answer.is_ok(), "{}", self.log());
         Ok(())
     }
 }
 
-impl Drop for IstioCni<'_> {
+impl Drop for IstioCni {
     #[expect(
         clippy::print_stderr,
         reason = "what a failed test leaves behind for its reader"
