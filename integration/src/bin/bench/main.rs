@@ -1,29 +1,37 @@
-//! inpod beside what it replaces, interleaved in one run. Run it through `integration/bench/run`.
+//! inpod beside other agents, interleaved in one run. Run it through `integration/bench/run`.
 
 mod broker;
-mod incumbent;
+mod calls;
+mod compare;
+mod floors;
+mod growth;
+mod handover;
 mod injector;
-mod reconcile;
-mod rules;
-mod services;
-mod stock;
+mod netlink;
+mod side;
 mod table;
-mod verbs;
 
 use std::{
     fs,
     io::{self, Write as _},
+    path::Path,
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::Context as _;
-use integration::guard;
+use floors::Floors;
+use integration::{ApiServer, guard};
+use side::Side;
 
 const USAGE: &str = "\
-bench [SAMPLES [WHAT [PODS [NAMESPACES]]]]
+bench SAMPLES WHAT [NAME=DIRECTORY]...
 
-Measures inpod beside what it replaces. Run it through integration/bench/run,
-which lists WHAT and its arguments.";
+Measures inpod beside other agents. Run it through integration/bench/run, which
+lists WHAT and makes the directories of programs.";
+
+/// Enrolled pods that are on a node while calls are measured.
+const FEW: usize = 10;
 
 fn main() -> anyhow::Result<ExitCode> {
     let code = integration::answer(USAGE, |arguments| {
@@ -38,66 +46,60 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn run() -> anyhow::Result<()> {
-    let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().as_deref() == Some(broker::ZTUNNEL.as_ref()) {
-        let socket = arguments.next().context("the socket is missing")?;
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    if let [broker::ZTUNNEL, socket] = arguments.iter().map(String::as_str).collect::<Vec<_>>()[..]
+    {
         return broker::ztunnel(socket.as_ref());
     }
     guard()?;
-    let samples = std::env::args()
-        .nth(1)
-        .map_or(Ok(200), |text| text.parse())
-        .context("SAMPLES is a number")?;
+    let [samples, what, sides @ ..] = &arguments[..] else {
+        anyhow::bail!("{USAGE}")
+    };
+    let samples = samples.parse().context("SAMPLES is a number")?;
     let load = || fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    print_line(&format!("n = {samples}; load before: {}", load().trim()))?;
-    let only = std::env::args().nth(2).unwrap_or_default();
-    if only == "reconcile" {
-        reconcile::reconcile(samples, size()?)?;
-        return print_line(&format!("\nload after: {}", load().trim()));
+    let load_before = load();
+    match what.as_str() {
+        "broker" => broker::broker(samples)?,
+        "injector" => injector::injector(samples)?,
+        "quick" => agents(samples, sides, Growth::Skipped)?,
+        "all" => agents(samples, sides, Growth::Measured)?,
+        other => anyhow::bail!("unknown: {other}\n{USAGE}"),
     }
-    if only == "repair" {
-        reconcile::repair(size()?.pods)?;
-        return print_line(&format!("\nload after: {}", load().trim()));
-    }
-    if only == "ztunnel" {
-        stock::stock(samples)?;
-        return print_line(&format!("\nload after: {}", load().trim()));
-    }
-    if only == "injector" {
-        injector::injector(samples)?;
-        return print_line(&format!("\nload after: {}", load().trim()));
-    }
-    if matches!(&*only, "" | "broker") {
-        broker::broker(samples)?;
-    }
-    if only == "broker" {
-        return print_line(&format!("\nload after: {}", load().trim()));
-    }
-    rules::rules(samples)?;
-    rules::again(samples.min(50))?;
-    rules::workers(samples)?;
-    rules::fuller(samples)?;
-    if only == "rules" {
-        return print_line(&format!("\nload after: {}", load().trim()));
-    }
-    verbs::verbs(samples)?;
-    verbs::crowd(samples)?;
-    services::starts(samples.min(50))?;
-    services::memory()?;
-    print_line(&format!("\nload after: {}", load().trim()))
+    print_line(&format!(
+        "\nn = {samples}; load before: {}, after: {}",
+        load_before.trim(),
+        load().trim()
+    ))
 }
 
-/// Returns 250 pods and 10,000 namespaces by default.
-fn size() -> anyhow::Result<reconcile::Size> {
-    let number = |index, default| {
-        let text = std::env::args().nth(index);
-        text.map_or(Ok(default), |text| text.parse())
-            .context("PODS and NAMESPACES are numbers")
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    Measured,
+    Skipped,
+}
+
+fn agents(samples: usize, sides: &[String], growth: Growth) -> anyhow::Result<()> {
+    let server = Arc::new(ApiServer::start()?);
+    let start = |side: &String| {
+        let (name, programs) = side.split_once('=').context("a side is NAME=DIRECTORY")?;
+        Side::start(&server, name, Path::new(programs))
     };
-    Ok(reconcile::Size {
-        pods: number(3, 250)?,
-        namespaces: number(4, 10_000)?,
-    })
+    let mut sides: Vec<_> = sides.iter().map(start).collect::<Result<_, _>>()?;
+    let mut tables = growth::Growth::new(samples, &sides);
+    if growth == Growth::Measured {
+        tables.state(&sides, "no pods")?;
+    }
+    growth::fill(&mut sides, FEW)?;
+    let mut floors = Floors::new(sides.first().context("no side")?)?;
+    let beside = format!("{FEW} enrolled pods on each node");
+    calls::one_at_a_time(samples, &sides, Some(&mut floors), &beside)?;
+    calls::at_once(samples, &sides)?;
+    if growth == Growth::Skipped {
+        return Ok(());
+    }
+    growth::beside(samples, &sides)?;
+    growth::joining(samples, &sides)?;
+    tables.measure(&mut sides)
 }
 
 fn print_line(text: &str) -> anyhow::Result<()> {

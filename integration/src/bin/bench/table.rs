@@ -1,6 +1,6 @@
 //! Times, and their tables.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::print_line;
 
@@ -53,12 +53,6 @@ pub(crate) fn table(title: &str, rows: &[Row]) -> anyhow::Result<()> {
         ))?;
     }
     Ok(())
-}
-
-pub(crate) fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
-    let started = Instant::now();
-    f()?;
-    Ok(started.elapsed())
 }
 
 pub(crate) fn record<const N: usize>(rows: &mut [Row; N], times: [Duration; N]) {

@@ -101,7 +101,7 @@ impl Subject {
     /// Its resolution is 10 ms.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
         // taskset has become the injector.
-        crate::reconcile::used(self.child.id())
+        used(self.child.id())
     }
 }
 
@@ -174,4 +174,17 @@ impl Caller {
 pub(super) fn patch(pod: &mut Value, patch: &str) -> anyhow::Result<()> {
     let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch)?)?;
     Ok(json_patch::patch(pod, &patch)?)
+}
+
+/// The unit of CPU time (proc(5), `USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
+/// Returns user and system CPU time together, in steps of 10 ms.
+fn used(pid: u32) -> anyhow::Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The process name may contain spaces. The state and fields 4 to 13 follow it.
+    let (_, fields) = stat.rsplit_once(')').context("a name in parentheses")?;
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks = ticks.map(str::parse::<u32>).sum::<Result<u32, _>>()?;
+    Ok(TICK * ticks)
 }

@@ -1,0 +1,143 @@
+//! Calls of the plugin on nodes with the same load, one at a time in turns, and many at once.
+
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use integration::Call;
+use nix::sys::resource::{UsageWho, getrusage};
+
+use crate::{
+    compare::{Comparison, milliseconds},
+    floors::Floors,
+    print_line,
+    side::{Mesh, Side},
+};
+
+/// Work that a call leaves behind, as the pod's annotation, ends within this time.
+const SETTLE: Duration = Duration::from_millis(60);
+
+const BURST: usize = 100;
+
+const CALLS: [&str; 4] = [
+    "ADD, outside the mesh",
+    "ADD, enrolled",
+    "DEL, enrolled",
+    "DEL, outside the mesh",
+];
+
+/// Compares calls one at a time; `beside` says what else is on the nodes.
+pub(crate) fn one_at_a_time(
+    samples: usize,
+    sides: &[Side],
+    floors: Option<&mut Floors>,
+    beside: &str,
+) -> anyhow::Result<()> {
+    let names = || sides.iter().map(|side| side.name.as_str());
+    let mut times = Comparison::new(
+        &format!("One call at a time, {beside}: from exec to exit"),
+        "ms",
+        names(),
+    );
+    let mut usage = Comparison::new(
+        &format!("One call at a time, {beside}: processor time"),
+        "ms",
+        names(),
+    );
+    let mut floors = floors;
+    for sample in 0..samples {
+        if let Some(floors) = &mut floors {
+            floors.measure(sides.first().context("a side")?)?;
+        }
+        for index in (0..sides.len()).map(|index| (index + sample) % sides.len()) {
+            let side = sides.get(index).context("a side")?;
+            let pods = side.sandboxes(&[Mesh::Outside, Mesh::Inside])?;
+            let [outside, inside] = &pods[..] else {
+                anyhow::bail!("two pods")
+            };
+            thread::sleep(SETTLE);
+            let calls = [
+                side.call(Call::add, outside)?,
+                side.call(Call::add, inside)?,
+                side.call(Call::del, inside)?,
+                side.call(Call::del, outside)?,
+            ];
+            for (what, call) in CALLS.iter().zip(calls) {
+                let before = (side.processor_time()?, children()?);
+                let outcome = call.succeed()?;
+                let plugin = children()?.saturating_sub(before.1);
+                thread::sleep(SETTLE);
+                let agent = side.processor_time()?.saturating_sub(before.0);
+                times.record(what, index, milliseconds(outcome.took));
+                usage.record(&format!("{what}: plugin"), index, milliseconds(plugin));
+                usage.record(&format!("{what}: agent"), index, milliseconds(agent));
+            }
+            side.forget(&[outside, inside])?;
+        }
+    }
+    if let Some(floors) = floors {
+        for (what, floor) in CALLS.iter().zip(floors.sums()) {
+            times.set_floor(what, floor);
+        }
+        floors.print()?;
+    }
+    times.print()?;
+    usage.print()
+}
+
+/// Returns the processor time of all children that have ended.
+fn children() -> anyhow::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let time = [usage.user_time(), usage.system_time()].map(|time| {
+        let micros = time.tv_sec() * 1_000_000 + time.tv_usec();
+        u64::try_from(micros).map(Duration::from_micros)
+    });
+    Ok(time.into_iter().sum::<Result<_, _>>()?)
+}
+
+/// How often to measure what takes as long as many calls.
+pub(crate) fn rounds(samples: usize) -> usize {
+    samples.div_ceil(20).max(3)
+}
+
+/// Compares many ADDs of enrolled pods that start together.
+pub(crate) fn at_once(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
+    let names = sides.iter().map(|side| side.name.as_str());
+    let mut table = Comparison::new(
+        &format!("{BURST} ADDs of enrolled pods at once"),
+        "ms",
+        names,
+    );
+    let mut failed: BTreeMap<&str, usize> = BTreeMap::new();
+    for _ in 0..rounds(samples) {
+        for (index, side) in sides.iter().enumerate() {
+            let pods = side.sandboxes(&[Mesh::Inside; BURST])?;
+            thread::sleep(SETTLE * 4);
+            let calls = pods.iter().map(|pod| side.call(Call::add, pod));
+            let calls = calls.collect::<Result<Vec<_>, _>>()?;
+            let before = side.processor_time()? + children()?;
+            let began = Instant::now();
+            let running = calls.iter().map(|call| call.start());
+            let running = running.collect::<Result<Vec<_>, _>>()?;
+            for plugin in running {
+                if plugin.wait()?.code != 0 {
+                    *failed.entry(&side.name).or_default() += 1;
+                }
+            }
+            table.record("until all are done", index, milliseconds(began.elapsed()));
+            thread::sleep(SETTLE * 4);
+            let used = (side.processor_time()? + children()?).saturating_sub(before);
+            let each = milliseconds(used) / 100.0;
+            table.record("processor time of each, plugin and agent", index, each);
+            side.end(&pods.iter().collect::<Vec<_>>())?;
+        }
+    }
+    table.print()?;
+    failed.iter().try_for_each(|(name, count)| {
+        let all = BURST * rounds(samples);
+        print_line(&format!("\n{count} of {all} ADDs failed: {name}"))
+    })
+}

@@ -1,0 +1,226 @@
+//! What grows with the node: memory, work at rest, restarts, running pods that join, and calls beside load.
+
+use std::{
+    net::UdpSocket,
+    process::{Child, Command},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
+
+use crate::{
+    calls,
+    compare::{Comparison, milliseconds},
+    side::Side,
+};
+
+/// Pods that get a label at once.
+const JOINING: usize = 100;
+
+/// Idle processes on a full node.
+const PROCESSES: usize = 4000;
+
+/// Tracked connections of a busy node; the kernel's default limit is 262,144.
+const CONNECTIONS: usize = 100_000;
+
+/// A pod's work ends within this time.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// Each probe of the chart runs at least once in this time.
+const REST: Duration = Duration::from_secs(20);
+
+pub(crate) struct Growth {
+    memory: Comparison,
+    rest: Comparison,
+    restarts: Comparison,
+    samples: usize,
+}
+
+impl Growth {
+    pub(crate) fn new(samples: usize, sides: &[Side]) -> Self {
+        let table = |title, unit| {
+            let names = sides.iter().map(|side| side.name.as_str());
+            Comparison::new(title, unit, names)
+        };
+        Self {
+            memory: table("Anonymous memory of the agent", "KiB"),
+            rest: table(
+                "Processor time of the agent at rest, with the probes of its chart",
+                "ms per s",
+            ),
+            restarts: table(
+                "Restart of the agent, until it has verified every pod",
+                "ms",
+            ),
+            samples,
+        }
+    }
+
+    /// Measures the agents with ever more pods.
+    pub(crate) fn measure(mut self, sides: &mut [Side]) -> anyhow::Result<()> {
+        fill(sides, JOINING)?;
+        self.restart(sides)?;
+        fill(sides, 250)?;
+        self.state(sides, "250 pods")?;
+        self.restart(sides)?;
+        self.state(sides, "250 pods, after these restarts")?;
+        fill(sides, 500)?;
+        self.state(sides, "500 pods")?;
+        calls::one_at_a_time(self.samples, sides, None, "500 enrolled pods on each node")?;
+        for side in sides.iter() {
+            side.stop_agent()?;
+            side.resume()?;
+        }
+        self.state(sides, "500 pods, after a restart")?;
+        self.restarts.print()?;
+        self.memory.print()?;
+        self.rest.print()
+    }
+
+    pub(crate) fn state(&mut self, sides: &[Side], what: &str) -> anyhow::Result<()> {
+        thread::sleep(SETTLE);
+        let times = || {
+            let times = sides.iter().map(Side::processor_time);
+            times.collect::<anyhow::Result<Vec<_>>>()
+        };
+        let before = times()?;
+        let probes = sides.iter().map(|side| side.probes(REST));
+        let probes: Vec<_> = probes.flatten().collect();
+        let began = Instant::now();
+        let share = REST.checked_div(u32::try_from(probes.len())?);
+        for (probe, number) in probes.iter().zip(1..) {
+            probe.execute()?;
+            let due = share.unwrap_or_default() * number;
+            thread::sleep(due.saturating_sub(began.elapsed()));
+        }
+        thread::sleep(REST.saturating_sub(began.elapsed()));
+        let window = began.elapsed();
+        for (index, (before, after)) in before.into_iter().zip(times()?).enumerate() {
+            let used = milliseconds(after.saturating_sub(before));
+            self.rest.record(what, index, used / window.as_secs_f64());
+        }
+        for (index, side) in sides.iter().enumerate() {
+            #[expect(
+                clippy::as_conversions,
+                clippy::cast_precision_loss,
+                reason = "far fewer than 2^52"
+            )]
+            let anonymous = side.anonymous()? as f64;
+            self.memory.record(what, index, anonymous);
+        }
+        Ok(())
+    }
+
+    fn restart(&mut self, sides: &[Side]) -> anyhow::Result<()> {
+        for _ in 0..calls::rounds(self.samples) {
+            for (index, side) in sides.iter().enumerate() {
+                thread::sleep(SETTLE);
+                side.stop_agent()?;
+                let before = side.processor_time()?;
+                let took = milliseconds(side.resume()?);
+                let used = side.processor_time()?.saturating_sub(before);
+                let what = format!("beside {} pods", side.pods());
+                self.restarts.record(&what, index, took);
+                let what = format!("{what}: processor time");
+                self.restarts.record(&what, index, milliseconds(used));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn fill(sides: &mut [Side], count: usize) -> anyhow::Result<()> {
+    sides.iter_mut().try_for_each(|side| side.fill(count))
+}
+
+/// Compares calls beside many idle processes, and beside many tracked connections.
+pub(crate) fn beside(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
+    let processes = Processes::start(PROCESSES)?;
+    calls::one_at_a_time(samples, sides, None, "4,000 more processes")?;
+    drop(processes);
+    let connections = connections(CONNECTIONS)?;
+    calls::one_at_a_time(samples, sides, None, "100,000 tracked connections")?;
+    drop(connections);
+    Ok(())
+}
+
+/// Compares how long running pods of a namespace wait for their rules.
+pub(crate) fn joining(samples: usize, sides: &[Side]) -> anyhow::Result<()> {
+    let names = sides.iter().map(|side| side.name.as_str());
+    let mut table = Comparison::new(
+        &format!("{JOINING} running pods join by a label of their namespace"),
+        "ms",
+        names,
+    );
+    for _ in 0..calls::rounds(samples) {
+        for (index, side) in sides.iter().enumerate() {
+            let pods = side.running_outside(JOINING)?;
+            thread::sleep(SETTLE);
+            let before = side.processor_time()?;
+            let began = Instant::now();
+            side.label(Some("ambient"))?;
+            for pod in &pods {
+                pod.until_it_has_rules()?;
+            }
+            let took = milliseconds(began.elapsed());
+            table.record("until all have rules", index, took);
+            thread::sleep(SETTLE);
+            let used = side.processor_time()?.saturating_sub(before);
+            table.record("processor time of the agent", index, milliseconds(used));
+            side.end(&pods.iter().map(|pod| &pod.pod).collect::<Vec<_>>())?;
+            drop(pods);
+            side.label(None)?;
+        }
+    }
+    table.print()
+}
+
+struct Processes(Vec<Child>);
+
+impl Processes {
+    fn start(count: usize) -> anyhow::Result<Self> {
+        let mut processes = Self(Vec::new());
+        for _ in 0..count {
+            let child = Command::new("sleep").arg("infinity").spawn();
+            processes.0.push(child.context("cannot start a process")?);
+        }
+        Ok(processes)
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            child.kill().unwrap_or_default();
+        }
+        for child in &mut self.0 {
+            child.wait().map(drop).unwrap_or_default();
+        }
+    }
+}
+
+/// Tracks as many connections in a netns of its own; they end with it.
+fn connections(count: usize) -> anyhow::Result<Netns> {
+    let netns = Netns::create()?;
+    let path = "/proc/sys/net/netfilter/nf_conntrack";
+    netns.within(|| {
+        integration::run("ip", &["link", "set", "lo", "up"])?;
+        let rules = ["add table ip t; add chain ip t c { type filter hook output priority 0; ct state new accept; }"];
+        integration::run("nft", &rules)?;
+        std::fs::write(format!("{path}_udp_timeout"), "3600")?;
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        for number in 0..count {
+            // Nobody listens: the answers are errors of later calls.
+            let host = u8::try_from(number / 50_000)? + 1;
+            let port = u16::try_from(number % 50_000)? + 1024;
+            let sent = socket.send_to(b"", (std::net::Ipv4Addr::new(127, 1, 0, host), port));
+            sent.map(drop).unwrap_or_default();
+        }
+        let tracked: usize = std::fs::read_to_string(format!("{path}_count"))?.trim().parse()?;
+        ensure!(tracked * 10 >= count * 9, "{tracked} connections are tracked");
+        anyhow::Ok(())
+    })??;
+    Ok(netns)
+}
