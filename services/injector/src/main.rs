@@ -1,3 +1,3 @@
 fn main() -> std::process::ExitCode {
-    inpod_service::main(&injector::SERVICE, injector::run)
+    inpod_service::main_on_two_threads(&injector::SERVICE, injector::run)
 }

@@ -182,25 +182,25 @@ pub fn channel(socket: &Path) -> Channel {
         }))
 }
 
-/// Reads the settings, then follows the command line.
+/// Reads the settings, then follows the command line. The service's tasks share one thread, so that they wake one
+/// another without waking a thread; what blocks has threads of its own.
 pub fn main<C, F, Fut>(service: &Service, run: F) -> ExitCode
 where
     C: DeserializeOwned,
     F: FnOnce(C, Daemon) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
-    run_on(two_threads(), service, run)
+    run_on(Builder::new_current_thread(), service, run)
 }
 
-/// Does the same on one thread, for a service that only passes messages on: its tasks wake one another without waking
-/// a thread.
-pub fn main_on_one_thread<C, F, Fut>(service: &Service, run: F) -> ExitCode
+/// Does the same on two threads, for a service whose calls compute for milliseconds and must not delay one another.
+pub fn main_on_two_threads<C, F, Fut>(service: &Service, run: F) -> ExitCode
 where
     C: DeserializeOwned,
     F: FnOnce(C, Daemon) -> Fut,
     Fut: Future<Output = anyhow::Result<()>>,
 {
-    run_on(Builder::new_current_thread(), service, run)
+    run_on(two_threads(), service, run)
 }
 
 fn run_on<C, F, Fut>(builder: Builder, service: &Service, run: F) -> ExitCode
