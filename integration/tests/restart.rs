@@ -205,9 +205,9 @@ fn connections_of_netns_sock(node: &Node) -> BTreeSet<String> {
         .to_string();
     let lines = fs::read_to_string(table).unwrap();
     let fields = lines.lines().map(|line| line.split_whitespace().collect());
-    let accepted = fields.filter_map(|fields: Vec<&str>| match fields[..] {
-        [_, _, _, flags, _, _, inode, path] if path == socket => {
-            (flags == "00000000").then(|| inode.to_owned())
+    let accepted = fields.filter_map(|fields: Vec<&str>| match fields.as_slice() {
+        [_, _, _, flags, _, _, inode, path] if *path == socket => {
+            (*flags == "00000000").then(|| (*inode).to_owned())
         }
         _ => None,
     });

@@ -229,7 +229,7 @@ impl Registry {
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
         // An ADD that waits for a permit, its pod or ztunnel. Its task first undoes it.
         let adding = self.in_flight.cancel(sandbox).await;
-        let Some(key) = self.owner(sandbox).or(adding.map(Arc::new)) else {
+        let Some(key) = self.owner(sandbox).or_else(|| adding.map(Arc::new)) else {
             return false;
         };
         let (reply, answer) = oneshot::channel();

@@ -80,12 +80,12 @@ const ANOTHER_COUNT: FetchError = FetchError::Malformed("it does not carry exact
 struct Control([u8; 64]);
 
 fn descriptors(ancillary: AncillaryMessageReader<'_>) -> impl Iterator<Item = OwnedFd> {
-    let fds = ancillary
-        .into_messages()
-        .filter_map(|message| match message {
-            OwnedAncillaryMessage::FileDescriptors(fds) => Some(fds),
-            _ => None,
-        });
+    let fds = ancillary.into_messages().filter_map(|message| {
+        let OwnedAncillaryMessage::FileDescriptors(fds) = message else {
+            return None;
+        };
+        Some(fds)
+    });
     fds.flatten()
 }
 

@@ -57,7 +57,10 @@ fn what_a_step_found_out_is_in_the_records_and_not_in_the_file_until_it_is_writt
         ..begun.clone()
     };
     checkpoint.hold(&claimed);
-    assert_eq!(checkpoint.records().unwrap(), [claimed.clone()]);
+    assert_eq!(
+        checkpoint.records().unwrap(),
+        std::slice::from_ref(&claimed)
+    );
     assert_eq!(
         checkpoint.load().unwrap().into_values().next(),
         Some(begun.clone())

@@ -75,7 +75,7 @@ mod tests {
         let owners = Owners::default();
         let [a, b] = ["a", "b"].map(|id| Arc::new(record(id)));
         owners.replace(&key("web"), &[], std::slice::from_ref(&a));
-        let both = [a.clone(), b];
+        let both = [Arc::clone(&a), b];
         owners.replace(&key("web"), std::slice::from_ref(&a), &both);
         assert_eq!(owners.candidates(&sandbox("a")), [key("web")]);
         assert_eq!(owners.candidates(&sandbox("b")), [key("web")]);

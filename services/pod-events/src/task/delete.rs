@@ -80,7 +80,7 @@ impl Task {
         let pod = inventory
             .pod(&self.key)
             .filter(|pod| record.belongs_to(pod) && !pod.terminal);
-        let ends = pod.map_or(inventory.is_complete(), |pod| pod.is_terminating);
+        let ends = pod.map_or_else(|| inventory.is_complete(), |pod| pod.is_terminating);
         if !ends && pipeline.netns_state(record).await? == NetnsState::InUse {
             if !overdue || pod.is_some() {
                 return Ok(Step::Wait(POLL_INTERVAL));
