@@ -49,7 +49,10 @@ impl Node {
         let mut command = self.command(within, &bin(service)?);
         command.arg("--run-dir").arg(run_dir);
         command.args(settings);
-        command.args(["--log-format", "text", "--log-level", "debug"]);
+        command.args(["--log-format", "text"]);
+        if !settings.contains(&"--log-level") {
+            command.args(["--log-level", "debug"]);
+        }
         match service {
             "pod-events" => {
                 command.args(["--node-name", self.name()]);
@@ -235,12 +238,19 @@ impl Node {
     }
 
     pub fn resident(&self, name: &str) -> anyhow::Result<u64> {
+        self.kib(name, "VmRSS:")
+    }
+
+    /// Returns memory that the kernel cannot drop, in KiB.
+    pub fn anonymous(&self, name: &str) -> anyhow::Result<u64> {
+        self.kib(name, "RssAnon:")
+    }
+
+    fn kib(&self, name: &str, kind: &str) -> anyhow::Result<u64> {
         let pid = self.pid(name)?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .context("no VmRSS")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(kind));
+        let line = line.with_context(|| format!("no {kind}"))?;
         Ok(line.trim().trim_end_matches("kB").trim().parse()?)
     }
 
