@@ -29,7 +29,7 @@ const CALLS: [&str; 4] = [
     "DEL, outside the mesh",
 ];
 
-/// Compares calls one at a time; `beside` says what else is on the nodes.
+/// Compares calls one at a time; `beside` describes what else is on the nodes.
 pub(crate) fn one_at_a_time(
     samples: usize,
     sides: &[Side],
@@ -98,7 +98,7 @@ fn children() -> anyhow::Result<Duration> {
     Ok(time.into_iter().sum::<Result<_, _>>()?)
 }
 
-/// How often to measure what takes as long as many calls.
+/// Returns how often to repeat a measurement that takes as long as many calls.
 pub(crate) fn rounds(samples: usize) -> usize {
     samples.div_ceil(20).max(3)
 }

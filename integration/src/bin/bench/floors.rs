@@ -1,4 +1,4 @@
-//! What the parts of a call cost without an agent, in the same run; their sums stand beside the calls.
+//! Floors: the parts of a call without an agent, in the same run; their sums stand beside the calls.
 
 use std::{path::Path, time::Instant};
 

@@ -1,4 +1,4 @@
-//! What grows with the node: memory, work at rest, restarts, running pods that join, and calls beside load.
+//! Growth with the node: memory, work at rest, restarts, running pods that join, and calls beside load.
 
 use std::{
     net::UdpSocket,
@@ -212,7 +212,7 @@ fn connections(count: usize) -> anyhow::Result<Netns> {
         std::fs::write(format!("{path}_udp_timeout"), "3600")?;
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         for number in 0..count {
-            // Nobody listens: the answers are errors of later calls.
+            // Nothing listens: the answers are errors of later calls.
             let host = u8::try_from(number / 50_000)? + 1;
             let port = u16::try_from(number % 50_000)? + 1024;
             let sent = socket.send_to(b"", (std::net::Ipv4Addr::new(127, 1, 0, host), port));

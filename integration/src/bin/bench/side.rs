@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::netlink::{self, Rules};
 
-/// What `integration/bench/run` puts beside the programs of a tree.
+/// The file that `integration/bench/run` puts beside the programs of a tree.
 const MANIFEST: &str = "manifest.yaml";
 
 /// A part of the DaemonSet that does nothing for a pod.
@@ -41,10 +41,10 @@ const LONG: Duration = Duration::from_secs(120);
 /// An agent is idle after this time with less than this work per interval: a check of one pod's listeners is less,
 /// verifying pods is more.
 const IDLE: Duration = Duration::from_millis(150);
-const LOOK: Duration = Duration::from_millis(10);
-const WORK: Duration = Duration::from_millis(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const BUSY: Duration = Duration::from_millis(3);
 
-/// Whether a pod asks to be in the mesh.
+/// A pod's choice by its label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mesh {
     Inside,
@@ -224,10 +224,10 @@ impl Side {
         let mut since = Instant::now();
         while since.elapsed() < IDLE {
             let before = self.processor_time()?;
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
             let now = Instant::now();
             ensure!(now < deadline, "the agent works on");
-            if self.processor_time()?.saturating_sub(before) > WORK {
+            if self.processor_time()?.saturating_sub(before) > BUSY {
                 since = now;
             }
         }
