@@ -22,10 +22,12 @@ const SETTLE: Duration = Duration::from_millis(60);
 
 const BURST: usize = 100;
 
+const FIRST_DEL: &str = "DEL, enrolled";
+
 const CALLS: [&str; 4] = [
     "ADD, outside the mesh",
     "ADD, enrolled",
-    "DEL, enrolled",
+    FIRST_DEL,
     "DEL, outside the mesh",
 ];
 
@@ -66,6 +68,10 @@ pub(crate) fn one_at_a_time(
                 side.call(Call::del, outside)?,
             ];
             for (what, call) in CALLS.iter().zip(calls) {
+                if *what == FIRST_DEL {
+                    side.terminate(&[outside, inside])?;
+                    thread::sleep(SETTLE);
+                }
                 let before = (side.processor_time()?, children()?);
                 let outcome = call.succeed()?;
                 let plugin = children()?.saturating_sub(before.1);

@@ -341,6 +341,16 @@ impl Side {
         })
     }
 
+    /// Has the API server mark pods as terminating, which the kubelet waits for before it ends their containers.
+    pub(crate) fn terminate(&self, pods: &[&Pod]) -> anyhow::Result<()> {
+        for pod in pods {
+            let path = format!("{}/{}", self.collection(), pod.spec.name);
+            let options = json!({"gracePeriodSeconds": 30});
+            self.server.delete_with(&path, &options)?;
+        }
+        Ok(())
+    }
+
     /// Ends pods: both DELs of the runtime, then their objects.
     pub(crate) fn end(&self, pods: &[&Pod]) -> anyhow::Result<()> {
         for pod in pods {
