@@ -187,10 +187,7 @@ impl Parts {
             redirection,
         };
         let target = netconfig::inspect_netns_request::Target::Netns(self.netns.clone());
-        let inspect = netconfig::InspectNetnsRequest {
-            target: Some(target),
-            ..netconfig::InspectNetnsRequest::default()
-        };
+        let inspect = inspect(target);
         vec![
             self.call(call, "ClaimNetns", &claim),
             self.call(call, "ReleaseNetns", &release),
@@ -232,4 +229,11 @@ impl Parts {
 pub(crate) fn table(node: &Node, inside: &Pod, fresh: &Pod) -> Vec<Good> {
     let parts = Parts::of(node, inside, fresh);
     [parts.pod_events(), parts.netconfig(), parts.broker()].concat()
+}
+
+fn inspect(target: netconfig::inspect_netns_request::Target) -> netconfig::InspectNetnsRequest {
+    netconfig::InspectNetnsRequest {
+        target: Some(target),
+        ..netconfig::InspectNetnsRequest::default()
+    }
 }

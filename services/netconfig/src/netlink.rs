@@ -68,7 +68,7 @@ pub(crate) fn requests() -> u64 {
 }
 
 /// Returns the port that names this process's sockets in notifications of pods' netns (`nlmsg_pid`): what it changes
-/// itself it also reads back, and need not be told. Others cannot guess it, so they cannot hide a change behind it.
+/// itself it also reads back, and need not be notified. Others cannot guess it, so they cannot hide a change behind it.
 pub(crate) fn own_port() -> u32 {
     static PORT: OnceLock<u32> = OnceLock::new();
     // Neither pids nor the kernel's own choices (netlink_autobind) are in this range.
@@ -106,7 +106,7 @@ impl Socket {
         })
     }
 
-    /// Opens it in the calling thread's netns, with [`own_port`] if nobody else has that there.
+    /// Opens it in the calling thread's netns, with [`own_port`] if that is free there.
     pub(crate) fn open_own(protocol: SockProtocol) -> io::Result<Self> {
         let opened = Self::open(protocol)?;
         match bind(opened.fd.as_raw_fd(), &NetlinkAddr::new(own_port(), 0)) {

@@ -51,7 +51,7 @@ pub enum ReachError {
     Sysctl(#[source] io::Error),
 }
 
-/// What one visit of a netns leaves outside: sockets and files that keep belonging to it, and facts.
+/// Sockets and files that one visit of a netns opened, and facts from it. They keep belonging to that netns.
 #[derive(Debug)]
 pub(crate) struct Visit {
     pub(crate) nftables: Nftables,
@@ -92,7 +92,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Descriptors that nobody used are closed after this time.
+    /// Unused descriptors are closed after this time.
     pub(crate) const MAX_AGE: Duration = Duration::from_secs(60);
 
     pub(crate) fn is_stale(&self) -> bool {
@@ -139,7 +139,7 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Returns whether any TCP connection was ever opened, as far as the kernel tells. Counts now, not when the
+    /// Returns whether any TCP connection was ever opened; assumes it if that is unknown. Counts now, not when the
     /// session began: pods may be running.
     fn has_connected(&self) -> bool {
         self.visit

@@ -15,7 +15,6 @@ pub(crate) const CURRENT: &str = "/proc/thread-self/ns/net";
 /// Visits of another netns since the start.
 static VISITS: AtomicU64 = AtomicU64::new(0);
 
-/// Implements [`Netns::visits`](crate::Netns::visits).
 pub(crate) fn visits() -> u64 {
     VISITS.load(Ordering::Relaxed)
 }

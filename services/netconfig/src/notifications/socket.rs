@@ -127,14 +127,14 @@ impl Socket {
 /// Accepts notifications (linux/filter.h) whose origin (`nlmsg_pid`, the header's last word) is not this process: what
 /// it changes, it reads back itself.
 fn all_but_own() -> [SockFilter; 4] {
-    const LOAD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+    const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
     const RETURN: u16 = 0x06; // BPF_RET | BPF_K
     const ORIGIN: u32 = 12;
     // The filter loads words in network order.
     let own = u32::from_be_bytes(own_port().to_ne_bytes());
     [
-        SockFilter::new(LOAD_WORD, 0, 0, ORIGIN),
+        SockFilter::new(LOAD, 0, 0, ORIGIN),
         SockFilter::new(JUMP_IF_EQUAL, 0, 1, own),
         SockFilter::new(RETURN, 0, 0, 0),
         SockFilter::new(RETURN, 0, 0, u32::MAX),
