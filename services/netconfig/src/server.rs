@@ -153,19 +153,28 @@ impl NetconfigService for Handler {
         let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
         let wanted: NetnsRef = required("netns", request.netns).map_err(invalid)?;
         let expected = addresses_from(&request.addresses, "addresses").map_err(invalid)?;
-        let (reader, roots) = (self.reader.clone(), Arc::clone(&self.roots));
+        let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
         let sysctls = self.writer.sysctls.clone();
         let claimed = blocking(move || {
             let (validated, visit) =
                 validate::validate_visited(&wanted, expected, &roots, &sysctls)?;
             let addresses = validated.addresses.clone();
-            let claim = reader.claims().claim(&sandbox, validated)?;
+            let claim = claims.claim(&sandbox, validated)?;
             let (netns, path) = (claim.netns.id(), claim.netns.path().display());
             tracing::info!(%sandbox, %netns, %path, "Claimed");
-            reader.read_visited(&claim, visit);
-            Ok::<_, ClaimError>((claim, addresses))
+            // A change waits for the state to be read.
+            let lock = Arc::clone(&claim.change_lock).try_lock_owned();
+            Ok::<_, ClaimError>((claim, addresses, visit, lock))
         });
-        let (claim, addresses) = self.recheck.observe(claimed.await)?;
+        let (claim, addresses, visit, lock) = self.recheck.observe(claimed.await)?;
+        if let Ok(lock) = lock {
+            // Not before the answer: the caller has ztunnel open its listeners meanwhile.
+            let (reader, claim) = (self.reader.clone(), Arc::clone(&claim));
+            drop(tokio::task::spawn_blocking(move || {
+                reader.read_visited(&claim, visit);
+                drop(lock);
+            }));
+        }
         Ok(Response::new(ClaimNetnsResponse {
             instance_id: self.instance_id.clone(),
             netns: Some(claim.netns.id().into()),

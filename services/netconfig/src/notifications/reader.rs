@@ -119,11 +119,9 @@ impl Reader {
     }
 
     /// Reads a netns through the visit of its claim, instead of in a visit of its own soon after, and keeps visit and
-    /// state for the operation that follows. Leaves it to the scheduled read if that fails or the netns is busy.
+    /// state for the operation that follows. Leaves it to the scheduled read if that fails. The caller holds the
+    /// claim's `change_lock`.
     pub(crate) fn read_visited(&self, claim: &Claim, visit: Visit) {
-        let Ok(_lock) = claim.change_lock.try_lock() else {
-            return;
-        };
         if !self.subscriptions.subscribe(claim) {
             return;
         }
