@@ -131,7 +131,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "max_adds",
-        default: Some("4"),
+        default: Some("32"),
         help: "How many ADDs of pods of the mesh are processed at once; the others wait, earliest deadline first",
     },
     Key {
