@@ -35,6 +35,7 @@ pub struct Node {
     api: Api,
     processes: RefCell<BTreeMap<String, Child>>,
     next_address: Cell<u16>,
+    bridges: Cell<u16>,
     keep: Cell<bool>,
     /// pod-events' flags for its source of pods.
     pods_from: Vec<String>,
@@ -78,6 +79,7 @@ impl Node {
             api,
             processes: RefCell::default(),
             next_address: Cell::new(2),
+            bridges: Cell::new(1),
             keep: Cell::new(false),
         })
     }

@@ -13,25 +13,38 @@ use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
 
 use super::{NEXT, Node};
-use crate::{Call, Outcome, Pod, Spec, TIMEOUT, eventually, process::succeeded};
+use crate::{Call, Outcome, Pod, Spec, TIMEOUT, eventually, pod::exec_in, process::succeeded};
 
 const AT_ONCE: usize = 4;
+
+/// The kernel's limit of a bridge is 1,023 ports (`BR_PORT_BITS`); pods of other bridges do not reach each other.
+const PORTS: u16 = 1000;
 
 impl Node {
     /// Creates many sandboxes, like [`Node::sandbox`].
     pub fn sandboxes(&self, specs: Vec<Spec>) -> anyhow::Result<Vec<Pod>> {
         let plans: Vec<_> = specs.into_iter().map(|spec| self.plan(spec)).collect();
         let own = self.netns.path();
+        let bridges = plans
+            .iter()
+            .map(|it| it.host / PORTS + 1)
+            .max()
+            .unwrap_or_default();
+        for bridge in self.bridges.get()..bridges {
+            let name = format!("cni{bridge}");
+            exec_in(own, &["ip", "link", "add", &name, "up", "type", "bridge"])?;
+            self.bridges.set(bridge + 1);
+        }
         batch(
             own,
             &[],
             plans.iter().map(|it| format!("netns add {}", it.netns)),
         )?;
         let links = plans.iter().flat_map(|it| {
-            let (veth, netns) = (&it.veth, &it.netns);
+            let (veth, netns, bridge) = (&it.veth, &it.netns, it.host / PORTS);
             [
                 format!("link add {veth} type veth peer name eth0 netns {netns}"),
-                format!("link set {veth} master cni0 up"),
+                format!("link set {veth} master cni{bridge} up"),
             ]
         });
         batch(own, &[], links)?;
