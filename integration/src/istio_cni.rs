@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{ApiServer, Call, Node, eventually, run};
 
 /// ztunnel reconnects within 15 s; istio-cni's pods end within 30 s. It reconciles a full node for longer.
-const START: Duration = Duration::from_secs(3600);
+const START: Duration = Duration::from_secs(300);
 
 /// The value of the chart's `terminationGracePeriodSeconds`.
 const GRACE: Duration = Duration::from_secs(30);

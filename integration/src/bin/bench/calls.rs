@@ -56,32 +56,7 @@ pub(crate) fn one_at_a_time(
         }
         for index in (0..sides.len()).map(|index| (index + sample) % sides.len()) {
             let side = sides.get(index).context("a side")?;
-            let pods = side.sandboxes(&[Mesh::Outside, Mesh::Inside])?;
-            let [outside, inside] = &pods[..] else {
-                anyhow::bail!("two pods")
-            };
-            thread::sleep(SETTLE);
-            let calls = [
-                side.call(Call::add, outside)?,
-                side.call(Call::add, inside)?,
-                side.call(Call::del, inside)?,
-                side.call(Call::del, outside)?,
-            ];
-            for (what, call) in CALLS.iter().zip(calls) {
-                if *what == FIRST_DEL {
-                    side.terminate(&[outside, inside])?;
-                    thread::sleep(SETTLE);
-                }
-                let before = (side.processor_time()?, children()?);
-                let outcome = call.succeed()?;
-                let plugin = children()?.saturating_sub(before.1);
-                thread::sleep(SETTLE);
-                let agent = side.processor_time()?.saturating_sub(before.0);
-                times.record(what, index, milliseconds(outcome.took));
-                usage.record(&format!("{what}: plugin"), index, milliseconds(plugin));
-                usage.record(&format!("{what}: agent"), index, milliseconds(agent));
-            }
-            side.forget(&[outside, inside])?;
+            round(side, index, &mut times, &mut usage, None)?;
         }
     }
     if let Some(floors) = floors {
@@ -92,6 +67,48 @@ pub(crate) fn one_at_a_time(
     }
     times.print()?;
     usage.print()
+}
+
+/// Makes each call once and records it in a column. Reading counts wakes netconfig before the call.
+pub(crate) fn round(
+    side: &Side,
+    column: usize,
+    times: &mut Comparison,
+    usage: &mut Comparison,
+    mut counts: Option<&mut Comparison>,
+) -> anyhow::Result<()> {
+    let pods = side.sandboxes(&[Mesh::Outside, Mesh::Inside])?;
+    let [outside, inside] = &pods[..] else {
+        anyhow::bail!("two pods")
+    };
+    thread::sleep(SETTLE);
+    let calls = [
+        side.call(Call::add, outside)?,
+        side.call(Call::add, inside)?,
+        side.call(Call::del, inside)?,
+        side.call(Call::del, outside)?,
+    ];
+    for (what, call) in CALLS.iter().zip(calls) {
+        if *what == FIRST_DEL {
+            side.terminate(&[outside, inside])?;
+            thread::sleep(SETTLE);
+        }
+        let counted = counts.is_some().then(|| side.counts()).transpose()?;
+        let before = (side.processor_time()?, children()?);
+        let outcome = call.succeed()?;
+        let plugin = children()?.saturating_sub(before.1);
+        thread::sleep(SETTLE);
+        let agent = side.processor_time()?.saturating_sub(before.0);
+        times.record(what, column, milliseconds(outcome.took));
+        usage.record(&format!("{what}: plugin"), column, milliseconds(plugin));
+        usage.record(&format!("{what}: agent"), column, milliseconds(agent));
+        if let (Some(counts), Some(before)) = (&mut counts, counted) {
+            for ((name, after), (_, before)) in side.counts()?.into_iter().zip(before) {
+                counts.record(&format!("{what}: {name}"), column, after - before);
+            }
+        }
+    }
+    side.forget(&[outside, inside])
 }
 
 /// Returns the processor time of all children that have ended.

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use crate::print_line;
+use crate::{print_line, side::LIMIT};
 
 /// Resamples for a confidence interval.
 const RESAMPLES: usize = 2000;
@@ -67,6 +67,13 @@ impl Comparison {
         samples.map_or(0.0, |samples| quantile(samples, 0.5))
     }
 
+    /// Records a value of the side with this name; others may have left.
+    pub(crate) fn record_of(&mut self, what: &str, side: &str, value: f64) {
+        if let Some(index) = self.sides.iter().position(|name| name == side) {
+            self.record(what, index, value);
+        }
+    }
+
     pub(crate) fn print(&self) -> anyhow::Result<()> {
         let has_floor = self.rows.iter().any(|row| row.floor.is_some());
         let mut head = format!("| {} |", self.unit);
@@ -118,7 +125,8 @@ impl Row {
                     number(min)
                 )?;
             }
-            let is_comparable = !first.is_empty() && quantile(samples, 0.5) > 0.0;
+            let median = quantile(samples, 0.5);
+            let is_comparable = !first.is_empty() && median > 0.0 && median.is_finite();
             if index > 0 && !is_comparable {
                 line += " - |";
             } else if index > 0 {
@@ -132,9 +140,10 @@ impl Row {
     }
 }
 
-/// Shows three significant digits.
+/// Shows three significant digits. Restarts that are not awaited are infinite.
 fn number(value: f64) -> String {
     match value {
+        endless if endless.is_infinite() => format!("over {} s", LIMIT.as_secs()),
         large if large >= 100.0 => format!("{large:.0}"),
         middle if middle >= 10.0 => format!("{middle:.1}"),
         small => format!("{small:.2}"),

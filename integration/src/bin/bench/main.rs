@@ -63,6 +63,10 @@ fn run() -> anyhow::Result<()> {
         "injector" => injector::injector(samples)?,
         "quick" => agents(samples, sides, Growth::Skipped)?,
         "all" => agents(samples, sides, Growth::Measured)?,
+        "growth" => {
+            let server = Arc::new(ApiServer::start()?);
+            growth::calls(samples, &mut only(&server, sides)?)?;
+        }
         other => anyhow::bail!("unknown: {other}\n{USAGE}"),
     }
     print_line(&format!(
@@ -78,13 +82,23 @@ enum Growth {
     Skipped,
 }
 
+/// Starts the only side of a mode that measures one.
+fn only(server: &Arc<ApiServer>, sides: &[String]) -> anyhow::Result<Side> {
+    let [side] = sides else {
+        anyhow::bail!("one side is measured")
+    };
+    start(server, side)
+}
+
+fn start(server: &Arc<ApiServer>, side: &str) -> anyhow::Result<Side> {
+    let (name, programs) = side.split_once('=').context("a side is NAME=DIRECTORY")?;
+    Side::start(server, name, Path::new(programs))
+}
+
 fn agents(samples: usize, sides: &[String], growth: Growth) -> anyhow::Result<()> {
     let server = Arc::new(ApiServer::start()?);
-    let start = |side: &String| {
-        let (name, programs) = side.split_once('=').context("a side is NAME=DIRECTORY")?;
-        Side::start(&server, name, Path::new(programs))
-    };
-    let mut sides: Vec<_> = sides.iter().map(start).collect::<Result<_, _>>()?;
+    let sides = sides.iter().map(|side| start(&server, side));
+    let mut sides = sides.collect::<anyhow::Result<Vec<_>>>()?;
     let mut tables = growth::Growth::new(samples, &sides);
     if growth == Growth::Measured {
         tables.state(&sides, "no pods")?;

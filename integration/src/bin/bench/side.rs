@@ -14,9 +14,9 @@ use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
 use integration::{
     ApiServer, Call, Cgroups, Inhabitant, IstioCni, Node, Outcome, Pod, Running, Spec, TIMEOUT,
-    ZTUNNEL_CAPABILITIES,
+    Verbs, ZTUNNEL_CAPABILITIES,
     chart::{self, Container},
-    eventually,
+    eventually, number,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -35,8 +35,22 @@ const ISTIO_SYSTEM: &str = "istio-system";
 const PRIMARY: &str =
     r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"portmap"}]}"#;
 
-/// For a full node of a slow agent.
-const LONG: Duration = Duration::from_secs(120);
+/// The most that a restart may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+
+/// Pods that are created at once.
+const BATCH: usize = 250;
+
+/// Plugins, or processes of pods, that start at once.
+const AT_ONCE: usize = 4;
+
+/// netconfig's metrics of what a call costs.
+const COUNTS: [&str; 4] = [
+    "netlink_requests",
+    "netns_visits",
+    "process_walks",
+    "conntrack_dumps",
+];
 
 /// An agent is idle after this time with less than this work per interval: a check of one pod's listeners is less,
 /// verifying pods is more.
@@ -200,27 +214,35 @@ impl Side {
         names().try_for_each(|name| self.node.until_ended(name).map(drop))
     }
 
-    /// Starts the agent again; returns the time until it was ready and had ended the work of its start.
-    pub(crate) fn resume(&self) -> anyhow::Result<Duration> {
+    /// Starts the agent again; returns the time until it was ready and had ended the work of its start, or None if that
+    /// is longer than [`LIMIT`].
+    pub(crate) fn resume(&self) -> anyhow::Result<Option<Duration>> {
         let began = Instant::now();
+        match self.resumed(began + LIMIT) {
+            Ok(idle) => Ok(Some(idle.duration_since(began))),
+            Err(_) if began.elapsed() >= LIMIT => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn resumed(&self, deadline: Instant) -> anyhow::Result<Instant> {
         self.start_agent()?;
         if self.istio.is_some() {
-            return Ok(self.until_idle()?.duration_since(began));
+            return self.until_idle(deadline);
         }
-        eventually("inpod is ready", LONG, || {
+        eventually("inpod is ready", LIMIT, || {
             ensure!(self.node.api().status()?.ready, "not ready");
             anyhow::Ok(())
         })?;
-        let idle = self.until_idle()?;
+        let idle = self.until_idle(deadline)?;
         let claims = self.node.api().claims()?.len();
         ensure!(claims >= self.pods.len(), "only {claims} claims");
         self.enrolled(self.pods.len())?;
-        Ok(idle.duration_since(began))
+        Ok(idle)
     }
 
     /// Waits until the agent has been idle for a while; returns since when. A question about each pod would be work.
-    fn until_idle(&self) -> anyhow::Result<Instant> {
-        let deadline = Instant::now() + LONG;
+    fn until_idle(&self, deadline: Instant) -> anyhow::Result<Instant> {
         let mut since = Instant::now();
         while since.elapsed() < IDLE {
             let before = self.processor_time()?;
@@ -244,10 +266,7 @@ impl Side {
 
     /// Returns the processor time of the agent with its children.
     pub(crate) fn processor_time(&self) -> anyhow::Result<Duration> {
-        let text = fs::read_to_string(self.cgroups.pod(&self.uid)?.join("cpu.stat"))?;
-        let mut lines = text.lines();
-        let usage = lines.find_map(|line| line.strip_prefix("usage_usec "));
-        Ok(Duration::from_micros(usage.context("no usage")?.parse()?))
+        processor_time(&self.cgroups.pod(&self.uid)?)
     }
 
     /// Returns the anonymous memory of the agent's processes in KiB.
@@ -263,6 +282,14 @@ impl Side {
         Ok(sum)
     }
 
+    /// Returns what netconfig has counted since its start.
+    pub(crate) fn counts(&self) -> anyhow::Result<Vec<(&'static str, f64)>> {
+        let socket = inpod_service::socket(&self.node.run_dir(), "netconfig");
+        let metrics = Verbs::at(&socket)?.metrics(&socket)?;
+        let count = |name| number(&metrics, &format!("inpod_netconfig_{name}"));
+        Ok(COUNTS.map(|name| (name, count(name))).to_vec())
+    }
+
     /// Returns the rules of an enrolled pod.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
         let (pod, _) = self.pods.first().context("no pod is enrolled")?;
@@ -271,6 +298,10 @@ impl Side {
 
     pub(crate) fn pods(&self) -> usize {
         self.pods.len()
+    }
+
+    pub(crate) const fn is_istio(&self) -> bool {
+        self.istio.is_some()
     }
 
     fn collection(&self) -> String {
@@ -372,26 +403,40 @@ impl Side {
     /// Starts pods outside the mesh, with processes as Istio's agent searches for them.
     pub(crate) fn running_outside(&self, count: usize) -> anyhow::Result<Vec<RunningPod>> {
         let pods = self.sandboxes(&vec![Mesh::Outside; count])?;
-        let run = |pod: Pod| {
-            self.call(Call::add, &pod)?.succeed()?;
-            let inhabitant = self.inhabitant(&pod)?;
-            Ok(RunningPod {
-                pod,
-                _inhabitant: inhabitant,
-            })
-        };
-        pods.into_iter().map(run).collect()
+        for pod in &pods {
+            self.call(Call::add, pod)?.succeed()?;
+        }
+        let inhabitants = self.inhabitants(&pods)?;
+        let pods = pods.into_iter().zip(inhabitants);
+        let running = pods.map(|(pod, inhabitant)| RunningPod {
+            pod,
+            _inhabitant: inhabitant,
+        });
+        Ok(running.collect())
     }
 
-    /// Gives a pod a process in its cgroup, and its object the addresses, as a kubelet does.
-    fn inhabitant(&self, pod: &Pod) -> anyhow::Result<Inhabitant> {
-        let inhabitant = Inhabitant::of(pod)?;
-        self.cgroups.put(pod, inhabitant.pid())?;
-        let ips = pod.addresses().map(|ip| json!({"ip": ip.to_string()}));
-        let status = json!({"phase": "Running", "podIP": pod.v4.to_string(), "podIPs": ips});
-        let path = format!("{}/{}/status", self.collection(), pod.spec.name);
-        self.server.patch(&path, &json!({"status": status}))?;
-        Ok(inhabitant)
+    /// Gives pods a process in their cgroups, and their objects the addresses, as a kubelet does.
+    fn inhabitants(&self, pods: &[Pod]) -> anyhow::Result<Vec<Inhabitant>> {
+        let start = |pods: &[Pod]| pods.iter().map(Inhabitant::of).collect::<Vec<_>>();
+        let inhabitants = thread::scope(|scope| {
+            let shares = pods.chunks(pods.len().div_ceil(AT_ONCE).max(1));
+            let shares: Vec<_> = shares
+                .map(|share| scope.spawn(move || start(share)))
+                .collect();
+            let started = shares.into_iter().filter_map(|share| share.join().ok());
+            started.flatten().collect::<anyhow::Result<Vec<_>>>()
+        })?;
+        ensure!(inhabitants.len() == pods.len(), "a thread has panicked");
+        let mut changes = Vec::new();
+        for (pod, inhabitant) in pods.iter().zip(&inhabitants) {
+            self.cgroups.put(pod, inhabitant.pid())?;
+            let ips = pod.addresses().map(|ip| json!({"ip": ip.to_string()}));
+            let status = json!({"phase": "Running", "podIP": pod.v4.to_string(), "podIPs": ips});
+            let path = format!("{}/{}/status", self.collection(), pod.spec.name);
+            changes.push((path, json!({"status": status})));
+        }
+        self.server.patch_all(&changes)?;
+        Ok(inhabitants)
     }
 
     /// Sets whether the namespace's pods join.
@@ -420,11 +465,19 @@ impl Side {
 
     /// Enrolls pods, each with a process, until there are as many.
     pub(crate) fn fill(&mut self, count: usize) -> anyhow::Result<()> {
-        let missing = count.saturating_sub(self.pods.len());
-        for pod in self.sandboxes(&vec![Mesh::Inside; missing])? {
-            self.call(Call::add, &pod)?.succeed()?;
-            let inhabitant = self.inhabitant(&pod)?;
-            self.pods.push((pod, inhabitant));
+        while self.pods.len() < count {
+            let missing = count - self.pods.len();
+            let pods = self.sandboxes(&vec![Mesh::Inside; missing.min(BATCH)])?;
+            let calls = pods.iter().map(|pod| self.call(Call::add, pod));
+            for calls in calls.collect::<Result<Vec<_>, _>>()?.chunks(AT_ONCE) {
+                let running = calls.iter().map(PluginCall::start);
+                for plugin in running.collect::<Result<Vec<_>, _>>()? {
+                    let outcome = plugin.wait()?;
+                    ensure!(outcome.code == 0, "{outcome:?}\n{}", self.logs());
+                }
+            }
+            let inhabitants = self.inhabitants(&pods)?;
+            self.pods.extend(pods.into_iter().zip(inhabitants));
         }
         if self.istio.is_some() {
             return Ok(());
@@ -440,7 +493,7 @@ pub(crate) struct RunningPod {
 
 impl RunningPod {
     pub(crate) fn until_it_has_rules(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + LONG;
+        let deadline = Instant::now() + LIMIT;
         while !self.pod.netns.within(netlink::has_tables)?? {
             ensure!(Instant::now() < deadline, "{} has none", self.pod.spec.name);
             thread::sleep(Duration::from_millis(2));
@@ -529,6 +582,14 @@ fn istio_cni(
     let agent = IstioCni::new(server, node, programs, &dir);
     let manifest = agent.deploy(&[])?;
     Ok((agent, manifest))
+}
+
+/// Returns the processor time of a cgroup and those below.
+fn processor_time(cgroup: &Path) -> anyhow::Result<Duration> {
+    let text = fs::read_to_string(cgroup.join("cpu.stat"))?;
+    let mut lines = text.lines();
+    let usage = lines.find_map(|line| line.strip_prefix("usage_usec "));
+    Ok(Duration::from_micros(usage.context("no usage")?.parse()?))
 }
 
 /// Returns the processes in a cgroup and below.
