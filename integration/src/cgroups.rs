@@ -84,6 +84,18 @@ impl Cgroups {
         Ok(fs::write(path.join("cgroup.procs"), pid.to_string())?)
     }
 
+    /// Returns the cgroup of a pod's container, or one below it.
+    pub fn path(&self, uid: &str, below: &str) -> anyhow::Result<PathBuf> {
+        let mut path = self.pod(uid)?;
+        path.push("c".repeat(64));
+        self.make(&path)?;
+        for part in below.split('/').filter(|part| !part.is_empty()) {
+            path.push(part);
+            self.make(&path)?;
+        }
+        Ok(path)
+    }
+
     /// Becomes the program that follows it, in a pod's container with the capabilities of setpriv's `--bounding-set`.
     /// `below` is a cgroup that the container created.
     pub fn container(
@@ -92,13 +104,7 @@ impl Cgroups {
         below: &str,
         capabilities: &str,
     ) -> anyhow::Result<Vec<String>> {
-        let mut path = self.pod(uid)?;
-        path.push("c".repeat(64));
-        self.make(&path)?;
-        for part in below.split('/').filter(|part| !part.is_empty()) {
-            path.push(part);
-            self.make(&path)?;
-        }
+        let path = self.path(uid, below)?;
         let script = format!(
             "echo $$ > {}/cgroup.procs && exec setpriv --bounding-set {capabilities} \"$@\"",
             path.display()

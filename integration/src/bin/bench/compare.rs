@@ -141,7 +141,7 @@ impl Row {
 }
 
 /// Shows three significant digits. Restarts that are not awaited are infinite.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value {
         endless if endless.is_infinite() => format!("over {} s", LIMIT.as_secs()),
         large if large >= 100.0 => format!("{large:.0}"),

@@ -27,10 +27,10 @@ const PROCESSES: usize = 4000;
 const CONNECTIONS: usize = 100_000;
 
 /// A pod's work ends within this time.
-const SETTLE: Duration = Duration::from_secs(3);
+pub(crate) const SETTLE: Duration = Duration::from_secs(3);
 
 /// Each probe of the chart runs at least once in this time.
-const REST: Duration = Duration::from_secs(20);
+pub(crate) const REST: Duration = Duration::from_secs(20);
 
 pub(crate) struct Growth {
     memory: Comparison,
@@ -136,7 +136,7 @@ impl Growth {
 }
 
 /// Executes probes of the kubelet, spread over this time.
-fn execute(probes: &[Probe<'_>], time: Duration) -> anyhow::Result<()> {
+pub(crate) fn execute(probes: &[Probe<'_>], time: Duration) -> anyhow::Result<()> {
     let began = Instant::now();
     let share = time.checked_div(u32::try_from(probes.len())?);
     for (probe, number) in probes.iter().zip(1..) {

@@ -8,6 +8,7 @@ mod growth;
 mod handover;
 mod injector;
 mod netlink;
+mod rest;
 mod side;
 mod table;
 
@@ -66,6 +67,10 @@ fn run() -> anyhow::Result<()> {
         "growth" => {
             let server = Arc::new(ApiServer::start()?);
             growth::calls(samples, &mut only(&server, sides)?)?;
+        }
+        "rest" => {
+            let server = Arc::new(ApiServer::start()?);
+            rest::rest(samples, &server, &mut only(&server, sides)?)?;
         }
         other => anyhow::bail!("unknown: {other}\n{USAGE}"),
     }

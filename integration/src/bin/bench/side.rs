@@ -269,6 +269,11 @@ impl Side {
         processor_time(&self.cgroups.pod(&self.uid)?)
     }
 
+    /// Returns the processor time of a service since the agent's first start.
+    pub(crate) fn processor_time_of(&self, service: &str) -> anyhow::Result<Duration> {
+        processor_time(&self.cgroups.path(&self.uid, service)?)
+    }
+
     /// Returns the anonymous memory of the agent's processes in KiB.
     pub(crate) fn anonymous(&self) -> anyhow::Result<u64> {
         let mut sum = 0;
