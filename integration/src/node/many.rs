@@ -17,7 +17,8 @@ use crate::{Call, Outcome, Pod, Spec, TIMEOUT, eventually, pod::exec_in, process
 
 const AT_ONCE: usize = 4;
 
-/// The kernel's limit of a bridge is 1,023 ports (`BR_PORT_BITS`); pods of other bridges do not reach each other.
+/// The kernel's limit of a bridge is 1,023 ports (`BR_PORT_BITS`). Pods of further bridges do not reach each other, and
+/// none receives their multicasts.
 const PORTS: u16 = 1000;
 
 impl Node {
@@ -42,9 +43,11 @@ impl Node {
         )?;
         let links = plans.iter().flat_map(|it| {
             let (veth, netns, bridge) = (&it.veth, &it.netns, it.host / PORTS);
+            let isolated = if bridge == 0 { "off" } else { "on" };
             [
                 format!("link add {veth} type veth peer name eth0 netns {netns}"),
                 format!("link set {veth} master cni{bridge} up"),
+                format!("link set {veth} type bridge_slave isolated {isolated}"),
             ]
         });
         batch(own, &[], links)?;

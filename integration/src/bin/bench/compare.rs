@@ -99,6 +99,39 @@ impl Comparison {
     }
 }
 
+impl Comparison {
+    /// Prints each column's ratio to the first column, for columns that are loads of one agent.
+    pub(crate) fn print_growth(&self) -> anyhow::Result<()> {
+        let mut head = format!("| {} |", self.unit);
+        for (index, side) in self.sides.iter().enumerate() {
+            write!(head, " {side}: median | min |")?;
+            if index > 0 {
+                head += " x first (95 %) |";
+            }
+        }
+        let columns = head.matches('|').count() - 1;
+        let line = "|---".repeat(columns);
+        print_line(&format!("\n### {}\n\n{head}\n{line}|", self.title))?;
+        let none = Vec::new();
+        for row in &self.rows {
+            let first = row.samples.first().unwrap_or(&none);
+            let mut line = format!("| {} |", row.what);
+            for (index, samples) in row.samples.iter().enumerate() {
+                let [median, min] = [0.5, 0.0].map(|share| number(quantile(samples, share)));
+                write!(line, " {median} | {min} |")?;
+                if index > 0 && quantile(first, 0.0) > 0.0 {
+                    let (ratio, low, high) = ratio(samples, first);
+                    write!(line, " **{ratio:.2}** ({low:.2} to {high:.2}) |")?;
+                } else if index > 0 {
+                    line += " - |";
+                }
+            }
+            print_line(&line)?;
+        }
+        Ok(())
+    }
+}
+
 impl Row {
     fn line(&self, has_floor: bool) -> anyhow::Result<String> {
         let none = Vec::new();

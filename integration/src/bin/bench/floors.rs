@@ -13,7 +13,7 @@ use crate::{
     side::Side,
 };
 
-const STATIC: &str = "exec of a static program that does nothing";
+pub(crate) const STATIC: &str = "exec of a static program that does nothing";
 const TRUE: &str = "exec of `/bin/true`";
 const CLIENT: &str = "a bare tonic client: exec and one call";
 const CALL: &str = "one unary tonic call on an open connection";

@@ -13,7 +13,7 @@ use inpod_linux::Netns;
 use crate::{
     calls,
     compare::{Comparison, milliseconds},
-    print_line,
+    floors, print_line,
     side::{Probe, Side},
 };
 
@@ -163,6 +163,7 @@ pub(crate) fn calls(samples: usize, side: &mut Side) -> anyhow::Result<()> {
     let mut times = table("Calls as the node fills: from exec to exit", "ms");
     let mut usage = table("Calls as the node fills: processor time", "ms");
     let mut counts = table("Calls as the node fills: counts of netconfig", "count");
+    let nothing = integration::bin("nothing")?.display().to_string();
     let mut filled = Vec::new();
     for (column, name) in columns.into_iter().enumerate() {
         let (mut processes, mut tracked) = (None, None);
@@ -174,20 +175,26 @@ pub(crate) fn calls(samples: usize, side: &mut Side) -> anyhow::Result<()> {
                 let began = Instant::now();
                 side.fill(pods)?;
                 let took = began.elapsed();
-                filled.push(format!("{name} after {} s more", took.as_secs()));
+                filled.push(format!("{name} {} s", took.as_secs()));
                 thread::sleep(SETTLE);
             }
         }
         for _ in 0..samples {
+            // The kernel still destroys the netns of the calls before, on a full node for longer.
+            thread::sleep(SETTLE / 6);
+            let began = Instant::now();
+            integration::run::<&str>(&nothing, &[])?;
+            let took = milliseconds(began.elapsed());
+            times.record(floors::STATIC, column, took);
             calls::round(side, column, &mut times, &mut usage, Some(&mut counts))?;
         }
         drop((processes, tracked));
     }
-    times.print()?;
-    usage.print()?;
-    counts.print()?;
+    times.print_growth()?;
+    usage.print_growth()?;
+    counts.print_growth()?;
     print_line(&format!(
-        "\nFilled, four plugins at once: {}.",
+        "\nFilling took, with four plugins at once: {}.",
         filled.join(", ")
     ))
 }

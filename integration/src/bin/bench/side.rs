@@ -36,7 +36,7 @@ const PRIMARY: &str =
     r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"portmap"}]}"#;
 
 /// The most that a restart may take.
-pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 
 /// Pods that are created at once.
 const BATCH: usize = 250;
