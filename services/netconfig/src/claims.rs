@@ -6,7 +6,7 @@ pub(crate) mod sweep;
 pub(crate) mod validate;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -118,6 +118,8 @@ pub(crate) struct Claims {
 #[derive(Debug, Default)]
 struct Table {
     held: BTreeMap<SandboxRef, Held>,
+    /// Whose netns it is.
+    sandboxes: HashMap<NetnsId, SandboxRef>,
     revision: u64,
 }
 
@@ -208,13 +210,13 @@ impl Claims {
         let mut table = self.lock();
         let found = validated.netns.id();
         // Another sandbox's claim, or this one's from a concurrent call.
-        let mut others = table.held.values().map(|held| &held.claim);
-        if let Some(other) = others.find(|claim| claim.netns.id() == found) {
-            return if other.sandbox == *sandbox {
-                Ok(Arc::clone(other))
-            } else {
-                let other = other.sandbox.clone();
-                Err(ClaimError::InUse { found, other })
+        if let Some(other) = table.sandboxes.get(&found) {
+            return match table.held.get(sandbox) {
+                Some(held) if other == sandbox => Ok(Arc::clone(&held.claim)),
+                _ => Err(ClaimError::InUse {
+                    found,
+                    other: other.clone(),
+                }),
             };
         }
         if let Some(existing) = table.held.get(sandbox) {
@@ -229,6 +231,7 @@ impl Claims {
             was_read: false,
         };
         table.held.insert(sandbox.clone(), held);
+        table.sandboxes.insert(found, sandbox.clone());
         self.queue.add(sandbox);
         self.send_event(Event::Claimed(sandbox.clone()));
         Ok(claim)
@@ -268,6 +271,7 @@ impl Claims {
         }
         table.held.remove(&claim.sandbox);
         let netns = claim.netns.id();
+        table.sandboxes.remove(&netns);
         self.queue.remove(&claim.sandbox, netns);
         self.send_event(Event::Released(Released {
             sandbox: claim.sandbox.clone(),

@@ -138,20 +138,21 @@ impl PluginState {
         let complete = inventory.is_complete();
         let is_uninstalling = self.shared.leave_mode.is(UninstallMode::Uninstall);
         let wanted = if is_uninstalling {
-            self.enrolled.held().clone()
+            self.enrolled.held()
         } else {
-            self.enrolled.wanted().clone()
+            self.enrolled.wanted()
         };
         if is_uninstalling && wanted.is_empty() && !self.state_dir.join(ENROLLED_FILE).exists() {
             // The uninstall has removed the file.
             return Ok(());
         }
         let is_unchanged = |(known, was_complete): &(BTreeSet<_>, bool)| {
-            *known == wanted && *was_complete == complete
+            known == wanted && *was_complete == complete
         };
         if !is_due && self.written.as_ref().is_some_and(is_unchanged) {
             return Ok(());
         }
+        let wanted = wanted.clone();
         self.written = None;
         self.write(wanted.clone(), complete).await?;
         self.written = Some((wanted, complete));

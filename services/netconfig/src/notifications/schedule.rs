@@ -26,6 +26,9 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(super) struct Schedule {
     claims: BTreeMap<SandboxRef, ReadTimes>,
+    /// The claims by their next read, so that finding one costs no more with each pod.
+    due: BTreeMap<(Instant, u64), SandboxRef>,
+    added: u64,
     ended: VecDeque<(SandboxRef, NetnsId)>,
     /// Of reads without notifications.
     period: Duration,
@@ -35,6 +38,8 @@ pub(super) struct Schedule {
 
 #[derive(Debug)]
 struct ReadTimes {
+    /// Of the claim, in the order of addition.
+    number: u64,
     requested: Option<Instant>,
     /// The last request.
     requested_at: Instant,
@@ -48,12 +53,10 @@ impl ReadTimes {
         requested.min(self.periodic)
     }
 
-    /// Keeps an earlier one. Returns whether the next read is now sooner.
-    fn request_read(&mut self, at: Instant, now: Instant) -> bool {
-        let before = self.due();
+    /// Keeps an earlier one.
+    fn request_read(&mut self, at: Instant, now: Instant) {
         self.requested_at = now;
         self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
-        self.due() < before
     }
 }
 
@@ -61,6 +64,8 @@ impl Schedule {
     pub(super) fn new(period: Duration) -> Self {
         Self {
             claims: BTreeMap::new(),
+            due: BTreeMap::new(),
+            added: 0,
             ended: VecDeque::new(),
             period,
             full_read: None,
@@ -69,37 +74,61 @@ impl Schedule {
 
     /// Reads it soon, and then periodically at an offset of its own: `phase` thousandths of the period.
     pub(super) fn add(&mut self, sandbox: SandboxRef, phase: u32, now: Instant) {
+        self.unschedule(&sandbox);
+        self.added += 1;
         let times = ReadTimes {
+            number: self.added,
             requested: Some(now + COALESCE_DELAY),
             requested_at: now,
             periodic: now + self.period / 1000 * phase,
             last_read: None,
         };
+        self.due
+            .insert((times.due(), times.number), sandbox.clone());
         self.claims.insert(sandbox, times);
     }
 
+    fn unschedule(&mut self, sandbox: &SandboxRef) {
+        if let Some(times) = self.claims.remove(sandbox) {
+            self.due.remove(&(times.due(), times.number));
+        }
+    }
+
+    /// Returns whether the next read is now sooner.
+    fn change(&mut self, sandbox: &SandboxRef, change: impl FnOnce(&mut ReadTimes)) -> bool {
+        let Some(times) = self.claims.get_mut(sandbox) else {
+            return false;
+        };
+        let before = times.due();
+        change(times);
+        let after = times.due();
+        if let Some(sandbox) = self.due.remove(&(before, times.number)) {
+            self.due.insert((after, times.number), sandbox);
+        }
+        after < before
+    }
+
     pub(super) fn remove(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
-        self.claims.remove(sandbox);
+        self.unschedule(sandbox);
         self.ended.push_back((sandbox.clone(), netns));
     }
 
     /// Returns whether the next read is now sooner.
     pub(super) fn mark_changed(&mut self, sandbox: &SandboxRef, now: Instant) -> bool {
-        let Some(times) = self.claims.get_mut(sandbox) else {
-            return false;
-        };
-        let earliest = times.last_read.map_or(now, |read| read + MIN_READ_INTERVAL);
-        times.request_read(earliest.max(now + COALESCE_DELAY), now)
+        self.change(sandbox, |times| {
+            let earliest = times.last_read.map_or(now, |read| read + MIN_READ_INTERVAL);
+            times.request_read(earliest.max(now + COALESCE_DELAY), now);
+        })
     }
 
     /// Cancels requests from before a read that began at `started`.
     pub(super) fn mark_read(&mut self, sandbox: &SandboxRef, started: Instant) {
-        if let Some(times) = self.claims.get_mut(sandbox) {
+        self.change(sandbox, |times| {
             times.last_read = Some(started);
             if times.requested_at <= started {
                 times.requested = None;
             }
-        }
+        });
     }
 
     pub(super) fn is_read(&self, sandbox: &SandboxRef) -> bool {
@@ -109,8 +138,7 @@ impl Schedule {
 
     /// Returns whether the next read is now sooner.
     pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant, now: Instant) -> bool {
-        let times = self.claims.get_mut(sandbox);
-        times.is_some_and(|times| times.request_read(at, now))
+        self.change(sandbox, |times| times.request_read(at, now))
     }
 
     pub(super) fn mark_all_changed(&mut self, now: Instant) {
@@ -123,6 +151,9 @@ impl Schedule {
         for times in self.claims.values_mut() {
             times.request_read(at, now);
         }
+        let due = self.claims.iter();
+        let due = due.map(|(sandbox, times)| ((times.due(), times.number), sandbox.clone()));
+        self.due = due.collect();
     }
 
     /// Removes and returns the work that has been due longest.
@@ -130,19 +161,24 @@ impl Schedule {
         if let Some((sandbox, netns)) = self.ended.pop_front() {
             return Some(Work::Ended(sandbox, netns));
         }
-        let due = self.claims.iter_mut();
-        let due = due.filter(|(_, times)| times.due() <= now);
-        let (sandbox, times) = due.min_by_key(|(_, times)| times.due())?;
-        times.requested = None;
-        times.last_read = Some(now);
-        if times.periodic <= now {
-            times.periodic = now + self.period;
-        }
-        Some(Work::Read(sandbox.clone()))
+        let (_, sandbox) = self
+            .due
+            .first_key_value()
+            .filter(|((at, _), _)| *at <= now)?;
+        let sandbox = sandbox.clone();
+        let period = self.period;
+        self.change(&sandbox, |times| {
+            times.requested = None;
+            times.last_read = Some(now);
+            if times.periodic <= now {
+                times.periodic = now + period;
+            }
+        });
+        Some(Work::Read(sandbox))
     }
 
     pub(super) fn next_due_at(&self) -> Option<Instant> {
-        self.claims.values().map(ReadTimes::due).min()
+        self.due.first_key_value().map(|((at, _), _)| *at)
     }
 }
 
