@@ -42,15 +42,16 @@ pub struct PendingAdds {
 }
 
 impl PendingAdds {
-    /// Waits for an add. A repeated call joins the first one. A newer revision of the sandbox supersedes it and takes
-    /// over its undo, which restores the state before both.
+    /// Waits for an add. A repeated call joins an undecided one. Another add of the sandbox supersedes it and, if
+    /// nothing else changed in between, takes over its undo, which restores the state before both.
     pub fn join(&mut self, awaited: Awaited, undo: Undo) -> Ticket {
         let earlier = self.by_sandbox.remove(&awaited.sandbox);
         let pending = match earlier {
-            Some(same) if same.awaited == awaited => same,
+            Some(same) if same.awaited == awaited && same.outcome.borrow().is_none() => same,
             Some(older) => {
                 older.decide(Err(Unserved::Superseded));
-                self.begin(awaited, older.undo)
+                let undo = older.undo_before(&awaited, undo);
+                self.begin(awaited, undo)
             }
             None => self.begin(awaited, undo),
         };
@@ -135,6 +136,19 @@ impl PendingAdds {
 }
 
 impl Pending {
+    /// Returns the undo of a later add, whose own undo is `undo`.
+    fn undo_before(self, later: &Awaited, undo: Undo) -> Undo {
+        let stood = match &undo {
+            Undo::Nothing => self.awaited == *later,
+            Undo::Restore(replaced) => replaced.as_ref().is_some_and(|it| self.awaited.matches(it)),
+        };
+        let succeeded = matches!(&*self.outcome.borrow(), Some(Ok(_)));
+        match self.undo {
+            Undo::Restore(_) if stood && !succeeded => self.undo,
+            Undo::Restore(_) | Undo::Nothing => undo,
+        }
+    }
+
     fn decide(&self, outcome: Outcome) {
         self.outcome.send_if_modified(|decided| {
             let first = decided.is_none();

@@ -43,7 +43,7 @@ pub(super) struct Nature {
     pub(super) poison: Option<u8>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Schedule {
     pub(super) nature: Nature,
     pub(super) ops: Vec<Op>,

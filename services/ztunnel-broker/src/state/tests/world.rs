@@ -1,17 +1,18 @@
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     ops::AddAssign,
     time::{Duration, Instant},
 };
 
-use inpod_types::{Revision, SandboxRef, Workload};
+use inpod_types::{Revision, Workload};
 
 use super::{
+    expected::Expected,
     schedule::{Given, Nature, Op, PODS, ZTUNNELS},
     ztunnel::Ztunnel,
 };
 use crate::{
-    desired::Entry, fixture, nack::Nack, next_message::Target, peer::Peer, pending::Ticket,
+    fixture, nack::Nack, next_message::Target, outcome::Unserved, peer::Peer, pending::Ticket,
     session::Stage, state::State,
 };
 
@@ -20,10 +21,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than any quarantine.
 const LONG: Duration = Duration::from_secs(4000);
 
+/// A caller that waits for an add.
 struct Waiting {
     ticket: Ticket,
-    before: Option<Workload>,
-    changes: u64,
+    serial: u64,
+    decided: bool,
 }
 
 /// Counts of the events for which the model exists.
@@ -34,6 +36,7 @@ pub(super) struct Reached {
     pub(super) refusals: u64,
     pub(super) served: u64,
     pub(super) unserved: u64,
+    pub(super) superseded: u64,
     pub(super) restarts: u64,
     pub(super) quarantines: u64,
     pub(super) stopped_by_snapshot: u64,
@@ -46,6 +49,7 @@ impl AddAssign for Reached {
         self.refusals += other.refusals;
         self.served += other.served;
         self.unserved += other.unserved;
+        self.superseded += other.superseded;
         self.restarts += other.restarts;
         self.quarantines += other.quarantines;
         self.stopped_by_snapshot += other.stopped_by_snapshot;
@@ -62,8 +66,7 @@ pub(super) struct World {
     revision: u64,
     ztunnels: [Ztunnel; ZTUNNELS],
     waiting: Vec<Waiting>,
-    /// The number of accepted changes per sandbox: after one, an undo has nothing to restore.
-    changes: BTreeMap<SandboxRef, u64>,
+    expected: Expected,
     nature: Nature,
     pub(super) reached: Reached,
 }
@@ -76,7 +79,7 @@ impl World {
             revision: 10,
             ztunnels: Default::default(),
             waiting: Vec::new(),
-            changes: BTreeMap::new(),
+            expected: Expected::default(),
             nature,
             reached: Reached::default(),
         }
@@ -97,10 +100,6 @@ impl World {
         workload
     }
 
-    fn count_change(&mut self, sandbox: &SandboxRef) {
-        *self.changes.entry(sandbox.clone()).or_default() += 1;
-    }
-
     pub(super) fn run(&mut self, op: Op) {
         match op {
             Op::Set { named, behind } => self.set(&named, behind),
@@ -110,7 +109,7 @@ impl World {
             Op::Abandon(n) if n < self.waiting.len() => {
                 let waiting = self.waiting.remove(n);
                 self.state.abandon_add(&waiting.ticket, self.now);
-                self.check_undone(&waiting);
+                self.end_add(&waiting, false);
             }
             Op::Conclude(_) | Op::Abandon(_) => {}
             Op::Fetch(n) => self.fetch(Some(n)),
@@ -125,16 +124,31 @@ impl World {
             Op::Restart => self.restart(),
             Op::Wait(seconds) => self.wait(Duration::from_secs(seconds)),
         }
-        self.state.take_events();
+        self.check_calls();
     }
 
     fn set(&mut self, named: &[Given], behind: u64) {
         let all: Vec<_> = named.iter().map(|it| self.workload(it, behind)).collect();
-        let known: Vec<_> = self.changes.keys().cloned().collect();
-        known.iter().for_each(|sandbox| self.count_change(sandbox));
-        all.iter().for_each(|it| self.count_change(&it.sandbox));
+        let known = self.state.desired().entries();
+        let mut before: BTreeSet<_> = known.map(|it| it.workload().sandbox.clone()).collect();
         let revision = Revision(self.revision - behind);
-        self.state.set(revision, all, self.now);
+        self.state.set(revision, all.clone(), self.now);
+        for workload in all {
+            let sandbox = workload.sandbox.clone();
+            let after = self.state.desired().get(&sandbox);
+            let after = after.map(|entry| entry.workload().clone());
+            // The set may not know the netns.
+            let netns = after.as_ref().and_then(|after| after.netns);
+            before.remove(&sandbox);
+            if after == Some(Workload { netns, ..workload }) {
+                self.expected.settle(&sandbox, after);
+            }
+        }
+        for sandbox in before {
+            if self.state.desired().get(&sandbox).is_none() {
+                self.expected.settle(&sandbox, None);
+            }
+        }
     }
 
     fn add(&mut self, it: &Given, behind: u64) {
@@ -144,23 +158,16 @@ impl World {
         };
         let workload = self.workload(&given, behind);
         let sandbox = workload.sandbox.clone();
-        let before = self.state.desired().get(&sandbox);
-        let before = before.map(|entry| entry.workload().clone());
-        let mut awaited = self.waiting.iter().map(|it| &it.ticket.awaited.sandbox);
-        let busy = awaited.any(|awaited| *awaited == sandbox);
         let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
-        if let Ok(ticket) = self.state.add(workload, descriptor, self.now) {
-            self.count_change(&sandbox);
-            // A second add in a row restores the state before the first; the model does not track that.
-            let changes = if busy {
-                u64::MAX
-            } else {
-                self.changes[&sandbox]
-            };
+        let last = self.expected.last_serial(&sandbox);
+        let mut earlier = self.waiting.iter().filter(|it| it.serial == last);
+        let outcome = earlier.find_map(|it| it.ticket.outcome.borrow().clone());
+        if let Ok(ticket) = self.state.add(workload.clone(), descriptor, self.now) {
+            let serial = self.expected.add(workload, outcome.as_ref());
             self.waiting.push(Waiting {
                 ticket,
-                before,
-                changes,
+                serial,
+                decided: false,
             });
         }
     }
@@ -170,27 +177,53 @@ impl World {
         let sandbox = fixture::sandbox(&format!("c{container}"));
         let revision = Revision(self.revision - behind);
         if self.state.remove(&sandbox, revision, self.now).is_ok() {
-            self.count_change(&sandbox);
+            self.expected.settle(&sandbox, None);
         }
     }
 
     fn finish(&mut self, n: usize) {
         let waiting = self.waiting.remove(n);
-        match self.state.finish_add(&waiting.ticket, self.now) {
-            Ok(_) => self.reached.served += 1,
-            Err(_) => {
-                self.reached.unserved += 1;
-                self.check_undone(&waiting);
-            }
-        }
+        let served = self.state.finish_add(&waiting.ticket, self.now).is_ok();
+        self.reached.served += u64::from(served);
+        self.reached.unserved += u64::from(!served);
+        self.end_add(&waiting, served);
     }
 
-    /// A failed add leaves the set as it was, unless its sandbox has changed since.
-    fn check_undone(&self, waiting: &Waiting) {
-        let sandbox = &waiting.ticket.awaited.sandbox;
-        if self.changes[sandbox] == waiting.changes {
-            let after = self.state.desired().get(sandbox).map(Entry::workload);
-            assert_eq!(after, waiting.before.as_ref());
+    fn end_add(&mut self, ended: &Waiting, served: bool) {
+        let mut others = self.waiting.iter();
+        if served || !others.any(|it| it.serial == ended.serial) {
+            let sandbox = &ended.ticket.awaited.sandbox;
+            self.reached.superseded +=
+                u64::from(self.expected.last_serial(sandbox) != ended.serial);
+            self.expected.end_add(sandbox, ended.serial, served);
+        }
+        self.check_calls();
+    }
+
+    /// Checks the desired set, and each add as soon as it is decided: later its ztunnel may be gone.
+    fn check_calls(&mut self) {
+        self.state.take_events();
+        let desired = self.state.desired();
+        self.expected.check(desired);
+        for waiting in self.waiting.iter_mut().filter(|it| !it.decided) {
+            let awaited = &waiting.ticket.awaited;
+            let outcome = waiting.ticket.outcome.borrow();
+            let current = desired.current(&awaited.uid);
+            let stands = current.is_some_and(|entry| awaited.matches(entry));
+            match &*outcome {
+                None => assert!(stands, "a caller waits for a superseded {awaited:?}"),
+                Some(Err(Unserved::Superseded)) => assert!(!stands, "{awaited:?} stands"),
+                Some(Err(_)) => {}
+                Some(Ok(id)) => {
+                    let Target { netns, info } = &awaited.target;
+                    let mut ztunnels = self.ztunnels.iter();
+                    let ztunnel = ztunnels.find(|it| it.session == Some(*id)).unwrap();
+                    let serves = ztunnel.running.get(awaited.uid.as_str());
+                    let asked = (*netns, info.name.to_string());
+                    assert_eq!(serves, Some(&asked), "{}", awaited.uid);
+                }
+            }
+            waiting.decided = outcome.is_some();
         }
     }
 
@@ -313,6 +346,7 @@ impl World {
         let all: Vec<_> = desired.entries().map(|it| it.workload().clone()).collect();
         self.state = State::new(TIMEOUT);
         self.waiting.clear();
+        self.expected.settle_all();
         for ztunnel in &mut self.ztunnels {
             ztunnel.session = None;
         }
@@ -361,9 +395,9 @@ impl World {
                 while self.next(n) {
                     self.ack(n);
                 }
+                self.check_calls();
             }
         }
-        self.state.take_events();
     }
 
     pub(super) fn check(&self) {
