@@ -64,17 +64,21 @@ fn a_check_that_finds_a_difference_is_100_and_one_without_the_agent_11() {
 }
 
 #[test]
-fn gc_hands_the_agent_the_networks_list() {
+fn gc_hands_the_agent_every_attachment_of_the_networks_list() {
     let node = Node::new();
     let agent = FakeAgent::on(&node, Script::Accept);
-    let keys = r#","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]"#;
-    node.run(&call("GC", keys)).printed("");
+    let listed = [("c1", "eth0"), ("c1", "net1"), ("c2", "eth0")];
+    let keys =
+        listed.map(|(id, ifname)| format!(r#"{{"containerID":"{id}","ifname":"{ifname}"}}"#));
+    let keys = format!(r#","cni.dev/valid-attachments":[{}]"#, keys.join(","));
+    node.run(&call("GC", &keys)).printed("");
+    let attachment = |(id, ifname): (&str, &str)| Attachment {
+        container_id: id.into(),
+        ifname: ifname.into(),
+    };
     let expected = Question::Collect(CollectGarbageRequest {
         network_name: "net".into(),
-        valid_attachments: vec![Attachment {
-            container_id: "c1".into(),
-            ifname: "eth0".into(),
-        }],
+        valid_attachments: listed.map(attachment).to_vec(),
     });
     assert_eq!(agent.only().0, expected);
 }
