@@ -254,6 +254,11 @@ pub(crate) const OF_AN_AGENT: &[Row] = &[
     ("pipelined", "one-at-a-time", "A4:"),
     ("netns-change-ignored", "other-netns", "A5: the netns of p0"),
     (
+        "old-netns-credited",
+        "other-netns",
+        "acknowledged in another netns",
+    ),
+    (
         "info-change-ignored",
         "other-information",
         "seen:     Add p0",

@@ -65,6 +65,7 @@ const FAULTS: &[&str] = &[
     "forgets-del",
     "resurrects",
     "netns-change-ignored",
+    "old-netns-credited",
     "info-change-ignored",
     "half-close-ignored",
     "latest-only",
