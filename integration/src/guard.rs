@@ -1,6 +1,7 @@
+use std::{fmt::Display, fs::File, io::Write as _, os::unix::fs::MetadataExt as _, thread};
+
 use anyhow::{Context as _, bail};
 use nix::unistd::geteuid;
-use std::os::unix::fs::MetadataExt as _;
 
 /// Fails outside `integration/isolate`, where rules would reach a real network.
 #[expect(
@@ -28,4 +29,31 @@ pub fn guard() -> anyhow::Result<()> {
 pub fn is_alone() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().last() == Some("1")
+}
+
+/// Reports the current test as one that cannot run here: `integration/test` names it in its verdict.
+///
+/// # Panics
+///
+/// If that file cannot be written.
+#[expect(clippy::expect_used, reason = "a test that would pass unseen fails")]
+pub fn not_run(why: impl Display) {
+    let Some(path) = std::env::var_os("INTEGRATION_NOT_RUN") else {
+        return;
+    };
+    let current = thread::current();
+    let test = current.name().unwrap_or_default();
+    let file = File::options().append(true).open(path);
+    let written = file.and_then(|mut file| file.write_all(format!("{test}: {why}\n").as_bytes()));
+    written.expect("the list of tests that were not run");
+}
+
+/// Reports the current test as one that needs more than the single user of an isolation without root.
+///
+/// # Panics
+///
+/// Where there are more.
+pub fn not_run_alone(why: impl Display) {
+    assert!(is_alone(), "{why}");
+    not_run(why);
 }

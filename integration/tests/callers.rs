@@ -5,7 +5,7 @@ use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
 
 use integration::{
     Call, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, State, TIMEOUT, eventually,
-    grpcurl_program, is_alone, run,
+    grpcurl_program, not_run_alone, run,
 };
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
@@ -88,7 +88,7 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let (cgroup, _cgroups) = match made {
         Ok(made) => made,
         // Without its own cgroup no process looks like a pod's; unit tests cover path parsing.
-        Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
+        Err(error) => return not_run_alone(format!("it cannot make a cgroup: {error:#}")),
     };
     let node = Node::running().unwrap();
     // The pod's name in its path makes the process no host process, and no service.
@@ -138,7 +138,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
     let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
     let (cgroup, _cgroups) = match made {
         Ok(made) => made,
-        Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
+        Err(error) => return not_run_alone(format!("it cannot make a cgroup: {error:#}")),
     };
     let (node, strict) = (Node::running().unwrap(), Node::new().unwrap());
     let pod = node.pod(Spec::new("debug")).unwrap();
@@ -204,7 +204,7 @@ fn a_caller_that_is_not_root_reaches_no_socket() {
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let possible = run("setpriv", &[&nobody[..], &["true"]].concat());
     if let Err(error) = possible {
-        return assert!(is_alone(), "there are other users: {error:#}");
+        return not_run_alone(format!("there is no other user: {error:#}"));
     }
     for service in SERVICES {
         let error = asked_by(&nobody, &node, service);

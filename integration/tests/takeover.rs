@@ -25,7 +25,7 @@ use inpod_proto::{
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
 };
 use integration::{
-    App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, is_alone,
+    App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, is_alone, not_run,
 };
 
 const PORT: u16 = 8080;
@@ -53,7 +53,10 @@ impl Scene {
         let node = Node::new()?;
         let cgroups = match Cgroups::new() {
             Ok(cgroups) => cgroups,
-            Err(_) if is_alone() => return Ok(None),
+            Err(error) if is_alone() => {
+                not_run(format!("it cannot make a cgroup: {error:#}"));
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let scene = SCENES.fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{Bind, BindKind, ListBindsRequest, PodBinds, PortBinds};
-use integration::{Pod, Spec, TIMEOUT, eventually, run};
+use integration::{Pod, Spec, TIMEOUT, eventually, not_run, run};
 
 use crate::{image, runtime::Runtime};
 
@@ -190,8 +190,9 @@ impl Drop for Database {
 #[test]
 fn a_database_is_reported_by_how_it_binds() {
     let Some(programs) = postgres() else {
-        eprintln!("no PostgreSQL below {POSTGRES} (postgresql): NOT RUN");
-        return;
+        return not_run(format!(
+            "no PostgreSQL below {POSTGRES} (apt-get install postgresql)"
+        ));
     };
     let runtime = Runtime::running().unwrap();
     let pod = runtime.pod(Spec::new("db")).unwrap();

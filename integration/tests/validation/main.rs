@@ -7,7 +7,7 @@ mod sandbox;
 use std::time::Duration;
 
 use anyhow::ensure;
-use integration::{App, TIMEOUT, eventually, is_alone, run};
+use integration::{App, TIMEOUT, eventually, is_alone, not_run, run};
 
 use sandbox::{Sandbox, V4, V6, proxy};
 
@@ -193,7 +193,7 @@ fn an_application_beside_a_proxy_that_has_the_ports_is_no_proof() {
 #[test]
 fn another_user_than_the_proxys_is_named() {
     if is_alone() {
-        return;
+        return not_run("there is no other user");
     }
     let sandbox = Sandbox::new(&[V4]).redirect("ip");
     sandbox
