@@ -71,7 +71,7 @@ fn what_the_previous_plugin_wrote_down_while_the_agent_was_away_is_acted_on() {
     .unwrap();
 }
 
-/// Rewrites rules to the previous schema in one transaction.
+/// Marks the rules as those of another schema, in one transaction.
 fn age(pod: &Pod) -> anyhow::Result<()> {
     let rules = pod.exec(&["nft", "-s", "list", "ruleset"])?;
     ensure!(rules.contains("inpod schema=2"), "{rules}");
@@ -86,7 +86,8 @@ fn age(pod: &Pod) -> anyhow::Result<()> {
 }
 
 #[test]
-fn rules_of_the_previous_schema_are_replaced_at_the_start_of_the_agent_and_no_connection_is_cut() {
+fn rules_marked_with_an_older_schema_are_replaced_at_the_start_of_the_agent_and_no_connection_is_cut()
+ {
     let mesh = Mesh::new().unwrap();
     let to = SocketAddr::new(mesh.outsider.v4.into(), PORT);
     let flow = Flow::open(&mesh.b, to).unwrap();
