@@ -1,7 +1,11 @@
 //! Invariants of the tree, from `cargo metadata` and the files. Needs no privileges.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
@@ -58,6 +62,55 @@ fn only_netconfig_can_enter_a_netns() {
     // The reference ztunnel, a peer that is not shipped, must enter netns too.
     let allowed = set(&["netconfig", "integration", "reference-ztunnel"]);
     assert!(users_of(&metadata(), "inpod-linux").is_subset(&allowed));
+}
+
+/// Returns whether product code can execute a program: tests are at the end of a file, or in one of their own.
+fn executes_programs(path: &Path) -> bool {
+    let text = fs::read_to_string(path).unwrap();
+    let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let mut imports = product.split("process::").skip(1);
+    let spawns = |rest: &str| {
+        rest.split(';')
+            .next()
+            .unwrap_or_default()
+            .contains("Command")
+    };
+    imports.any(spawns)
+        || ["execv(", "execve(", "posix_spawn("]
+            .iter()
+            .any(|it| product.contains(it))
+}
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap_or_default();
+        let is_test = ["tests", "tests.rs", "examples"]
+            .iter()
+            .any(|it| name == *it);
+        if path.is_dir() && !is_test {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|it| it == "rs") && !is_test {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn only_netconfig_the_installer_and_doctor_execute_programs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut all = Vec::new();
+    sources(&root.join("plugin/src"), &mut all);
+    sources(&root.join("services"), &mut all);
+    let found: BTreeSet<_> = all.into_iter().filter(|it| executes_programs(it)).collect();
+    // The plugin, for its versions; iptables programs, and before them netconfig itself.
+    let allowed = [
+        "services/inpod/src/doctor/collect/runtime.rs",
+        "services/installer/src/binary.rs",
+        "services/netconfig/src/iptables/child.rs",
+        "services/netconfig/src/iptables/run.rs",
+    ];
+    assert_eq!(found, allowed.map(|it| root.join(it)).into());
 }
 
 #[test]
