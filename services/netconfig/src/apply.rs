@@ -82,6 +82,11 @@ impl Writer {
         self.configured.unwrap_or(self.detected)
     }
 
+    /// Returns whether the kernel notifies of changes of the pods' rules.
+    pub(crate) fn is_notified(&self) -> bool {
+        self.backend() != Backend::IptablesLegacy
+    }
+
     /// Applies exactly this redirection and verifies it. Writes nothing if it is already in place.
     ///
     /// # Errors

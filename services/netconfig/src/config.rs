@@ -23,7 +23,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "verify_seconds",
         default: Some("300"),
-        help: "How often to read each claimed netns without a change notification: iptables-legacy sends none",
+        help: "How often to read each claimed netns without a change notification; holds for 75 and grows with their number, unless the backend is iptables-legacy, which sends none",
     },
     Key {
         name: "event_buffer_bytes",

@@ -78,7 +78,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     kernel_version::check()?;
     let probes = config.probes();
     let writer = select_writer(config.backend, &daemon).await?;
-    let queue = Arc::new(Queue::new(config.verify));
+    let queue = Arc::new(Queue::new(config.verify, writer.is_notified()));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(DriftMetrics::register);
     let options = notifications::Options {

@@ -20,10 +20,11 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Creates a queue that reads each netns every `period` even without notifications.
-    pub(crate) fn new(period: Duration) -> Self {
+    /// Creates a queue that reads each netns every `period` even without a notification, or less often where the kernel
+    /// notifies of changes and there are many.
+    pub(crate) fn new(period: Duration, is_notified: bool) -> Self {
         Self {
-            schedule: Mutex::new(Schedule::new(period)),
+            schedule: Mutex::new(Schedule::new(period, is_notified)),
             wakeup: Notify::new(),
             random: RandomState::new(),
         }

@@ -8,7 +8,6 @@ use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
 use super::{Queue, Subscriptions};
 use crate::{
     apply::{Observation, Writer},
-    backend::Backend,
     claims::{Claim, Claims, State},
     error::VerifyError,
     metrics::DriftMetrics,
@@ -58,8 +57,7 @@ impl Reader {
     /// lock. `None` without a claim.
     pub(crate) async fn state(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
-        let is_notified = self.writer.backend() != Backend::IptablesLegacy;
-        if is_notified
+        if self.writer.is_notified()
             && self.queue.is_read(sandbox)
             && let Some(published) = self.claims.last_published(&claim)
         {

@@ -16,6 +16,10 @@ const MIN_READ_INTERVAL: Duration = Duration::from_millis(200);
 /// Between reads of all netns.
 const MIN_FULL_READ_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Claims that are read once in the configured period where the kernel notifies of changes. With more it grows, so
+/// that a node at rest works no more with each pod.
+const CLAIMS_PER_PERIOD: usize = 75;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Its subscription has to be closed, since it may hold the netns.
@@ -30,8 +34,10 @@ pub(super) struct Schedule {
     due: BTreeMap<(Instant, u64), SandboxRef>,
     added: u64,
     ended: VecDeque<(SandboxRef, NetnsId)>,
-    /// Of reads without notifications.
+    /// Of reads without a notification.
     period: Duration,
+    /// Whether the kernel notifies of changes of the rules.
+    is_notified: bool,
     /// Last or next read of all netns.
     full_read: Option<Instant>,
 }
@@ -61,13 +67,14 @@ impl ReadTimes {
 }
 
 impl Schedule {
-    pub(super) fn new(period: Duration) -> Self {
+    pub(super) fn new(period: Duration, is_notified: bool) -> Self {
         Self {
             claims: BTreeMap::new(),
             due: BTreeMap::new(),
             added: 0,
             ended: VecDeque::new(),
             period,
+            is_notified,
             full_read: None,
         }
     }
@@ -80,12 +87,22 @@ impl Schedule {
             number: self.added,
             requested: Some(now + COALESCE_DELAY),
             requested_at: now,
-            periodic: now + self.period / 1000 * phase,
+            periodic: now + self.period() / 1000 * phase,
             last_read: None,
         };
         self.due
             .insert((times.due(), times.number), sandbox.clone());
         self.claims.insert(sandbox, times);
+    }
+
+    fn period(&self) -> Duration {
+        let factor = if self.is_notified {
+            self.claims.len().div_ceil(CLAIMS_PER_PERIOD).max(1)
+        } else {
+            1
+        };
+        self.period
+            .saturating_mul(u32::try_from(factor).unwrap_or(u32::MAX))
     }
 
     fn unschedule(&mut self, sandbox: &SandboxRef) {
@@ -166,7 +183,7 @@ impl Schedule {
             .first_key_value()
             .filter(|((at, _), _)| *at <= now)?;
         let sandbox = sandbox.clone();
-        let period = self.period;
+        let period = self.period();
         self.change(&sandbox, |times| {
             times.requested = None;
             times.last_read = Some(now);
