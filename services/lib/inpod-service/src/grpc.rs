@@ -22,8 +22,8 @@ use reflection::{Reflection, V1, V1alpha};
 /// The time for answering calls and ending streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Concurrent calls per HTTP/2 connection.
-const MAX_STREAMS: u32 = 256;
+/// Streams per HTTP/2 connection for watches, and for calls above `max_calls`, which are refused.
+const SPARE_STREAMS: u32 = 256;
 
 /// Serves health, reflection, metrics and the service's RPCs on one Unix socket, and authorizes every
 /// call by its class.
@@ -79,6 +79,13 @@ impl Server {
         self
     }
 
+    /// Returns more streams than `max_calls` admits calls: a call that waits for a stream would wait for calls of every
+    /// group.
+    fn max_streams(&self) -> u32 {
+        let calls = self.max_calls.saturating_mul(self.groups.len() + 1);
+        SPARE_STREAMS.saturating_add(u32::try_from(calls).unwrap_or(u32::MAX))
+    }
+
     /// Serves until shutdown, then drains. Health, also by HTTP at `health_address`, reports the readiness.
     ///
     /// # Errors
@@ -93,6 +100,7 @@ impl Server {
             };
             tokio::spawn(probes.serve(address));
         }
+        let max_streams = self.max_streams();
         let names: Arc<[&'static str]> = self.names.into();
         let health = HealthServer::new(Health {
             readiness: self.readiness,
@@ -109,7 +117,7 @@ impl Server {
         let serving = tonic::transport::Server::builder()
             // Lets curl read metrics without HTTP/2.
             .accept_http1(true)
-            .max_concurrent_streams(MAX_STREAMS)
+            .max_concurrent_streams(max_streams)
             .layer(layers::stack(&self.metrics, self.max_calls, self.groups))
             .add_routes(routes)
             .serve_with_incoming_shutdown(connections, self.shutdown.clone().requested());

@@ -5,6 +5,7 @@ use tokio::{
     net::UnixStream,
     sync::watch,
     task::JoinHandle,
+    time::timeout,
 };
 use tonic::{Code, Status};
 use tonic_health::pb::{
@@ -27,10 +28,10 @@ struct Running {
 const NAME: &str = "netconfig";
 
 async fn start() -> Running {
-    start_with(None).await
+    start_with(None, 4).await
 }
 
-async fn start_with(health_address: Option<SocketAddr>) -> Running {
+async fn start_with(health_address: Option<SocketAddr>, max_calls: usize) -> Running {
     let dir = tempfile::tempdir().unwrap();
     let (stop, shutdown) = Shutdown::manual();
     let service = Description {
@@ -50,7 +51,7 @@ async fn start_with(health_address: Option<SocketAddr>) -> Running {
         shutdown,
         metrics: Metrics::new(&service, &readiness),
         readiness,
-        max_calls: 4,
+        max_calls,
         health_address,
         removes_state: Arc::default(),
         _instance_lock: Arc::new(uds::lock_instance(dir.path()).unwrap()),
@@ -122,7 +123,7 @@ async fn probe(address: SocketAddr, path: &str) -> (u16, String) {
 #[tokio::test]
 async fn a_probe_by_http_is_answered_like_the_health_service_with_the_reasons() {
     let address = own_address(10);
-    let running = start_with(Some(address)).await;
+    let running = start_with(Some(address), 4).await;
     let (conditions, ok) = (running.daemon.readiness(), (200, "ok\n".to_owned()));
     until_reported(conditions).await;
     let reasons = "kernel: not looked at yet\n".to_owned();
@@ -147,7 +148,7 @@ async fn a_probe_by_http_is_answered_like_the_health_service_with_the_reasons() 
 async fn a_health_port_that_is_taken_keeps_no_call_from_being_answered() {
     let address = own_address(11);
     let _squatter = std::net::TcpListener::bind(address).unwrap();
-    let running = start_with(Some(address)).await;
+    let running = start_with(Some(address), 4).await;
     let conditions = running.daemon.readiness();
     until_reported(conditions).await;
     let condition = conditions.all()["health-address"].clone();
@@ -172,8 +173,30 @@ async fn a_watcher_of_health_sees_the_drain_and_does_not_hold_it_up() {
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(stream.message().await.unwrap().is_none());
     drop(client);
-    let drained = tokio::time::timeout(DRAIN_TIMEOUT / 2, running.served).await;
+    let drained = timeout(DRAIN_TIMEOUT / 2, running.served).await;
     drained.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_call_waits_for_no_others_of_its_connection_while_they_are_within_the_limit() {
+    let max_calls = 300;
+    let running = start_with(None, max_calls).await;
+    let client = HealthClient::new(running.daemon.channel(NAME));
+    let mut open = Vec::new();
+    for _ in 0..max_calls {
+        let request = HealthCheckRequest::default();
+        let watch = async { client.clone().watch(request).await.unwrap() };
+        open.push(
+            timeout(Duration::from_secs(5), watch)
+                .await
+                .expect("it waits"),
+        );
+    }
+    let request = HealthCheckRequest::default();
+    let answer = async { client.clone().check(request).await.unwrap() };
+    timeout(Duration::from_secs(5), answer)
+        .await
+        .expect("it waits");
 }
 
 #[tokio::test]
