@@ -1,8 +1,11 @@
 //! WatchDrift: the state of every claimed netns, then changes.
 
-use std::{collections::BTreeMap, vec};
+use std::{collections::BTreeMap, sync::Arc};
 
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{
+    Stream, StreamExt as _,
+    stream::{self, BoxStream},
+};
 use inpod_proto::netconfig::v1::{
     self, ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
 };
@@ -17,6 +20,9 @@ use crate::{
     notifications::Reader,
 };
 
+/// One netns that is being changed for long must not delay the states of others.
+const MAX_CONCURRENT_READS: usize = 8;
+
 type Item = Result<WatchDriftResponse, Status>;
 
 pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Item> + use<> {
@@ -24,9 +30,12 @@ pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Ite
     let first = stream::iter([Ok(response(ResponseEvent::InstanceId(
         instance_id.to_owned(),
     )))]);
+    let states = stream::iter(held).map(move |sandbox| {
+        let reader = reader.clone();
+        async move { reader.state(&sandbox).await }
+    });
     let watcher = Watcher {
-        reader,
-        pending_sandboxes: held.into_iter(),
+        states: states.buffer_unordered(MAX_CONCURRENT_READS).boxed(),
         is_complete: false,
         events,
         known: BTreeMap::new(),
@@ -40,9 +49,8 @@ pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Ite
 }
 
 struct Watcher {
-    reader: Reader,
-    /// States still to be sent. Names only: a slow watcher must not hold a netns open.
-    pending_sandboxes: vec::IntoIter<SandboxRef>,
+    /// States still to be read and sent.
+    states: BoxStream<'static, Option<Arc<State>>>,
     is_complete: bool,
     events: Receiver<Event>,
     /// Revisions received initially. Older events may still be in `events`.
@@ -50,34 +58,36 @@ struct Watcher {
 }
 
 impl Watcher {
+    /// Changes are sent as they come, also before the last state.
     async fn next(&mut self) -> Option<Item> {
-        for sandbox in self.pending_sandboxes.by_ref() {
-            // If the claim has ended, `events` has its end.
-            if let Some(state) = self.reader.state(&sandbox).await {
-                self.known.insert(sandbox, state.revision);
-                return Some(Ok(describe_state(&state)));
-            }
-        }
-        if !std::mem::replace(&mut self.is_complete, true) {
-            return Some(Ok(response(ResponseEvent::StateComplete(StateComplete {}))));
-        }
-        self.next_change().await
-    }
-
-    async fn next_change(&mut self) -> Option<Item> {
         loop {
-            match self.events.recv().await {
-                Ok(Event::State(state)) if self.is_new(&state.sandbox, state.revision) => {
-                    return Some(Ok(describe_state(&state)));
-                }
-                Ok(Event::Released(released))
-                    if self.is_new(&released.sandbox, released.revision) =>
-                {
-                    return Some(Ok(describe_release(&released)));
-                }
-                Ok(Event::State(_) | Event::Released(_) | Event::Claimed(_)) => {}
-                Err(RecvError::Lagged(missed)) => return Some(Err(lagged_status(missed))),
-                Err(RecvError::Closed) => return None,
+            tokio::select! {
+                biased;
+                state = self.states.next(), if !self.is_complete => match state {
+                    Some(Some(state)) => {
+                        self.known.insert(state.sandbox.clone(), state.revision);
+                        return Some(Ok(describe_state(&state)));
+                    }
+                    // The claim has ended: `events` has its end.
+                    Some(None) => {}
+                    None => {
+                        self.is_complete = true;
+                        return Some(Ok(response(ResponseEvent::StateComplete(StateComplete {}))));
+                    }
+                },
+                event = self.events.recv() => match event {
+                    Ok(Event::State(state)) if self.is_new(&state.sandbox, state.revision) => {
+                        return Some(Ok(describe_state(&state)));
+                    }
+                    Ok(Event::Released(released))
+                        if self.is_new(&released.sandbox, released.revision) =>
+                    {
+                        return Some(Ok(describe_release(&released)));
+                    }
+                    Ok(Event::State(_) | Event::Released(_) | Event::Claimed(_)) => {}
+                    Err(RecvError::Lagged(missed)) => return Some(Err(lagged_status(missed))),
+                    Err(RecvError::Closed) => return None,
+                },
             }
         }
     }
@@ -122,4 +132,42 @@ fn lagged_status(missed: u64) -> Status {
     let message =
         format!("{missed} events were dropped, the watcher is too slow: start a new watch");
     inpod_proto::into_status(&Failure::new(Reason::Overloaded, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use inpod_types::NetnsId;
+    use tokio::{sync::broadcast, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_netns_whose_state_cannot_be_read_yet_delays_no_event_of_another() {
+        let (sender, events) = broadcast::channel(4);
+        let mut watcher = Watcher {
+            states: stream::pending().boxed(),
+            is_complete: false,
+            events,
+            known: BTreeMap::new(),
+        };
+        let released = Released {
+            sandbox: SandboxRef {
+                network_name: "net".parse().unwrap(),
+                container_id: "c1".parse().unwrap(),
+                ifname: "eth0".parse().unwrap(),
+            },
+            netns: NetnsId {
+                device: 4,
+                inode: 1,
+                cookie: 1,
+            },
+            revision: 1,
+        };
+        sender.send(Event::Released(released.clone())).unwrap();
+        let next = timeout(Duration::from_secs(5), watcher.next()).await;
+        let event = next.expect("it waits").unwrap().unwrap().event;
+        assert_eq!(event, describe_release(&released).event);
+    }
 }
