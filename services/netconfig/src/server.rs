@@ -379,7 +379,9 @@ impl NetconfigService for Handler {
         let (peer, request) = (peer::of_request(&request), request.into_inner());
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
         let inspect = move |subject: &_| {
-            if request.processes_only {
+            if request.captured_flows_only {
+                inspect::inspect_captured_flows(subject)
+            } else if request.processes_only {
                 inspect::inspect_processes(subject)
             } else {
                 inspect::inspect(subject, &claims, &writer)

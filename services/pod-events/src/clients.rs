@@ -21,8 +21,12 @@ use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
 };
-use tonic::{Code, Request, Response, Status, transport::Channel};
+#[cfg(not(test))]
+use tonic::transport::Channel as Transport;
+use tonic::{Code, Request, Response, Status};
 
+#[cfg(test)]
+use crate::testing::Transport;
 use crate::{checkpoint::Record, redirection::Capture, trace};
 
 pub use find::FoundNetns;
@@ -33,8 +37,8 @@ const LEAVE_NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 pub struct Clients {
-    netconfig: NetconfigServiceClient<Channel>,
-    broker: ZtunnelBrokerServiceClient<Channel>,
+    netconfig: NetconfigServiceClient<Transport>,
+    broker: ZtunnelBrokerServiceClient<Transport>,
     capture: Arc<Capture>,
     /// Limits concurrent searches: each reads all processes of the node.
     searches: Arc<Semaphore>,
@@ -115,10 +119,14 @@ fn probe_addresses(addresses: &[IpAddr]) -> Vec<String> {
 
 impl Clients {
     /// Connects on first use.
-    pub fn new(netconfig: Channel, broker: Channel, capture: Capture) -> Self {
+    pub(crate) fn new(
+        netconfig: impl Into<Transport>,
+        broker: impl Into<Transport>,
+        capture: Capture,
+    ) -> Self {
         Self {
-            netconfig: NetconfigServiceClient::new(netconfig),
-            broker: ZtunnelBrokerServiceClient::new(broker),
+            netconfig: NetconfigServiceClient::new(netconfig.into()),
+            broker: ZtunnelBrokerServiceClient::new(broker.into()),
             capture: Arc::new(capture),
             searches: Arc::new(Semaphore::new(MAX_CONCURRENT_SEARCHES)),
         }
@@ -238,8 +246,26 @@ impl Clients {
         sandbox: &SandboxRef,
         deadline: Instant,
     ) -> Result<netconfig::InspectNetnsResponse, Failure> {
-        let target = Target::Sandbox(sandbox.into());
-        self.inspect_target(target, false, deadline).await
+        let message = netconfig::InspectNetnsRequest {
+            target: Some(Target::Sandbox(sandbox.into())),
+            ..netconfig::InspectNetnsRequest::default()
+        };
+        self.inspect_netns(message, deadline).await
+    }
+
+    /// Returns the number of captured connections in a claimed netns.
+    pub async fn captured_flows(
+        &self,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<u32, Failure> {
+        let message = netconfig::InspectNetnsRequest {
+            target: Some(Target::Sandbox(sandbox.into())),
+            captured_flows_only: true,
+            ..netconfig::InspectNetnsRequest::default()
+        };
+        let inspected = self.inspect_netns(message, deadline).await?;
+        Ok(inspected.captured_flows)
     }
 
     /// Inspects only the processes in a claimed netns, or in the one at a path.
@@ -248,19 +274,19 @@ impl Clients {
         target: Target,
         deadline: Instant,
     ) -> Result<netconfig::InspectNetnsResponse, Failure> {
-        self.inspect_target(target, true, deadline).await
-    }
-
-    async fn inspect_target(
-        &self,
-        target: Target,
-        processes_only: bool,
-        deadline: Instant,
-    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
         let message = netconfig::InspectNetnsRequest {
             target: Some(target),
-            processes_only,
+            processes_only: true,
+            ..netconfig::InspectNetnsRequest::default()
         };
+        self.inspect_netns(message, deadline).await
+    }
+
+    async fn inspect_netns(
+        &self,
+        message: netconfig::InspectNetnsRequest,
+        deadline: Instant,
+    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
         let mut client = self.netconfig.clone();
         call(
             "netconfig",

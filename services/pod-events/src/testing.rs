@@ -1,11 +1,24 @@
 //! Builders with defaults for everything but the fact under test.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    convert::Infallible,
+    error::Error,
+    io,
+    path::Path,
+    sync::{Arc, LazyLock},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use inpod_types::{NetnsRef, PodRef, Revision, SandboxRef, keys};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
+use tonic::{body::Body, transport::Channel};
+use tower::{Service, ServiceExt as _, util::BoxCloneSyncService};
 
 use crate::{
     admission::Admission,
@@ -153,4 +166,84 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         status: StatusReporter::disabled(),
         pod_changes: PodChanges::default(),
     })
+}
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+type Answer = http::Response<Body>;
+
+/// A connection to another service: a channel, or the service itself in this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Transport(BoxCloneSyncService<http::Request<Body>, Answer, BoxError>);
+
+impl Transport {
+    pub(crate) fn in_process<S>(service: S) -> Self
+    where
+        S: Service<http::Request<Body>, Response = Answer, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        Self(BoxCloneSyncService::new(service.map_err(BoxError::from)))
+    }
+}
+
+impl From<Channel> for Transport {
+    fn from(channel: Channel) -> Self {
+        Self(BoxCloneSyncService::new(channel.map_err(BoxError::from)))
+    }
+}
+
+impl Service<http::Request<Body>> for Transport {
+    type Response = Answer;
+    type Error = BoxError;
+    type Future = <BoxCloneSyncService<http::Request<Body>, Answer, BoxError> as Service<
+        http::Request<Body>,
+    >>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        self.0.call(request)
+    }
+}
+
+/// A reading of tokio's clock with the time since boot.
+type ClockReading = (Instant, Duration);
+
+/// The clock of this process. A paused runtime starts from it.
+static PROCESS_CLOCK: LazyLock<ClockReading> = LazyLock::new(|| {
+    let boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
+    (std::time::Instant::now().into(), boot)
+});
+
+type DiskFault = Box<dyn Fn(bool) -> Option<io::Result<()>>>;
+
+thread_local! {
+    static CLOCK: Cell<Option<ClockReading>> = const { Cell::new(None) };
+    static DISK_FAULT: RefCell<Option<DiskFault>> = const { RefCell::new(None) };
+}
+
+/// Returns the time since boot by tokio's clock.
+pub(crate) fn since_boot() -> Duration {
+    let (read_at, boot) = CLOCK.get().unwrap_or(*PROCESS_CLOCK);
+    boot + Instant::now().saturating_duration_since(read_at)
+}
+
+/// Makes the current time of this thread's runtime so long after boot.
+pub(crate) fn set_since_boot(boot: Duration) {
+    CLOCK.set(Some((Instant::now(), boot)));
+}
+
+/// Asked by the checkpoint before it writes or removes a file: the result to return instead, if any.
+pub(crate) fn disk_fault(removes: bool) -> Option<io::Result<()>> {
+    DISK_FAULT.with_borrow(|fault| fault.as_ref().and_then(|fault| fault(removes)))
+}
+
+pub(crate) fn set_disk_fault(fault: impl Fn(bool) -> Option<io::Result<()>> + 'static) {
+    DISK_FAULT.set(Some(Box::new(fault)));
 }

@@ -128,6 +128,18 @@ pub(super) fn inspect_processes(
     })
 }
 
+/// Returns the netns and the number of its captured connections.
+pub(super) fn inspect_captured_flows(
+    subject: &InspectedNetns,
+) -> Result<InspectNetnsResponse, ClaimError> {
+    let netns = subject.netns();
+    Ok(InspectNetnsResponse {
+        netns: Some(netns.id().into()),
+        captured_flows: inspect::captured_flows(netns)?,
+        ..InspectNetnsResponse::default()
+    })
+}
+
 pub(super) fn inspect(
     subject: &InspectedNetns,
     claims: &Claims,

@@ -52,9 +52,8 @@ impl Pipeline {
     ) -> Result<bool, Failure> {
         let flows = self
             .clients
-            .inspect(&record.sandbox, deadline_in(5))
-            .await?
-            .captured_flows;
+            .captured_flows(&record.sandbox, deadline_in(5))
+            .await?;
         if flows > 0 && !overdue {
             return Ok(false);
         }
