@@ -45,6 +45,7 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::SandboxAwaited
         | Reason::NotPermitted
         | Reason::RulesContested
+        | Reason::DeleteRejected
         | Reason::NotSeeded => Code::FailedPrecondition,
         Reason::Starting
         | Reason::DependencyUnavailable

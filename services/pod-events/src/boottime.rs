@@ -1,5 +1,6 @@
 use std::{ops::Add, time::Duration};
 
+#[cfg(not(test))]
 use nix::time::{ClockId, clock_gettime};
 
 /// A point in time since boot (`CLOCK_BOOTTIME`). Checkpoints are valid within one boot, and a step of the wall clock
@@ -12,7 +13,7 @@ impl BootInstant {
     pub const BOOT: Self = Self(Duration::ZERO);
 
     pub fn now() -> Self {
-        Self(clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from))
+        Self(since_boot())
     }
 
     pub fn after_boot(elapsed: Duration) -> Self {
@@ -28,6 +29,15 @@ impl BootInstant {
         self.0.saturating_sub(earlier.0)
     }
 }
+
+#[cfg(not(test))]
+fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Follows tokio's clock, which a test may pause.
+#[cfg(test)]
+use crate::testing::since_boot;
 
 impl Add<Duration> for BootInstant {
     type Output = Self;

@@ -180,6 +180,11 @@ impl Checkpoint {
     /// Writes a record atomically. No fsync: tmpfs does not survive a power failure.
     pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
         let path = self.path(&record.sandbox);
+        #[cfg(test)]
+        if let Some(injected) = crate::testing::disk_fault(false) {
+            self.held().remove(&record.sandbox);
+            return injected.map_err(failed("write", &path));
+        }
         let temporary = path.with_extension("tmp");
         let written = fs::write(&temporary, file::render(record, &self.boot_id))
             .and_then(|()| fs::rename(&temporary, &path));
@@ -200,6 +205,10 @@ impl Checkpoint {
     pub fn remove(&self, sandbox: &SandboxRef) -> Result<(), CheckpointError> {
         self.held().remove(sandbox);
         let path = self.path(sandbox);
+        #[cfg(test)]
+        if let Some(injected) = crate::testing::disk_fault(true) {
+            return injected.map_err(failed("remove", &path));
+        }
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other.map_err(failed("remove", &path)),

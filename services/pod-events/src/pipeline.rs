@@ -11,6 +11,7 @@ mod withdraw;
 
 pub(crate) use enroll::work_deadline;
 pub use enroll::{CancelReason, EnrollContext};
+pub(crate) use lifecycle::is_gone;
 pub use lifecycle::{NetnsState, Reclaimed};
 
 use std::{

@@ -171,6 +171,20 @@ impl Source {
         }
     }
 
+    /// Creates a source without files and requests; `inventory` is all that it ever shows.
+    #[cfg(test)]
+    pub(crate) fn in_memory(
+        inventory: watch::Receiver<Arc<Inventory>>,
+        health: watch::Receiver<Health>,
+    ) -> Self {
+        let refresher = Refresher::Directory(mpsc::channel(1).0);
+        Self {
+            inventory,
+            health,
+            refresher,
+        }
+    }
+
     pub(crate) fn client(&self) -> Option<kube::Client> {
         match &self.refresher {
             Refresher::Kubernetes(reader) => Some(reader.client()),

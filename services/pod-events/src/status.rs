@@ -92,6 +92,18 @@ impl StatusReporter {
         self.0.as_ref().map_or(0, |inner| inner.queue().unmet())
     }
 
+    /// Returns the number of annotations that the API server refuses to change, apparently for good.
+    pub(crate) fn refused(&self) -> u64 {
+        self.0.as_ref().map_or(0, |inner| inner.queue().refused())
+    }
+
+    /// Returns whether the API server refuses to withdraw the pod's annotation, apparently for good.
+    pub(crate) fn is_refused(&self, pod: &PodRef) -> bool {
+        let Some(inner) = &self.0 else { return false };
+        let key = (pod.namespace.clone(), pod.name.clone());
+        inner.queue().is_refused(&key, &pod.uid, Instant::now())
+    }
+
     pub(crate) fn register(&self, metrics: &mut Metrics) {
         let Some(inner) = &self.0 else { return };
         let counted = Arc::clone(inner);

@@ -16,7 +16,7 @@ use inpod_proto::{
     },
 };
 use inpod_service::Readiness;
-use inpod_types::{Failure, Reason};
+use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -30,6 +30,9 @@ use crate::{
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The interval of searches for claims without a record.
+const ORPHAN_INTERVAL: Duration = Duration::from_secs(300);
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -49,6 +52,8 @@ pub(crate) struct Sync {
     broker: watch::Receiver<Instance>,
     adoption: Adoption,
     source: watch::Receiver<Health>,
+    /// Claims that had no record at the last search.
+    orphans: BTreeSet<SandboxRef>,
 }
 
 impl Sync {
@@ -80,6 +85,7 @@ impl Sync {
             broker: broker.clone(),
             adoption,
             source,
+            orphans: BTreeSet::new(),
         };
         tokio::spawn(inpod_service::abort_on_panic("sync", sync.run()));
         broker
@@ -97,12 +103,15 @@ impl Sync {
             if let Err(failure) = &synced {
                 tracing::warn!(%failure, ?wait, "Synchronization failed; retrying");
             }
-            // A new instance is synchronized at once.
-            let changed = tokio::select! {
-                changed = self.netconfig.changed() => changed,
-                changed = self.broker.changed() => changed,
-                Ok(()) = self.source.changed(), if self.adoption.is_pending() => Ok(()),
-                () = sleep(wait), if synced.is_err() => Ok(()),
+            let changed = loop {
+                // A new instance is synchronized at once.
+                tokio::select! {
+                    changed = self.netconfig.changed() => break changed,
+                    changed = self.broker.changed() => break changed,
+                    Ok(()) = self.source.changed(), if self.adoption.is_pending() => break Ok(()),
+                    () = sleep(wait), if synced.is_err() => break Ok(()),
+                    () = sleep(ORPHAN_INTERVAL), if synced.is_ok() => self.search_orphans().await,
+                }
             };
             if changed.is_err() {
                 return;
@@ -120,7 +129,8 @@ impl Sync {
                 return Ok(());
             }
             self.registry.reclaim().await;
-            self.release_orphans().await?;
+            let orphans = self.find_orphans().await?;
+            self.release(&orphans).await;
             known.netconfig = netconfig;
             // Pods with a sidecar need no other service.
             self.publish(known.clone());
@@ -181,18 +191,36 @@ impl Sync {
         self.synced.send_replace(known);
     }
 
-    /// Releases claims without a record: their sandboxes ended while their DEL could not be delivered.
-    async fn release_orphans(&self) -> Result<(), Failure> {
-        let deadline = Instant::now() + CALL_TIMEOUT;
+    /// Returns the claims without a record: their sandboxes ended while their DEL could not be delivered, or the
+    /// answer of the call that claimed them was lost.
+    async fn find_orphans(&self) -> Result<BTreeSet<SandboxRef>, Failure> {
+        let claims = self
+            .clients
+            .list_claims(Instant::now() + CALL_TIMEOUT)
+            .await?;
         let records = self.registry.records();
         let recorded: BTreeSet<_> = records.iter().map(|record| &record.sandbox).collect();
-        for sandbox in self.clients.list_claims(deadline).await? {
-            if !recorded.contains(&sandbox) {
-                tracing::warn!(%sandbox, "Releasing a claim without a record");
-                self.clients.release(&sandbox, deadline).await?;
+        let orphans = claims.into_iter().filter(|claim| !recorded.contains(claim));
+        Ok(orphans.collect())
+    }
+
+    /// Releases claims. One that cannot be released is found again, and keeps no ADD waiting.
+    async fn release(&self, orphans: &BTreeSet<SandboxRef>) {
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        for sandbox in orphans {
+            tracing::warn!(%sandbox, "Releasing a claim without a record");
+            if let Err(failure) = self.clients.release(sandbox, deadline).await {
+                tracing::warn!(%sandbox, %failure, "Cannot release it yet");
             }
         }
-        Ok(())
+    }
+
+    /// Releases claims that had no record at the last search, either: a search for a pod claims before it records.
+    async fn search_orphans(&mut self) {
+        let found = self.find_orphans().await.unwrap_or_default();
+        let confirmed = found.intersection(&self.orphans).cloned().collect();
+        self.release(&confirmed).await;
+        self.orphans = found;
     }
 
     async fn seed(&self, broker: Option<&str>) -> Result<(), Failure> {

@@ -127,7 +127,10 @@ impl Uninstaller {
             self.conditions().set(CONDITION, Err(message));
         }
         let done = match leave {
-            UninstallMode::Uninstall => describe_result(before, self.detached_pods()),
+            UninstallMode::Uninstall => {
+                let refused = self.shared.status.refused();
+                describe_result(before, self.detached_pods(), refused)
+            }
             UninstallMode::Handover => format!("{before} pods stay as they are"),
         };
         tracing::warn!(%leave, done, "inpod has left this node");
@@ -179,7 +182,9 @@ impl Uninstaller {
             return Err(format!("the pods of this node are not known: {gap}"));
         }
         expect_none(self.managed_pods(), "pods are in the mesh")?;
-        let unmet = usize::try_from(self.shared.status.unmet()).unwrap_or(usize::MAX);
+        let status = &self.shared.status;
+        let unmet = status.unmet().saturating_sub(status.refused());
+        let unmet = usize::try_from(unmet).unwrap_or(usize::MAX);
         expect_none(unmet, "annotations are not withdrawn yet")?;
         let list = EnrolledNamespaces::read(&self.shared.config.plugin_state_dir);
         let listed = list.map_err(|error| {
@@ -194,13 +199,16 @@ impl Uninstaller {
 }
 
 /// Pods with a sidecar keep their redirection and are counted separately.
-fn describe_result(before: usize, detached: usize) -> String {
+fn describe_result(before: usize, detached: usize, refused: u64) -> String {
     let out = before.saturating_sub(detached);
-    let out = format!("{out} pods were withdrawn from the mesh");
-    if detached == 0 {
-        return out;
+    let mut result = format!("{out} pods were withdrawn from the mesh");
+    if detached > 0 {
+        result += &format!(", {detached} stay redirected to their sidecars");
     }
-    format!("{out}, {detached} stay redirected to their sidecars")
+    if refused > 0 {
+        result += &format!(", {refused} keep an annotation that the API server refuses to change");
+    }
+    result
 }
 
 fn expect_none(count: usize, what: &str) -> Result<(), String> {

@@ -138,6 +138,8 @@ reasons! {
     RulesContested = 55, "RULES_CONTESTED", "Find the agent that changes rules in the pod's network namespace; inpod keeps repairing them, at growing intervals.";
     /// ztunnel was sent the pod but no longer listens in its network namespace.
     ListenerLost = 56, "LISTENER_LOST", "Nothing to do: ztunnel is sent the pod again. Check ztunnel's log for errors about the pod.";
+    /// A DEL or a GC ended a sandbox in which the pod runs on.
+    DeleteRejected = 57, "DELETE_REJECTED", "Find out why the runtime or CNI GC named a sandbox that runs: a list of valid attachments that lacks it, or a DEL by hand.";
 
     /// The broker has not received the desired set yet.
     NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";

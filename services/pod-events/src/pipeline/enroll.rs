@@ -264,6 +264,10 @@ impl Pipeline {
 
     pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
         record.intent = Intent::Out;
+        if record.netns.inode.is_none() {
+            // Another netns may take its path.
+            record.netns = expected_netns(record);
+        }
         record.netns_id = None;
         Ok(self.checkpoint.write(record)?)
     }

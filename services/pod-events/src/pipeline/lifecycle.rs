@@ -58,10 +58,16 @@ impl Pipeline {
     /// Its rules ended with its netns.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.has_effects() || record.netns_id.is_some() {
+            let broker = self.synced.borrow().broker.clone();
             let workload = self.remove_workload(record, deadline_in(2));
             let claim = self.clients.release(&record.sandbox, deadline_in(2));
             let (workload, claim) = tokio::join!(workload, claim);
             workload.and(claim)?;
+            if !record.redirection.is_sidecar() && self.synced.borrow().broker != broker {
+                let message =
+                    "ztunnel-broker was restarted, and may have been sent the sandbox again";
+                return Err(Failure::new(Reason::Starting, message));
+            }
         }
         Ok(self.checkpoint.remove(&record.sandbox)?)
     }
@@ -126,7 +132,8 @@ impl Pipeline {
     }
 }
 
-fn is_gone(reason: Reason) -> bool {
+/// Returns whether a failure proves that a netns is not at its path any more.
+pub(crate) fn is_gone(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::NetnsMissing | Reason::NetnsMismatch | Reason::NetnsNotANetns

@@ -24,6 +24,10 @@ const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
 /// After this time, an Event reports a Ready pod of the mesh without the annotation.
 pub(super) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// An annotation that the API server has refused to change for so long holds up no uninstall: a policy refuses it for
+/// good. Longer than a restarted API server refuses what it allows once RBAC is loaded.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
+
 #[derive(Debug, Default)]
 pub(super) struct PatchQueue {
     entries: BTreeMap<PodKey, Entry>,
@@ -65,6 +69,8 @@ struct Entry {
     in_flight: Option<LastWrite>,
     attempts: u32,
     retry_at: Instant,
+    /// Every answer since then was a refusal.
+    refused_since: Option<Instant>,
     error: Option<String>,
     unannotated: Option<Unannotated>,
     is_gone: bool,
@@ -116,6 +122,7 @@ impl Entry {
             in_flight: None,
             attempts: 0,
             retry_at: now,
+            refused_since: None,
             error: None,
             unannotated: None,
             is_gone: false,
@@ -147,6 +154,7 @@ impl Entry {
         if self.desired != observation.desired {
             self.desired = observation.desired;
             (self.since, self.retry_at, self.attempts) = (now, now, 0);
+            self.refused_since = None;
         }
         if self.is_satisfied(now) {
             self.error = None;
@@ -199,6 +207,11 @@ impl Entry {
         !self.is_satisfied(now) && self.in_flight.is_none() && self.retry_at <= now
     }
 
+    fn is_refused(&self, now: Instant) -> bool {
+        let since = self.refused_since;
+        since.is_some_and(|since| now.saturating_duration_since(since) >= REFUSAL_LIMIT)
+    }
+
     fn retry_later(&mut self, message: String, now: Instant) {
         let [first, longest] = RETRY_INTERVAL;
         let wait = first.saturating_mul(1 << self.attempts.min(6)).min(longest);
@@ -214,6 +227,8 @@ impl Entry {
         outcome: PatchOutcome,
         now: Instant,
     ) {
+        self.refused_since =
+            matches!(outcome, PatchOutcome::Refused(_)).then(|| self.refused_since.unwrap_or(now));
         match outcome {
             PatchOutcome::Accepted => {
                 (self.attempts, self.retry_at, self.error) = (0, now, None);
@@ -363,6 +378,20 @@ impl PatchQueue {
                 && !entry
                     .last_write
                     .has_value(Annotation::Enabled, observed, now))
+    }
+
+    /// Returns whether the API server refuses to change the annotation, apparently for good.
+    pub(super) fn is_refused(&self, key: &PodKey, uid: &PodUid, now: Instant) -> bool {
+        let entry = self.entries.get(key).filter(|it| it.uid == *uid);
+        entry.is_some_and(|entry| entry.is_refused(now))
+    }
+
+    /// Returns the number of annotations that are not in sync and refused, apparently for good.
+    pub(super) fn refused(&self) -> u64 {
+        let now = Instant::now();
+        let entries = self.entries.values();
+        let refused = entries.filter(|it| it.is_refused(now) && !it.is_satisfied(now));
+        refused.count().try_into().unwrap_or(u64::MAX)
     }
 
     pub(super) fn unmet(&self) -> u64 {

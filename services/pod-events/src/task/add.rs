@@ -249,7 +249,11 @@ impl Task {
             );
             return Err(Failure::new(Reason::NetnsMismatch, message).at_field("netns"));
         }
-        pipeline.forget(known).await
+        if another {
+            return pipeline.forget(known).await;
+        }
+        // The netns lives on: its rules must not point at listeners that go away.
+        pipeline.withdraw_now(&mut known.clone()).await
     }
 
     /// If it fails, the runtime deletes the sandbox, so its record is not kept.
@@ -285,7 +289,10 @@ impl Task {
                 record.intent = Intent::Deleting {
                     since: BootInstant::now(),
                 };
-                self.shared.pipeline.checkpoint.write(record)?;
+                let written = self.shared.pipeline.checkpoint.write(record);
+                // The intent is kept in memory and acted on all the same.
+                let unwritten = written.err().map(|error| error.to_string());
+                failure.undo_failures.extend(unwritten);
                 self.wake_in(POLL_INTERVAL);
             } else if !record.intent.has_effects() {
                 let forgotten = self.shared.pipeline.checkpoint.remove(&record.sandbox);

@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use inpod_types::{Failure, NetnsId, SandboxRef};
+use inpod_types::{Enrollment, Failure, NetnsId, Reason, SandboxRef};
 
 use super::{POLL_INTERVAL, Step, Task};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
     pipeline::NetnsState,
+    pod::Pod,
+    status::EventKind,
     trace,
 };
 
@@ -16,6 +18,9 @@ use crate::{
 const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A sandbox in which the pod runs on so long after its DEL is reported as a failure of the pod.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Task {
     /// Returns whether the deletion was deferred.
@@ -82,13 +87,49 @@ impl Task {
             .filter(|pod| record.belongs_to(pod) && !pod.terminal);
         let ends = pod.map_or_else(|| inventory.is_complete(), |pod| pod.is_terminating);
         if !ends && pipeline.netns_state(record).await? == NetnsState::InUse {
-            if !overdue || pod.is_some() {
+            if !overdue {
+                if is_late(record) && pod.is_some() {
+                    let message = "its runtime deleted the sandbox, but the pod runs in it";
+                    self.failure = Some(Failure::new(Reason::DeleteRejected, message));
+                }
                 return Ok(Step::Wait(POLL_INTERVAL));
+            }
+            if let Some(pod) = pod {
+                return self.reject_delete(pod);
             }
             // It stays alive without us: no rule may point at listeners that go away.
             pipeline.withdraw_now(record).await?;
         }
         self.forget_current().await
+    }
+
+    /// Continues with a sandbox whose DEL was wrong: processes run in it, and the source shows its pod. The next steps
+    /// verify what is in place, or undo it where the pod is not to be in the mesh.
+    fn reject_delete(&mut self, pod: &Pod) -> Result<Step, Failure> {
+        let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
+            return Ok(Step::Done);
+        };
+        let stays = self.shared.decide(pod).enrollment != Enrollment::None;
+        let continued = Record {
+            intent: if stays && record.netns_id.is_some() {
+                Intent::Adopted
+            } else {
+                Intent::Enrolling
+            },
+            ..record.clone()
+        };
+        self.shared.pipeline.checkpoint.write(&continued)?;
+        *record = continued;
+        let message =
+            "its runtime deleted the sandbox, but the pod runs in it; inpod manages it again";
+        let pod = &pod.pod;
+        tracing::warn!(%pod, sandbox = %record.sandbox, message, "Rejected a deletion");
+        // An attempt to delete it may have released its claim.
+        self.unclaimed = true;
+        self.timeline.note(message);
+        let (status, reason) = (&self.shared.status, Reason::DeleteRejected);
+        status.event(pod, EventKind::Warning, reason, message);
+        Ok(Step::Continue)
     }
 
     /// Forgets an ended sandbox of a pod missing from the source, and withdraws a running one after the timeout.
@@ -154,19 +195,20 @@ impl Task {
         self.records.extend(current);
     }
 
-    /// Until an earlier pod's sandbox has ended, it stays enrolled and is checked again.
+    /// Until an earlier sandbox has ended, it stays as it is and is checked again. netconfig reports the end of one that
+    /// it has claimed, unless the pod is another.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
             .pod(&self.key)
             .filter(|pod| !record.belongs_to(pod));
-        if successor.is_none() || record.admitted_unenrolled {
+        let held = record.intent.has_effects();
+        if held && successor.is_none() {
             return false;
         }
         let life = self.shared.pipeline.netns_state(record).await;
         let has_ended = matches!(life, Ok(NetnsState::Gone | NetnsState::Empty));
         if !has_ended {
-            let held = record.intent.has_effects();
             self.wake_in(if held {
                 POLL_INTERVAL
             } else {
@@ -180,15 +222,28 @@ impl Task {
     /// as ended if its netns cannot be claimed again.
     pub(super) async fn netns_released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         let matches = |index: &usize| {
-            self.records
-                .get(*index)
-                .is_some_and(|record| record.netns_id == Some(netns) && record.intent.has_effects())
+            let record = self.records.get(*index);
+            record.is_some_and(|record| {
+                // Its own deletion releases it, and is not to be repeated for that.
+                let ends = matches!(record.intent, Intent::Deleting { .. });
+                record.netns_id == Some(netns) && record.intent.has_effects() && !ends
+            })
         };
         if self.index_of(sandbox).filter(matches).is_some() {
             self.unclaimed = true;
-            self.reconcile_now().await;
+            // A failed release or removal is retried at its interval, although its attempts cause this event.
+            if self.attempts == 0 || self.wake.is_none() {
+                self.reconcile_now().await;
+            }
         }
     }
+}
+
+fn is_late(record: &Record) -> bool {
+    let Intent::Deleting { since } = record.intent else {
+        return false;
+    };
+    BootInstant::now().since(since) >= REPORT_TIMEOUT
 }
 
 /// Marks a sandbox that ended unnoticed, to be forgotten at once.

@@ -8,7 +8,7 @@ use super::{POLL_INTERVAL, Step, Task, interrupt};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    pipeline::{EnrollContext, is_transient},
+    pipeline::{EnrollContext, is_gone, is_transient},
     plan::{Action, Desired, next},
     trace,
 };
@@ -46,16 +46,23 @@ impl Task {
         match enrollment {
             // First withdraw the redirection to ztunnel in order.
             Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
-                is_announced: self.shared.status.has_withdrawn(&record.pod),
+                is_announced: self.is_announced(record),
             },
             Enrollment::Ambient | Enrollment::Sidecar => Desired::In {
                 in_sync: self.is_in_sync(record, pod, enrollment),
             },
             Enrollment::None => Desired::Out {
-                is_announced: self.shared.status.has_withdrawn(&record.pod),
+                is_announced: self.is_announced(record),
             },
             Enrollment::Unknown => Desired::Unknown,
         }
+    }
+
+    /// Returns whether peers see that the pod leaves, or never will while the node is uninstalled.
+    fn is_announced(&self, record: &Record) -> bool {
+        let status = &self.shared.status;
+        let is_uninstalling = || self.shared.leave_mode.is(UninstallMode::Uninstall);
+        status.has_withdrawn(&record.pod) || (status.is_refused(&record.pod) && is_uninstalling())
     }
 
     /// Returns whether the pod is left to another agent. Started changes are completed first.
@@ -187,8 +194,17 @@ impl Task {
             {
                 Ok(Step::Wait(INTERRUPTED_RETRY_INTERVAL))
             }
+            // The sandbox has ended: another may run without an ADD.
+            Err(failure) if is_gone(failure.reason) && self.is_current_out() => {
+                self.forget_current().await
+            }
             Err(failure) => Err(failure),
         }
+    }
+
+    fn is_current_out(&self) -> bool {
+        let current = self.records.last();
+        current.is_some_and(|record| record.intent == Intent::Out)
     }
 
     pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {

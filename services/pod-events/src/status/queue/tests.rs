@@ -312,3 +312,24 @@ fn a_pod_that_is_annotated_in_time_is_not_reported() {
     fixture.after(ANNOTATION_TIMEOUT / 2);
     assert!(fixture.queue.expired(fixture.now).0.is_empty());
 }
+
+#[test]
+fn an_annotation_that_is_refused_for_a_minute_holds_up_no_uninstall() {
+    let mut fixture = Fixture::new();
+    let is_refused = |fixture: &Fixture| {
+        let uid = "uid".parse().unwrap();
+        fixture.queue.is_refused(&key("web"), &uid, fixture.now)
+    };
+    fixture.observe(Some("enabled"), Annotation::Absent);
+    for _ in 0..2 {
+        assert!(!is_refused(&fixture));
+        fixture.after(Duration::from_secs(30));
+        let annotation = fixture.sent();
+        fixture.answer(annotation, refused());
+    }
+    fixture.after(Duration::from_secs(30));
+    assert!(is_refused(&fixture));
+    let annotation = fixture.sent();
+    fixture.answer(annotation, unanswered());
+    assert!(!is_refused(&fixture), "the server may have written it");
+}
