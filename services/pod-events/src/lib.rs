@@ -18,6 +18,8 @@ mod explain;
 mod in_flight;
 pub mod injection;
 pub mod metrics;
+#[cfg(test)]
+mod model;
 mod offline;
 pub mod pipeline;
 pub mod plan;

@@ -1,0 +1,302 @@
+//! Schedules that are worth a name: each is a defect that was, or a promise that only several parts together keep.
+
+use std::time::Duration;
+
+use super::{
+    life::play,
+    node::{Disk, Fault, Method, Ztunnel},
+    schedule::Op,
+};
+
+const WAIT: Op = Op::Wait { millis: 1000 };
+
+/// Longer than any evidence of an earlier state counts.
+const SETTLED: Op = Op::Wait { millis: 20_000 };
+
+const DELETE: Op = Op::Delete { back: 0 };
+
+fn start(labelled: bool, previous_ends: bool) -> Op {
+    Op::Start {
+        pod: 0,
+        labelled,
+        previous_ends,
+        reuses_path: false,
+        timeout: 30,
+        leaves_after: None,
+        cleans_up: false,
+    }
+}
+
+fn fault(method: Method, fault: Fault) -> Op {
+    Op::Fault { method, fault }
+}
+
+/// Plays a schedule, after which everything has to be as desired.
+fn assert_holds(ops: &[Op]) {
+    let played = play(ops, true);
+    let trace = played.trace.join("\n");
+    assert_eq!(played.violation, None, "{ops:#?}\n{trace}");
+}
+
+fn assert_deletes_at_once(ops: &[Op]) {
+    assert_holds(ops);
+    let took = play(ops, false).reached.slowest_delete;
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn a_pod_that_runs_on_after_a_wrong_del_is_enrolled_again() {
+    assert_holds(&[start(true, false), SETTLED, DELETE]);
+}
+
+#[test]
+fn a_pod_that_a_gc_has_wrongly_left_out_is_enrolled_again() {
+    assert_holds(&[start(true, false), SETTLED, Op::Collect { listed: 0 }]);
+}
+
+#[test]
+fn after_a_wrong_del_rules_are_repaired_again() {
+    assert_holds(&[
+        start(true, false),
+        SETTLED,
+        DELETE,
+        WAIT,
+        Op::Tear { back: 0 },
+    ]);
+}
+
+#[test]
+fn after_a_wrong_del_a_pod_can_leave_the_mesh() {
+    let unlabel = Op::Label {
+        pod: 0,
+        labelled: false,
+    };
+    assert_holds(&[start(true, false), SETTLED, DELETE, WAIT, unlabel]);
+}
+
+#[test]
+fn a_wrong_del_survives_a_crash_and_is_rejected_all_the_same() {
+    let crash = Op::Crash {
+        steps: 0,
+        missed: 0,
+    };
+    assert_holds(&[start(true, false), SETTLED, DELETE, WAIT, crash, WAIT]);
+}
+
+#[test]
+fn a_del_alone_ends_no_sandbox_in_which_a_shown_pod_runs() {
+    let minute = Op::Wait { millis: 65_000 };
+    assert_holds(&[start(true, false), SETTLED, DELETE, minute]);
+}
+
+#[test]
+fn records_of_replaced_sandboxes_go_also_outside_the_mesh() {
+    assert_holds(&[
+        start(false, false),
+        WAIT,
+        start(false, true),
+        WAIT,
+        start(false, true),
+    ]);
+}
+
+#[test]
+fn a_restarted_broker_is_sent_a_pods_newest_sandbox() {
+    let restart = Op::RestartBroker { down: 0 };
+    let again = start(true, false);
+    assert_holds(&[start(true, false), WAIT, again, SETTLED, restart]);
+}
+
+#[test]
+fn a_deleted_sandbox_is_forgotten_only_once_the_broker_knows() {
+    let stop = Op::Stop {
+        back: 0,
+        deletes: true,
+    };
+    let refused = fault(Method::RemoveWorkload, Fault::Refused);
+    assert_holds(&[start(true, false), WAIT, refused, stop]);
+}
+
+#[test]
+fn a_del_does_not_wait_for_an_add_that_waits_for_ztunnel() {
+    let silent = Op::Ztunnel {
+        mode: Ztunnel::Silent,
+    };
+    assert_deletes_at_once(&[silent, start(true, false), WAIT, DELETE, SETTLED]);
+}
+
+#[test]
+fn a_failed_add_leaves_no_rules() {
+    let lost = fault(Method::Apply, Fault::AnswerLost);
+    assert_holds(&[lost, start(true, false)]);
+}
+
+#[test]
+fn what_a_failed_add_could_not_undo_is_undone_later_although_the_disk_was_full() {
+    assert_holds(&[
+        fault(Method::Apply, Fault::AnswerLate(1500)),
+        fault(Method::RemoveRules, Fault::Refused),
+        fault(Method::Release, Fault::Refused),
+        start(true, false),
+        WAIT,
+        Op::Disk { disk: Disk::Full },
+        WAIT,
+    ]);
+}
+
+#[test]
+fn a_repeated_add_that_fails_leaves_no_withdrawal_half_done() {
+    let unlabel = Op::Label {
+        pod: 0,
+        labelled: false,
+    };
+    let label = Op::Label {
+        pod: 0,
+        labelled: true,
+    };
+    let repeat = Op::Repeat {
+        back: 0,
+        timeout: 5,
+    };
+    let refused = fault(Method::Apply, Fault::Refused);
+    assert_holds(&[
+        start(true, false),
+        WAIT,
+        unlabel,
+        WAIT,
+        refused,
+        label,
+        repeat,
+    ]);
+}
+
+#[test]
+fn a_claim_whose_finding_was_not_answered_is_released() {
+    let before = Op::RanBefore {
+        pod: 0,
+        labelled: true,
+    };
+    let unlabel = Op::Label {
+        pod: 0,
+        labelled: false,
+    };
+    let lost = fault(Method::Find, Fault::AnswerLost);
+    assert_holds(&[lost, before, WAIT, WAIT, Op::Wait { millis: 100 }, unlabel]);
+}
+
+#[test]
+fn a_claim_that_cannot_be_released_keeps_no_add_waiting() {
+    let before = Op::RanBefore {
+        pod: 1,
+        labelled: true,
+    };
+    let unlabel = Op::Label {
+        pod: 1,
+        labelled: false,
+    };
+    let lost = fault(Method::Find, Fault::AnswerLost);
+    let mut ops = vec![lost, before, WAIT, WAIT, Op::Wait { millis: 100 }, unlabel];
+    ops.extend([fault(Method::Release, Fault::Refused); 30]);
+    let crash = Op::Crash {
+        steps: 0,
+        missed: 0,
+    };
+    let restart = Op::RestartBroker { down: 0 };
+    ops.extend([crash, restart, WAIT, start(true, false), SETTLED]);
+    let played = play(&ops, true);
+    assert_eq!(played.reached.enrolled, 1, "{}", played.trace.join("\n"));
+}
+
+#[test]
+fn what_cannot_be_forgotten_on_disk_is_not_tried_without_a_pause() {
+    let read_only = Op::Disk {
+        disk: Disk::ReadOnly,
+    };
+    let stop = Op::Stop {
+        back: 0,
+        deletes: true,
+    };
+    assert_holds(&[start(true, false), WAIT, read_only, stop, WAIT]);
+}
+
+#[test]
+fn a_pod_that_drains_is_only_asked_for_its_connections() {
+    let flows = Op::Flows { back: 0, flows: 1 };
+    let unlabel = Op::Label {
+        pod: 0,
+        labelled: false,
+    };
+    let ops = [start(true, false), WAIT, flows, unlabel, SETTLED, SETTLED];
+    assert_holds(&ops);
+    assert_eq!(play(&ops, false).reached.inspections, 0);
+}
+
+#[test]
+fn a_del_ends_an_add_that_waits_for_a_service_to_return() {
+    let restart = Op::RestartBroker { down: 3000 };
+    assert_holds(&[WAIT, restart, WAIT, start(true, false), WAIT, DELETE]);
+}
+
+#[test]
+fn a_del_does_not_wait_while_ztunnel_is_sent_the_pod_again() {
+    // Past the mean interval of checks, with the fixed seed of the jitter.
+    let checked = Op::Wait { millis: 58_600 };
+    let silent = Op::Ztunnel {
+        mode: Ztunnel::Silent,
+    };
+    let lost = Op::LoseListeners { back: 0 };
+    assert_deletes_at_once(&[
+        start(true, false),
+        WAIT,
+        lost,
+        silent,
+        checked,
+        DELETE,
+        SETTLED,
+    ]);
+}
+
+#[test]
+fn a_wanted_pod_without_an_add_is_found_although_its_last_sandbox_has_ended() {
+    let stop = Op::Stop {
+        back: 0,
+        deletes: false,
+    };
+    let label = Op::Label {
+        pod: 0,
+        labelled: true,
+    };
+    assert_holds(&[start(false, false), WAIT, stop, WAIT, label]);
+}
+
+#[test]
+fn a_sandbox_that_a_restarted_broker_was_sent_while_it_ended_is_removed_there_too() {
+    let late = fault(Method::Release, Fault::AnswerLate(1500));
+    let stop = Op::Stop {
+        back: 0,
+        deletes: true,
+    };
+    let restart = Op::RestartBroker { down: 50 };
+    assert_holds(&[start(true, false), WAIT, late, stop, restart]);
+}
+
+#[test]
+fn the_deletion_of_a_replaced_sandbox_is_not_repeated_without_a_pause_while_the_broker_is_away() {
+    let away = Op::RestartBroker { down: 3000 };
+    let second = start(true, false);
+    let delete = Op::Delete { back: 1 };
+    assert_holds(&[start(true, false), WAIT, second, WAIT, away, delete, WAIT]);
+}
+
+#[test]
+fn an_ending_sandbox_that_is_added_again_outside_the_mesh_keeps_no_rules() {
+    let unlabel = Op::Label {
+        pod: 0,
+        labelled: false,
+    };
+    let repeat = Op::Repeat {
+        back: 0,
+        timeout: 5,
+    };
+    assert_holds(&[start(true, false), SETTLED, unlabel, DELETE, repeat]);
+}

@@ -1,0 +1,548 @@
+//! The node around pod-events as plain data: what the source shows, sandboxes with their network namespaces, and the
+//! states of netconfig, of the broker and of its ztunnel. It outlives every run of pod-events.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use inpod_types::{ContainerId, Failure, NetnsId, NetnsRef, Reason, SandboxRef, Workload};
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::{
+    pod::Pod,
+    source::{Inventory, PodKey},
+    testing,
+};
+
+pub(super) const NAMES: [&str; 2] = ["web", "db"];
+
+/// A call that was decided on earlier evidence may arrive so late.
+const EVIDENCE_AGE: Duration = Duration::from_secs(15);
+
+const MAX_CALLS_AT_ONCE: u32 = 500;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Method {
+    Claim,
+    Release,
+    ListClaims,
+    Find,
+    Apply,
+    Verify,
+    RemoveRules,
+    Inspect,
+    Listeners,
+    AddWorkload,
+    RemoveWorkload,
+    SetWorkloads,
+    ListWorkloads,
+}
+
+impl Method {
+    pub(super) const ALL: [Self; 13] = [
+        Self::Claim,
+        Self::Release,
+        Self::ListClaims,
+        Self::Find,
+        Self::Apply,
+        Self::Verify,
+        Self::RemoveRules,
+        Self::Inspect,
+        Self::Listeners,
+        Self::AddWorkload,
+        Self::RemoveWorkload,
+        Self::SetWorkloads,
+        Self::ListWorkloads,
+    ];
+}
+
+/// The fault that the next call of a method meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// An error without an effect.
+    Refused,
+    /// The effect takes place and its answer is lost.
+    AnswerLost,
+    Hangs,
+    /// The effect takes place and no answer comes.
+    AnswerHangs,
+    /// The effect takes place after these milliseconds, also if the caller is gone.
+    Late(u32),
+    AnswerLate(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ztunnel {
+    Answers,
+    Silent,
+    Refuses,
+}
+
+/// The file system of the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Disk {
+    Works,
+    /// Files can be removed, but not written.
+    Full,
+    ReadOnly,
+}
+
+/// A pod as the source shows it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Object {
+    pub(super) generation: u32,
+    pub(super) shown: bool,
+    pub(super) labelled: bool,
+    pub(super) terminating: bool,
+    pub(super) terminal: bool,
+    /// The sandbox whose address its status shows.
+    pub(super) address_of: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rules {
+    Complete,
+    Draining,
+    Torn,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Sandbox {
+    pub(super) pod: usize,
+    pub(super) generation: u32,
+    pub(super) path: PathBuf,
+    pub(super) is_mounted: bool,
+    /// The sandbox's own process.
+    pub(super) pause: bool,
+    pub(super) app: bool,
+    pub(super) rules: Option<Rules>,
+    pub(super) flows: u32,
+    pub(super) listeners_lost: bool,
+    /// ztunnel has acknowledged it with this netns.
+    pub(super) acknowledged: bool,
+    /// It has never had an ADD.
+    pub(super) ran_before: bool,
+    /// The number of its ADDs.
+    pub(super) adds: u32,
+    /// The outcome of its last ADD; `None` while one is unanswered.
+    pub(super) admitted: Option<bool>,
+    /// A DEL or a GC has named it since its last ADD.
+    pub(super) delete_requested: bool,
+    /// pod-events has reported it enrolled since it is wanted.
+    pub(super) enrolled: bool,
+    /// Since when every fact stands against its end.
+    pub(super) protected_since: Option<Duration>,
+    /// Counts the changes, by others than pod-events, of what was put in place for it.
+    pub(super) disturbances: u32,
+}
+
+impl Sandbox {
+    pub(super) fn exists(&self) -> bool {
+        self.is_mounted || self.has_processes()
+    }
+
+    pub(super) fn has_processes(&self) -> bool {
+        self.pause || self.app
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum DriftEvent {
+    State(SandboxRef, Option<Rules>),
+    Released(SandboxRef, usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Netconfig {
+    pub(super) instance: watch::Sender<u64>,
+    pub(super) up_at: Duration,
+    pub(super) claims: BTreeMap<SandboxRef, usize>,
+    pub(super) watchers: Vec<mpsc::UnboundedSender<DriftEvent>>,
+    /// Until when a change occupies a sandbox's netns.
+    pub(super) busy: BTreeMap<SandboxRef, Duration>,
+}
+
+#[derive(Debug)]
+pub(super) struct Broker {
+    pub(super) instance: watch::Sender<u64>,
+    pub(super) up_at: Duration,
+    pub(super) seeded: bool,
+    pub(super) entries: BTreeMap<SandboxRef, Workload>,
+    pub(super) tombstones: BTreeMap<SandboxRef, u64>,
+    pub(super) ztunnel: Ztunnel,
+    /// By UID, the netns in which ztunnel serves a pod.
+    pub(super) serving: BTreeMap<String, (SandboxRef, NetnsId)>,
+    pub(super) refused: BTreeSet<SandboxRef>,
+    pub(super) changed: watch::Sender<()>,
+    pub(super) watchers: Vec<mpsc::UnboundedSender<()>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) pods: Vec<Object>,
+    pub(super) sandboxes: Vec<Sandbox>,
+    pub(super) gap: bool,
+    pub(super) inventory: watch::Sender<Arc<Inventory>>,
+    pub(super) netconfig: Netconfig,
+    pub(super) broker: Broker,
+    pub(super) faults: Vec<(Method, Fault)>,
+    pub(super) crash_in: Option<u32>,
+    /// pod-events has crashed: nothing that it still does takes effect.
+    pub(super) dead: bool,
+    pub(super) crashed: Arc<Notify>,
+    pub(super) disk: Disk,
+    pub(super) trace: Option<Vec<String>>,
+    pub(super) violation: Option<String>,
+    pub(super) calls: u64,
+    /// The time of the last call, and the number of calls at that time.
+    busy_at: (Duration, u32),
+    /// ADDs that were answered with the enrollment.
+    pub(super) admitted: u64,
+    /// Inspections that read more than processes or connections.
+    pub(super) inspections: u64,
+    pub(super) slowest_delete: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct SharedNode(Arc<Mutex<Node>>);
+
+impl SharedNode {
+    pub(super) fn new(is_traced: bool) -> Self {
+        let node = Node {
+            pods: vec![Object::default(); NAMES.len()],
+            sandboxes: Vec::new(),
+            gap: false,
+            inventory: watch::Sender::default(),
+            netconfig: Netconfig {
+                instance: watch::Sender::new(1),
+                up_at: Duration::ZERO,
+                claims: BTreeMap::new(),
+                watchers: Vec::new(),
+                busy: BTreeMap::new(),
+            },
+            broker: Broker {
+                instance: watch::Sender::new(1),
+                up_at: Duration::ZERO,
+                seeded: false,
+                entries: BTreeMap::new(),
+                tombstones: BTreeMap::new(),
+                ztunnel: Ztunnel::Answers,
+                serving: BTreeMap::new(),
+                refused: BTreeSet::new(),
+                changed: watch::Sender::new(()),
+                watchers: Vec::new(),
+            },
+            faults: Vec::new(),
+            crash_in: None,
+            dead: false,
+            crashed: Arc::default(),
+            disk: Disk::Works,
+            busy_at: (Duration::ZERO, 0),
+            trace: is_traced.then(Vec::new),
+            violation: None,
+            calls: 0,
+            admitted: 0,
+            inspections: 0,
+            slowest_delete: Duration::ZERO,
+        };
+        Self(Arc::new(Mutex::new(node)))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Node> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers the checkpoint's question before each change of a file.
+    pub(super) fn disk_fault(&self, removes: bool) -> Option<io::Result<()>> {
+        let mut node = self.lock();
+        if node.dead {
+            return Some(Ok(()));
+        }
+        match node.disk {
+            Disk::Full if !removes => return Some(Err(io::ErrorKind::StorageFull.into())),
+            Disk::ReadOnly => return Some(Err(io::ErrorKind::ReadOnlyFilesystem.into())),
+            Disk::Works | Disk::Full => {}
+        }
+        node.step();
+        None
+    }
+}
+
+pub(super) fn sandbox_ref(index: usize) -> SandboxRef {
+    testing::sandbox(&format!("c{index}"))
+}
+
+pub(super) fn netns_id(index: usize) -> NetnsId {
+    let index = u64::try_from(index).unwrap();
+    NetnsId {
+        device: 4,
+        inode: 1000 + index,
+        cookie: 1 + index,
+    }
+}
+
+pub(super) fn address(index: usize) -> String {
+    format!("10.0.0.{}", index + 1)
+}
+
+/// Returns the sandbox that a container id is of; none for a record that is named after a pod's UID.
+pub(super) fn index_of(container: &ContainerId) -> Option<usize> {
+    container.as_str().strip_prefix('c')?.parse().ok()
+}
+
+pub(super) fn key(pod: usize) -> PodKey {
+    ("shop".parse().unwrap(), NAMES[pod].parse().unwrap())
+}
+
+pub(super) fn uid(pod: usize, generation: u32) -> String {
+    format!("uid-{}-{generation}", NAMES[pod])
+}
+
+impl Node {
+    pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            let now = testing::since_boot().as_millis();
+            trace.push(format!("{now:>9} ms  {}", line()));
+        }
+    }
+
+    pub(super) fn violate(&mut self, what: impl Into<String>) {
+        if self.dead {
+            return;
+        }
+        let what = what.into();
+        self.note(|| format!("VIOLATION {what}"));
+        self.violation.get_or_insert(what);
+    }
+
+    /// Counts a call. Work that is repeated without a pause would occupy the node for ever.
+    pub(super) fn count_call(&mut self) {
+        self.calls += 1;
+        let now = testing::since_boot();
+        let (at, calls) = self.busy_at;
+        self.busy_at = (now, if at == now { calls + 1 } else { 1 });
+        if self.busy_at.1 > MAX_CALLS_AT_ONCE {
+            self.violate("calls are repeated without a pause");
+            self.dead = true;
+            self.crashed.notify_one();
+        }
+    }
+
+    /// Counts a point at which pod-events may crash.
+    pub(super) fn step(&mut self) {
+        if let Some(left) = self.crash_in {
+            self.crash_in = left.checked_sub(1);
+            if left == 0 {
+                self.dead = true;
+                self.note(|| "pod-events crashes".to_owned());
+                self.crashed.notify_one();
+            }
+        }
+    }
+
+    /// Notes that a service has lost what it held for every sandbox.
+    pub(super) fn disturb(&mut self) {
+        for sandbox in &mut self.sandboxes {
+            sandbox.disturbances += 1;
+        }
+    }
+
+    pub(super) fn take_fault(&mut self, method: Method) -> Option<Fault> {
+        let at = self.faults.iter().position(|(known, _)| *known == method)?;
+        Some(self.faults.remove(at).1)
+    }
+
+    /// Has the source show what is so now.
+    pub(super) fn publish(&mut self) {
+        let mut inventory = Inventory::default();
+        let namespace = testing::namespace("shop");
+        inventory
+            .namespaces
+            .insert(namespace.name.clone(), namespace);
+        for (index, object) in self.pods.iter().enumerate().filter(|(_, pod)| pod.shown) {
+            inventory.pods.insert(key(index), shown(index, object));
+        }
+        if self.gap {
+            inventory.gaps = Arc::new(["a gap".to_owned()].into());
+        }
+        self.inventory.send_replace(Arc::new(inventory));
+        self.review_protection();
+    }
+
+    /// Returns the sandbox created last for this pod object.
+    pub(super) fn newest(&self, pod: usize) -> Option<usize> {
+        let of_pod = |sandbox: &Sandbox| sandbox.pod == pod;
+        self.sandboxes.iter().rposition(of_pod)
+    }
+
+    /// Returns whether the source shows the pod of this sandbox, and its end is not requested.
+    pub(super) fn is_shown_alive(&self, index: usize) -> bool {
+        let sandbox = &self.sandboxes[index];
+        let pod = &self.pods[sandbox.pod];
+        pod.shown && pod.generation == sandbox.generation && !pod.terminal && !pod.terminating
+    }
+
+    pub(super) fn is_wanted(&self, index: usize) -> bool {
+        self.is_shown_alive(index) && self.pods[self.sandboxes[index].pod].labelled
+    }
+
+    /// Notes since when every fact stands against the end of each sandbox.
+    pub(super) fn review_protection(&mut self) {
+        let now = testing::since_boot();
+        for index in 0..self.sandboxes.len() {
+            let is_newest = self.newest(self.sandboxes[index].pod) == Some(index);
+            let is_wanted = self.is_wanted(index);
+            let sandbox = &mut self.sandboxes[index];
+            sandbox.enrolled &= is_wanted;
+            let stands = is_newest
+                && is_wanted
+                && sandbox.app
+                && sandbox.is_mounted
+                && sandbox.enrolled
+                && sandbox.admitted == Some(true);
+            let since = sandbox.protected_since.unwrap_or(now);
+            sandbox.protected_since = stands.then_some(since);
+        }
+    }
+
+    /// Returns whether nothing may take this sandbox out of the mesh.
+    pub(super) fn is_protected(&self, index: usize) -> bool {
+        let since = self.sandboxes[index].protected_since;
+        since.is_some_and(|since| testing::since_boot() >= since + EVIDENCE_AGE)
+    }
+
+    pub(super) fn find_path(&self, netns: &NetnsRef) -> Result<usize, Failure> {
+        let mounted = |sandbox: &Sandbox| sandbox.is_mounted && sandbox.path == netns.path;
+        let Some(index) = self.sandboxes.iter().position(mounted) else {
+            return Err(Failure::new(Reason::NetnsMissing, "no such path"));
+        };
+        let id = netns_id(index);
+        let differs = |given: Option<u64>, own: u64| given.is_some_and(|given| given != own);
+        if differs(netns.inode, id.inode) || differs(netns.cookie, id.cookie) {
+            return Err(Failure::new(Reason::NetnsMismatch, "another netns"));
+        }
+        Ok(index)
+    }
+
+    pub(super) fn claimed(&self, sandbox: &SandboxRef) -> Result<usize, Failure> {
+        let unknown = || Failure::new(Reason::ClaimUnknown, format!("no claim of {sandbox}"));
+        self.netconfig
+            .claims
+            .get(sandbox)
+            .copied()
+            .ok_or_else(unknown)
+    }
+
+    pub(super) fn is_claimed(&self, index: usize) -> bool {
+        self.netconfig.claims.values().any(|held| *held == index)
+    }
+
+    pub(super) fn send_drift(&mut self, event: impl Fn() -> DriftEvent) {
+        self.netconfig
+            .watchers
+            .retain(|watcher| watcher.send(event()).is_ok());
+    }
+
+    pub(super) fn send_state(&mut self, index: usize) {
+        let rules = self.sandboxes[index].rules;
+        let held = self.netconfig.claims.iter();
+        let held: Vec<_> = held
+            .filter(|(_, held)| **held == index)
+            .map(|(sandbox, _)| sandbox.clone())
+            .collect();
+        for sandbox in held {
+            self.send_drift(|| DriftEvent::State(sandbox.clone(), rules));
+        }
+    }
+
+    pub(super) fn release(&mut self, sandbox: &SandboxRef) -> bool {
+        let Some(index) = self.netconfig.claims.remove(sandbox) else {
+            return false;
+        };
+        self.send_drift(|| DriftEvent::Released(sandbox.clone(), index));
+        true
+    }
+
+    /// Removes what ends with a netns. netconfig notices that one has ended.
+    pub(super) fn end_netns(&mut self, index: usize) {
+        let sandbox = &mut self.sandboxes[index];
+        if sandbox.exists() {
+            return;
+        }
+        (sandbox.rules, sandbox.flows) = (None, 0);
+        let held = self.netconfig.claims.iter();
+        let held: Vec<_> = held
+            .filter(|(_, held)| **held == index)
+            .map(|(sandbox, _)| sandbox.clone())
+            .collect();
+        for sandbox in held {
+            self.release(&sandbox);
+        }
+    }
+
+    /// Has ztunnel serve what the broker desires, as far as it does so now.
+    pub(super) fn serve(&mut self) {
+        let broker = &mut self.broker;
+        if broker.seeded && broker.ztunnel != Ztunnel::Silent {
+            let mut current: BTreeMap<&str, &Workload> = BTreeMap::new();
+            for workload in broker.entries.values() {
+                let known = current.entry(workload.uid.as_str()).or_insert(workload);
+                if known.revision < workload.revision {
+                    *known = workload;
+                }
+            }
+            broker
+                .serving
+                .retain(|uid, _| current.contains_key(uid.as_str()));
+            for (uid, workload) in current {
+                let Some(netns) = workload.netns else {
+                    continue;
+                };
+                let target = (workload.sandbox.clone(), netns);
+                if broker.serving.get(uid) == Some(&target) {
+                    continue;
+                }
+                broker.serving.remove(uid);
+                if broker.ztunnel == Ztunnel::Refuses {
+                    broker.refused.insert(workload.sandbox.clone());
+                    continue;
+                }
+                broker.refused.remove(&workload.sandbox);
+                if let Some(index) = index_of(&workload.sandbox.container_id) {
+                    let sandbox = &mut self.sandboxes[index];
+                    sandbox.acknowledged |= netns == netns_id(index);
+                    sandbox.listeners_lost = false;
+                }
+                broker.serving.insert(uid.to_owned(), target);
+            }
+        }
+        broker.changed.send_replace(());
+    }
+
+    pub(super) fn is_served(&self, index: usize) -> bool {
+        let mut serving = self.broker.serving.values();
+        serving.any(|(_, netns)| *netns == netns_id(index))
+    }
+}
+
+fn shown(index: usize, object: &Object) -> Pod {
+    let mut pod = testing::pod("shop", NAMES[index]);
+    pod.pod.uid = uid(index, object.generation).parse().unwrap();
+    if object.labelled {
+        let label = ("istio.io/dataplane-mode".to_owned(), "ambient".to_owned());
+        pod.labels.extend([label]);
+    }
+    pod.terminal = object.terminal;
+    pod.is_terminating = object.terminating;
+    pod.addresses.extend(
+        object
+            .address_of
+            .map(|of| address(of).parse::<IpAddr>().unwrap()),
+    );
+    pod
+}

@@ -1,0 +1,247 @@
+//! Checks what pod-events promises: after each answer, at each moment, and at rest.
+
+use std::sync::Arc;
+
+use inpod_proto::types::v1::Enrollment;
+use inpod_types::SandboxRef;
+
+use super::node::{Node, Rules, SharedNode, index_of, sandbox_ref, uid};
+use crate::{
+    checkpoint::{Intent, Record},
+    registry::Registry,
+};
+
+pub(super) fn state_of(intent: &Intent) -> &'static str {
+    match intent {
+        Intent::Out => "out",
+        Intent::Enrolling => "enrolling",
+        Intent::Adopted => "adopted",
+        Intent::Enrolled { .. } => "enrolled",
+        Intent::Announcing => "announcing",
+        Intent::Leaving { .. } => "leaving",
+        Intent::Draining { .. } => "draining",
+        Intent::Deleting { .. } => "deleting",
+    }
+}
+
+fn is_enrolled(record: &Record) -> bool {
+    matches!(record.intent, Intent::Enrolled { .. })
+}
+
+fn has_workload(node: &Node, index: usize) -> bool {
+    let mut entries = node.broker.entries.keys();
+    entries.any(|sandbox| index_of(&sandbox.container_id) == Some(index))
+}
+
+/// Returns a number that changes with everything that others do to a sandbox.
+pub(super) fn disturbances(node: &SharedNode, index: usize) -> u32 {
+    node.lock().sandboxes[index].disturbances
+}
+
+/// Nothing is believed without proof: what counts as enrolled was acknowledged by ztunnel for its netns.
+pub(super) fn check_moment(node: &SharedNode, registry: &Registry) {
+    let records = registry.records();
+    let mut node = node.lock();
+    for record in records.iter().filter(|record| is_enrolled(record)) {
+        let Some(index) = index_of(&record.sandbox.container_id) else {
+            continue;
+        };
+        let sandbox = &mut node.sandboxes[index];
+        sandbox.enrolled = true;
+        if !sandbox.acknowledged {
+            node.violate(format!(
+                "c{index} counts as enrolled, ztunnel never acknowledged it"
+            ));
+        }
+    }
+    node.review_protection();
+}
+
+/// An ADD that was answered with success is claimed, served and has its rules.
+pub(super) fn check_admitted(
+    node: &SharedNode,
+    registry: &Registry,
+    index: usize,
+    enrollment: Enrollment,
+) {
+    let record = registry.record(&sandbox_ref(index));
+    let mut node = node.lock();
+    let is_newest = node.newest(node.sandboxes[index].pod) == Some(index);
+    if enrollment != Enrollment::Ambient || !is_newest {
+        return;
+    }
+    let sandbox = &node.sandboxes[index];
+    let lacks = [
+        ("rules", sandbox.rules == Some(Rules::Complete)),
+        ("claim", node.is_claimed(index)),
+        ("listeners", node.is_served(index)),
+        (
+            "record",
+            record.is_some_and(|record| record.intent.was_in_mesh()),
+        ),
+    ];
+    for (what, _) in lacks.into_iter().filter(|(_, is_there)| !is_there) {
+        node.violate(format!(
+            "the ADD of c{index} was answered with success, without its {what}"
+        ));
+    }
+}
+
+/// A sandbox without a record has nothing in place: after a failed ADD, and after a DEL that was not deferred.
+pub(super) fn check_forgotten(node: &SharedNode, registry: &Registry, index: usize, after: &str) {
+    if registry.record(&sandbox_ref(index)).is_some() {
+        return;
+    }
+    let mut node = node.lock();
+    let sandbox = &node.sandboxes[index];
+    if sandbox.admitted.is_none() {
+        // Its ADD is repeated.
+        return;
+    }
+    let ends_with_netns = after == "DEL" || !sandbox.exists();
+    let left = [
+        ("rules", sandbox.rules.is_some() && !ends_with_netns),
+        (
+            "claim",
+            node.netconfig.claims.contains_key(&sandbox_ref(index)),
+        ),
+        (
+            "workload",
+            node.broker.entries.contains_key(&sandbox_ref(index)),
+        ),
+    ];
+    for (what, _) in left.into_iter().filter(|(_, is_left)| *is_left) {
+        node.violate(format!(
+            "after its {after}, c{index} has no record and still its {what}"
+        ));
+    }
+}
+
+/// CHECK reports what is so.
+pub(super) fn check_reported(node: &SharedNode, index: usize) {
+    let mut node = node.lock();
+    let complete = node.sandboxes[index].rules == Some(Rules::Complete);
+    if !complete || !node.is_served(index) {
+        node.violate(format!("CHECK reports c{index} as enrolled, and it is not"));
+    }
+}
+
+/// Returns what is not at rest: a difference between desired and observed, or something left over.
+pub(super) fn find_unrest(node: &SharedNode, registry: &Registry) -> Option<String> {
+    let records = registry.records();
+    let node = node.lock();
+    for record in &records {
+        let index = index_of(&record.sandbox.container_id);
+        // A wanted pod without a sandbox is searched for as long as it is shown.
+        let may_stay = index.map_or_else(
+            || record.has_unknown_netns() && is_awaited(&node, record),
+            |index| is_superseded(&node, index),
+        );
+        if may_stay {
+            continue;
+        }
+        if !matches!(record.intent, Intent::Out | Intent::Enrolled { .. }) {
+            let state = state_of(&record.intent);
+            return Some(format!("{} stays {state}", record.sandbox));
+        }
+    }
+    let of_index = |index| {
+        let mut records = records.iter();
+        records.rfind(|record| index_of(&record.sandbox.container_id) == Some(index))
+    };
+    let sandboxes = 0..node.sandboxes.len();
+    let unrest = |index| {
+        let record = of_index(index).map(|record| &**record);
+        unrest_of(&node, index, record, &records)
+    };
+    let found = sandboxes.filter_map(unrest).next();
+    let awaited = |sandbox: &SandboxRef| {
+        let mut records = records.iter();
+        records.any(|record| record.sandbox == *sandbox)
+    };
+    found.or_else(|| find_leftover(&node, awaited))
+}
+
+/// Returns whether the runtime has started another sandbox although this one runs: it stays as it is until it ends.
+fn is_superseded(node: &Node, index: usize) -> bool {
+    let sandbox = &node.sandboxes[index];
+    node.newest(sandbox.pod) != Some(index) && sandbox.exists()
+}
+
+/// Returns whether the record is of a shown pod whose sandbox has ended.
+fn is_awaited(node: &Node, record: &Record) -> bool {
+    let pods = node.pods.iter().enumerate();
+    let mut shown = pods.filter(|(_, pod)| pod.shown && pod.labelled);
+    shown.any(|(index, pod)| {
+        let runs = node.newest(index).is_some_and(|it| node.sandboxes[it].app);
+        uid(index, pod.generation) == record.pod.uid.as_str() && !runs
+    })
+}
+
+fn is_last(records: &[Arc<Record>], record: &Record) -> bool {
+    let of_pod = records.iter().filter(|known| known.pod == record.pod);
+    of_pod.map(|known| known.revision).max() == Some(record.revision)
+}
+
+fn unrest_of(
+    node: &Node,
+    index: usize,
+    record: Option<&Record>,
+    records: &[Arc<Record>],
+) -> Option<String> {
+    let sandbox = &node.sandboxes[index];
+    let pod = &node.pods[sandbox.pod];
+    let enrolled = record.is_some_and(is_enrolled);
+    let is_newest = node.newest(sandbox.pod) == Some(index);
+    // A pod outside the mesh may wait for its next sandbox.
+    let is_shown = pod.shown && pod.generation == sandbox.generation;
+    let waits = is_shown
+        && record.is_some_and(|record| record.intent == Intent::Out && is_last(records, record));
+    if !sandbox.exists() && record.is_some() && !waits {
+        return Some(format!("c{index} has ended and still has a record"));
+    }
+    if is_superseded(node, index) && record.is_some() {
+        return None;
+    }
+    let runs = sandbox.app && sandbox.is_mounted && pod.address_of == Some(index);
+    if runs && is_newest && node.is_wanted(index) && !enrolled {
+        let state = record.map_or("not recorded", |record| state_of(&record.intent));
+        return Some(format!("c{index} should be enrolled and is {state}"));
+    }
+    let may = is_shown && pod.labelled && !pod.terminal;
+    if enrolled && is_newest && !may {
+        return Some(format!("c{index} should not be enrolled"));
+    }
+    if enrolled {
+        let served = !is_newest || (node.is_served(index) && has_workload(node, index));
+        let in_place = [
+            sandbox.rules == Some(Rules::Complete),
+            node.is_claimed(index),
+            served,
+        ];
+        let lacks = in_place != [true; 3];
+        return lacks
+            .then(|| format!("c{index} is enrolled with rules, claim, listeners {in_place:?}"));
+    }
+    // With the source's agreement a DEL ends a sandbox at once, and its rules end with its netns.
+    let ends = !sandbox.app || !is_newest || !node.is_shown_alive(index);
+    // The runtime deletes a sandbox whose ADD failed.
+    let has_failed = sandbox.admitted == Some(false) && !sandbox.app;
+    let rules_may_stay =
+        !sandbox.has_processes() || has_failed || (sandbox.delete_requested && ends);
+    let left = [
+        sandbox.rules.is_some() && !rules_may_stay,
+        node.is_claimed(index),
+        has_workload(node, index),
+    ];
+    let leaves = left != [false; 3];
+    leaves.then(|| format!("c{index} is outside and still has rules, claim, workload {left:?}"))
+}
+
+fn find_leftover(node: &Node, is_recorded: impl Fn(&SandboxRef) -> bool) -> Option<String> {
+    let is_foreign =
+        |sandbox: &&SandboxRef| index_of(&sandbox.container_id).is_none() && !is_recorded(sandbox);
+    let mut entries = node.broker.entries.keys();
+    let kept = entries.find(is_foreign)?;
+    Some(format!("the desired set keeps {kept}"))
+}
