@@ -31,7 +31,7 @@ const DEFECTS: [(&str, &str, usize); 4] = [
 ];
 
 fn code(text: &str) -> &str {
-    text.split("#[cfg(test)]").next().unwrap_or_default()
+    text.split("#[cfg(test)]\nmod ").next().unwrap_or_default()
 }
 
 fn files(directory: &Path) -> Vec<std::path::PathBuf> {

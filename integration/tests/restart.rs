@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
-use integration::{App, Call, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually};
+use integration::{App, Call, Node, Pod, SERVICES, Spec, TIMEOUT, ask, eventually, run};
 use nix::sys::signal::Signal;
 
 /// A node of usual size.
@@ -132,9 +132,15 @@ fn without_counts(ruleset: &str) -> String {
 #[test]
 fn a_restart_of_pod_events_verifies_every_pod_and_writes_nothing_and_searches_nothing() {
     let full = Full::new().unwrap();
+    // A change that is not inpod's own: of those netconfig hears nothing.
+    let netns = format!(
+        "--net={}",
+        full.pods.first().unwrap().netns.path().display()
+    );
+    run("nsenter", &[&netns, "nft", "add table inet another"]).unwrap();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let (touched, verified) = (full.touched_at_rest(), full.verified());
-        // The counts have meaning: enrollment has increased them.
+        // The counts have meaning: the change above has increased them.
         assert!(touched.values().any(|number| *number > 0), "{touched:?}");
         let began = Instant::now();
         full.restart("pod-events", signal);
