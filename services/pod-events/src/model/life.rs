@@ -665,6 +665,9 @@ impl Driver<'_> {
                         && sandbox.is_mounted
                         && sandbox.admitted.is_some()
                         && !sandbox.ran_before
+                        // After a DEL a runtime starts another one.
+                        && (sandbox.app || !sandbox.delete_requested)
+                        && node.is_shown_alive(index)
                 };
                 if is_current {
                     let call = Add {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use inpod_types::{ContainerId, Failure, NetnsId, NetnsRef, Reason, SandboxRef, Workload};
+use inpod_types::{ContainerId, Failure, NetnsId, NetnsRef, Reason, SandboxRef, Workload, keys};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::{
@@ -534,7 +534,7 @@ fn shown(index: usize, object: &Object) -> Pod {
     let mut pod = testing::pod("shop", NAMES[index]);
     pod.pod.uid = uid(index, object.generation).parse().unwrap();
     if object.labelled {
-        let label = ("istio.io/dataplane-mode".to_owned(), "ambient".to_owned());
+        let label = (keys::DATAPLANE_MODE.to_owned(), "ambient".to_owned());
         pod.labels.extend([label]);
     }
     pod.terminal = object.terminal;

@@ -203,6 +203,13 @@ fn unrest_of(
     if is_superseded(node, index) && record.is_some() {
         return None;
     }
+    // A DEL of the newest of two sandboxes that run makes the other one the pod's.
+    let mut others = node.sandboxes.iter().take(index);
+    let is_replaced = sandbox.delete_requested
+        && others.any(|other| other.pod == sandbox.pod && other.has_processes());
+    if is_replaced && record.is_none() {
+        return None;
+    }
     let runs = sandbox.app && sandbox.is_mounted && pod.address_of == Some(index);
     if runs && is_newest && node.is_wanted(index) && !enrolled {
         let state = record.map_or("not recorded", |record| state_of(&record.intent));

@@ -202,6 +202,10 @@ impl ZtunnelBrokerService for Services {
             check_change(node, &sandbox, request.revision)?;
             check_listeners_stay(node, &sandbox);
             node.broker.entries.remove(&sandbox);
+            // What ztunnel has acknowledged before does not count for a later add.
+            node.broker
+                .serving
+                .retain(|_, (served, _)| *served != sandbox);
             node.broker.tombstones.insert(sandbox, request.revision);
             node.serve();
             Ok(wire::RemoveWorkloadResponse::default())
