@@ -87,6 +87,8 @@ pub(crate) struct Observed {
     pub(crate) sidecar: Vec<String>,
     /// Jumps from foreign chains to inpod's and Istio's, deleted along with these.
     pub(crate) jumps: Vec<Jump>,
+    /// Names of chains in nf_tables that iptables-nft may have written.
+    pub(crate) iptables_chains: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,8 +15,7 @@ use crate::{
     family::Family,
     inspect::Proxies,
     iptables::{Iptables, Programs, Variant},
-    netlink::KernelError,
-    nftables::{FIRST_GENERATION, Nftables},
+    nftables::Nftables,
     plan::State,
     routes::Routes,
     rules::{Ruleset, Table},
@@ -175,13 +174,15 @@ impl<'a> NetnsSession<'a> {
     /// Reads nf_tables' rules, the preferred backend's, and every other backend's that may hold rules.
     pub(crate) fn read(&mut self, preferred: Backend) -> Result<State, BackendError> {
         let nftables = self.visit.nftables.read()?;
-        let untouched = nftables.generation == FIRST_GENERATION;
+        let other_backends = [Variant::Nft, Variant::Legacy]
+            .into_iter()
+            .filter(|variant| {
+                preferred == (*variant).into() || self.may_hold_rules(*variant, &nftables)
+            });
+        let other_backends: Vec<_> = other_backends.collect();
         let mut seen = vec![(Backend::Nftables, nftables)];
-        for variant in [Variant::Nft, Variant::Legacy] {
-            let backend = variant.into();
-            if preferred == backend || self.may_hold_rules(variant, untouched)? {
-                seen.push((backend, self.iptables(variant).read()?));
-            }
+        for variant in other_backends {
+            seen.push((variant.into(), self.iptables(variant).read()?));
         }
         Ok(State {
             seen,
@@ -191,19 +192,15 @@ impl<'a> NetnsSession<'a> {
         })
     }
 
-    /// Returns whether a variant may hold rules of inpod or the incumbent; `untouched`: nothing of nf_tables, and so of
-    /// iptables-nft, was ever changed. iptables-nft's chain names decide it. Of
+    /// Returns whether a variant may hold rules of inpod or the incumbent. iptables-nft's chain names decide it. Of
     /// iptables-legacy only the use of tables is known; if its programs are missing, none are inpod's.
-    fn may_hold_rules(&mut self, variant: Variant, untouched: bool) -> Result<bool, KernelError> {
+    fn may_hold_rules(&self, variant: Variant, nftables: &Observed) -> bool {
         match variant {
-            Variant::Nft if untouched => Ok(false),
-            Variant::Nft => {
-                let chains = self.visit.nftables.chains_of_iptables()?;
-                let is_known =
-                    |chain: &String| CHAIN_PREFIXES.iter().any(|known| chain.starts_with(known));
-                Ok(chains.iter().any(is_known))
-            }
-            Variant::Legacy => Ok(self.visit.has_legacy_tables && self.programs.has(variant)),
+            Variant::Nft => nftables
+                .iptables_chains
+                .iter()
+                .any(|chain| CHAIN_PREFIXES.iter().any(|known| chain.starts_with(known))),
+            Variant::Legacy => self.visit.has_legacy_tables && self.programs.has(variant),
         }
     }
 

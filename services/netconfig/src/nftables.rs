@@ -11,7 +11,6 @@ mod read;
 mod script;
 mod sets;
 
-pub(crate) use read::FIRST_GENERATION;
 pub(crate) use sets::{AddressSet, Edit};
 
 use std::io;
@@ -104,11 +103,6 @@ impl Nftables {
     /// Deletes conntrack entries of connections that ztunnel accepted or opened.
     pub(crate) fn flush_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
         conntrack::flush_captured(&mut self.socket, families)
-    }
-
-    /// Chains that iptables-nft may have written.
-    pub(crate) fn chains_of_iptables(&mut self) -> Result<Vec<String>, KernelError> {
-        read::chains_of_iptables(&mut self.socket)
     }
 }
 

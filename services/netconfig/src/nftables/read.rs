@@ -23,7 +23,7 @@ use crate::{
 const ATTEMPTS: usize = 8;
 
 /// Of a netns in which nothing of nf_tables was ever changed (nf_tables_init_net in net/netfilter/nf_tables_api.c).
-pub(crate) const FIRST_GENERATION: u32 = 1;
+const FIRST_GENERATION: u32 = 1;
 
 /// Reads the named tables in this order, as a consistent snapshot.
 pub(super) fn read(
@@ -52,8 +52,8 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
         incumbent,
         sidecar,
     } = read_tables(socket, names)?;
+    let iptables_chains = read_chains(socket, &mut tables)?;
     if !tables.is_empty() {
-        read_chains(socket, &mut tables)?;
         read_rules(socket, &mut tables)?;
         if generation != self::generation(socket)? {
             return Err(KernelError::new("read the tables", nix::Error::EINTR));
@@ -68,6 +68,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
         tables,
         incumbent,
         sidecar,
+        iptables_chains,
         ..Observed::default()
     })
 }
@@ -111,19 +112,6 @@ fn read_tables(socket: &mut Socket, wanted: &'static [&'static str]) -> Result<F
     })
 }
 
-/// Reads the families that iptables-nft uses.
-pub(super) fn chains_of_iptables(socket: &mut Socket) -> Result<Vec<String>, KernelError> {
-    let request = Request::new().op_getchain_dump(&every_family());
-    let payloads = socket.dump("read the chains", &request)?;
-    let chains = payloads.iter().filter_map(|payload| {
-        let (header, attributes) = OpGetchainDump::decode_reply(payload);
-        let is_theirs = matches!(family_of(&header), Some(TableFamily::Ip | TableFamily::Ip6));
-        let name = attributes.get_name().ok()?;
-        is_theirs.then(|| text(name))
-    });
-    Ok(chains.collect())
-}
-
 fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
     Some(ObservedTable {
         table: Table {
@@ -136,22 +124,32 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
     })
 }
 
-fn read_chains(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), KernelError> {
-    let payloads = socket.dump(
-        "read the chains",
-        &Request::new().op_getchain_dump(&header(TableFamily::Inet)),
-    )?;
-    for payload in &payloads {
-        let (_, attributes) = OpGetchainDump::decode_reply(payload);
-        let Ok(name) = attributes.get_table().map(text) else {
-            continue;
-        };
-        let found = tables.iter_mut().find(|found| found.table.name == name);
-        if let (Some(found), Some(chain)) = (found, chain(&attributes)) {
-            found.table.chains.push(chain);
+/// Adds their chains to the tables. Returns the names of those in families that iptables-nft uses.
+fn read_chains(
+    socket: &mut Socket,
+    tables: &mut [ObservedTable],
+) -> Result<Vec<String>, KernelError> {
+    let request = Request::new().op_getchain_dump(&every_family());
+    let mut iptables_chains = Vec::new();
+    for payload in &socket.dump("read the chains", &request)? {
+        let (header, attributes) = OpGetchainDump::decode_reply(payload);
+        match family_of(&header) {
+            Some(TableFamily::Ip | TableFamily::Ip6) => {
+                iptables_chains.extend(attributes.get_name().ok().map(text));
+            }
+            Some(TableFamily::Inet) => {
+                let Ok(name) = attributes.get_table().map(text) else {
+                    continue;
+                };
+                let found = tables.iter_mut().find(|found| found.table.name == name);
+                if let (Some(found), Some(chain)) = (found, chain(&attributes)) {
+                    found.table.chains.push(chain);
+                }
+            }
+            None => {}
         }
     }
-    Ok(())
+    Ok(iptables_chains)
 }
 
 fn chain(attributes: &IterableChainAttrs<'_>) -> Option<Chain> {
