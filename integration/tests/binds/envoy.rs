@@ -1,12 +1,12 @@
-//! The reachability table with a real Envoy, started as the injector's template starts
-//! it: arguments, user, capabilities.
+//! The reachability table with a real Envoy that has Istio's listeners and clusters, started with the user and
+//! capabilities of Istio's container.
 
-mod ending;
+mod bootstrap;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
-    net::{IpAddr, SocketAddr},
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
     path::PathBuf,
     process::{Child, Command, Stdio},
 };
@@ -14,10 +14,8 @@ use std::{
 use anyhow::{Context as _, ensure};
 use inpod_proto::netconfig::v1::InboundCapture;
 use integration::{App, Pod, TIMEOUT, eventually};
-use serde_json::{Value, json};
 
 use crate::{
-    bootstrap::{Endpoints, arguments, bootstrap, container, tproxy},
     bound::{BindAddress, Table, table, wanted},
     reachability::{BACKENDS, Fixture},
     sidecar::{either, redirect},
@@ -26,31 +24,14 @@ use crate::{
 /// The port of an application outside of the pod.
 const OUTSIDE_PORT: u16 = 7000;
 
+/// Envoy's admin interface.
+const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, bootstrap::ADMIN);
+
 fn program() -> PathBuf {
     let path = std::env::var_os("ENVOY").map(PathBuf::from);
     let path = path.filter(|path| path.is_file());
     path.context("ENVOY names no program: run ./integration/test netns, which fetches it")
         .unwrap()
-}
-
-/// Returns a command prefix with a container's security context.
-fn as_contained(container: &Value) -> Vec<String> {
-    let security = &container["securityContext"];
-    assert_eq!(security["capabilities"]["drop"][0], "ALL");
-    assert_eq!(security["allowPrivilegeEscalation"], false);
-    let id = |key: &str| security[key].as_u64().unwrap();
-    let added = security["capabilities"]["add"].as_array();
-    let added = added.into_iter().flatten().map(|it| it.as_str().unwrap());
-    let bounds: String = added.map(|it| format!(",+{}", it.to_lowercase())).collect();
-    vec![
-        "setpriv".to_owned(),
-        format!("--reuid={}", id("runAsUser")),
-        format!("--regid={}", id("runAsGroup")),
-        "--clear-groups".to_owned(),
-        "--no-new-privs".to_owned(),
-        "--inh-caps=-all".to_owned(),
-        format!("--bounding-set=-all{bounds}"),
-    ]
 }
 
 fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
@@ -78,20 +59,23 @@ struct Envoy<'a> {
 }
 
 impl<'a> Envoy<'a> {
-    fn start(fixture: &'a Fixture, annotations: &Value) -> Self {
-        let container = container(fixture, annotations);
-        let arguments = arguments(&container, fixture.server.v4.into());
-        Self::with(fixture, &container, &arguments)
-    }
-
-    fn with(fixture: &'a Fixture, container: &Value, arguments: &[String]) -> Self {
+    fn start(fixture: &'a Fixture, capture: InboundCapture) -> Self {
         let log = fixture.node.manifests().with_file_name("envoy.log");
         let reported = fs::File::create(&log).unwrap();
+        // Istio's container runs as root with TPROXY: transparent sockets need the capability.
+        let (user, bounds) = match capture {
+            InboundCapture::Tproxy => ("--reuid=0", "--bounding-set=-all,+net_admin"),
+            InboundCapture::Redirect | InboundCapture::Unspecified => {
+                ("--reuid=1337", "--bounding-set=-all")
+            }
+        };
         let process = Command::new("nsenter")
             .arg(format!("--net={}", fixture.server.path().display()))
-            .args(as_contained(container))
+            .args(["setpriv", user, "--regid=1337", "--clear-groups"])
+            .args(["--no-new-privs", "--inh-caps=-all", bounds])
             .arg(program())
-            .args(arguments)
+            .args(["--disable-hot-restart", "--concurrency", "2"])
+            .args(["--config-yaml", &bootstrap::of(capture).to_string()])
             .stdin(Stdio::null())
             .stdout(reported.try_clone().unwrap())
             .stderr(reported)
@@ -106,10 +90,8 @@ impl<'a> Envoy<'a> {
         envoy
     }
 
-    /// Asks as the kubelet's probe does.
     fn is_ready(&self) -> anyhow::Result<()> {
-        let to = SocketAddr::new(self.fixture.to(false, false), 15021);
-        let reported = get(&self.fixture.client, to, "/healthz/ready");
+        let reported = get(&self.fixture.server, ADMIN.into(), "/ready");
         let reported =
             reported.with_context(|| fs::read_to_string(&self.log).unwrap_or_default())?;
         ensure!(reported.0 == 200, "{reported:?}");
@@ -117,9 +99,8 @@ impl<'a> Envoy<'a> {
     }
 
     fn accepted(&self) -> Accepted {
-        let to = SocketAddr::from(([127, 0, 0, 1], 15000));
         let path = "/stats?filter=^tcp.*downstream_cx_total$";
-        let (_, text) = get(&self.fixture.server, to, path).unwrap();
+        let (_, text) = get(&self.fixture.server, ADMIN.into(), path).unwrap();
         let chain = |line: &str| {
             let (name, count) = line.rsplit_once(": ")?;
             let name = name
@@ -185,7 +166,7 @@ fn through_an_envoy_who_reaches_an_application_is_the_same_by_every_backend() {
         let fixture = Fixture::with(backend);
         redirect(&fixture, InboundCapture::Redirect);
         fixture.is_written_with(backend);
-        let envoy = Envoy::start(&fixture, &json!({}));
+        let envoy = Envoy::start(&fixture, InboundCapture::Redirect);
         let table = through(&envoy, either("127.0.0.6", "::6"));
         assert_eq!(table.unwrap(), wanted(), "{backend}");
     }
@@ -197,7 +178,7 @@ fn through_an_envoy_by_tproxy_the_application_sees_the_client_by_every_backend()
         let fixture = Fixture::with(backend);
         redirect(&fixture, InboundCapture::Tproxy);
         fixture.is_written_with(backend);
-        let envoy = Envoy::start(&fixture, &tproxy());
+        let envoy = Envoy::start(&fixture, InboundCapture::Tproxy);
         let table = through(&envoy, |service, v6| fixture.source(service, v6));
         assert_eq!(table.unwrap(), wanted(), "{backend}");
     }
@@ -206,7 +187,7 @@ fn through_an_envoy_by_tproxy_the_application_sees_the_client_by_every_backend()
 #[test]
 fn an_envoy_that_is_not_led_to_sees_nothing_and_it_is_noticed() {
     let fixture = Fixture::new();
-    let envoy = Envoy::start(&fixture, &json!({}));
+    let envoy = Envoy::start(&fixture, InboundCapture::Redirect);
     let (answer, taken) =
         envoy.with_accepted(|| fixture.ask(BindAddress::Wildcard.port(), false, false));
     assert_eq!(answer.unwrap().1, fixture.source(false, false));
@@ -217,13 +198,10 @@ fn an_envoy_that_is_not_led_to_sees_nothing_and_it_is_noticed() {
 
 #[test]
 fn what_an_application_sends_goes_through_an_envoy_to_its_target_from_the_pods_own_address() {
-    for (capture, annotations) in [
-        (InboundCapture::Redirect, json!({})),
-        (InboundCapture::Tproxy, tproxy()),
-    ] {
+    for capture in [InboundCapture::Redirect, InboundCapture::Tproxy] {
         let fixture = Fixture::new();
         redirect(&fixture, capture);
-        let envoy = Envoy::start(&fixture, &annotations);
+        let envoy = Envoy::start(&fixture, capture);
         let _there = App::start(&fixture.client.netns, OUTSIDE_PORT).unwrap();
         for (own, to) in fixture
             .server
@@ -238,119 +216,4 @@ fn what_an_application_sends_goes_through_an_envoy_to_its_target_from_the_pods_o
             assert_eq!(taken, once("PassthroughCluster"), "{capture:?}");
         }
     }
-}
-
-#[test]
-fn an_endpoint_leads_its_port_elsewhere_through_an_envoy_and_no_other_port() {
-    let fixture = Fixture::new();
-    redirect(&fixture, InboundCapture::Redirect);
-    let endpoints = Endpoints::new();
-    let container = container(&fixture, &endpoints.annotation);
-    for (first, mark) in fixture
-        .server
-        .addresses()
-        .into_iter()
-        .zip(["127.0.0.6", "::6"])
-    {
-        let _envoy = Envoy::with(&fixture, &container, &arguments(&container, first));
-        endpoints.assert_led(&fixture, mark);
-    }
-}
-
-/// A probe that only connects (`tcpSocket`) therefore does not show whether the application listens.
-#[test]
-fn a_connection_to_a_port_that_nobody_serves_is_taken_by_an_envoy_and_ended() {
-    let fixture = Fixture::new();
-    redirect(&fixture, InboundCapture::Redirect);
-    let nobody = |v6| SocketAddr::new(fixture.to(false, v6), 7999);
-    for v6 in [false, true] {
-        integration::connect(&fixture.client.netns, nobody(v6)).unwrap_err();
-    }
-    let envoy = Envoy::start(&fixture, &json!({}));
-    for v6 in [false, true] {
-        let connect = || integration::connect(&fixture.client.netns, nobody(v6));
-        let (stream, taken) = envoy.with_accepted(connect);
-        assert_eq!(taken, once(inbound(v6)));
-        assert_eq!(io::read_to_string(stream.unwrap()).unwrap(), "");
-    }
-}
-
-#[test]
-fn a_connection_to_an_envoys_own_listener_ends_there() {
-    let fixture = Fixture::new();
-    redirect(&fixture, InboundCapture::Redirect);
-    let envoy = Envoy::start(&fixture, &json!({}));
-    for v6 in [false, true] {
-        let asked = |port| envoy.with_accepted(|| fixture.ask(port, false, v6));
-        let (answer, taken) = asked(15006);
-        answer.unwrap_err();
-        assert_eq!(taken, once("BlackHoleCluster"));
-        let (answer, taken) = asked(15001);
-        answer.unwrap_err();
-        let both = [inbound(v6), "BlackHoleCluster"].map(|it| (it.to_owned(), 1));
-        assert_eq!(taken, Accepted::from(both));
-    }
-}
-
-/// Makes the proxy connect from its own address, which the rules redirect to it again; a limit of `most`
-/// connections ends that loop.
-fn unmarked(bootstrap: &mut String, most: u64) {
-    let mut document: Value = serde_json::from_str(bootstrap).unwrap();
-    let clusters = document.pointer_mut("/static_resources/clusters");
-    for cluster in clusters.and_then(Value::as_array_mut).unwrap() {
-        let own = cluster
-            .as_object_mut()
-            .unwrap()
-            .remove("upstream_bind_config");
-        if own.is_some() {
-            cluster["circuit_breakers"]["thresholds"][0]["max_connections"] = most.into();
-        }
-    }
-    *bootstrap = document.to_string();
-}
-
-#[test]
-fn an_envoy_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
-    let fixture = Fixture::new();
-    redirect(&fixture, InboundCapture::Redirect);
-    let container = container(&fixture, &json!({}));
-    let mut arguments = arguments(&container, fixture.server.v4.into());
-    unmarked(bootstrap(&mut arguments), 8);
-    let envoy = Envoy::with(&fixture, &container, &arguments);
-    for v6 in [false, true] {
-        let (answer, taken) =
-            envoy.with_accepted(|| fixture.ask(BindAddress::Wildcard.port(), false, v6));
-        answer.unwrap_err();
-        assert!(taken[inbound(v6)] >= 8, "{taken:?}");
-    }
-}
-
-#[test]
-fn an_envoy_tells_others_whether_it_is_ready_and_its_metrics_and_nothing_else() {
-    let fixture = Fixture::new();
-    redirect(&fixture, InboundCapture::Redirect);
-    let _envoy = Envoy::start(&fixture, &json!({}));
-    for v6 in [false, true] {
-        let asked = |port, path| {
-            let to = SocketAddr::new(fixture.to(false, v6), port);
-            get(&fixture.client, to, path)
-        };
-        assert_eq!(asked(15021, "/healthz/ready").unwrap().0, 200);
-        let (status, metrics) = asked(15090, "/stats/prometheus").unwrap();
-        assert_eq!(status, 200);
-        assert!(metrics.contains("\nenvoy_server_live"), "{metrics}");
-        for (port, path) in [
-            (15021, "/ready"),
-            (15021, "/drain_listeners"),
-            (15021, "/drain/"),
-            (15021, "/quitquitquit"),
-            (15021, "/healthz/ready/../../quitquitquit"),
-            (15090, "/config_dump"),
-        ] {
-            assert_eq!(asked(port, path).unwrap().0, 404, "{port} {path}");
-        }
-        asked(15000, "/ready").unwrap_err();
-    }
-    let here = SocketAddr::from(([127, 0, 0, 1], 15000));
-    assert_eq!(get(&fixture.server, here, "/ready").unwrap().0, 200);
 }

@@ -2,7 +2,6 @@
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
-mod bootstrap;
 mod bound;
 mod envoy;
 mod reachability;

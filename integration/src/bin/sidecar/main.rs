@@ -5,19 +5,16 @@
 //! sidecar original          from 127.0.0.6 or ::6 to the address and port that the client dialed
 //! sidecar localhost         to that port of localhost, as Istio did before 1.10
 //! sidecar unmarked          as original, without an address of its own
-//! sidecar bootstrap FILE    like an Envoy with this bootstrap (JSON); if that is transparent, as group 1337 only
+//! sidecar transparent       from the client's address, as group 1337 only
 //! ```
 //!
 //! With the arguments of Istio's container after the mode (`proxy sidecar ...`) it is the whole proxy: it also serves
 //! connections redirected to 15001, and answers 200 at 15021, like Istio's once ready.
 
-mod bootstrap;
-
 use std::{
     collections::BTreeSet,
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -27,8 +24,6 @@ use std::{
 use anyhow::{Context as _, bail};
 use nix::unistd::{Gid, Uid, setresgid, setresuid};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
-
-use bootstrap::Bootstrap;
 
 const OWNER: u32 = 1337;
 
@@ -43,6 +38,9 @@ const HEALTH: u16 = 15021;
 
 const READY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
+/// Istio's TPROXY mark, which routes replies to the client back to the proxy.
+const TPROXY_MARK: u32 = 1337;
+
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -50,7 +48,7 @@ enum Mode {
     Original,
     Localhost,
     Unmarked,
-    Bootstrap(Bootstrap),
+    Transparent,
 }
 
 #[derive(Debug)]
@@ -68,16 +66,16 @@ impl Mode {
             ["original"] | ["original", "proxy", ..] => Ok(Self::Original),
             ["localhost"] | ["localhost", "proxy", ..] => Ok(Self::Localhost),
             ["unmarked"] | ["unmarked", "proxy", ..] => Ok(Self::Unmarked),
-            ["bootstrap", path] => Bootstrap::read(Path::new(path)).map(Self::Bootstrap),
+            ["transparent"] => Ok(Self::Transparent),
             _ => bail!("{USAGE}"),
         }
     }
 
     fn is_transparent(&self) -> bool {
-        matches!(self, Self::Bootstrap(bootstrap) if bootstrap.is_transparent())
+        matches!(self, Self::Transparent)
     }
 
-    fn way(&self, client: SocketAddr, original: SocketAddr) -> anyhow::Result<Way> {
+    fn way(&self, client: SocketAddr, original: SocketAddr) -> Way {
         let is_v4 = original.is_ipv4();
         let either =
             |v4: Ipv4Addr, v6: Ipv6Addr| -> IpAddr { if is_v4 { v4.into() } else { v6.into() } };
@@ -91,13 +89,13 @@ impl Mode {
                 (SocketAddr::new(localhost, original.port()), None)
             }
             Self::Unmarked => (original, None),
-            Self::Bootstrap(bootstrap) => return bootstrap.way(client, original),
+            Self::Transparent => (original, Some(client.ip())),
         };
-        Ok(Way {
+        Way {
             to: to.into(),
             from,
-            mark: None,
-        })
+            mark: self.is_transparent().then_some(TPROXY_MARK),
+        }
     }
 }
 
@@ -109,7 +107,7 @@ sidecar original          from 127.0.0.6 or ::6 to the address that the client
                           dialed
 sidecar localhost         to that port of localhost, as Istio did before 1.10
 sidecar unmarked          as original, without an address of its own
-sidecar bootstrap FILE    like an Envoy with this bootstrap (JSON)
+sidecar transparent       from the client's address, as group 1337 only
 
 A minimal sidecar proxy. With `proxy ...` after the mode, it is the whole proxy.";
 
@@ -117,9 +115,8 @@ fn main() -> anyhow::Result<ExitCode> {
     let code = integration::answer(USAGE, |arguments| {
         matches!(
             arguments,
-            ["original" | "localhost" | "unmarked"]
+            ["original" | "localhost" | "unmarked" | "transparent"]
                 | ["original" | "localhost" | "unmarked", "proxy", ..]
-                | ["bootstrap", _]
         )
     });
     match code {
@@ -215,8 +212,7 @@ fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
     if is_own(source.port()) || original.port() == INBOUND {
         return told("loop");
     }
-    let way = mode.way(source, original);
-    match way.and_then(|way| Ok(connect(&way, own)?)) {
+    match connect(&mode.way(source, original), own) {
         Ok(server) => {
             told("forwarded");
             both(client, &server).unwrap_or_default();

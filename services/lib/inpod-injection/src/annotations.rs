@@ -5,7 +5,6 @@ use inpod_types::{keys, lists};
 use serde_json::Value;
 
 use crate::{
-    bootstrap,
     error::{InjectError, excerpt, yaml_error},
     json, prometheus,
 };
@@ -29,7 +28,6 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::SIDECAR_KUBEVIRT_INTERFACES, interfaces),
     (keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
     (keys::MERGE_METRICS, boolean),
-    (keys::DEFAULT_ENDPOINTS, endpoints),
     (keys::SCRAPE_TARGETS, targets),
     (keys::REWRITE_PROBES, boolean),
     (keys::NATIVE_SIDECAR, yes_or_no),
@@ -105,10 +103,6 @@ fn all_or_networks(text: &str) -> Result<(), String> {
 fn interfaces(text: &str) -> Result<(), String> {
     let found = lists::interfaces(text);
     found.map(drop).map_err(|error| error.to_string())
-}
-
-fn endpoints(text: &str) -> Result<(), String> {
-    bootstrap::parse(text).map(drop)
 }
 
 fn targets(text: &str) -> Result<(), String> {

@@ -69,7 +69,7 @@ pub struct Config {
     pub default_templates: Vec<String>,
     /// Names of lists of templates.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// By name; may override the built-in `sidecar` and `standalone`.
+    /// By name; may override the built-in `sidecar`.
     pub templates: BTreeMap<String, String>,
     /// The node redirects traffic, not a container in each pod.
     pub cni: bool,
@@ -120,8 +120,6 @@ pub struct Proxy {
     pub agent_log_level: String,
     /// For health checks, unless the pod or `proxyConfig` sets it.
     pub status_port: u16,
-    /// The built-in bootstrap listens on IPv6, too; false for kernels without it.
-    pub ipv6: bool,
     /// The proxy's resources, unless an annotation sets any.
     pub resources: Map<String, Value>,
 }
@@ -180,7 +178,6 @@ impl Default for Proxy {
             component_log_level: text("misc:error"),
             agent_log_level: text("default:info"),
             status_port: 15020,
-            ipv6: true,
             resources: resources.as_object().cloned().unwrap_or_default(),
         }
     }

@@ -7,7 +7,6 @@
 //! computes the patch ([`patch::create`]).
 
 pub mod annotations;
-mod bootstrap;
 pub mod config;
 pub mod decide;
 mod environment;
@@ -112,10 +111,9 @@ impl Injector {
         // Templates see the author's pod; they are merged into the pod as it arrived.
         let original = revert::original_pod(request.pod);
         let templates = self.select_templates(&original)?;
-        let mut proxy = ProxySettings::of(&self.config, &original)?;
-        let bootstrap = self.bootstrap(&templates, &original, &mut proxy)?;
+        let proxy = ProxySettings::of(&self.config, &original)?;
         let variables = Variables::gather(&self.config, &proxy, &original, request)?;
-        let rendered = self.injection_data(&templates, &proxy, &variables, bootstrap.as_deref())?;
+        let rendered = self.injection_data(&templates, &proxy, &variables)?;
         let rendered =
             overrides::without_own_volumes(proxy::move_native(rendered, &proxy), &original);
         let mut pod = request.pod.clone();
@@ -140,32 +138,14 @@ impl Injector {
         templates: &[&NamedTemplate],
         proxy: &ProxySettings,
         variables: &Variables,
-        bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
         let conditions = Conditions::of(&self.config, proxy);
         let mut rendered = Value::Object(serde_json::Map::new());
         for (name, template) in templates {
-            let part = template.render(name, variables, &conditions, bootstrap)?;
+            let part = template.render(name, variables, &conditions)?;
             merge::merge(&mut rendered, &part);
         }
         Ok(rendered)
-    }
-
-    /// Renders the bootstrap if used. The proxy then has no agent, and probes stay.
-    fn bootstrap(
-        &self,
-        templates: &[&NamedTemplate],
-        original: &Value,
-        proxy: &mut ProxySettings,
-    ) -> Result<Option<String>, InjectError> {
-        if !templates
-            .iter()
-            .any(|(_, it)| it.has(bootstrap::VARIABLE.0))
-        {
-            return bootstrap::reject_endpoints(original).map(|()| None);
-        }
-        proxy.status_port = 0;
-        bootstrap::render(original, proxy, self.config.proxy.ipv6).map(Some)
     }
 
     /// Resolves template names and aliases.

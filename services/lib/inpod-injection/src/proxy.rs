@@ -50,9 +50,6 @@ pub struct ProxySettings {
     pub is_native: bool,
     /// The application starts after the proxy is ready.
     pub holds_application: bool,
-    /// Seconds that a proxy without an agent serves after the pod's deletion; 0 for native sidecars,
-    /// which outlive the application.
-    pub drain: u64,
     /// Probes go to its agent.
     pub rewrites_probes: bool,
     /// Exempts the proxy's traffic from redirection.
@@ -83,7 +80,6 @@ impl ProxySettings {
             interception,
             status_port: status_port(config, pod, &proxy_config)?,
             is_native: native,
-            drain: if native { 0 } else { drain(&proxy_config)? },
             holds_application: holds == Some(&Value::Bool(true)),
             rewrites_probes: rewrites.unwrap_or(config.rewrite_app_http_probe),
             uid: config.proxy.uid,
@@ -160,34 +156,6 @@ fn status_port(
         )
     };
     port.ok_or_else(wrong)
-}
-
-/// Istio's default (`terminationDrainDuration` of ProxyConfig).
-const DEFAULT_DRAIN_SECONDS: u64 = 5;
-
-/// Rounds fractions of seconds up.
-fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
-    let Some(requested) = config.get("terminationDrainDuration") else {
-        return Ok(DEFAULT_DRAIN_SECONDS);
-    };
-    let wrong = || {
-        let why =
-            format!("terminationDrainDuration {requested} is not a duration in seconds such as 5s");
-        InjectError::annotation(keys::PROXY_CONFIG, &why)
-    };
-    requested.as_str().and_then(seconds).ok_or_else(wrong)
-}
-
-/// Parses protobuf's JSON form, such as `5s`.
-fn seconds(text: &str) -> Option<u64> {
-    let number = text.strip_suffix('s')?;
-    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
-    if !are_digits(whole) || !are_digits(part) {
-        return None;
-    }
-    let seconds: u64 = whole.parse::<u32>().ok()?.into();
-    Some(seconds + u64::from(part.bytes().any(|digit| digit != b'0')))
 }
 
 /// Replaces all configured resources if an annotation sets any (6.6).
@@ -381,40 +349,9 @@ mod tests {
         assert_eq!(found.interception, Interception::Tproxy);
         assert_eq!(found.captured_uid(), 1337);
         assert_eq!(found.config["proxyMetadata"], json!({"A": "1", "B": "2"}));
-        for wrong in [
-            "statusPort: 70000",
-            "interceptionMode: ALL",
-            "terminationDrainDuration: 5",
-            "terminationDrainDuration: 1m",
-            "terminationDrainDuration: -1s",
-            "terminationDrainDuration: .s",
-            "terminationDrainDuration: 4294967296s",
-        ] {
+        for wrong in ["statusPort: 70000", "interceptionMode: ALL"] {
             let pod = json!({"metadata": {"annotations": {(keys::PROXY_CONFIG): wrong}}});
             assert!(ProxySettings::of(&mesh, &pod).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_proxy_serves_on_as_long_as_the_pod_says_else_the_mesh_and_a_native_one_needs_not() {
-        let mesh = Config::parse("proxyConfig: {terminationDrainDuration: 30s}").unwrap();
-        let of = |config: &Config, annotations: Value| {
-            let pod = json!({"metadata": {"annotations": annotations}});
-            ProxySettings::of(config, &pod).unwrap().drain
-        };
-        let requested =
-            |text: &str| json!({(keys::PROXY_CONFIG): format!("terminationDrainDuration: {text}")});
-        assert_eq!(of(&Config::default(), json!({})), 5);
-        assert_eq!(of(&mesh, json!({})), 30);
-        for (text, seconds) in [
-            ("0s", 0),
-            ("7s", 7),
-            ("7.0s", 7),
-            ("0.5s", 1),
-            ("90.001s", 91),
-        ] {
-            assert_eq!(of(&mesh, requested(text)), seconds, "{text}");
-        }
-        assert_eq!(of(&mesh, json!({(keys::NATIVE_SIDECAR): "true"})), 0);
     }
 }

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
-    bootstrap,
     config::{Config, InvalidConfig},
     error::InjectError,
     proxy::{Interception, ProxySettings},
@@ -18,11 +17,8 @@ use crate::{
 };
 use render::{Rendered, Rendering};
 
-/// Istio's proxy, and an Envoy without a control plane.
-pub const BUILT_IN: [(&str, &str); 2] = [
-    ("sidecar", include_str!("templates/sidecar.yaml")),
-    ("standalone", include_str!("templates/standalone.yaml")),
-];
+/// The built-in template `sidecar`, Istio's proxy.
+const SIDECAR: &str = include_str!("templates/sidecar.yaml");
 
 /// One condition or a list of which all must hold; `!` negates.
 pub const WHEN: &str = "$when";
@@ -37,10 +33,6 @@ pub const CONDITIONS: &[(&str, &str)] = &[
     ("intercepted", "the interception mode is not NONE"),
     ("tproxy", "the interception mode is TPROXY"),
     ("hold", "the application starts after the proxy is ready"),
-    (
-        "drain",
-        "the proxy drains when its pod ends (`terminationDrainDuration`); never for a native sidecar",
-    ),
     ("agent", "the agent's status port is not 0"),
     ("network", "the cluster's network has a name"),
 ];
@@ -64,7 +56,6 @@ impl Conditions {
             ("intercepted", proxy.interception != Interception::None),
             ("tproxy", proxy.interception == Interception::Tproxy),
             ("hold", proxy.holds_application),
-            ("drain", proxy.drain > 0),
             ("agent", proxy.status_port != 0),
             ("network", !config.network.is_empty()),
         ];
@@ -78,13 +69,13 @@ impl Conditions {
     }
 }
 
-/// Parses built-in templates, too.
+/// Parses the built-in template, too.
 ///
 /// # Errors
 ///
 /// If one is invalid, or a name refers to none.
 pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
-    let mut texts = BTreeMap::from(BUILT_IN);
+    let mut texts = BTreeMap::from([("sidecar", SIDECAR)]);
     let configured = config.templates.iter();
     texts.extend(configured.map(|(name, text)| (name.as_str(), text.as_str())));
     let lists = config
@@ -151,12 +142,6 @@ impl Template {
         Ok(Self(document))
     }
 
-    /// Returns whether it uses a variable.
-    pub(crate) fn has(&self, variable: &str) -> bool {
-        let is_it = |part| matches!(part, render::Part::Variable { name, .. } if name == variable);
-        texts(&self.0).any(|text| render::parts(text).into_iter().any(is_it))
-    }
-
     /// Renders it for a pod.
     ///
     /// # Errors
@@ -167,7 +152,6 @@ impl Template {
         name: &str,
         variables: &Variables,
         conditions: &Conditions,
-        bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
         let failed = |why| InjectError::Template {
             template: name.to_owned(),
@@ -176,21 +160,11 @@ impl Template {
         let rendering = Rendering {
             variables,
             holds: conditions,
-            bootstrap,
         };
         match rendering.value(&self.0, false).map_err(failed)? {
             Rendered::Present(value) => Ok(value),
             Rendered::Omitted => Ok(Value::Object(serde_json::Map::new())),
         }
-    }
-}
-
-fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
-    match value {
-        Value::String(text) => Box::new(std::iter::once(text.as_str())),
-        Value::Array(items) => Box::new(items.iter().flat_map(texts)),
-        Value::Object(fields) => Box::new(fields.values().flat_map(texts)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => Box::new(std::iter::empty()),
     }
 }
 
@@ -279,8 +253,7 @@ fn check_text(text: &str) -> Result<(), Fault> {
         match part {
             render::Part::Text(_) => {}
             render::Part::Open(rest) => return Err(fault(rest, "${ has no closing }")),
-            render::Part::Variable { name, .. }
-                if variables::is_known(name) || name == bootstrap::VARIABLE.0 => {}
+            render::Part::Variable { name, .. } if variables::is_known(name) => {}
             render::Part::Variable { name, .. } => {
                 let why = format!(
                     "unknown variable {name:?}; services/lib/inpod-injection/README.md lists all"

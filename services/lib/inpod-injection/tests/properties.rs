@@ -159,12 +159,11 @@ prop_compose! {
     }
 }
 
-const CONFIGS: [&str; 5] = [
+const CONFIGS: [&str; 4] = [
     "",
     "cni: false\nrewriteAppHTTPProbe: false",
     "nativeSidecars: true\nnetwork: near\nimagePullSecrets: [mine, ours]",
     "proxyConfig: {holdApplicationUntilProxyStarts: true}\ninjectedAnnotations: {x: z}",
-    "defaultTemplates: [standalone]\nnativeSidecars: true",
 ];
 
 /// Parses each configuration once.

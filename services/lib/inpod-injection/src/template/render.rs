@@ -1,7 +1,7 @@
 use serde_json::{Map, Value};
 
 use super::{Conditions, VALUE, WHEN};
-use crate::{bootstrap, variables::Variables};
+use crate::variables::Variables;
 
 pub(super) enum Rendered {
     Present(Value),
@@ -63,8 +63,6 @@ const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
 pub(super) struct Rendering<'a> {
     pub(super) variables: &'a Variables,
     pub(super) holds: &'a Conditions,
-    /// Rendered only if used.
-    pub(super) bootstrap: Option<&'a str>,
 }
 
 impl Rendering<'_> {
@@ -119,12 +117,7 @@ impl Rendering<'_> {
         let parts = parts(text);
         let get = |name: &str, default: Option<&str>| {
             let default = || default.map(Value::from);
-            let found = if name == bootstrap::VARIABLE.0 {
-                self.bootstrap.map(Value::from)
-            } else {
-                self.variables.get(name)
-            };
-            found.or_else(default)
+            self.variables.get(name).or_else(default)
         };
         if let [Part::Variable { name, default }] = parts.as_slice()
             && !is_text

@@ -275,14 +275,6 @@ pub(super) const INJECTION: &[Key] = &[
         "networks, as a list of names or of JSON objects",
         "makes Multus call the node's plugin, if multusNetwork names its network; the pod's own networks are kept",
     ),
-    row(
-        INJECTOR,
-        Access::Read,
-        DEFAULT_ENDPOINTS,
-        Location::PodAnnotation,
-        "comma-separated PORT=ENDPOINT; an endpoint is 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT (the pod's own address) or unix:///PATH",
-        "the endpoints to which the Envoy of the template `standalone` forwards connections on these ports: by default their original destination",
-    ),
 ];
 
 /// Namespace label: the API server calls the injector.
@@ -380,6 +372,3 @@ pub const SECURE_PORT: &str = "prometheus.istio.io/secure-port";
 
 /// Pod annotation: networks, and so plugins, that Multus calls.
 pub const MULTUS_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-
-/// Pod annotation: endpoints to which the proxy of `standalone` forwards inbound connections.
-pub const DEFAULT_ENDPOINTS: &str = "inpod.io/default-endpoints";
