@@ -126,6 +126,28 @@ fn a_del_does_not_wait_for_an_add_that_waits_for_ztunnel() {
 }
 
 #[test]
+fn a_del_does_not_wait_for_a_claim_that_netconfig_does_not_answer() {
+    for hangs in [Fault::Hangs, Fault::AnswerHangs] {
+        let hangs = fault(Method::Claim, hangs);
+        assert_deletes_at_once(&[WAIT, hangs, start(true, false), WAIT, DELETE]);
+    }
+}
+
+#[test]
+fn a_del_does_not_wait_for_rules_whose_application_netconfig_does_not_answer() {
+    for hangs in [Fault::Hangs, Fault::AnswerHangs] {
+        let hangs = fault(Method::Apply, hangs);
+        assert_deletes_at_once(&[WAIT, hangs, start(true, false), WAIT, DELETE]);
+    }
+}
+
+#[test]
+fn what_a_cancelled_add_is_having_applied_is_undone_once_it_is() {
+    let late = fault(Method::Apply, Fault::Late(1500));
+    assert_holds(&[WAIT, late, start(true, false), WAIT, DELETE, WAIT]);
+}
+
+#[test]
 fn a_failed_add_leaves_no_rules() {
     let lost = fault(Method::Apply, Fault::AnswerLost);
     assert_holds(&[lost, start(true, false)]);

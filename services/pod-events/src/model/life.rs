@@ -74,8 +74,8 @@ pub(super) const STATES: [&str; 9] = [
     "deleting",
 ];
 
-/// A DEL waits for the step of an ADD that netconfig does not answer, for its undo, and for its own calls.
-const DELETE_LIMIT: Duration = Duration::from_secs(35);
+/// A DEL waits for a background enrollment that netconfig does not answer, for its undo, and for its own calls.
+const DELETE_LIMIT: Duration = Duration::from_secs(25);
 
 /// When rest is checked, in seconds after the faults have stopped: past every bound that pod-events has.
 const REST: [u64; 9] = [1, 4, 15, 45, 80, 200, 400, 400, 400];

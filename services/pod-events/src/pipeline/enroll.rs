@@ -2,12 +2,16 @@
 //!
 //! The listeners come before the rules: rules that redirect to a closed port reset connections.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::FutureExt as _;
 use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::{Failure, Reason};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Pipeline, expected_netns, workload_of};
 use crate::{
@@ -19,6 +23,9 @@ use crate::{
 
 /// The part of the caller's time reserved for undoing. The broker reserves as much of its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A cancelled ADD waits so long for rules that are being applied: usually they soon are.
+const APPLY_GRACE: Duration = Duration::from_millis(500);
 
 /// Returns until when enrollment steps may start.
 pub(crate) fn work_deadline(deadline: Instant) -> Instant {
@@ -85,6 +92,29 @@ impl<'a> EnrollContext<'a> {
         tokio::select! {
             reacquired = permit.reacquire() => reacquired,
             reason = self.cancelled.as_mut() => Err(reason.into()),
+        }
+    }
+
+    /// Performs a call to netconfig. A cancelled ADD fails without its answer, because the end of its sandbox must not
+    /// wait for that: netconfig completes the call, and the undo queues behind it. A background enrollment waits, as
+    /// every change of its pod cancels it. `grace` is of the last step, after which nothing asks for the cancellation.
+    async fn call<T>(
+        &mut self,
+        phase: Phase,
+        grace: Option<Duration>,
+        call: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let is_add = self.permit.is_some();
+        let mut answer = pin!(self.phases.during(phase, call));
+        tokio::select! {
+            biased;
+            answer = answer.as_mut() => answer,
+            reason = self.cancelled.as_mut(), if is_add => match grace {
+                Some(grace) => timeout(grace, answer)
+                    .await
+                    .unwrap_or_else(|_elapsed| Err(reason.into())),
+                None => Err(reason.into()),
+            },
         }
     }
 
@@ -165,7 +195,7 @@ impl Pipeline {
             let claim = self
                 .clients
                 .claim(&record.sandbox, &netns, addresses, work_deadline);
-            context.phases.during(Phase::Claim, claim).await?
+            context.call(Phase::Claim, None, claim).await?
         };
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
@@ -179,7 +209,7 @@ impl Pipeline {
         }
         let began = Instant::now();
         let apply = self.clients.apply(record, work_deadline);
-        let fingerprint = context.phases.during(Phase::Rules, apply).await?;
+        let fingerprint = context.call(Phase::Rules, Some(APPLY_GRACE), apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)
