@@ -322,3 +322,14 @@ fn an_ending_sandbox_that_is_added_again_outside_the_mesh_keeps_no_rules() {
     };
     assert_holds(&[start(true, false), SETTLED, unlabel, DELETE, repeat]);
 }
+
+#[test]
+fn a_sandbox_that_is_added_again_while_its_deletion_is_retried_keeps_no_rules() {
+    let away = Op::RestartBroker { down: 3000 };
+    let repeat = Op::Repeat {
+        back: 0,
+        timeout: 5,
+    };
+    let terminal = Op::Complete { pod: 0 };
+    assert_holds(&[SETTLED, start(true, true), away, DELETE, repeat, terminal]);
+}

@@ -41,6 +41,7 @@ impl Task {
         resolved: Resolved,
         mut caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Added, Failure> {
+        self.take_back_delete(&call)?;
         let (pod, decision) = match resolved {
             Resolved::Pod(pod, decision) => (pod, decision),
             Resolved::AdmittedUnenrolled { pod, why } => {
@@ -194,12 +195,35 @@ impl Task {
         let Some(known) = known.and_then(|index| self.records.get(index)) else {
             return Ok(new);
         };
-        let is_ending = matches!(known.intent, Intent::Deleting { .. });
-        if known.netns == call.netns && !is_ending {
+        if known.netns == call.netns {
             return Ok(merge_identity(Record::clone(known), new));
         }
-        self.replace_sandbox(known, call).await?;
+        self.replace_sandbox(known).await?;
         Ok(new)
+    }
+
+    /// Continues with a sandbox that is added again after its DEL. Before anything can fail: a deletion that is being
+    /// retried would leave the rules to a netns that lives on.
+    fn take_back_delete(&mut self, call: &AddCall) -> Result<(), Failure> {
+        let index = self.index_of(&call.sandbox);
+        let Some(record) = index.and_then(|index| self.records.get_mut(index)) else {
+            return Ok(());
+        };
+        if record.netns != call.netns || !matches!(record.intent, Intent::Deleting { .. }) {
+            return Ok(());
+        }
+        let continued = Record {
+            intent: Intent::Enrolling,
+            ..Record::clone(record)
+        };
+        self.shared.pipeline.checkpoint.write(&continued)?;
+        *record = continued.into();
+        self.timeline.note(format!(
+            "sandbox {} was added again after its DEL",
+            call.sandbox
+        ));
+        self.wake_in(POLL_INTERVAL);
+        Ok(())
     }
 
     fn record_current(&mut self, record: Record) -> Result<(), Failure> {
@@ -235,13 +259,10 @@ impl Task {
         }
     }
 
-    async fn replace_sandbox(&self, known: &Record, call: &AddCall) -> Result<(), Failure> {
+    /// Forgets a sandbox whose name another netns has now.
+    async fn replace_sandbox(&self, known: &Record) -> Result<(), Failure> {
         let pipeline = &self.shared.pipeline;
-        let another = known.netns != call.netns;
-        if another
-            && known.intent.has_effects()
-            && pipeline.netns_state(known).await? == NetnsState::InUse
-        {
+        if known.intent.has_effects() && pipeline.netns_state(known).await? == NetnsState::InUse {
             let message = format!(
                 "sandbox {} still runs in the netns {}",
                 known.sandbox,
@@ -249,11 +270,7 @@ impl Task {
             );
             return Err(Failure::new(Reason::NetnsMismatch, message).at_field("netns"));
         }
-        if another {
-            return pipeline.forget(known).await;
-        }
-        // The netns lives on: its rules must not point at listeners that go away.
-        pipeline.withdraw_now(&mut known.clone()).await
+        pipeline.forget(known).await
     }
 
     /// If it fails, the runtime deletes the sandbox, so its record is not kept.
