@@ -17,6 +17,9 @@ use crate::{
 /// The interval of checking the netns of a pod that is outside the mesh and missing from the source.
 const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
+/// The longest interval of looking at the processes of a netns that is to end.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);
+
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A sandbox in which the pod runs on so long after its DEL is reported as a failure of the pod.
@@ -92,7 +95,7 @@ impl Task {
                     let message = "its runtime deleted the sandbox, but the pod runs in it";
                     self.failure = Some(Failure::new(Reason::DeleteRejected, message));
                 }
-                return Ok(Step::Wait(POLL_INTERVAL));
+                return Ok(Step::Wait(poll_interval(deleted_since(record))));
             }
             if let Some(pod) = pod {
                 return self.reject_delete(pod);
@@ -151,7 +154,7 @@ impl Task {
             pipeline.withdraw_now(record).await?;
             tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Withdrew a pod that is gone from the source");
         }
-        Ok(Step::Wait(POLL_INTERVAL))
+        Ok(Step::Wait(poll_interval(self.gone_since)))
     }
 
     pub(super) async fn forget_current(&mut self) -> Result<Step, Failure> {
@@ -239,11 +242,22 @@ impl Task {
     }
 }
 
-fn is_late(record: &Record) -> bool {
+fn deleted_since(record: &Record) -> Option<BootInstant> {
     let Intent::Deleting { since } = record.intent else {
-        return false;
+        return None;
     };
-    BootInstant::now().since(since) >= REPORT_TIMEOUT
+    Some(since)
+}
+
+fn is_late(record: &Record) -> bool {
+    let since = deleted_since(record);
+    since.is_some_and(|since| BootInstant::now().since(since) >= REPORT_TIMEOUT)
+}
+
+/// Grows with the time that a sandbox has been waited for: each look takes time in proportion to the node's processes.
+fn poll_interval(since: Option<BootInstant>) -> Duration {
+    let waited = since.map_or(Duration::ZERO, |since| BootInstant::now().since(since));
+    (waited / 10).clamp(POLL_INTERVAL, MAX_POLL_INTERVAL)
 }
 
 /// Marks a sandbox that ended unnoticed, to be forgotten at once.
