@@ -5,6 +5,7 @@
 //! `MODEL_SCHEDULES` sets their number, `MODEL_FIRST` the first seed; `MODEL_SEED` runs a single one and prints what
 //! happens in it. A failing schedule is reduced to the operations that it needs.
 
+mod api_server;
 mod cases;
 mod life;
 mod node;

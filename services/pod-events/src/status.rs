@@ -73,7 +73,7 @@ impl StatusReporter {
             .map_or_else(Self::disabled, |client| Self::new(client, source, node))
     }
 
-    fn new(client: Client, source: &Source, node: &NodeName) -> Self {
+    pub(crate) fn new(client: Client, source: &Source, node: &NodeName) -> Self {
         let (event_queue, queued) = mpsc::channel(QUEUE_CAPACITY);
         let metrics = StatusMetrics::default();
         let events = events::send(client.clone(), node.clone(), queued, metrics.clone());

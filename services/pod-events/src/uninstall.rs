@@ -33,6 +33,11 @@ impl LeaveMode {
         Self(uninstall::watch(file, Marker::in_directory(directory)))
     }
 
+    #[cfg(test)]
+    pub(crate) fn manual(requested: watch::Receiver<Option<UninstallMode>>) -> Self {
+        Self(requested)
+    }
+
     pub fn is(&self, leave: UninstallMode) -> bool {
         *self.0.borrow() == Some(leave)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     life::play,
-    node::{Disk, Fault, Method, Ztunnel},
+    node::{Disk, Fault, Method, Patching, Ztunnel},
     schedule::Op,
 };
 
@@ -337,4 +337,98 @@ fn a_sandbox_that_is_added_again_while_its_deletion_is_retried_keeps_no_rules() 
     };
     let terminal = Op::Complete { pod: 0 };
     assert_holds(&[SETTLED, start(true, true), away, DELETE, repeat, terminal]);
+}
+
+const UNLABEL: Op = Op::Label {
+    pod: 0,
+    labelled: false,
+};
+
+const UNINSTALL: Op = Op::Uninstall { requested: true };
+
+const MINUTE: Op = Op::Wait { millis: 65_000 };
+
+fn patching(patching: Patching) -> Op {
+    Op::Patching { patching }
+}
+
+/// Asserts the state of the last sandbox after these operations, before the faults end.
+fn assert_state(ops: &[Op], state: &'static str) {
+    let probe = Op::Flows { back: 0, flows: 0 };
+    let played = play(&[ops, &[probe]].concat(), true);
+    let met = played.reached.pairs.contains_key(&(state, "connections"));
+    assert!(met, "{:?}\n{}", played.violation, played.trace.join("\n"));
+}
+
+#[test]
+fn capture_ends_only_after_peers_see_that_the_pod_leaves() {
+    let refused = patching(Patching::Refused);
+    let ops = [
+        Op::ApiServer,
+        start(true, false),
+        WAIT,
+        refused,
+        UNLABEL,
+        MINUTE,
+    ];
+    assert_holds(&ops);
+    assert_state(&ops, "announcing");
+}
+
+#[test]
+fn an_annotation_whose_withdrawal_is_not_confirmed_counts_as_seen() {
+    for fault in [Patching::AnswerLost, Patching::Hangs] {
+        let start = start(true, false);
+        let ops = [Op::ApiServer, start, WAIT, patching(fault), UNLABEL, WAIT];
+        assert_holds(&ops);
+    }
+    let hangs = patching(Patching::Hangs);
+    let ops = [
+        Op::ApiServer,
+        start(true, false),
+        WAIT,
+        hangs,
+        UNLABEL,
+        MINUTE,
+    ];
+    assert_state(&ops, "announcing");
+}
+
+#[test]
+fn an_annotation_that_is_refused_for_good_blocks_no_uninstall() {
+    let refused = patching(Patching::Refused);
+    let start = start(true, false);
+    let ops = [
+        Op::ApiServer,
+        start,
+        WAIT,
+        refused,
+        UNINSTALL,
+        MINUTE,
+        MINUTE,
+        SETTLED,
+    ];
+    assert_holds(&ops);
+    assert_state(&ops, "out");
+}
+
+#[test]
+fn an_uninstall_that_is_called_off_enrolls_the_pods_again() {
+    let stays = Op::Uninstall { requested: false };
+    let start = start(true, false);
+    assert_holds(&[Op::ApiServer, start, WAIT, UNINSTALL, SETTLED, stays]);
+}
+
+#[test]
+fn a_pod_with_a_sidecar_stays_redirected_to_it_while_it_runs_and_is_no_workload() {
+    let inject = Op::Inject { pod: 0 };
+    let start = start(false, false);
+    let away = Op::RestartBroker { down: 3000 };
+    let ops = [inject, away, start, WAIT, UNLABEL, MINUTE];
+    assert_holds(&ops);
+    assert_state(&ops, "enrolled");
+    let left = [inject, start, WAIT, UNINSTALL, MINUTE];
+    assert_holds(&left);
+    assert_state(&left, "enrolled");
+    assert_eq!(play(&left, false).reached.enrolled, 0);
 }

@@ -21,7 +21,7 @@ use inpod_proto::{
     types::v1 as types,
     ztunnelbroker::v1::ztunnel_broker_service_server::ZtunnelBrokerServiceServer,
 };
-use inpod_service::{Readiness, Shutdown, Trace};
+use inpod_service::{Readiness, Shutdown, Trace, UninstallMode};
 use inpod_types::NetnsRef;
 use tokio::{
     runtime::Builder,
@@ -32,9 +32,10 @@ use tokio::{
 use tonic::Request;
 
 use super::{
+    api_server,
     node::{
-        Disk, NAMES, Rules, Sandbox, SharedNode, Ztunnel, address, index_of, key, netns_id,
-        sandbox_ref, uid,
+        Disk, NAMES, Object, Patching, Rules, Sandbox, SharedNode, Ztunnel, address, index_of, key,
+        netns_id, sandbox_ref, uid,
     },
     oracle,
     schedule::Op,
@@ -167,6 +168,7 @@ pub(super) fn play(ops: &[Op], is_traced: bool) -> Played {
         let node = SharedNode::new(is_traced);
         let disk = node.clone();
         set_disk_fault(move |removes| disk.disk_fault(removes));
+        node.lock().has_api_server = ops.contains(&Op::ApiServer);
         let mut driver = Driver {
             node,
             directory,
@@ -213,6 +215,16 @@ impl Run {
         let checkpoint = Checkpoint::open(&directory.join("pods")).unwrap();
         let records = checkpoint.load().unwrap();
         let (synced_sender, synced) = watch::channel(Synced::default());
+        let source = Source::in_memory(inventory, health.clone());
+        let (has_api_server, leave) = {
+            let node = node.lock();
+            (node.has_api_server, node.leave.subscribe())
+        };
+        let status = if has_api_server {
+            StatusReporter::new(api_server::client(node), &source, &config.node_name)
+        } else {
+            StatusReporter::disabled()
+        };
         let shared = Arc::new(Shared {
             admission: Admission::new(config.max_adds),
             counters: Counters::default(),
@@ -222,10 +234,10 @@ impl Run {
                 synced: synced.clone(),
                 revisions: Revisions::default(),
             },
-            source: Source::in_memory(inventory, health.clone()),
+            source,
             config: config.clone(),
-            leave_mode: LeaveMode::default(),
-            status: StatusReporter::disabled(),
+            leave_mode: LeaveMode::manual(leave),
+            status,
             pod_changes: PodChanges::default(),
             repairs: Repairs::default(),
             owners: Owners::default(),
@@ -235,6 +247,10 @@ impl Run {
         let mut metrics = prometheus_client::registry::Registry::default();
         let metrics = Metrics::register(&mut metrics, &registry, &shared);
         let adoption = Adoption::open(directory.join("inherited"));
+        let adopted = adoption.completed();
+        shared
+            .status
+            .start(&shared, &registry, &conditions, adopted);
         let clients = shared.pipeline.clients.clone();
         let before = (adoption, health);
         Sync::start(
@@ -339,10 +355,9 @@ impl Run {
         (sandbox.admitted, sandbox.delete_requested) = (Some(true), false);
         sandbox.app = sandbox.is_mounted && sandbox.pause;
         let (pod, generation) = (sandbox.pod, sandbox.generation);
-        if enrollment == types::Enrollment::Ambient {
-            sandbox.enrolled = true;
-            node.admitted += 1;
-        }
+        let is_ambient = enrollment == types::Enrollment::Ambient;
+        sandbox.enrolled |= is_ambient || enrollment == types::Enrollment::Sidecar;
+        node.admitted += u64::from(is_ambient);
         if node.pods[pod].generation == generation && node.sandboxes[index].app {
             node.pods[pod].address_of = Some(index);
         }
@@ -593,6 +608,7 @@ impl Driver<'_> {
             node.note(|| "the faults end".to_owned());
             node.faults.clear();
             (node.disk, node.crash_in, node.gap) = (Disk::Works, None, false);
+            node.patching = Patching::Works;
             node.broker.ztunnel = Ztunnel::Answers;
             node.broker.refused.clear();
             node.serve();
@@ -709,6 +725,11 @@ impl Driver<'_> {
                     tokio::spawn(async move { run.check(index).await });
                 }
             }
+            Op::Uninstall { .. } => {
+                self.change_node(&op);
+                run.registry.wake(|_| true);
+                run.registry.discover_all();
+            }
             _ => self.change_node(&op),
         }
     }
@@ -731,8 +752,11 @@ impl Driver<'_> {
         let object = &mut node.pods[pod];
         if !object.shown || object.terminal {
             // A runtime starts no sandbox for a pod that does not exist any more.
-            object.generation += 1;
-            object.address_of = None;
+            let generation = object.generation + 1;
+            *object = Object {
+                generation,
+                ..Object::default()
+            };
         }
         (object.shown, object.labelled) = (true, labelled);
         (object.terminating, object.terminal) = (false, false);
@@ -749,10 +773,15 @@ impl Driver<'_> {
         let mut known = node.sandboxes.iter().rev().map(|it| &it.path);
         let reused = known.find(is_free).filter(|_| reuses_path).cloned();
         let path = reused.unwrap_or_else(|| PathBuf::from(format!("/run/netns/n{index}")));
-        let generation = node.pods[pod].generation;
+        let Object {
+            generation,
+            sidecar,
+            ..
+        } = node.pods[pod];
         node.sandboxes.push(Sandbox {
             pod,
             generation,
+            sidecar,
             path,
             is_mounted: true,
             pause: true,
@@ -806,16 +835,32 @@ impl Driver<'_> {
             Op::Terminate { pod } => node.pods[pod].terminating = node.pods[pod].shown,
             Op::Complete { pod } => node.pods[pod].terminal = node.pods[pod].shown,
             Op::Show { pod, shown } => {
-                node.pods[pod].shown = shown && node.pods[pod].generation > 0;
+                let object = &mut node.pods[pod];
+                object.shown = shown && object.generation > 0;
+                object.annotation.take_if(|_| !shown);
             }
             Op::Recreate { pod, labelled } => {
                 let generation = node.pods[pod].generation + 1;
-                node.pods[pod] = super::node::Object {
+                node.pods[pod] = Object {
                     generation,
                     shown: true,
                     labelled,
-                    ..Default::default()
+                    ..Object::default()
                 };
+            }
+            Op::Inject { pod } => {
+                let generation = node.pods[pod].generation + 1;
+                node.pods[pod] = Object {
+                    generation,
+                    shown: true,
+                    sidecar: true,
+                    ..Object::default()
+                };
+            }
+            Op::Patching { patching } => node.patching = patching,
+            Op::Uninstall { requested } => {
+                let leave = requested.then_some(UninstallMode::Uninstall);
+                node.leave.send_replace(leave);
             }
             Op::Gap { gap } => node.gap = gap,
             Op::Exit { .. } => {
@@ -935,7 +980,11 @@ enum Scope {
 
 fn event_of(op: &Op) -> Option<(&'static str, Scope)> {
     Some(match *op {
-        Op::RanBefore { .. } | Op::Wait { .. } | Op::Check { .. } => return None,
+        Op::ApiServer | Op::RanBefore { .. } | Op::Wait { .. } | Op::Check { .. } => return None,
+        Op::Patching { .. } => ("annotations' patches", Scope::Node),
+        Op::Uninstall { requested: true } => ("uninstall", Scope::Node),
+        Op::Uninstall { requested: false } => ("uninstall ended", Scope::Node),
+        Op::Inject { pod } => ("sidecar injected", Scope::Pod(pod)),
         Op::Start { pod, .. } => ("ADD of the next", Scope::Pod(pod)),
         Op::Repeat { back, .. } => ("ADD again", Scope::Sandbox(back)),
         Op::Delete { back } => ("DEL", Scope::Sandbox(back)),

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use inpod_service::UninstallMode;
 use inpod_types::{ContainerId, Failure, NetnsId, NetnsRef, Reason, SandboxRef, Workload, keys};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -92,6 +93,16 @@ pub(super) enum Disk {
     ReadOnly,
 }
 
+/// What the API server does with patches of annotations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patching {
+    Works,
+    Refused,
+    /// The effect takes place, and the answer is an error of the server.
+    AnswerLost,
+    Hangs,
+}
+
 /// A pod as the source shows it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Object {
@@ -102,6 +113,15 @@ pub(super) struct Object {
     pub(super) terminal: bool,
     /// The sandbox whose address its status shows.
     pub(super) address_of: Option<usize>,
+    pub(super) sidecar: bool,
+    pub(super) annotation: Option<String>,
+}
+
+impl Object {
+    /// Returns whether peers see it as redirected.
+    pub(super) fn is_announced(&self) -> bool {
+        self.annotation.as_deref() == Some(keys::REDIRECTION_ENABLED)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +140,8 @@ pub(super) struct Sandbox {
     /// The sandbox's own process.
     pub(super) pause: bool,
     pub(super) app: bool,
+    /// Its pod is redirected to a sidecar, without ztunnel.
+    pub(super) sidecar: bool,
     pub(super) rules: Option<Rules>,
     pub(super) flows: u32,
     pub(super) listeners_lost: bool,
@@ -196,6 +218,10 @@ pub(super) struct Node {
     pub(super) dead: bool,
     pub(super) crashed: Arc<Notify>,
     pub(super) disk: Disk,
+    /// The pods come from an API server, which pod-events patches.
+    pub(super) has_api_server: bool,
+    pub(super) patching: Patching,
+    pub(super) leave: watch::Sender<Option<UninstallMode>>,
     pub(super) trace: Option<Vec<String>>,
     pub(super) violation: Option<String>,
     pub(super) calls: u64,
@@ -242,6 +268,9 @@ impl SharedNode {
             dead: false,
             crashed: Arc::default(),
             disk: Disk::Works,
+            has_api_server: false,
+            patching: Patching::Works,
+            leave: watch::Sender::default(),
             busy_at: (Duration::ZERO, 0),
             trace: is_traced.then(Vec::new),
             violation: None,
@@ -388,7 +417,13 @@ impl Node {
     }
 
     pub(super) fn is_wanted(&self, index: usize) -> bool {
-        self.is_shown_alive(index) && self.pods[self.sandboxes[index].pod].labelled
+        let pod = &self.pods[self.sandboxes[index].pod];
+        self.is_shown_alive(index) && self.may_join(pod)
+    }
+
+    /// Returns whether a pod belongs in the mesh while it runs.
+    pub(super) fn may_join(&self, pod: &Object) -> bool {
+        (pod.labelled || pod.sidecar) && self.leave.borrow().is_none()
     }
 
     /// Notes since when every fact stands against the end of each sandbox.
@@ -537,6 +572,8 @@ fn shown(index: usize, object: &Object) -> Pod {
         let label = (keys::DATAPLANE_MODE.to_owned(), "ambient".to_owned());
         pod.labels.extend([label]);
     }
+    pod.injection = object.sidecar.then(|| Arc::new(testing::injection()));
+    pod.redirection.clone_from(&object.annotation);
     pod.terminal = object.terminal;
     pod.is_terminating = object.terminating;
     pod.addresses.extend(

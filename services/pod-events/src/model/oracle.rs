@@ -48,7 +48,7 @@ pub(super) fn check_moment(node: &SharedNode, registry: &Registry) {
         };
         let sandbox = &mut node.sandboxes[index];
         sandbox.enrolled = true;
-        if !sandbox.acknowledged {
+        if !sandbox.acknowledged && !sandbox.sidecar {
             node.violate(format!(
                 "c{index} counts as enrolled, ztunnel never acknowledged it"
             ));
@@ -67,14 +67,18 @@ pub(super) fn check_admitted(
     let record = registry.record(&sandbox_ref(index));
     let mut node = node.lock();
     let is_newest = node.newest(node.sandboxes[index].pod) == Some(index);
-    if enrollment != Enrollment::Ambient || !is_newest {
+    let to_sidecar = enrollment == Enrollment::Sidecar;
+    if !(to_sidecar || enrollment == Enrollment::Ambient) || !is_newest {
         return;
+    }
+    if node.sandboxes[index].sidecar != to_sidecar {
+        node.violate(format!("the ADD of c{index} was answered {enrollment:?}"));
     }
     let sandbox = &node.sandboxes[index];
     let lacks = [
         ("rules", sandbox.rules == Some(Rules::Complete)),
         ("claim", node.is_claimed(index)),
-        ("listeners", node.is_served(index)),
+        ("listeners", node.is_served(index) || sandbox.sidecar),
         (
             "record",
             record.is_some_and(|record| record.intent.was_in_mesh()),
@@ -132,7 +136,7 @@ pub(super) fn find_unrest(node: &SharedNode, registry: &Registry) -> Option<Stri
     let node = node.lock();
     for record in &records {
         let index = index_of(&record.sandbox.container_id);
-        // A wanted pod without a sandbox is searched for as long as it is shown.
+        // A pod without a sandbox is searched for as long as it is shown.
         let may_stay = index.map_or_else(
             || record.has_unknown_netns() && is_awaited(&node, record),
             |index| is_superseded(&node, index),
@@ -171,7 +175,7 @@ fn is_superseded(node: &Node, index: usize) -> bool {
 /// Returns whether the record is of a shown pod whose sandbox has ended.
 fn is_awaited(node: &Node, record: &Record) -> bool {
     let pods = node.pods.iter().enumerate();
-    let mut shown = pods.filter(|(_, pod)| pod.shown && pod.labelled);
+    let mut shown = pods.filter(|(_, pod)| pod.shown);
     shown.any(|(index, pod)| {
         let runs = node.newest(index).is_some_and(|it| node.sandboxes[it].app);
         uid(index, pod.generation) == record.pod.uid.as_str() && !runs
@@ -215,15 +219,26 @@ fn unrest_of(
         let state = record.map_or("not recorded", |record| state_of(&record.intent));
         return Some(format!("c{index} should be enrolled and is {state}"));
     }
-    let may = is_shown && pod.labelled && !pod.terminal;
-    if enrolled && is_newest && !may {
+    let may = is_shown && node.may_join(pod) && !pod.terminal;
+    // The redirection to a sidecar stays until the sandbox ends.
+    if enrolled && is_newest && !may && !sandbox.sidecar {
         return Some(format!("c{index} should not be enrolled"));
     }
+    let is_annotated = runs && is_shown && is_newest && !pod.terminating && node.has_api_server;
+    let is_served = enrolled && !sandbox.sidecar;
+    if is_annotated && pod.is_announced() != is_served {
+        return Some(format!("c{index} has the annotation {:?}", pod.annotation));
+    }
     if enrolled {
-        let served = !is_newest || (node.is_served(index) && has_workload(node, index));
+        let served = if sandbox.sidecar {
+            !has_workload(node, index)
+        } else {
+            !is_newest || (node.is_served(index) && has_workload(node, index))
+        };
+        let is_detached = sandbox.sidecar && node.leave.borrow().is_some();
         let in_place = [
             sandbox.rules == Some(Rules::Complete),
-            node.is_claimed(index),
+            node.is_claimed(index) || is_detached,
             served,
         ];
         let lacks = in_place != [true; 3];
@@ -234,8 +249,10 @@ fn unrest_of(
     let ends = !sandbox.app || !is_newest || !node.is_shown_alive(index);
     // The runtime deletes a sandbox whose ADD failed.
     let has_failed = sandbox.admitted == Some(false) && !sandbox.app;
-    let rules_may_stay =
-        !sandbox.has_processes() || has_failed || (sandbox.delete_requested && ends);
+    let rules_may_stay = !sandbox.has_processes()
+        || has_failed
+        || (sandbox.delete_requested && ends)
+        || sandbox.sidecar;
     let left = [
         sandbox.rules.is_some() && !rules_may_stay,
         node.is_claimed(index),

@@ -2,10 +2,23 @@
 
 use fastrand::Rng;
 
-use super::node::{Disk, Fault, Method, NAMES, Ztunnel};
+use super::node::{Disk, Fault, Method, NAMES, Patching, Ztunnel};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
+    /// From the start, pod-events annotates the pods.
+    ApiServer,
+    Patching {
+        patching: Patching,
+    },
+    /// inpod is to leave the node, or to stay.
+    Uninstall {
+        requested: bool,
+    },
+    /// Another pod of the same name, with a sidecar.
+    Inject {
+        pod: usize,
+    },
     /// A pod that runs before inpod's first start.
     RanBefore {
         pod: usize,
@@ -194,6 +207,21 @@ fn op(rng: &mut Rng) -> Op {
             steps: rng.u32(..12),
             missed: one_of(rng, &[0, 0, 0, 1, 2]),
         },
+        81..83 => Op::Patching {
+            patching: one_of(
+                rng,
+                &[
+                    Patching::Works,
+                    Patching::Refused,
+                    Patching::AnswerLost,
+                    Patching::Hangs,
+                ],
+            ),
+        },
+        83..84 => Op::Uninstall {
+            requested: rng.bool(),
+        },
+        84..85 => Op::Inject { pod },
         _ => Op::Wait {
             millis: one_of(rng, &[0, 0, 1, 300, 1000, 2500, 6000, 20_000, 65_000]),
         },
@@ -204,6 +232,13 @@ pub(super) fn schedule(seed: u64) -> Vec<Op> {
     let mut rng = Rng::with_seed(seed);
     let mut ops = Vec::new();
     if rng.u8(..4) == 0 {
+        ops.push(Op::ApiServer);
+    }
+    if rng.u8(..4) == 0 {
+        if rng.u8(..4) == 0 {
+            let mode = Ztunnel::Silent;
+            ops.push(Op::Ztunnel { mode });
+        }
         let (pod, labelled) = (rng.usize(..NAMES.len()), rng.bool());
         ops.push(Op::RanBefore { pod, labelled });
     } else {

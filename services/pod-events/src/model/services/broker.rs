@@ -281,7 +281,7 @@ fn set(node: &mut Node, revision: u64, all: Vec<Workload>) {
         let is_named = all
             .iter()
             .any(|it| index_of(&it.sandbox.container_id) == Some(index));
-        if !is_named && node.is_protected(index) {
+        if !is_named && !node.sandboxes[index].sidecar && node.is_protected(index) {
             node.violate(format!("the desired set lacks c{index}, which is enrolled"));
         }
     }

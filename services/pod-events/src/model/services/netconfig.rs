@@ -102,9 +102,12 @@ fn find(
     Ok((discovered, index))
 }
 
-fn apply(node: &mut Node, sandbox: &SandboxRef) -> Result<(), Failure> {
+fn apply(node: &mut Node, sandbox: &SandboxRef, to_sidecar: bool) -> Result<(), Failure> {
     let index = node.claimed(sandbox)?;
-    if !node.sandboxes[index].acknowledged {
+    if node.sandboxes[index].sidecar != to_sidecar {
+        node.violate(format!("{sandbox} is redirected to another proxy"));
+    }
+    if !to_sidecar && !node.sandboxes[index].acknowledged {
         node.violate(format!(
             "rules of {sandbox} before ztunnel has acknowledged it"
         ));
@@ -119,11 +122,28 @@ fn remove(node: &mut Node, sandbox: &SandboxRef, is_final: bool) -> Result<u32, 
     if node.is_protected(index) {
         node.violate(format!("{sandbox} lost its rules, which nothing asked for"));
     }
+    check_announced(node, index, is_final);
+    let it = &node.sandboxes[index];
+    if it.sidecar && it.app && it.admitted == Some(true) {
+        node.violate(format!("{sandbox} sends past its sidecar in plain text"));
+    }
     let flows = node.sandboxes[index].flows;
     let rules = &mut node.sandboxes[index].rules;
     *rules = rules.filter(|_| !is_final).map(|_| Rules::Draining);
     node.send_state(index);
     Ok(flows)
+}
+
+/// Peers send HBONE to a pod that they see as redirected: its capture ends only after that. An uninstall does not wait
+/// for an annotation that cannot be withdrawn.
+fn check_announced(node: &mut Node, index: usize, is_final: bool) {
+    let pod = &node.pods[node.sandboxes[index].pod];
+    let drains = !is_final && node.is_shown_alive(index) && node.leave.borrow().is_none();
+    if drains && pod.is_announced() {
+        node.violate(format!(
+            "c{index} leaves the mesh while its peers see it there"
+        ));
+    }
 }
 
 fn inspect(
@@ -271,10 +291,13 @@ impl NetconfigService for Services {
         &self,
         request: Request<wire::ApplyRulesRequest>,
     ) -> Answer<wire::ApplyRulesResponse> {
-        let sandbox = sandbox_of(request.into_inner().sandbox)?;
+        let request = request.into_inner();
+        let mode = request.redirection.and_then(|it| it.mode);
+        let to_sidecar = matches!(mode, Some(wire::redirection::Mode::Sidecar(_)));
+        let sandbox = sandbox_of(request.sandbox)?;
         let about = Some(sandbox.clone());
         self.call(Method::Apply, about, move |node| {
-            apply(node, &sandbox)?;
+            apply(node, &sandbox, to_sidecar)?;
             Ok(wire::ApplyRulesResponse {
                 fingerprint: FINGERPRINT.to_owned(),
                 ..wire::ApplyRulesResponse::default()
