@@ -16,6 +16,7 @@ mod inhabitant;
 mod istio_cni;
 pub mod kubernetes;
 mod node;
+pub mod picture;
 mod plugin;
 mod pod;
 mod process;
@@ -41,7 +42,7 @@ pub use process::{bin, bin_for_all, grpcurl_program, run};
 pub use proxy::{Held, Moment, Proxy, Step};
 pub use state::State;
 pub use stock::{Carried, STOCK_ZTUNNEL, stock_ztunnel};
-pub use traffic::{App, ask, connect, connect_marked, exchange, source_seen};
+pub use traffic::{App, ask, connect, connect_marked, exchange, listen, source_seen};
 pub use verbs::{Answer, Called, Named, Verbs, number};
 
 use std::{

@@ -55,7 +55,8 @@ impl Drop for App {
     }
 }
 
-fn listen(port: u16) -> io::Result<TcpListener> {
+/// Listens for both families, without blocking.
+pub fn listen(port: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_only_v6(false)?;
     socket.set_reuse_address(true)?;

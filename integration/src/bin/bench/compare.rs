@@ -173,13 +173,12 @@ impl Row {
     }
 }
 
-/// Shows three significant digits. Restarts that are not awaited are infinite.
+/// Restarts that are not awaited are infinite.
 pub(crate) fn number(value: f64) -> String {
-    match value {
-        endless if endless.is_infinite() => format!("over {} s", LIMIT.as_secs()),
-        large if large >= 100.0 => format!("{large:.0}"),
-        middle if middle >= 10.0 => format!("{middle:.1}"),
-        small => format!("{small:.2}"),
+    if value.is_infinite() {
+        format!("over {} s", LIMIT.as_secs())
+    } else {
+        integration::picture::number(value)
     }
 }
 

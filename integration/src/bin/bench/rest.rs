@@ -1,13 +1,14 @@
 //! An agent at rest on a node of a large cluster, then restarts in a row: memory and processor time of each service.
 
-mod picture;
-
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-use integration::{ApiServer, SERVICES};
+use integration::{
+    ApiServer, SERVICES,
+    picture::{Pairs, Panel, picture},
+};
 use serde_json::json;
 
 use crate::{
@@ -16,7 +17,6 @@ use crate::{
     print_line,
     side::Side,
 };
-use picture::{Panel, picture};
 
 const NAMESPACES: usize = 10_000;
 const PODS: usize = 250;
@@ -53,14 +53,18 @@ pub(crate) fn rest(minutes: usize, server: &ApiServer, side: &mut Side) -> anyho
     let (after, used) = restarts(side)?;
     let span = ("minutes at rest", minutes_of(&memory));
     let count = ("restarts", whole(RESTARTS));
-    let panels = [
-        Panel::new("Anonymous memory, MiB", span, &memory),
-        Panel::new("after restarts", count, &after),
-        Panel::new("Processor time, ms per s", span, &processor),
-        Panel::new("ms of each restart", count, &used),
+    let rows = [
+        [
+            (0.65, panel("Anonymous memory, MiB", span, &memory)),
+            (0.35, panel("after restarts", count, &after)),
+        ],
+        [
+            (0.65, panel("Processor time, ms per s", span, &processor)),
+            (0.35, panel("ms of each restart", count, &used)),
+        ],
     ];
     let path = std::env::current_exe()?.with_file_name(PICTURE);
-    std::fs::write(path, picture(&panels)?)?;
+    std::fs::write(path, picture(&rows.each_ref().map(|row| &row[..]), &[])?)?;
     print_line(&format!(
         "\n![Memory and processor time of the services, at rest and after restarts]({PICTURE})"
     ))
@@ -181,8 +185,19 @@ fn print_summary(what: &str, series: &Series) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn panel<'a>(title: &'a str, axis: (&'a str, f64), series: &Series) -> Panel<'a> {
+    let lines = SERVICES.iter().enumerate();
+    Panel {
+        title,
+        axis,
+        lines: lines
+            .map(|(index, name)| (*name, points(series, index)))
+            .collect(),
+    }
+}
+
 /// Returns a service's part.
-fn points(series: &Series, service: usize) -> Vec<(f64, f64)> {
+fn points(series: &Series, service: usize) -> Pairs {
     let points = series.iter();
     let points = points.filter_map(|(time, values)| Some((*time, *values.get(service)?)));
     points.collect()
