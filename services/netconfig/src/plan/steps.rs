@@ -98,9 +98,26 @@ impl Plan {
             state.captures(family)
                 || (self.replaces_sidecar() && state.captures_for_sidecar(family))
         };
+        let escapes = |family| !captures(family) || self.is_drifted(state, family);
         let mut families = Family::ALL.to_vec();
-        families.retain(|family| state.has_connected && is_of(*family) && !captures(*family));
+        families.retain(|family| state.has_connected && is_of(*family) && escapes(*family));
         families
+    }
+
+    /// Returns whether a table that captures a family was changed from outside. Connections may have begun uncaptured,
+    /// and connection tracking would keep them so.
+    fn is_drifted(&self, state: &State, family: Family) -> bool {
+        let seen = state.of(self.backend);
+        let tag = seen.and_then(Observed::tag);
+        let is_own = tag.is_some_and(|tag| tag.fingerprint == self.fingerprint);
+        let mut tables = self.tables.iter();
+        is_own
+            && !state.captures_new_only()
+            && tables.any(|table| {
+                table.family.has(family)
+                    && table.captures()
+                    && seen.is_none_or(|seen| self.differs(table, seen))
+            })
     }
 
     /// Returns families with tables now and none in this plan.
@@ -139,31 +156,33 @@ impl Plan {
 
     /// Returns the tables that differ if the fingerprint is the plan's, otherwise all: each carries it.
     pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
-        let differs = |table: &_| {
-            let alone = Self {
-                tables: vec![Clone::clone(table)],
-                new_only: Vec::new(),
-                routing: Vec::new(),
-                ..*self
-            };
-            let found = seen
-                .tables
-                .iter()
-                .filter(|seen| seen.table.id() == table.id());
-            let seen = Observed {
-                tables: found.cloned().collect(),
-                ..Observed::default()
-            };
-            !alone.table_differences(&seen).is_empty()
-        };
         let stale = |id: &_| !self.tables.iter().any(|table| table.id() == *id);
-        let written: Vec<_> = self.tables.iter().filter(|table| differs(table)).collect();
+        let written = self.tables.iter().filter(|table| self.differs(table, seen));
+        let written: Vec<_> = written.collect();
         let goes = |id: &_| stale(id) || written.iter().any(|table| table.id() == *id);
         Change {
             delete: seen.ids().into_iter().filter(goes).collect(),
             create: written.into_iter().map(|table| new(table, tag)).collect(),
             ..Change::default()
         }
+    }
+
+    fn differs(&self, table: &Table, seen: &Observed) -> bool {
+        let alone = Self {
+            tables: vec![table.clone()],
+            new_only: Vec::new(),
+            routing: Vec::new(),
+            ..*self
+        };
+        let found = seen
+            .tables
+            .iter()
+            .filter(|seen| seen.table.id() == table.id());
+        let seen = Observed {
+            tables: found.cloned().collect(),
+            ..Observed::default()
+        };
+        !alone.table_differences(&seen).is_empty()
     }
 
     fn leftover_deletions(&self, state: &State) -> Vec<Step> {

@@ -38,6 +38,8 @@ enum Gap {
     TablesDeleted,
     /// The tables and their chains exist, without rules.
     ChainsFlushed,
+    /// Only the rule for inbound connections is missing.
+    InboundFlushed,
 }
 
 impl Gap {
@@ -71,6 +73,21 @@ impl Gap {
             }
             (Self::ChainsFlushed, Backend::IptablesLegacy) => {
                 each_legacy(world, "-F INPOD_OUTPUT", "-F INPOD_PREROUTING");
+            }
+            (Self::InboundFlushed, Backend::Nftables) => {
+                world.pod.nft("flush chain inet inpod-nat prerouting");
+            }
+            (Self::InboundFlushed, Backend::IptablesNft) => {
+                for family in ["ip", "ip6"] {
+                    let flush = format!("flush chain {family} nat INPOD_PREROUTING");
+                    world.pod.nft(&flush);
+                }
+            }
+            (Self::InboundFlushed, Backend::IptablesLegacy) => {
+                for program in ["iptables-legacy", "ip6tables-legacy"] {
+                    let flush = ["-w", "-t", "nat", "-F", "INPOD_PREROUTING"];
+                    world.pod.command(program, &flush);
+                }
             }
         }
     }
@@ -170,6 +187,7 @@ fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_ca
         (Gap::TablesDeleted, scenario("tproxy")),
         (Gap::TablesDeleted, scenario("plain")),
         (Gap::ChainsFlushed, scenario("dns")),
+        (Gap::InboundFlushed, scenario("plain")),
     ];
     let mut work = Vec::new();
     for backend in BACKENDS {
