@@ -1,45 +1,93 @@
 //! The end: everything runs again, and each pod is checked.
 
-use std::{fs, time::Instant};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
-use integration::{Call, eventually};
+use integration::SERVICES;
 use serde_json::Value;
 
-use crate::{Chaos, SETTLE_TIMEOUT, Subject};
+use crate::{
+    SETTLE_TIMEOUT,
+    oracle::Way,
+    run::Chaos,
+    subject::{Subject, wanted},
+};
 
 const NOTHING: [String; 0] = [];
 
 impl Chaos {
-    /// Restarts everything and repeats failed calls.
-    pub(crate) fn settle(&mut self) {
-        self.restart_due(Instant::now() + SETTLE_TIMEOUT);
+    /// Restarts everything, repeats failed calls, and waits until all is as it is wanted.
+    pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
+        self.note("everything comes back".to_owned());
+        self.restart_due(Instant::now() + SETTLE_TIMEOUT)?;
+        self.pass_until("the API server is back", |it| it.restarting.is_none())?;
+        if self.ztunnels.is_empty() {
+            self.start_ztunnel()?;
+        }
+        let names: Vec<_> = self.subjects.keys().cloned().collect();
+        self.pass_until("calls are answered", |it| {
+            it.threads.is_empty() && it.subjects.values().all(|it| it.adding.is_none())
+        })?;
         self.cluster.until_served();
-        for subject in self.subjects.values_mut() {
-            if let Some(adding) = subject.adding.take() {
-                subject.added |= adding.join().unwrap().code == 0;
+        for name in names {
+            while self
+                .subjects
+                .get(&name)
+                .is_some_and(|it| it.alive.is_none())
+            {
+                self.add(&name, Duration::ZERO);
+                self.pass_until("an ADD is answered", |it| {
+                    it.subjects.values().all(|it| it.adding.is_none())
+                })?;
             }
         }
-        for subject in self.subjects.values().filter(|subject| !subject.added) {
-            eventually("a repeated ADD succeeds", SETTLE_TIMEOUT, || {
-                let outcome = self.cluster.node.call(Call::add, &subject.pod).run()?;
-                ensure!(outcome.code == 0, "{outcome:?}");
-                anyhow::Ok(())
-            })
-            .unwrap();
+        let began = Instant::now();
+        loop {
+            self.pass(Duration::from_millis(200))?;
+            let mut subjects = self.subjects.iter();
+            let checked = subjects.try_for_each(|(name, it)| self.is_as_wanted(name, it));
+            let checked = checked.and_then(|()| self.is_nothing_leaked());
+            if checked.is_ok() || began.elapsed() > SETTLE_TIMEOUT || self.is_over() {
+                self.note(format!("settled after {:?}", began.elapsed()));
+                // What was seen until now is judged.
+                self.pass(Duration::from_secs(2))?;
+                return checked;
+            }
         }
+    }
+
+    #[expect(clippy::print_stdout, reason = "the figures of a run")]
+    pub(crate) fn print_totals(&self) {
+        let total = |column| format!("{column} {}", self.figures.total(column));
+        let totals = ["captured", "direct", "failed", "lost", "violations"].map(total);
+        let (escaped, latest) = self.escaped;
+        println!(
+            "connections: {}; direct while rules were torn: {escaped}, the latest {latest:?} after a repair could begin",
+            totals.join(", ")
+        );
+    }
+
+    /// Keeps the processes' logs beside the figures.
+    pub(crate) fn keep_logs(&self, directory: &Path) -> anyhow::Result<()> {
+        let numbers = 1..=self.ztunnels_started;
+        let ztunnels = numbers.map(|number| format!("ztunnel-{number}"));
+        for process in SERVICES.map(str::to_owned).into_iter().chain(ztunnels) {
+            let log = self.cluster.node.tail(&process, usize::MAX);
+            fs::write(directory.join(format!("chaos-{process}.log")), log)?;
+        }
+        Ok(())
     }
 
     fn is_wanted(&self, subject: &Subject) -> bool {
-        match subject.mode {
-            Some("ambient") => true,
-            Some(_) => false,
-            None => self.is_namespace_in,
-        }
+        wanted(subject.mode, self.is_namespace_in).0 == Way::Captured
     }
 
-    pub(crate) fn is_as_wanted(&self, name: &str, subject: &Subject) -> anyhow::Result<()> {
+    fn is_as_wanted(&self, name: &str, subject: &Subject) -> anyhow::Result<()> {
         let known = self.cluster.node.explain(&subject.pod.spec)?;
         let wanted = self.is_wanted(subject);
         let state = if wanted {
@@ -86,7 +134,7 @@ impl Chaos {
         Ok(())
     }
 
-    pub(crate) fn is_nothing_leaked(&self) -> anyhow::Result<()> {
+    fn is_nothing_leaked(&self) -> anyhow::Result<()> {
         let node = &self.cluster.node;
         let inside = self
             .subjects
@@ -99,6 +147,19 @@ impl Chaos {
         ensure!(
             workloads.len() == inside,
             "{inside} are inside: {workloads:?}"
+        );
+        let [ztunnel] = &self.ztunnels[..] else {
+            anyhow::bail!("a ztunnel takes over");
+        };
+        let (is_ready, pods) = ztunnel.state(node)?;
+        ensure!(
+            is_ready && pods.len() == inside,
+            "{inside} are inside: {pods:?}"
+        );
+        let sent = netns_held(node.pid("ztunnel-broker")?)?;
+        ensure!(
+            sent == inside,
+            "the broker holds {sent} netns of {inside} pods"
         );
         let records = files(&node.run_dir().join("pod-events/pods"))?;
         ensure!(records.len() == self.subjects.len(), "{records:?}");

@@ -1,0 +1,91 @@
+//! A pod of the run: its object, its sandbox, and what is expected of it.
+
+use std::{
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use inpod_proto::{
+    podevents::v1::{PodState, PodSummary},
+    types::v1::Reason,
+};
+use integration::{Inhabitant, Outcome, Pod};
+
+use crate::{oracle::Way, traffic::Traffic};
+
+/// `istio.io/dataplane-mode` of a pod.
+pub(crate) type Mode = Option<&'static str>;
+
+pub(crate) const MODES: [Mode; 4] = [None, None, Some("ambient"), Some("none")];
+
+/// What lives in a sandbox since its ADD succeeded.
+#[derive(Debug)]
+pub(crate) struct Alive {
+    pub(crate) traffic: Traffic,
+    pub(crate) _inhabitant: Inhabitant,
+}
+
+/// The end of an ADD.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) outcome: Outcome,
+    pub(crate) asked: Instant,
+    pub(crate) at: Instant,
+    pub(crate) alive: Option<Alive>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub(crate) uid: String,
+    pub(crate) mode: Mode,
+    pub(crate) number: u32,
+    pub(crate) pod: Arc<Pod>,
+    pub(crate) alive: Option<Alive>,
+    pub(crate) adding: Option<JoinHandle<anyhow::Result<Answered>>>,
+    /// Its labels were changed then; `None` once the agent has reported what follows from them.
+    pub(crate) changed: Option<Instant>,
+    /// It may be labelled, ended or replaced from then on.
+    pub(crate) free_from: Instant,
+    /// Never labelled, ended or replaced.
+    pub(crate) is_fixed: bool,
+}
+
+/// Returns the way that labels ask for, and the agent's reason for it.
+pub(crate) fn wanted(mode: Mode, is_namespace_in: bool) -> (Way, Reason) {
+    match mode {
+        Some("ambient") => (Way::Captured, Reason::LabelOnPod),
+        Some(_) => (Way::Direct, Reason::OptedOut),
+        None if is_namespace_in => (Way::Captured, Reason::LabelOnNamespace),
+        None => (Way::Direct, Reason::NotSelected),
+    }
+}
+
+impl Subject {
+    /// Tells whether it has been as its labels ask since the agent has known them.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.alive.is_some() && self.adding.is_none() && self.changed.is_none()
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        !self.is_fixed && self.is_settled() && Instant::now() >= self.free_from
+    }
+
+    /// Tells whether the agent has brought it, by these labels, where they ask.
+    pub(crate) fn is_reported_as(&self, (way, reason): (Way, Reason), seen: &PodSummary) -> bool {
+        let state = match way {
+            Way::Captured => PodState::Enrolled,
+            Way::Direct => PodState::Out,
+        };
+        let sandbox = seen.sandbox.as_ref();
+        let is_current = sandbox.is_some_and(|it| it.container_id == self.pod.container_id);
+        is_current && seen.state() == state && seen.reason() == reason
+    }
+}
+
+/// The number of tears in a row that are repaired without a delay (services/docs/decisions/042-repair-backoff.md), less
+/// one.
+pub(crate) const MAX_TEARS: usize = 4;
+
+/// Tears are in a row if less lies between them.
+pub(crate) const TEARS_APART: Duration = Duration::from_secs(75);
