@@ -16,7 +16,7 @@ pub type Pairs = Vec<(f64, f64)>;
 #[derive(Debug)]
 pub struct Panel<'a> {
     pub title: &'a str,
-    /// What the horizontal axis counts, and where it ends.
+    /// The unit and the end of the horizontal axis.
     pub axis: (&'a str, f64),
     pub lines: Vec<(&'a str, Pairs)>,
 }

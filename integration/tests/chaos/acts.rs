@@ -1,4 +1,4 @@
-//! What is done to pods, services, rules and the API server.
+//! Actions on pods, services, rules and the API server.
 
 use std::{
     sync::Arc,
@@ -21,16 +21,16 @@ use crate::{
 /// The maximum number of pods at once.
 const MAX_PODS: usize = 16;
 
-/// What a runtime does at a sandbox's end.
+/// A runtime's actions at a sandbox's end.
 #[derive(Clone, Copy)]
 struct End {
     /// Processes and traffic end before the DEL.
     is_quiet: bool,
-    /// No DEL comes.
+    /// The runtime calls no DEL.
     is_lost: bool,
-    /// How often, and how late, the DEL is repeated.
+    /// Number of repeated DELs, and the delay between them.
     again: (u32, Duration),
-    /// When the object goes; `None` if the pod stays.
+    /// Deletes the object before or after the DEL; `None` if the pod stays.
     object: Option<Order>,
 }
 
@@ -171,7 +171,7 @@ impl Chaos {
 
     fn any_end(&mut self, object: Option<Order>) -> End {
         End {
-            // A DEL that is lost leaves nobody in the netns.
+            // Without a DEL, processes end in any case.
             is_quiet: self.rng.bool(),
             is_lost: self.rng.u32(0..5) == 0,
             again: (
@@ -253,7 +253,7 @@ impl Chaos {
         Ok(Some("sandbox replaced"))
     }
 
-    /// Tells whether the agent has seen the namespace's last label.
+    /// Returns whether the agent has seen the namespace's last label.
     fn is_namespace_known(&self) -> bool {
         let witness = self.subjects.get("witness");
         witness.is_none_or(|it| it.changed.is_none())

@@ -1,4 +1,4 @@
-//! Judges what traffic met by what was done to its pod, to the services and to ztunnel until then.
+//! Judges traffic by the faults and changes of its pod, the services and ztunnel until then.
 
 use std::{
     collections::BTreeMap,
@@ -9,8 +9,7 @@ use std::{
 /// Rules that were changed from outside are restored within this while netconfig and pod-events run.
 pub(crate) const REPAIR: Duration = Duration::from_secs(1);
 
-/// Connections from before rules have this time to end once new ones are captured
-/// (services/docs/decisions/044-settling-second.md).
+/// Connections from before rules have this time to end once new ones are captured (decision 44).
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// A service that was started or continued is in sync with the others after this.
@@ -50,7 +49,7 @@ pub(crate) enum Way {
     Direct,
 }
 
-/// What a sandbox is promised.
+/// The promise to a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
     /// `None` while its enrollment changes.
@@ -97,7 +96,7 @@ pub(crate) struct Lost {
     pub(crate) error: String,
 }
 
-/// What traffic met.
+/// An observation of traffic.
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
     Attempt(Attempt),
@@ -133,9 +132,9 @@ pub(crate) struct Oracle {
     ledgers: BTreeMap<u32, Ledger>,
     addresses: BTreeMap<IpAddr, u32>,
     outages: Vec<Outage>,
-    /// Ztunnels that were told to stop or were killed.
+    /// Ztunnels that accept no more connections, since their SIGTERM or SIGKILL.
     left: BTreeMap<String, Instant>,
-    /// When ended ztunnels cut what was still open.
+    /// Times at which ending ztunnels cut connections.
     cuts: Vec<Span>,
 }
 
@@ -255,12 +254,12 @@ impl Oracle {
         }
     }
 
-    /// Tells whether the sandbox's rules may be torn at some time of the span.
+    /// Returns whether the sandbox's rules may be torn at some time of the span.
     fn is_torn(&self, sandbox: u32, span: &Span) -> bool {
         self.is_torn_or(Duration::ZERO, sandbox, span)
     }
 
-    /// Tells whether they may be torn, or may have been until a moment ago.
+    /// Returns whether they may be torn, or may have been until a moment ago.
     fn is_torn_or(&self, ago: Duration, sandbox: u32, span: &Span) -> bool {
         let Some(ledger) = self.ledgers.get(&sandbox) else {
             return true;
@@ -284,7 +283,7 @@ impl Oracle {
         attempt.span.from.checked_duration_since(begin)
     }
 
-    /// Tells whether a ztunnel that is not disturbed serves the sandbox during the whole span.
+    /// Returns whether a ztunnel that is not disturbed serves the sandbox during the whole span.
     fn is_served(&self, sandbox: u32, span: &Span) -> bool {
         let Some(ledger) = self.ledgers.get(&sandbox) else {
             return false;

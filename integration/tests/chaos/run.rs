@@ -1,4 +1,4 @@
-//! A run: time passes, what was done ends, and what was seen is judged.
+//! Advances a run: ends faults, follows pods and ztunnels, and judges traffic.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -43,7 +43,7 @@ pub(crate) struct Down {
     pub(crate) hangs: bool,
 }
 
-/// What pod-events reported, and when it was asked.
+/// A report of pod-events, and the time of the question.
 pub(crate) struct Seen {
     asked: Instant,
     at: Instant,
@@ -91,7 +91,7 @@ pub(crate) struct Chaos {
     pub(crate) rng: Rng,
     pub(crate) subjects: BTreeMap<String, Subject>,
     pub(crate) is_namespace_in: bool,
-    /// Numbers sandboxes.
+    /// The number of the newest sandbox.
     pub(crate) made: u32,
     /// Names of ended pods.
     pub(crate) names: (Sender<String>, Receiver<String>),
@@ -102,7 +102,7 @@ pub(crate) struct Chaos {
     /// A ztunnel hangs until then.
     pub(crate) hung_ztunnel: Option<(String, Instant)>,
     pub(crate) done: BTreeMap<&'static str, u32>,
-    /// What goes on beside the run.
+    /// Calls that run in the background.
     pub(crate) threads: Vec<JoinHandle<anyhow::Result<()>>>,
     pub(crate) restarting: Option<JoinHandle<anyhow::Result<()>>>,
     pub(crate) oracle: Oracle,

@@ -1,4 +1,4 @@
-//! A pod of the run: its object, its sandbox, and what is expected of it.
+//! A pod of the run: its labels, its sandbox, and its expected state.
 
 use std::{
     sync::Arc,
@@ -19,7 +19,7 @@ pub(crate) type Mode = Option<&'static str>;
 
 pub(crate) const MODES: [Mode; 4] = [None, None, Some("ambient"), Some("none")];
 
-/// What lives in a sandbox since its ADD succeeded.
+/// The process and traffic of a sandbox whose ADD succeeded.
 #[derive(Debug)]
 pub(crate) struct Alive {
     pub(crate) traffic: Traffic,
@@ -62,7 +62,7 @@ pub(crate) fn wanted(mode: Mode, is_namespace_in: bool) -> (Way, Reason) {
 }
 
 impl Subject {
-    /// Tells whether it has been as its labels ask since the agent has known them.
+    /// Returns whether the agent has reported the state that follows from the newest labels.
     pub(crate) fn is_settled(&self) -> bool {
         self.alive.is_some() && self.adding.is_none() && self.changed.is_none()
     }
@@ -71,7 +71,7 @@ impl Subject {
         !self.is_fixed && self.is_settled() && Instant::now() >= self.free_from
     }
 
-    /// Tells whether the agent has brought it, by these labels, where they ask.
+    /// Returns whether a report shows the wanted state, for the reason of the newest labels.
     pub(crate) fn is_reported_as(&self, (way, reason): (Way, Reason), seen: &PodSummary) -> bool {
         let state = match way {
             Way::Captured => PodState::Enrolled,
@@ -83,8 +83,7 @@ impl Subject {
     }
 }
 
-/// The number of tears in a row that are repaired without a delay (services/docs/decisions/042-repair-backoff.md), less
-/// one.
+/// Fewer than the number of tears in a row that are repaired without a delay (decision 42).
 pub(crate) const MAX_TEARS: usize = 4;
 
 /// Tears are in a row if less lies between them.

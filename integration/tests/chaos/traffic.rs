@@ -34,7 +34,7 @@ const PORT: u16 = 8080;
 /// Below the ephemeral ones (`net.ipv4.ip_local_port_range`).
 const CLIENT_PORTS: Range<u16> = 20_000..30_000;
 
-/// Between short connections.
+/// The interval of short connections.
 const PAUSE: Duration = Duration::from_millis(100);
 const INBOUND_PAUSE: Duration = Duration::from_millis(200);
 
@@ -43,7 +43,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longer than any ztunnel hangs.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A netns with the application, which tells each client the source that it saw, then echoes.
+/// A netns with an application that sends each client the source that it saw, then echoes.
 #[derive(Debug)]
 struct Place {
     netns: Netns,

@@ -16,7 +16,7 @@ use serde_json::Value;
 pub(crate) struct Ztunnel {
     pub(crate) name: String,
     pub(crate) since: Instant,
-    /// Told to end.
+    /// The time of its SIGTERM.
     pub(crate) leaves: Option<Instant>,
 }
 
