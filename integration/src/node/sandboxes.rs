@@ -11,7 +11,11 @@ use crate::{
 };
 
 impl Node {
+    /// Does nothing on a node of a cluster, whose pods are objects.
     pub fn write_manifest(&self, spec: &Spec) -> anyhow::Result<()> {
+        if self.kubeconfig().exists() {
+            return Ok(());
+        }
         let path = self
             .manifests()
             .join(format!("{}-{}.yaml", spec.namespace, spec.name));

@@ -7,14 +7,14 @@ use std::{
 };
 
 use anyhow::Context as _;
-use integration::Call;
+use integration::{Call, Mesh};
 use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::{
     compare::{Comparison, milliseconds},
     floors::Floors,
     print_line,
-    side::{Mesh, Side},
+    side::Side,
 };
 
 /// Work that a call leaves behind, as the pod's annotation, ends within this time.
