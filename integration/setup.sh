@@ -111,6 +111,16 @@ need_nginx() {
       dpkg-deb -x nginx_*.deb . && rm nginx_*.deb) && nginx -v || die "apt-get found no nginx that runs on this machine"
 }
 
+# PostgreSQL, whose listening sockets are tested, without the database that the package would create and serve on the
+# machine's port 5432.
+need_postgresql() {
+  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && return
+  local apt_options=--no-install-recommends
+  need_commands pg_lsclusters:postgresql-common
+  echo 'create_main_cluster = false' >>/etc/postgresql-common/createcluster.conf
+  need_commands initdb-of-any-version:postgresql
+}
+
 # podman 5 removed its CNI backend.
 podman_has_cni() {
   local version
