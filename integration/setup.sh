@@ -174,19 +174,24 @@ need_buf() {
   mv "$tools/buf" "$tools/buf-$BUF"
 }
 
-# cargo-deny, which checks dependencies against deny.toml.
-CARGO_DENY_VERSION=0.20.2
-need_cargo_deny() {
-  CARGO_DENY=$tools/cargo-deny-$CARGO_DENY_VERSION
-  [ -x "$CARGO_DENY" ] && return
-  say "Building cargo-deny $CARGO_DENY_VERSION (about a minute, once)"
-  local root
+# Builds a program of crates.io and sets VARIABLE to its path.
+cargo_program() { # NAME VERSION VARIABLE MINUTES
+  local program=$tools/$1-$2 root
+  printf -v "$3" %s "$program"
+  [ -x "$program" ] && return
+  say "Building $1 $2 ($4, once)"
   root=$(mktemp -d)
-  CARGO_TARGET_DIR=$root/target cargo install -q --locked --debug --root "$root" --version "$CARGO_DENY_VERSION" cargo-deny >&2 &&
-    mkdir -p "$tools" && install -m 755 "$root/bin/cargo-deny" "$CARGO_DENY"
+  CARGO_TARGET_DIR=$root/target cargo install -q --locked --debug --root "$root" --version "$2" "$1" >&2 &&
+    mkdir -p "$tools" && install -m 755 "$root/bin/$1" "$program"
   rm -rf "$root"
-  [ -x "$CARGO_DENY" ] || die "cargo failed to build cargo-deny $CARGO_DENY_VERSION"
+  [ -x "$program" ] || die "cargo failed to build $1 $2"
 }
+
+# cargo-deny, which checks dependencies against deny.toml.
+need_cargo_deny() { cargo_program cargo-deny 0.20.2 CARGO_DENY "about a minute"; }
+
+# cargo-mutants, which changes the code to see which tests fail.
+need_cargo_mutants() { cargo_program cargo-mutants 27.1.0 CARGO_MUTANTS "about two minutes"; }
 
 # helm, which renders and lints the chart. Exits the shell on failure: callers that can do without helm call this in a
 # subshell.
