@@ -21,12 +21,8 @@ impl Queue {
     }
 
     /// A pod may be in both parts.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.urgent.order.len() + self.normal.order.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     pub fn pop(&mut self) -> Option<PodUid> {

@@ -86,7 +86,7 @@ impl Session {
     }
 
     pub fn queued(&self) -> usize {
-        self.queue.len() + self.keeps.len() + self.deferred.len()
+        self.queue.count() + self.keeps.len() + self.deferred.len()
     }
 
     pub fn serves(&self) -> usize {
