@@ -170,3 +170,117 @@ fn refusal(status: &AddStatus) -> Option<&str> {
         AddStatus::Added | AddStatus::Sent | AddStatus::Queued => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        fixture::{descriptor, workload},
+        nack::Nack,
+        peer::Peer,
+        pending::Ticket,
+        state::State,
+    };
+
+    const REFUSAL: &str = "failure to start proxy : in use";
+
+    struct Broker {
+        state: State,
+        now: Instant,
+    }
+
+    impl Broker {
+        /// No pod is desired.
+        fn new() -> Self {
+            let now = Instant::now();
+            let mut state = State::new(Duration::from_secs(10));
+            state.set(Revision(1), Vec::new(), now);
+            Self { state, now }
+        }
+
+        fn greeted(&mut self, pid: i32) -> SessionId {
+            let id = self.state.connect(Peer::from_pid(pid), self.now);
+            self.state.hello(id, self.now);
+            id
+        }
+
+        fn live(&mut self, pid: i32) -> SessionId {
+            let id = self.greeted(pid);
+            self.answer(id, "");
+            id
+        }
+
+        /// Sends the next message; an empty answer is an acknowledgement.
+        fn answer(&mut self, id: SessionId, error: &str) {
+            self.state.next(id, self.now).unwrap();
+            self.state.ack(id, Nack::parse(error), self.now).unwrap();
+        }
+
+        fn add(&mut self) -> Ticket {
+            let workload = workload("c", "p", 1, 2);
+            let ticket = self.state.add(workload, descriptor(1), self.now);
+            ticket.unwrap()
+        }
+
+        fn time_out(&mut self, ticket: &Ticket) -> Unserved {
+            assert_eq!(*ticket.outcome.borrow(), None);
+            self.state.finish_add(ticket, self.now).unwrap_err()
+        }
+    }
+
+    #[test]
+    fn an_add_succeeds_with_the_first_acknowledgement_and_fails_with_the_last_refusal() {
+        for last in ["", REFUSAL] {
+            let mut broker = Broker::new();
+            let (one, other) = (broker.live(1), broker.live(2));
+            let ticket = broker.add();
+            broker.answer(one, REFUSAL);
+            assert_eq!(*ticket.outcome.borrow(), None, "the other may take it");
+            broker.answer(other, last);
+            let expected = if last.is_empty() {
+                Ok(other)
+            } else {
+                Err(Unserved::Refused(format!("{REFUSAL}; {REFUSAL}")))
+            };
+            assert_eq!(*ticket.outcome.borrow(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn an_add_that_runs_out_of_time_fails_with_the_cause() {
+        let mut broker = Broker::new();
+        let ticket = broker.add();
+        assert_eq!(broker.time_out(&ticket), Unserved::NeverConnected);
+
+        let mut broker = Broker::new();
+        let lost = broker.live(1);
+        let ticket = broker.add();
+        broker.state.disconnect(lost, "it crashed", broker.now);
+        broker.now += Duration::from_secs(3);
+        let (ago, why) = (Duration::from_secs(3), "it crashed".to_owned());
+        assert_eq!(broker.time_out(&ticket), Unserved::Lost { ago, why });
+
+        let mut broker = Broker::new();
+        broker.greeted(1);
+        let ticket = broker.add();
+        assert_eq!(broker.time_out(&ticket), Unserved::SnapshotUnfinished);
+
+        let mut broker = Broker::new();
+        let starting = broker.greeted(1);
+        let ticket = broker.add();
+        broker.state.next(starting, broker.now).unwrap();
+        assert_eq!(broker.time_out(&ticket), Unserved::Silent);
+
+        let mut broker = Broker::new();
+        broker.live(1);
+        let ticket = broker.add();
+        assert_eq!(broker.time_out(&ticket), Unserved::Silent);
+
+        let mut broker = Broker::new();
+        let (one, _silent) = (broker.live(1), broker.live(2));
+        let ticket = broker.add();
+        broker.answer(one, REFUSAL);
+        let refused = Unserved::Refused(REFUSAL.to_owned());
+        assert_eq!(broker.time_out(&ticket), refused);
+    }
+}
