@@ -261,6 +261,24 @@ fn a_refused_workload_is_taken_back_and_tried_again_with_growing_waits() {
 }
 
 #[test]
+fn a_refusal_in_another_netns_starts_the_wait_anew() {
+    let mut script = Script::live(vec![]);
+    script.put(workload("c1", "p", 1, 2));
+    for _ in 0..2 {
+        assert_eq!(script.next(), "add p as p in 1");
+        script.nack("failure to start proxy : in use");
+        script.expect(&["del p"]);
+        script.now = script.wake_at().unwrap();
+    }
+    script.put(workload("c2", "p", 2, 3));
+    assert_eq!(script.next(), "add p as p in 2");
+    script.nack("failure to start proxy : in use");
+    script.expect(&["del p"]);
+    let retry_at = script.now + Duration::from_secs(5);
+    assert_eq!(script.wake_at(), Some(retry_at));
+}
+
+#[test]
 fn a_refused_workload_that_is_removed_is_not_tried_again() {
     let mut script = Script::live(vec![]);
     script.put(workload("c", "p", 1, 2));
