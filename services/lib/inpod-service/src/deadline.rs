@@ -42,12 +42,26 @@ mod tests {
         assert_eq!(of("30S"), Some(Duration::from_secs(30)));
         assert_eq!(of("29999917u"), Some(Duration::from_micros(29_999_917)));
         assert_eq!(of("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(of("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(of("5m"), Some(Duration::from_millis(5)));
+        assert_eq!(of("7n"), Some(Duration::from_nanos(7)));
     }
 
     #[test]
     fn what_is_no_timeout_is_none() {
         for text in ["", "S", "30", "-1S", "999999999S", "1.5S", "30s"] {
             assert_eq!(of(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_has_the_time_that_its_caller_gives_or_thirty_seconds() {
+        let mut request = tonic::Request::new(());
+        for seconds in [30, 60] {
+            let earliest = Instant::now() + Duration::from_secs(seconds);
+            let until = deadline(&request);
+            assert!(until >= earliest && until < earliest + Duration::from_secs(5));
+            request.set_timeout(Duration::from_secs(60));
         }
     }
 }

@@ -98,17 +98,19 @@ fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     }
 }
 
-/// Returns the pid (pidfd_open(2)): 0 if invisible from here, -1 if the process has exited. Before it is reaped, it
-/// keeps its pid and procfs directory, but the pidfd is readable.
+/// Returns the pid (pidfd_open(2)), which is not positive if the process is invisible from here or has exited. Before it
+/// is reaped, it keeps its pid and procfs directory, but the pidfd is readable.
 fn pid_of(pidfd: BorrowedFd<'_>) -> Result<i32, Refused> {
     let mut ends = [PollFd::new(pidfd, PollFlags::POLLIN)];
     let ended =
         poll(&mut ends, PollTimeout::ZERO).map_err(|error| Refused::Unseen(error.into()))?;
     if ended > 0 {
-        return Ok(-1);
+        return Ok(0);
     }
     let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
     let text = fs::read_to_string(path).map_err(Refused::Unseen)?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"));
-    Ok(pid.and_then(|pid| pid.trim().parse().ok()).unwrap_or(-1))
+    Ok(pid
+        .and_then(|pid| pid.trim().parse().ok())
+        .unwrap_or_default())
 }
