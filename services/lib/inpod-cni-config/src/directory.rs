@@ -1,9 +1,6 @@
 //! Reads a CNI directory like runtimes.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use crate::{Conf, Conflist, Malformed, ReadError};
 
@@ -125,22 +122,18 @@ fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
 
 /// Returns `None` if it is no file, or no longer exists.
 fn read_content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
-    let owned = PathBuf::from(path);
-    match fs::metadata(path) {
-        Ok(found) if !found.is_file() => return Ok(None),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(ReadError::of(&owned)(error)),
-    }
-    match fs::read(path) {
-        Ok(content) => Ok(Some(content)),
+    let content =
+        fs::metadata(path).and_then(|found| found.is_file().then(|| fs::read(path)).transpose());
+    match content {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ReadError::of(&owned)(error)),
+        content => content.map_err(ReadError::of(path)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     const LIST: &[u8] = br#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
@@ -188,15 +181,34 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_found_by_its_name() {
+        let directory = Directory::of(vec![file("10-a.conflist", LIST), file("20-b.conf", b"")]);
+        let found = |name| directory.file(name).map(|file| file.content.as_slice());
+        assert_eq!(found("10-a.conflist"), Some(LIST));
+        assert_eq!(found("20-b.conf"), Some(&[][..]));
+        assert_eq!(found("10-a.conf"), None);
+    }
+
+    #[test]
+    fn what_vanished_is_left_out_and_what_cannot_be_read_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        symlink("vanished", dir.path().join("a.conf")).unwrap();
+        assert_eq!(Directory::read(dir.path()).unwrap().files.len(), 0);
+        symlink("loop.conf", dir.path().join("loop.conf")).unwrap();
+        assert!(Directory::read(dir.path()).is_err());
+        fs::write(dir.path().join("file"), LIST).unwrap();
+        assert!(Directory::read(&dir.path().join("file")).is_err());
+    }
+
+    #[test]
     fn a_file_beyond_what_runtimes_read_is_none() {
-        let big = [
-            b"{\"name\":\"n\",\"plugins\":[{\"type\":\"b\"}]}".to_vec(),
-            b" ".repeat(2 << 20),
-        ]
-        .concat();
-        assert!(matches!(
-            file("a.conflist", &big).loaded,
-            Err(Malformed::TooLarge(_))
-        ));
+        let padded = |size| {
+            let mut content = LIST.to_vec();
+            content.resize(usize::try_from(size).unwrap(), b' ');
+            file("a.conflist", &content).loaded
+        };
+        assert!(padded(MAX_BYTES).is_ok());
+        let too_large = padded(MAX_BYTES + 1).unwrap_err();
+        assert_eq!(too_large, Malformed::TooLarge(MAX_BYTES + 1));
     }
 }

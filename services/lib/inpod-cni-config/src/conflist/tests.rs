@@ -72,6 +72,15 @@ fn istio_cni_is_replaced_in_one_edit() {
 }
 
 #[test]
+fn an_entry_may_stand_alone() {
+    let equal = r#"{"name":"n","plugins":[ { "logLevel":"info", "type":"inpod-cni" } ]}"#;
+    assert_eq!(utf8(&parse(equal).with(&entry())), equal);
+    let other = r#"{"name":"n","plugins":[ {"type":"istio-cni"} ]}"#;
+    let expected = r#"{"name":"n","plugins":[{"type":"inpod-cni","logLevel":"info"}  ]}"#;
+    assert_eq!(utf8(&parse(other).replaced(ISTIO_CNI, &entry())), expected);
+}
+
+#[test]
 fn a_list_of_nothing_else_becomes_empty() {
     let text = r#"{"name":"n","plugins":[ {"type":"inpod-cni"},{"type":"inpod-cni"} ]}"#;
     assert_eq!(
