@@ -38,16 +38,8 @@ impl Conf {
         })
     }
 
-    pub fn text(&self) -> &[u8] {
-        &self.text
-    }
-
     pub fn kind(&self) -> &str {
         &self.kind
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// Converts like runtimes (libcni, `ConfListFromConf`): copies `name` and `cniVersion`, and takes the trimmed
