@@ -202,7 +202,7 @@ impl Chaos {
     }
 }
 
-fn files(directory: &std::path::Path) -> anyhow::Result<Vec<String>> {
+fn files(directory: &Path) -> anyhow::Result<Vec<String>> {
     let Ok(entries) = fs::read_dir(directory) else {
         return Ok(Vec::new());
     };

@@ -1,6 +1,6 @@
 //! A node with 300 pods of the mesh.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flows::Flow;
 use integration::{App, Call, PluginCall, SERVICES, Verbs, number};
@@ -58,9 +58,7 @@ fn fill(deployed: &DeployedNode) -> Vec<Living> {
     deployed.until_known(&pods).unwrap();
     let calls = pods.iter().map(|pod| deployed.call(Call::add, pod));
     let calls: Vec<_> = calls.collect::<Result<_, _>>().unwrap();
-    let began = Instant::now();
     PluginCall::all_succeed(&calls).unwrap();
-    println!("{PODS} ADDs: {:?}", began.elapsed());
     inhabited(deployed, pods).collect()
 }
 
@@ -68,7 +66,6 @@ fn fill(deployed: &DeployedNode) -> Vec<Living> {
 fn restart(deployed: &DeployedNode, service: &str) {
     let before = verified(deployed).unwrap();
     deployed.node.stop(service, Signal::SIGKILL).unwrap();
-    let began = Instant::now();
     deployed.start_service(service).unwrap();
     deployed.node.ready().unwrap();
     let all = match service {
@@ -82,7 +79,6 @@ fn restart(deployed: &DeployedNode, service: &str) {
         anyhow::Ok(())
     })
     .unwrap();
-    println!("{service}: {:?}", began.elapsed());
     until_enrolled(deployed, PODS);
 }
 

@@ -18,7 +18,10 @@ fn whatever_is_removed_from_a_pods_redirection_is_back_within_a_second_each_time
     let state = || {
         let mut traces = pod.traces().unwrap();
         traces.sort();
-        (rules(pod), traces)
+        // Only the tables that were removed recorded that inpod has set this sysctl.
+        let rules = rules(pod).into_iter();
+        let rules = rules.map(|table| table.replace(" switched=tcp_migrate_req", ""));
+        (rules.collect::<Vec<_>>(), traces)
     };
     let wanted = state();
     let removals: [&[&str]; 4] = [
@@ -27,7 +30,6 @@ fn whatever_is_removed_from_a_pods_redirection_is_back_within_a_second_each_time
         &["ip", "-6", "rule", "del", "pref", "32764"],
         &["ip", "route", "flush", "table", "100"],
     ];
-    let mut slowest = Duration::ZERO;
     for removal in removals.iter().cycle().take(12) {
         pod.exec(removal).unwrap();
         let removed = Instant::now();
@@ -39,8 +41,6 @@ fn whatever_is_removed_from_a_pods_redirection_is_back_within_a_second_each_time
         .unwrap();
         let took = removed.elapsed();
         assert!(took < RESTORED, "{removal:?}: {took:?}");
-        slowest = slowest.max(took);
         assert_path(&deployed, &outsider.pod, pod, &[(pod, 15006)]);
     }
-    println!("the slowest of 12 took {slowest:?}");
 }

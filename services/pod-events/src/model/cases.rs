@@ -432,3 +432,9 @@ fn a_pod_with_a_sidecar_stays_redirected_to_it_while_it_runs_and_is_no_workload(
     assert_state(&left, "enrolled");
     assert_eq!(play(&left, false).reached.enrolled, 0);
 }
+
+#[test]
+fn an_earlier_sandbox_whose_enrollment_was_undone_late_does_not_hold_up_an_uninstall() {
+    let late = fault(Method::Release, Fault::AnswerLate(4000));
+    assert_holds(&[late, start(false, false), start(true, true), UNINSTALL]);
+}

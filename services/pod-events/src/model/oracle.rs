@@ -245,6 +245,11 @@ fn unrest_of(
         return lacks
             .then(|| format!("c{index} is enrolled with rules, claim, listeners {in_place:?}"));
     }
+    left_outside(node, index, is_newest)
+}
+
+fn left_outside(node: &Node, index: usize, is_newest: bool) -> Option<String> {
+    let sandbox = &node.sandboxes[index];
     // With the source's agreement a DEL ends a sandbox at once, and its rules end with its netns.
     let ends = !sandbox.app || !is_newest || !node.is_shown_alive(index);
     // The runtime deletes a sandbox whose ADD failed.

@@ -153,11 +153,50 @@ fn start(rng: &mut Rng) -> Op {
     }
 }
 
+fn down(rng: &mut Rng) -> u32 {
+    one_of(rng, &[0, 50, 3000])
+}
+
+fn disturbance(number: u32, rng: &mut Rng) -> Op {
+    match number {
+        55..58 => Op::Ztunnel {
+            mode: one_of(rng, &[Ztunnel::Answers, Ztunnel::Silent, Ztunnel::Refuses]),
+        },
+        58..59 => Op::RestartZtunnel,
+        59..62 => Op::RestartNetconfig { down: down(rng) },
+        62..65 => Op::RestartBroker { down: down(rng) },
+        65..76 => Op::Fault {
+            method: one_of(rng, &Method::ALL),
+            fault: fault(rng),
+        },
+        76..77 => Op::Disk {
+            disk: one_of(rng, &[Disk::Works, Disk::Full, Disk::ReadOnly]),
+        },
+        77..81 => Op::Crash {
+            steps: rng.u32(..12),
+            missed: one_of(rng, &[0, 0, 0, 1, 2]),
+        },
+        81..83 => Op::Patching {
+            patching: one_of(
+                rng,
+                &[
+                    Patching::Works,
+                    Patching::Refused,
+                    Patching::AnswerLost,
+                    Patching::Hangs,
+                ],
+            ),
+        },
+        _ => Op::Uninstall {
+            requested: rng.bool(),
+        },
+    }
+}
+
 fn op(rng: &mut Rng) -> Op {
     let pod = rng.usize(..NAMES.len());
     let back = rng.usize(..3);
     let labelled = rng.bool();
-    let down = one_of(rng, &[0, 50, 3000]);
     match rng.u32(..100) {
         0..12 => start(rng),
         12..15 => Op::Repeat {
@@ -190,37 +229,7 @@ fn op(rng: &mut Rng) -> Op {
         },
         52..54 => Op::Tear { back },
         54..55 => Op::LoseListeners { back },
-        55..58 => Op::Ztunnel {
-            mode: one_of(rng, &[Ztunnel::Answers, Ztunnel::Silent, Ztunnel::Refuses]),
-        },
-        58..59 => Op::RestartZtunnel,
-        59..62 => Op::RestartNetconfig { down },
-        62..65 => Op::RestartBroker { down },
-        65..76 => Op::Fault {
-            method: one_of(rng, &Method::ALL),
-            fault: fault(rng),
-        },
-        76..77 => Op::Disk {
-            disk: one_of(rng, &[Disk::Works, Disk::Full, Disk::ReadOnly]),
-        },
-        77..81 => Op::Crash {
-            steps: rng.u32(..12),
-            missed: one_of(rng, &[0, 0, 0, 1, 2]),
-        },
-        81..83 => Op::Patching {
-            patching: one_of(
-                rng,
-                &[
-                    Patching::Works,
-                    Patching::Refused,
-                    Patching::AnswerLost,
-                    Patching::Hangs,
-                ],
-            ),
-        },
-        83..84 => Op::Uninstall {
-            requested: rng.bool(),
-        },
+        number @ 55..84 => disturbance(number, rng),
         84..85 => Op::Inject { pod },
         _ => Op::Wait {
             millis: one_of(rng, &[0, 0, 1, 300, 1000, 2500, 6000, 20_000, 65_000]),
