@@ -78,6 +78,9 @@ pub(super) const STATES: [&str; 9] = [
 /// A DEL waits for a background enrollment that netconfig does not answer, for its undo, and for its own calls.
 const DELETE_LIMIT: Duration = Duration::from_secs(25);
 
+/// Between a crash and the next start: revisions come from the boot clock, which stands still in paused time.
+const RESTART_TIME: Duration = Duration::from_millis(1);
+
 /// When rest is checked, in seconds after the faults have stopped: past every bound that pod-events has.
 const REST: [u64; 9] = [1, 4, 15, 45, 80, 200, 400, 400, 400];
 
@@ -518,7 +521,7 @@ impl Driver<'_> {
             () = crashed.notified() => true,
             () = self.drive(&run) => false,
         };
-        self.boot = since_boot();
+        self.boot = since_boot() + RESTART_TIME;
         self.calls.clear();
         has_crashed
     }
