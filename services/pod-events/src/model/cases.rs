@@ -438,3 +438,10 @@ fn an_earlier_sandbox_whose_enrollment_was_undone_late_does_not_hold_up_an_unins
     let late = fault(Method::Release, Fault::AnswerLate(4000));
     assert_holds(&[late, start(false, false), start(true, true), UNINSTALL]);
 }
+
+#[test]
+fn an_earlier_sandbox_with_a_sidecar_is_forgotten_when_it_has_ended_after_an_uninstall() {
+    let inject = Op::Inject { pod: 0 };
+    let next = start(false, true);
+    assert_holds(&[inject, start(true, false), UNINSTALL, next]);
+}

@@ -199,13 +199,14 @@ impl Task {
     }
 
     /// Until an earlier sandbox has ended, it stays as it is and is checked again. netconfig reports the end of one that
-    /// it has claimed, unless the pod is another; one whose enrollment was interrupted may have lost its claim.
+    /// it has claimed, unless the pod is another; one whose enrollment was interrupted may have lost its claim, and one
+    /// with a sidecar has none after an uninstall.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
             .pod(&self.key)
             .filter(|pod| !record.belongs_to(pod));
-        let held = record.intent.has_effects() && record.intent != Intent::Enrolling;
+        let held = record.is_managed() && record.intent != Intent::Enrolling;
         if held && successor.is_none() {
             return false;
         }
