@@ -183,6 +183,19 @@ impl Pipeline {
             .remove_workload(&broker, &record.sandbox, self.revisions.next(), deadline)
             .await
     }
+
+    fn broker_instance(&self) -> Option<Arc<str>> {
+        self.synced.borrow().broker.clone()
+    }
+
+    /// Fails if ztunnel-broker was restarted while a sandbox was removed.
+    fn check_same_broker(&self, record: &Record, before: Option<&str>) -> Result<(), Failure> {
+        if record.redirection.is_sidecar() || self.broker_instance().as_deref() == before {
+            return Ok(());
+        }
+        let message = "ztunnel-broker was restarted, and may have been sent the sandbox again";
+        Err(Failure::new(Reason::Starting, message))
+    }
 }
 
 fn describe_missing(synced: &Synced) -> String {

@@ -445,3 +445,16 @@ fn an_earlier_sandbox_with_a_sidecar_is_forgotten_when_it_has_ended_after_an_uni
     let next = start(false, true);
     assert_holds(&[inject, start(true, false), UNINSTALL, next]);
 }
+
+#[test]
+fn a_broker_that_restarts_while_a_pod_is_withdrawn_keeps_no_workload() {
+    let late = fault(Method::Release, Fault::Late(1500));
+    let complete = Op::Complete { pod: 0 };
+    let withdrawn = Op::Wait { millis: 6000 };
+    let restart = Op::RestartBroker { down: 0 };
+    let stop = Op::Stop {
+        back: 0,
+        deletes: true,
+    };
+    assert_holds(&[late, start(true, true), complete, withdrawn, restart, stop]);
+}

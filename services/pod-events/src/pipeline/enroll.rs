@@ -244,6 +244,7 @@ impl Pipeline {
     /// record still has effects.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
         let deadline = Instant::now() + UNDO_TIMEOUT;
+        let broker = self.broker_instance();
         let mut failures = Vec::new();
         if record.netns_id.is_some() {
             let rules = self.remove_rules(record, deadline).await;
@@ -253,6 +254,8 @@ impl Pipeline {
         }
         let claim = self.clients.release(&record.sandbox, deadline).await;
         failures.extend(claim.err().map(|failure| format!("claim: {failure}")));
+        let same = self.check_same_broker(record, broker.as_deref());
+        failures.extend(same.err().map(|failure| format!("workload: {failure}")));
         if failures.is_empty() {
             log.note("undone");
             failures.extend(

@@ -58,16 +58,12 @@ impl Pipeline {
     /// Its rules ended with its netns.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.has_effects() || record.netns_id.is_some() {
-            let broker = self.synced.borrow().broker.clone();
+            let broker = self.broker_instance();
             let workload = self.remove_workload(record, deadline_in(2));
             let claim = self.clients.release(&record.sandbox, deadline_in(2));
             let (workload, claim) = tokio::join!(workload, claim);
             workload.and(claim)?;
-            if !record.redirection.is_sidecar() && self.synced.borrow().broker != broker {
-                let message =
-                    "ztunnel-broker was restarted, and may have been sent the sandbox again";
-                return Err(Failure::new(Reason::Starting, message));
-            }
+            self.check_same_broker(record, broker.as_deref())?;
         }
         Ok(self.checkpoint.remove(&record.sandbox)?)
     }

@@ -70,6 +70,7 @@ impl Pipeline {
     ///
     /// The first failure. Calling again resumes with what is left.
     pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
+        let broker = self.broker_instance();
         // Removed before the listeners: rules that redirect to a closed port make connections fail.
         if !record.redirection.is_sidecar() {
             self.remove_rules(record, deadline_in(5)).await?;
@@ -78,6 +79,7 @@ impl Pipeline {
         self.clients
             .release(&record.sandbox, deadline_in(5))
             .await?;
+        self.check_same_broker(record, broker.as_deref())?;
         self.mark_out(record)
     }
 
