@@ -91,7 +91,7 @@ impl Task {
         }
         match &result {
             Ok(()) => (self.unclaimed, self.drifted) = (false, None),
-            Err(failure) if is_transient(failure.reason) => self.unclaimed = true,
+            Err(failure) if !was_refused(failure.reason) => self.unclaimed = true,
             // An impossible repair is delayed like a repeated one.
             Err(_) => self.repair_backoff.record_repair(Instant::now()),
         }
@@ -99,9 +99,35 @@ impl Task {
     }
 }
 
+/// Returns whether netconfig refused a repair. While it is away, no other agent undoes its work.
+fn was_refused(reason: Reason) -> bool {
+    let is_away = matches!(
+        reason,
+        Reason::DependencyUnavailable | Reason::DeadlineExceeded
+    );
+    !is_away && !is_transient(reason)
+}
+
 fn reason_of(kind: DriftKind) -> Reason {
     match kind {
         DriftKind::Flushed | DriftKind::Replaced | DriftKind::Changed => Reason::RulesDiffer,
         DriftKind::ListenerLost => Reason::ListenerLost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_refused_repairs_count_as_undone() {
+        assert!(was_refused(Reason::KernelRefused) && was_refused(Reason::BackendUnavailable));
+        for away in [
+            Reason::DependencyUnavailable,
+            Reason::DeadlineExceeded,
+            Reason::ClaimUnknown,
+        ] {
+            assert!(!was_refused(away), "{away:?}");
+        }
     }
 }
