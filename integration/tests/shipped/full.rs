@@ -1,6 +1,6 @@
 //! A node with 300 pods of the mesh.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flows::Flow;
 use integration::{App, Call, PluginCall, SERVICES, Verbs, number};
@@ -66,6 +66,7 @@ fn fill(deployed: &DeployedNode) -> Vec<Living> {
 fn restart(deployed: &DeployedNode, service: &str) {
     let before = verified(deployed).unwrap();
     deployed.node.stop(service, Signal::SIGKILL).unwrap();
+    let began = Instant::now();
     deployed.start_service(service).unwrap();
     deployed.node.ready().unwrap();
     let all = match service {
@@ -79,6 +80,8 @@ fn restart(deployed: &DeployedNode, service: &str) {
         anyhow::Ok(())
     })
     .unwrap();
+    let took = began.elapsed();
+    assert!(took < VERIFIED, "{service}: {took:?}");
     until_enrolled(deployed, PODS);
 }
 

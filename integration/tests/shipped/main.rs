@@ -83,11 +83,12 @@ fn inhabited(deployed: &DeployedNode, pods: Vec<Pod>) -> impl Iterator<Item = Li
 /// application saw.
 fn follow(deployed: &DeployedNode, from: &Netns, to: SocketAddr) -> (Vec<(String, u64)>, String) {
     let before = deployed.node.accesses().unwrap().len();
-    let source = ask(from, to).unwrap().to_string();
-    let all = deployed.node.accesses().unwrap().into_iter().skip(before);
-    let accepted = all.filter(|access| access.event == "accepted");
+    let source = ask(from, to);
+    let all = deployed.node.accesses().unwrap().split_off(before);
+    let source = source.with_context(|| format!("to {to} by {all:?}"));
+    let accepted = all.into_iter().filter(|it| it.event == "accepted");
     let path = accepted.map(|access| (access.uid, access.listener));
-    (path.collect(), source)
+    (path.collect(), source.unwrap().to_string())
 }
 
 /// Expects new connections from a pod to another to be accepted at these ports, over both families, and to keep their
