@@ -24,8 +24,9 @@ use crate::{
 /// The part of the caller's time reserved for undoing. The broker reserves as much of its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A cancelled ADD waits so long for rules that are being applied: usually they soon are.
-const APPLY_GRACE: Duration = Duration::from_millis(500);
+/// A cancelled ADD waits so long for netconfig's answer. It usually comes, and the undo then leaves nothing: a claim that
+/// completes after its release stays until the search for claims without a record.
+const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
 /// Returns until when enrollment steps may start.
 pub(crate) fn work_deadline(deadline: Instant) -> Instant {
@@ -95,13 +96,12 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
-    /// Performs a call to netconfig. A cancelled ADD fails without its answer, because the end of its sandbox must not
-    /// wait for that: netconfig completes the call, and the undo queues behind it. A background enrollment waits, as
-    /// every change of its pod cancels it. `grace` is of the last step, after which nothing asks for the cancellation.
+    /// Performs a call to netconfig. A cancelled ADD soon fails without its answer, because the end of its sandbox must
+    /// not wait for that: netconfig completes the call, and the undo queues behind it. A background enrollment waits, as
+    /// every change of its pod cancels it.
     async fn call<T>(
         &mut self,
         phase: Phase,
-        grace: Option<Duration>,
         call: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let is_add = self.permit.is_some();
@@ -109,12 +109,9 @@ impl<'a> EnrollContext<'a> {
         tokio::select! {
             biased;
             answer = answer.as_mut() => answer,
-            reason = self.cancelled.as_mut(), if is_add => match grace {
-                Some(grace) => timeout(grace, answer)
-                    .await
-                    .unwrap_or_else(|_elapsed| Err(reason.into())),
-                None => Err(reason.into()),
-            },
+            reason = self.cancelled.as_mut(), if is_add => timeout(CANCEL_GRACE, answer)
+                .await
+                .unwrap_or_else(|_elapsed| Err(reason.into())),
         }
     }
 
@@ -195,7 +192,7 @@ impl Pipeline {
             let claim = self
                 .clients
                 .claim(&record.sandbox, &netns, addresses, work_deadline);
-            context.call(Phase::Claim, None, claim).await?
+            context.call(Phase::Claim, claim).await?
         };
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
@@ -209,7 +206,7 @@ impl Pipeline {
         }
         let began = Instant::now();
         let apply = self.clients.apply(record, work_deadline);
-        let fingerprint = context.call(Phase::Rules, Some(APPLY_GRACE), apply).await?;
+        let fingerprint = context.call(Phase::Rules, apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)
