@@ -20,6 +20,8 @@ fn without_ztunnel() -> Node {
     let node = Node::new().unwrap();
     node.start("netconfig").unwrap();
     node.start("pod-events").unwrap();
+    // Not ready: it has no ztunnel.
+    eventually("pod-events answers", TIMEOUT, || node.api().status()).unwrap();
     node
 }
 
