@@ -15,7 +15,7 @@ use crate::{
     backend::{Backend, BackendError, Change, Observed},
     error::{ApplyError, VerifyError},
     family::Family,
-    inspect::{self, Connections},
+    inspect::{self, Connections, GracePeriod},
     iptables::Programs,
     netlink::KernelError,
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
@@ -27,6 +27,9 @@ use undo::Undo;
 
 /// For tables that another process changes at the same time.
 const ATTEMPTS: usize = 8;
+
+/// For rules that another process changes while they are applied. Each may take a grace period.
+const APPLY_ATTEMPTS: usize = 3;
 
 #[derive(Clone, Debug)]
 pub struct Writer {
@@ -264,22 +267,34 @@ fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
-/// Returns whether anything was changed, and the state that was read last.
+/// Returns whether anything was changed, and the state that was read last. Starts again if another process changes
+/// what was written meanwhile: what begins then would not be captured.
 fn apply_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
-    before: State,
+    mut before: State,
     sandbox: &SandboxRef,
 ) -> Result<(bool, State), ApplyError> {
     if plan.differences(&before).is_empty() {
         return Ok((false, before));
     }
     let tag = tag_for(plan, &before, sandbox);
-    let steps = plan.steps(&before, &tag);
-    let mut undo = Undo::new(before);
-    match run_steps(session, plan, &steps, &tag, &mut undo) {
-        Ok(after) => Ok((true, after)),
-        Err(cause) => Err(cause.with_undo_failures(undo.run(session, plan))),
+    let mut undo = Undo::new(before.clone());
+    let mut attempts = APPLY_ATTEMPTS;
+    loop {
+        attempts -= 1;
+        let steps = plan.steps(&before, &tag);
+        let failure = match run_steps(session, plan, &steps, before, &tag, &mut undo) {
+            Ok(after) => return Ok((true, after)),
+            Err(failure) => failure,
+        };
+        let is_disturbed = matches!(failure, ApplyError::Differs { .. }) && attempts > 0;
+        before = match is_disturbed.then(|| session.read(plan.backend)) {
+            Some(Ok(state)) => state,
+            Some(Err(_)) | None => {
+                return Err(failure.with_undo_failures(undo.run(session, plan)));
+            }
+        };
     }
 }
 
@@ -287,20 +302,41 @@ fn run_steps(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
     steps: &[Step],
+    before: State,
     tag: &Tag,
     undo: &mut Undo,
 ) -> Result<State, ApplyError> {
-    let mut unclosed = Connections::default();
+    let mut progress = Progress {
+        before,
+        interim: None,
+        unclosed: Connections::default(),
+    };
     for step in steps {
-        execute(session, plan, step, tag, undo, &mut unclosed)?;
+        execute(session, plan, step, tag, undo, &mut progress)?;
     }
     if plan.needs_address() {
         session.visit.routes.wait_for_address()?;
     }
     let state = session.read(plan.backend)?;
-    match plan.differences(&state) {
-        differences if differences.is_empty() => Ok(state),
-        differences => Err(ApplyError::of_differences(differences)),
+    ApplyError::unless_empty(plan.differences(&state))?;
+    Ok(state)
+}
+
+/// What later steps need of earlier ones.
+struct Progress {
+    before: State,
+    /// For new connections only, once written.
+    interim: Option<Plan>,
+    unclosed: Connections,
+}
+
+impl Progress {
+    /// Returns the tables that a change is based on.
+    fn seen(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
+        match &self.interim {
+            Some(interim) => read_tables(session, interim),
+            None => Ok(self.before.of(plan.backend).cloned().unwrap_or_default()),
+        }
     }
 }
 
@@ -310,7 +346,7 @@ fn execute(
     step: &Step,
     tag: &Tag,
     undo: &mut Undo,
-    unclosed: &mut Connections,
+    progress: &mut Progress,
 ) -> Result<(), ApplyError> {
     match step {
         Step::EnableMigration => {
@@ -324,9 +360,10 @@ fn execute(
         Step::Adopt(item) => session.visit.routes.adopt(*item)?,
         Step::WriteNewOnly(change) => {
             undo.tables_written = true;
-            let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
-            write_tables(session, &plan.new_only_plan(), change, tag, &seen)?;
-            undo.new_only_written = true;
+            let seen = progress.seen(session, plan)?;
+            let interim = plan.new_only_plan();
+            write_tables(session, &interim, change, tag, &seen)?;
+            progress.interim = Some(interim);
         }
         Step::FlushUntranslated(families) => {
             let proxied = proxy_connections(session, plan);
@@ -335,20 +372,15 @@ fn execute(
                 .nftables
                 .flush_untranslated(families, &proxied)?;
         }
-        Step::AwaitClosed => {
-            *unclosed = inspect::await_closed(session.netns, &session.proxies(&plan.tables));
-        }
+        Step::AwaitClosed => progress.unclosed = await_closed(session, plan)?,
         Step::WriteTables(change) => {
             undo.tables_written = true;
-            let seen = if undo.new_only_written {
-                session.read_backend(plan.backend)?
-            } else {
-                undo.before.of(plan.backend).cloned().unwrap_or_default()
-            };
+            let seen = progress.seen(session, plan)?;
             write_tables(session, plan, change, tag, &seen)?;
         }
         Step::FlushExisting(families) => {
             let proxied = proxy_connections(session, plan);
+            let unclosed = &progress.unclosed;
             session
                 .visit
                 .nftables
@@ -357,7 +389,7 @@ fn execute(
         Step::FlushCaptured(families) => session.visit.nftables.flush_captured(families)?,
         Step::DeleteLeftovers(backend, change) => {
             if !undo.leftovers_deleted {
-                verify_tables(session, plan)?;
+                read_tables(session, plan)?;
             }
             let seen = session.read_backend(*backend)?;
             undo.leftovers_deleted = true;
@@ -367,6 +399,23 @@ fn execute(
         Step::FlushDns(captured) => session.visit.nftables.flush_dns(captured)?,
     }
     Ok(())
+}
+
+/// Fails as soon as what captures new connections is changed. iptables-legacy has no generation: its tables are
+/// compared at the end only.
+fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connections, ApplyError> {
+    let interim = plan.new_only_plan();
+    let mut period = GracePeriod::begin(session.netns, session.proxies(&plan.tables));
+    let mut compared = None;
+    while period.goes_on() {
+        let generation = session.visit.nftables.generation()?;
+        if compared.replace(generation) != Some(generation) {
+            read_tables(session, &interim)?;
+        }
+        let routing = session.visit.routes.read()?;
+        ApplyError::unless_empty(interim.missing_routing(&routing))?;
+    }
+    Ok(period.unclosed())
 }
 
 /// Returns none if they cannot be listed.
@@ -408,10 +457,9 @@ fn write_tables(
     Ok(result?)
 }
 
-/// Runs before rules of another origin are deleted.
-fn verify_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), ApplyError> {
-    match plan.table_differences(&session.read_backend(plan.backend)?) {
-        differences if differences.is_empty() => Ok(()),
-        differences => Err(ApplyError::of_differences(differences)),
-    }
+/// Fails if they are not those of the plan.
+fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
+    let seen = session.read_backend(plan.backend)?;
+    ApplyError::unless_empty(plan.table_differences(&seen))?;
+    Ok(seen)
 }

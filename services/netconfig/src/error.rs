@@ -74,11 +74,14 @@ impl From<KernelError> for ApplyError {
 }
 
 impl ApplyError {
-    pub(crate) fn of_differences(differences: Vec<String>) -> Self {
-        Self::Differs {
+    pub(crate) fn unless_empty(differences: Vec<String>) -> Result<(), Self> {
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(Self::Differs {
             differences,
             undo_failures: Vec::new(),
-        }
+        })
     }
 
     pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {

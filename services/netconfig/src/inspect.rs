@@ -11,7 +11,7 @@ mod tcp;
 pub use address::addresses;
 pub(crate) use address::{all_addresses, is_global};
 pub(crate) use connections::{Connections, proxied};
-pub(crate) use grace_period::{GRACE_PERIOD, await_closed};
+pub(crate) use grace_period::{GRACE_PERIOD, GracePeriod};
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
     PROC, has_processes, has_processes_in, parse_stat, proc_scans, process_directories,

@@ -13,7 +13,6 @@ pub(super) struct Undo {
     pub(super) migration_enabled: bool,
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
-    pub(super) new_only_written: bool,
     /// Rules that inpod cannot write again may be gone.
     pub(super) leftovers_deleted: bool,
 }
@@ -27,7 +26,6 @@ impl Undo {
             migration_enabled: false,
             added_routing: Vec::new(),
             tables_written: false,
-            new_only_written: false,
             leftovers_deleted: false,
         }
     }

@@ -11,6 +11,7 @@ use super::{
     Proxies,
     connections::{Connections, bypassing},
 };
+use crate::error::InspectError;
 
 /// For existing connections when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);
@@ -20,34 +21,61 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(64);
 
 /// Waits, at most [`GRACE_PERIOD`], until current connections that bypass ztunnel or a sidecar close. Ignores new
-/// ones. Returns those still open; none if they cannot be listed.
-pub(crate) fn await_closed(netns: &Netns, proxies: &Proxies) -> Connections {
-    let deadline = Instant::now() + GRACE_PERIOD;
-    let mut interval = MIN_POLL_INTERVAL;
-    let mut left = bypassing(netns, proxies);
-    while !matches!(&left, Ok(left) if left.is_empty()) {
-        let remaining = deadline.saturating_duration_since(Instant::now());
-        if remaining.is_zero() {
-            break;
+/// ones.
+#[derive(Debug)]
+pub(crate) struct GracePeriod<'a> {
+    netns: &'a Netns,
+    proxies: Proxies,
+    deadline: Instant,
+    interval: Duration,
+    left: Result<Connections, InspectError>,
+}
+
+impl<'a> GracePeriod<'a> {
+    pub(crate) fn begin(netns: &'a Netns, proxies: Proxies) -> Self {
+        Self {
+            netns,
+            deadline: Instant::now() + GRACE_PERIOD,
+            interval: MIN_POLL_INTERVAL,
+            left: bypassing(netns, &proxies),
+            proxies,
         }
-        thread::sleep(interval.min(remaining));
-        interval = MAX_POLL_INTERVAL.min(interval * 2);
-        // Takes the whole period if they cannot be listed.
-        left = left.and_then(|left| Ok(left.intersection(&bypassing(netns, proxies)?)));
     }
-    match left {
-        Ok(left) => {
-            if !left.is_empty() {
-                tracing::info!(
-                    left = left.len(),
-                    "Cutting connections that did not close within the grace period"
-                );
-            }
-            left
+
+    /// Waits for a moment. Returns whether the period goes on: the whole of it if connections cannot be listed.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        let is_over = matches!(&self.left, Ok(left) if left.is_empty());
+        if is_over || remaining.is_zero() {
+            return false;
         }
-        Err(error) => {
-            tracing::warn!(%error, "Cannot list existing connections; those still open are cut");
-            Connections::default()
+        thread::sleep(self.interval.min(remaining));
+        self.interval = MAX_POLL_INTERVAL.min(self.interval * 2);
+        if let Ok(left) = &mut self.left {
+            match bypassing(self.netns, &self.proxies) {
+                Ok(now) => *left = left.intersection(&now),
+                Err(error) => self.left = Err(error),
+            }
+        }
+        true
+    }
+
+    /// Returns those still open; none if they cannot be listed.
+    pub(crate) fn unclosed(self) -> Connections {
+        match self.left {
+            Ok(left) => {
+                if !left.is_empty() {
+                    tracing::info!(
+                        left = left.len(),
+                        "Cutting connections that did not close within the grace period"
+                    );
+                }
+                left
+            }
+            Err(error) => {
+                tracing::warn!(%error, "Cannot list existing connections; those still open are cut");
+                Connections::default()
+            }
         }
     }
 }

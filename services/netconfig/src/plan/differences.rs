@@ -3,7 +3,7 @@
 use super::{Plan, State};
 use crate::{
     backend::{Observed, ObservedTable},
-    routes::Item,
+    routes::{Item, Routing},
     rules::{Chain, Rule, SCHEMA, Table, TableFamily, Tag},
 };
 
@@ -63,12 +63,17 @@ impl Plan {
     }
 
     fn routing_differences(&self, state: &State) -> Vec<String> {
-        let has = |item: &&Item| state.routing.has(**item);
-        let missing = self.routing.iter().filter(|item| !has(item));
-        let missing = missing.map(|(family, part)| format!("the {family} {part} is missing"));
+        let mut differences = self.missing_routing(&state.routing);
         let surplus = self.surplus(state).into_iter();
         let surplus = surplus.map(|(family, part)| format!("the {family} {part} is left over"));
-        missing.chain(surplus).collect()
+        differences.extend(surplus);
+        differences
+    }
+
+    pub(crate) fn missing_routing(&self, routing: &Routing) -> Vec<String> {
+        let missing = self.routing.iter().filter(|item| !routing.has(**item));
+        let missing = missing.map(|(family, part)| format!("the {family} {part} is missing"));
+        missing.collect()
     }
 
     /// Returns routing to delete, in order: inpod's superfluous items, and those of replaced rules.

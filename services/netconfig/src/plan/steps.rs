@@ -110,10 +110,13 @@ impl Plan {
         let seen = state.of(self.backend);
         let tag = seen.and_then(Observed::tag);
         let is_own = tag.is_some_and(|tag| tag.fingerprint == self.fingerprint);
-        let mut tables = self.tables.iter();
+        let wanted = if state.captures_new_only() {
+            &self.new_only
+        } else {
+            &self.tables
+        };
         is_own
-            && !state.captures_new_only()
-            && tables.any(|table| {
+            && wanted.iter().any(|table| {
                 table.family.has(family)
                     && table.captures()
                     && seen.is_none_or(|seen| self.differs(table, seen))

@@ -202,6 +202,61 @@ fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_ca
     assert_eq!(failures.concat(), [""; 0]);
 }
 
+/// Opens connections from the outside until one is captured. Returns how long that took, and the last one before.
+fn until_captured(world: &World, family: Family) -> (Duration, Option<Flow>) {
+    let began = Instant::now();
+    let mut past = None;
+    while began.elapsed() < MAX_LIFETIME {
+        let (flow, found) = Dial::tcp(Place::Outside, pod(family), 8080).hold(world);
+        match found.by() {
+            Some(By::Ztunnel(_)) => break,
+            Some(By::Application) => past = flow,
+            _ => {}
+        }
+    }
+    (began.elapsed(), past)
+}
+
+/// Otherwise, rules that are removed while earlier connections may end are missing for that second.
+#[test]
+fn rules_that_are_removed_while_earlier_connections_may_end_are_written_again_at_once() {
+    let work = [Gap::TablesDeleted, Gap::InboundFlushed];
+    let backends = [Backend::Nftables, Backend::IptablesNft];
+    let work = backends.map(|backend| work.map(|gap| (backend, gap)));
+    let failures = at_once(MAX_PODS, &work.concat(), |(backend, gap)| {
+        let world = World::new(*backend, Pod::Dual);
+        let before = Dial::tcp(Place::Outside, pod(Family::V4), 8080).hold(&world);
+        let mut before = before.0.unwrap();
+        let (took, past, lasted) = thread::scope(|scope| {
+            let applying = scope.spawn(|| world.apply(&Ambient::default()));
+            for family in Family::ALL {
+                until_captured(&world, family);
+            }
+            gap.open(&world);
+            let (took, past) = until_captured(&world, Family::V4);
+            let lasted = last_answer(&mut before, || {
+                applying.join().unwrap();
+            });
+            (took, past, lasted)
+        });
+        let mut failed = Vec::new();
+        if took > HALF_A_SECOND {
+            failed.push(format!("nothing is captured for {took:?}"));
+        }
+        if lasted < HALF_A_SECOND {
+            failed.push(format!("cut after {lasted:?}"));
+        }
+        if past.is_some_and(|mut past| past.talk().is_ok()) {
+            failed.push("a connection that began meanwhile goes past ztunnel".to_owned());
+        }
+        failed
+            .iter()
+            .map(|failed| format!("{backend} {gap:?}: {failed}"))
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(failures.concat(), [""; 0]);
+}
+
 /// The last uncaptured connections of each kind.
 const KEPT: usize = 16;
 
