@@ -458,3 +458,10 @@ fn a_broker_that_restarts_while_a_pod_is_withdrawn_keeps_no_workload() {
     };
     assert_holds(&[late, start(true, true), complete, withdrawn, restart, stop]);
 }
+
+#[test]
+fn a_withdrawn_pod_whose_record_could_not_be_written_is_not_sent_to_a_restarted_broker() {
+    let full = Op::Disk { disk: Disk::Full };
+    let restart = Op::RestartBroker { down: 50 };
+    assert_holds(&[start(true, true), WAIT, full, UNLABEL, MINUTE, restart]);
+}

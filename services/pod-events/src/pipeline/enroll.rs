@@ -292,14 +292,19 @@ impl Pipeline {
         }
     }
 
+    /// Records that nothing is in place. If that cannot be written, the record still has effects: a restarted broker is
+    /// sent what is checkpointed, so the whole is repeated.
     pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
-        record.intent = Intent::Out;
-        if record.netns.inode.is_none() {
+        let mut out = record.clone();
+        out.intent = Intent::Out;
+        if out.netns.inode.is_none() {
             // Another netns may take its path.
-            record.netns = expected_netns(record);
+            out.netns = expected_netns(record);
         }
-        record.netns_id = None;
-        Ok(self.checkpoint.write(record)?)
+        out.netns_id = None;
+        self.checkpoint.write(&out)?;
+        *record = out;
+        Ok(())
     }
 }
 
