@@ -465,3 +465,15 @@ fn a_withdrawn_pod_whose_record_could_not_be_written_is_not_sent_to_a_restarted_
     let restart = Op::RestartBroker { down: 50 };
     assert_holds(&[start(true, true), WAIT, full, UNLABEL, MINUTE, restart]);
 }
+
+#[test]
+fn a_cancelled_add_whose_claim_is_answered_soon_is_undone() {
+    let late = fault(Method::Claim, Fault::AnswerLate(300));
+    let wait = Op::Wait { millis: 100 };
+    assert_holds(&[WAIT, late, start(true, false), wait, DELETE, WAIT]);
+    let mut leaves = start(true, false);
+    if let Op::Start { leaves_after, .. } = &mut leaves {
+        *leaves_after = Some(100);
+    }
+    assert_holds(&[WAIT, late, leaves, WAIT]);
+}

@@ -7,11 +7,11 @@
 )]
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeMap,
-    fs,
+    fs, panic,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Once},
     time::Duration,
 };
 
@@ -145,6 +145,20 @@ struct Run {
 
 thread_local! {
     static DIRECTORY: RefCell<Option<(tempfile::TempDir, Config)>> = const { RefCell::new(None) };
+    static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// pod-events restarts a task that has panicked, so that its panic may go unnoticed.
+fn watch_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            HAS_PANICKED.set(true);
+            usual(panic);
+        }));
+    });
+    HAS_PANICKED.set(false);
 }
 
 /// Runs on memory where there is some: the checkpoint's files do.
@@ -167,6 +181,7 @@ fn with_directory<T>(play: impl FnOnce(&Path, &Config) -> T) -> T {
 
 pub(super) fn play(ops: &[Op], is_traced: bool) -> Played {
     fastrand::seed(7);
+    watch_panics();
     with_directory(|directory, config| {
         let node = SharedNode::new(is_traced);
         let disk = node.clone();
@@ -195,6 +210,9 @@ pub(super) fn play(ops: &[Op], is_traced: bool) -> Played {
         }
         set_disk_fault(|_| None);
         let mut node = driver.node.lock();
+        if HAS_PANICKED.get() {
+            node.violation = Some("a task has panicked".to_owned());
+        }
         (driver.reached.calls, driver.reached.enrolled) = (node.calls, node.admitted);
         driver.reached.inspections = node.inspections;
         driver.reached.slowest_delete = node.slowest_delete;

@@ -109,9 +109,11 @@ impl<'a> EnrollContext<'a> {
         tokio::select! {
             biased;
             answer = answer.as_mut() => answer,
-            reason = self.cancelled.as_mut(), if is_add => timeout(CANCEL_GRACE, answer)
-                .await
-                .unwrap_or_else(|_elapsed| Err(reason.into())),
+            reason = self.cancelled.as_mut(), if is_add => {
+                // Its effect is undone either way.
+                drop(timeout(CANCEL_GRACE, answer).await);
+                Err(reason.into())
+            }
         }
     }
 
