@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use crate::{
-    checkpoint::Record,
+    checkpoint::{Intent, Record},
     drift::DriftKind,
     in_flight::InFlight,
     metrics::Phase,
@@ -264,24 +264,27 @@ impl Registry {
         }
     }
 
-    /// Handles netconfig's observation of a netns. The pod's task repairs a difference; a pod that is being changed
-    /// verifies its rules anyway.
+    /// Handles netconfig's observation of a netns. The pod's task repairs a difference, also one that arises after its
+    /// rules were applied and before it knows.
     pub fn observed(&self, sandbox: &SandboxRef, fingerprint: &str, intact: bool) {
         let Some(key) = self.owner(sandbox) else {
             return;
         };
-        let records = self.view(&key).map(|view| view.records);
-        let differs = |record: &Arc<Record>| {
-            let applied = record.intent.fingerprint();
-            record.sandbox == *sandbox
-                && applied.is_some_and(|applied| !intact || applied != fingerprint)
+        let records = self.view(&key).map(|view| view.records).unwrap_or_default();
+        let Some(record) = records.iter().find(|record| record.sandbox == *sandbox) else {
+            return;
         };
-        if records.is_some_and(|records| records.iter().any(differs)) {
-            let kind = DriftKind::classify(fingerprint, intact);
+        let kind = DriftKind::classify(fingerprint, intact);
+        if let Some(applied) = record.intent.fingerprint() {
+            if intact && applied == fingerprint {
+                return;
+            }
             let (namespace, name) = &*key;
             tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules have drifted");
-            self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
+        } else if intact || !matches!(record.intent, Intent::Enrolling | Intent::Adopted) {
+            return;
         }
+        self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
     }
 
     /// Returns when all tasks have tried, or after a timeout, when the others still will.

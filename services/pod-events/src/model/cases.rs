@@ -477,3 +477,10 @@ fn a_cancelled_add_whose_claim_is_answered_soon_is_undone() {
     }
     assert_holds(&[WAIT, late, leaves, WAIT]);
 }
+
+#[test]
+fn rules_that_are_torn_before_their_application_is_answered_are_repaired() {
+    let late = fault(Method::Apply, Fault::AnswerLate(1500));
+    let tear = Op::Tear { back: 0 };
+    assert_holds(&[WAIT, late, start(true, false), WAIT, tear, SETTLED]);
+}

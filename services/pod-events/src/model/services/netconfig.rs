@@ -220,7 +220,9 @@ impl NetconfigService for Services {
         self.call(Method::Claim, about, move |node| {
             let netns = required("netns", request.netns).map_err(invalid)?;
             let index = claim(node, &sandbox, &netns)?;
-            node.send_state(index);
+            if node.sandboxes[index].rules.is_some() {
+                node.send_state(index);
+            }
             Ok(wire::ClaimNetnsResponse {
                 netns: Some(netns_id(index).into()),
                 addresses: vec![address(index)],
