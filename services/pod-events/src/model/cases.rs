@@ -484,3 +484,14 @@ fn rules_that_are_torn_before_their_application_is_answered_are_repaired() {
     let tear = Op::Tear { back: 0 };
     assert_holds(&[WAIT, late, start(true, false), WAIT, tear, SETTLED]);
 }
+
+#[test]
+fn a_pod_with_a_sidecar_that_ends_during_its_add_is_not_redirected_to_ztunnel() {
+    let late = fault(Method::RemoveWorkload, Fault::Late(4000));
+    let inject = Op::Inject { pod: 0 };
+    let next = start(false, true);
+    let complete = Op::Complete { pod: 0 };
+    assert_holds(&[start(true, false), SETTLED, inject, late, next, complete]);
+    let late = fault(Method::RemoveWorkload, Fault::Late(4000));
+    assert_holds(&[start(true, false), SETTLED, inject, late, next, UNINSTALL]);
+}

@@ -65,7 +65,7 @@ impl Task {
             self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
             permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
         }
-        let record = self.new_record(&call, &pod);
+        let record = self.new_record(&call, &pod, added.enrollment);
         let record = self.merge_known(&call, record).await?;
         if joins {
             // Written and published as the enrollment begins.
@@ -126,7 +126,7 @@ impl Task {
         }
         let record = Record {
             admitted_unenrolled: true,
-            ..self.new_record(call, pod)
+            ..self.new_record(call, pod, added.enrollment)
         };
         let record = self.merge_known(call, record).await?;
         self.record_current(record)?;
@@ -242,7 +242,7 @@ impl Task {
         self.records.push(record.into());
     }
 
-    pub(super) fn new_record(&self, call: &AddCall, pod: &Pod) -> Record {
+    pub(super) fn new_record(&self, call: &AddCall, pod: &Pod, enrollment: Enrollment) -> Record {
         Record {
             sandbox: call.sandbox.clone(),
             pod: pod.pod.clone(),
@@ -250,7 +250,10 @@ impl Task {
             runtime_uid: pod.runtime_uid.clone(),
             admitted_unenrolled: false,
             // Determined again when it is enrolled.
-            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
+            redirection: self
+                .shared
+                .redirection_for(pod, enrollment)
+                .unwrap_or_default(),
             netns: call.netns.clone(),
             netns_id: None,
             addresses: call.addresses.clone(),

@@ -80,7 +80,7 @@ impl Task {
         if let Some(settled) = self.existing_outcome(admitted, pod) {
             return settled;
         }
-        let record = self.new_record(call, pod);
+        let record = self.new_record(call, pod, self.shared.decide(pod).enrollment);
         if let Err(error) = self.shared.pipeline.checkpoint.write(&record) {
             return error.into();
         }

@@ -147,7 +147,12 @@ impl Task {
         else {
             return Ok(());
         };
-        let requested = self.shared.redirection_of(pod);
+        let enrollment = self.shared.decide(pod).enrollment;
+        if !matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar) {
+            // An ADD completes what was decided when it began.
+            return Ok(());
+        }
+        let requested = self.shared.redirection_for(pod, enrollment);
         if let Err(failure) = &requested {
             self.timeline.note(failure.to_string());
         }
