@@ -467,6 +467,13 @@ fn a_withdrawn_pod_whose_record_could_not_be_written_is_not_sent_to_a_restarted_
 }
 
 #[test]
+fn a_pod_whose_sidecar_is_left_alone_by_an_uninstall_is_added_all_the_same() {
+    let inject = Op::Inject { pod: 0 };
+    let late = fault(Method::Claim, Fault::Late(100));
+    assert_holds(&[late, inject, start(true, false), UNINSTALL]);
+}
+
+#[test]
 fn a_cancelled_add_whose_claim_is_answered_soon_is_undone() {
     let late = fault(Method::Claim, Fault::AnswerLate(300));
     let wait = Op::Wait { millis: 100 };

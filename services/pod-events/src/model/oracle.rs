@@ -5,7 +5,7 @@ use std::sync::Arc;
 use inpod_proto::types::v1::Enrollment;
 use inpod_types::SandboxRef;
 
-use super::node::{Node, Rules, SharedNode, index_of, sandbox_ref, uid};
+use super::node::{Node, Rules, Sandbox, SharedNode, index_of, sandbox_ref, uid};
 use crate::{
     checkpoint::{Intent, Record},
     registry::Registry,
@@ -77,7 +77,10 @@ pub(super) fn check_admitted(
     let sandbox = &node.sandboxes[index];
     let lacks = [
         ("rules", sandbox.rules == Some(Rules::Complete)),
-        ("claim", node.is_claimed(index)),
+        (
+            "claim",
+            node.is_claimed(index) || is_detached(&node, sandbox),
+        ),
         ("listeners", node.is_served(index) || sandbox.sidecar),
         (
             "record",
@@ -119,6 +122,11 @@ pub(super) fn check_forgotten(node: &SharedNode, registry: &Registry, index: usi
             "after its {after}, c{index} has no record and still its {what}"
         ));
     }
+}
+
+/// Returns whether an uninstall leaves the redirection to a sidecar in place without a claim.
+fn is_detached(node: &Node, sandbox: &Sandbox) -> bool {
+    sandbox.sidecar && node.leave.borrow().is_some()
 }
 
 /// CHECK reports what is so.
@@ -235,10 +243,9 @@ fn unrest_of(
         } else {
             !is_newest || (node.is_served(index) && has_workload(node, index))
         };
-        let is_detached = sandbox.sidecar && node.leave.borrow().is_some();
         let in_place = [
             sandbox.rules == Some(Rules::Complete),
-            node.is_claimed(index) || is_detached,
+            node.is_claimed(index) || is_detached(node, sandbox),
             served,
         ];
         let lacks = in_place != [true; 3];
