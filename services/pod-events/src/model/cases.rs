@@ -502,3 +502,11 @@ fn a_pod_with_a_sidecar_that_ends_during_its_add_is_not_redirected_to_ztunnel() 
     let late = fault(Method::RemoveWorkload, Fault::Late(4000));
     assert_holds(&[start(true, false), SETTLED, inject, late, next, UNINSTALL]);
 }
+
+#[test]
+fn a_check_during_which_its_netns_ends_may_report_what_was_before() {
+    let late = fault(Method::ListWorkloads, Fault::Late(100));
+    let unmount = Op::Unmount { back: 0 };
+    let check = Op::Check { back: 0 };
+    assert_holds(&[start(true, false), WAIT, late, unmount, check]);
+}

@@ -633,8 +633,10 @@ impl Driver<'_> {
             node.broker.ztunnel = Ztunnel::Answers;
             node.broker.refused.clear();
             node.serve();
-            for sandbox in &mut node.sandboxes {
-                sandbox.pause &= sandbox.is_mounted;
+            let unmounted = node.sandboxes.iter_mut().filter(|it| !it.is_mounted);
+            for sandbox in unmounted {
+                sandbox.pause = false;
+                sandbox.disturbances += 1;
             }
             for index in 0..node.sandboxes.len() {
                 node.end_netns(index);
