@@ -510,3 +510,9 @@ fn a_check_during_which_its_netns_ends_may_report_what_was_before() {
     let check = Op::Check { back: 0 };
     assert_holds(&[start(true, false), WAIT, late, unmount, check]);
 }
+
+#[test]
+fn a_pod_with_a_sidecar_stays_redirected_also_after_a_wrong_del_and_an_uninstall() {
+    let inject = Op::Inject { pod: 0 };
+    assert_holds(&[inject, start(true, false), DELETE, UNINSTALL, MINUTE]);
+}

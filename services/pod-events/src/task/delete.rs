@@ -112,7 +112,9 @@ impl Task {
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
-        let stays = self.shared.decide(pod).enrollment != Enrollment::None;
+        // A redirection to a sidecar stays while the pod runs, also outside the mesh.
+        let stays = record.redirection.is_sidecar()
+            || self.shared.decide(pod).enrollment != Enrollment::None;
         let continued = Record {
             intent: if stays && record.netns_id.is_some() {
                 Intent::Adopted
