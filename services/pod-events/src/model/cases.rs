@@ -516,3 +516,55 @@ fn a_pod_with_a_sidecar_stays_redirected_also_after_a_wrong_del_and_an_uninstall
     let inject = Op::Inject { pod: 0 };
     assert_holds(&[inject, start(true, false), DELETE, UNINSTALL, MINUTE]);
 }
+
+#[test]
+fn a_late_del_ends_nothing_before_the_source_has_shown_its_pods_to_a_restarted_pod_events() {
+    let crash = Op::Crash {
+        steps: 0,
+        missed: 0,
+    };
+    let gap = Op::Gap { gap: true };
+    let ops = [
+        start(true, false),
+        SETTLED,
+        gap,
+        DELETE,
+        WAIT,
+        crash,
+        WAIT,
+        MINUTE,
+        SETTLED,
+    ];
+    assert_holds(&ops);
+    assert_state(&ops, "deleting");
+}
+
+#[test]
+fn an_enrollment_that_an_earlier_run_of_pod_events_began_is_not_undone_when_it_fails() {
+    let label = Op::Label {
+        pod: 0,
+        labelled: true,
+    };
+    for steps in 0..4 {
+        let crash = Op::Crash { steps, missed: 0 };
+        let refused = fault(Method::Apply, Fault::Refused);
+        let ops = [
+            start(false, false),
+            WAIT,
+            refused,
+            crash,
+            label,
+            WAIT,
+            WAIT,
+            SETTLED,
+        ];
+        assert_holds(&ops);
+        let trace = play(&ops, true).trace.join("\n");
+        let is_undone = trace.contains("RemoveRules");
+        // Without a crash during its enrollment, the failure is undone.
+        assert!(
+            !trace.contains("pod-events crashes") || !is_undone,
+            "{trace}"
+        );
+    }
+}

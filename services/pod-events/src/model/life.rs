@@ -207,6 +207,9 @@ pub(super) fn play(ops: &[Op], is_traced: bool) -> Played {
                 break;
             }
             driver.reached.crashes += 1;
+            let mut node = driver.node.lock();
+            node.unlisted = node.gap;
+            node.publish();
         }
         set_disk_fault(|_| None);
         let mut node = driver.node.lock();

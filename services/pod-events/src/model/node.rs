@@ -209,6 +209,8 @@ pub(super) struct Node {
     pub(super) pods: Vec<Object>,
     pub(super) sandboxes: Vec<Sandbox>,
     pub(super) gap: bool,
+    /// pod-events was started during the gap, and has seen no pod yet.
+    pub(super) unlisted: bool,
     pub(super) inventory: watch::Sender<Arc<Inventory>>,
     pub(super) netconfig: Netconfig,
     pub(super) broker: Broker,
@@ -243,6 +245,7 @@ impl SharedNode {
             pods: vec![Object::default(); NAMES.len()],
             sandboxes: Vec::new(),
             gap: false,
+            unlisted: false,
             inventory: watch::Sender::default(),
             netconfig: Netconfig {
                 instance: watch::Sender::new(1),
@@ -393,7 +396,11 @@ impl Node {
         inventory
             .namespaces
             .insert(namespace.name.clone(), namespace);
-        for (index, object) in self.pods.iter().enumerate().filter(|(_, pod)| pod.shown) {
+        self.unlisted &= self.gap;
+        for (index, object) in self.pods.iter().enumerate() {
+            if !object.shown || self.unlisted {
+                continue;
+            }
             inventory.pods.insert(key(index), shown(index, object));
         }
         if self.gap {

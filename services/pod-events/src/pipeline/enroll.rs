@@ -13,7 +13,7 @@ use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
 
-use super::{Pipeline, expected_netns, workload_of};
+use super::{Pipeline, expected_netns, is_gone, workload_of};
 use crate::{
     admission::Permit,
     checkpoint::{Intent, Record},
@@ -85,6 +85,10 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
+    pub const fn is_background(&self) -> bool {
+        self.permit.is_none()
+    }
+
     async fn reacquire_permit(&mut self) -> Result<(), Failure> {
         let Some(permit) = &mut self.permit else {
             return Ok(());
@@ -104,7 +108,7 @@ impl<'a> EnrollContext<'a> {
         phase: Phase,
         call: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let is_add = self.permit.is_some();
+        let is_add = !self.is_background();
         let mut answer = pin!(self.phases.during(phase, call));
         tokio::select! {
             biased;
@@ -151,8 +155,8 @@ impl Pipeline {
         Ok(broker)
     }
 
-    /// Enrolls a sandbox, whatever is in place. A failure is undone, except for a pod that was in the mesh before
-    /// (`intent_before`): it keeps what it has.
+    /// Enrolls a sandbox, whatever is in place. A failure is undone, except for a pod that was in the mesh or joined it
+    /// before (`intent_before`): it keeps what it has, unless its netns is gone.
     ///
     /// # Errors
     ///
@@ -169,7 +173,8 @@ impl Pipeline {
             return Ok(());
         };
         log.note(format!("failed: {failure}"));
-        match intent_before {
+        let keeps = |before: &Intent| before.was_in_mesh() || !is_gone(failure.reason);
+        match intent_before.filter(keeps) {
             Some(before) => {
                 record.intent = before;
                 self.checkpoint.write(record)?;

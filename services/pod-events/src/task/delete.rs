@@ -90,18 +90,18 @@ impl Task {
             .filter(|pod| record.belongs_to(pod) && !pod.terminal);
         let ends = pod.map_or_else(|| inventory.is_complete(), |pod| pod.is_terminating);
         if !ends && pipeline.netns_state(record).await? == NetnsState::InUse {
-            if !overdue {
-                if is_late(record) && pod.is_some() {
-                    let message = "its runtime deleted the sandbox, but the pod runs in it";
-                    self.failure = Some(Failure::new(Reason::DeleteRejected, message));
-                }
+            // Before the source has shown its pods, nothing is known: the pod stays as it is.
+            let Some(pod) = pod else {
                 return Ok(Step::Wait(poll_interval(deleted_since(record))));
-            }
-            if let Some(pod) = pod {
+            };
+            if overdue {
                 return self.reject_delete(pod);
             }
-            // It stays alive without us: no rule may point at listeners that go away.
-            pipeline.withdraw_now(record).await?;
+            if is_late(record) {
+                let message = "its runtime deleted the sandbox, but the pod runs in it";
+                self.failure = Some(Failure::new(Reason::DeleteRejected, message));
+            }
+            return Ok(Step::Wait(poll_interval(deleted_since(record))));
         }
         self.forget_current().await
     }
@@ -201,14 +201,15 @@ impl Task {
     }
 
     /// Until an earlier sandbox has ended, it stays as it is and is checked again. netconfig reports the end of one that
-    /// it has claimed, unless the pod is another; one whose enrollment was interrupted may have lost its claim, and one
+    /// it has claimed, unless the pod is another; one whose enrollment or adoption was interrupted may have lost its claim, and one
     /// with a sidecar has none after an uninstall.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
             .pod(&self.key)
             .filter(|pod| !record.belongs_to(pod));
-        let held = record.is_managed() && record.intent != Intent::Enrolling;
+        let held =
+            record.is_managed() && !matches!(record.intent, Intent::Enrolling | Intent::Adopted);
         if held && successor.is_none() {
             return false;
         }
