@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     net::IpAddr,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
 };
 
@@ -112,6 +112,19 @@ impl Chain {
         let entry = self.entry(keys);
         let list = json!({"cniVersion": "1.1.0", "name": network, "plugins": [entry]});
         self.write("20-alone.conflist", &list)
+    }
+
+    /// Runs a line of sh before a plugin.
+    pub(crate) fn precede(&self, plugin: &str, line: &str) -> anyhow::Result<()> {
+        let path = self.plugins().join(plugin);
+        let real = fs::read_link(&path)?;
+        fs::remove_file(&path)?;
+        let script = format!("#!/bin/sh\n{line}\nexec {}\n", real.display());
+        fs::write(&path, script)?;
+        Ok(fs::set_permissions(
+            &path,
+            fs::Permissions::from_mode(0o755),
+        )?)
     }
 
     pub(crate) fn with_plugins_of(&self, directory: &Path) -> anyhow::Result<()> {

@@ -79,6 +79,20 @@ fn a_sandbox_of_an_enrolled_pod_comes_up_in_the_mesh_and_leaves_nothing() {
     assert!(!state.contains(&pod.spec.uid), "{state}");
 }
 
+/// containerd runs `loopback` beside the pod's network, and may do so last.
+#[test]
+fn a_sandbox_whose_loopback_is_set_up_last_comes_up_in_the_mesh() {
+    let runtime = Runtime::running().unwrap();
+    let waits = "if [ \"$CNI_COMMAND\" = ADD ]; then for _ in $(seq 200); do \
+                 nsenter --net=\"$CNI_NETNS\" nft list tables </dev/null | grep -q inpod-nat && break; \
+                 sleep 0.02; done; fi";
+    runtime.chain.precede("loopback", waits).unwrap();
+    let pod = runtime.pod(Spec::new("web").ambient()).unwrap();
+    in_the_mesh(&runtime, &pod);
+    runtime.end(&pod.container_id).unwrap();
+    runtime.until_empty().unwrap();
+}
+
 #[test]
 fn a_pod_outside_the_mesh_gets_no_rules_and_is_remembered() {
     let runtime = Runtime::running().unwrap();

@@ -17,7 +17,6 @@ use crate::{
     family::Family,
     inspect::{self, Connections, GracePeriod},
     iptables::Programs,
-    netlink::KernelError,
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
     plan::{self, Plan, State, Step},
     rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
@@ -268,7 +267,7 @@ fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
 }
 
 /// Returns whether anything was changed, and the state that was read last. Starts again if another process changes
-/// what was written meanwhile: what begins then would not be captured.
+/// the rules meanwhile: connections that begin then would not be captured.
 fn apply_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
@@ -322,7 +321,7 @@ fn run_steps(
     Ok(state)
 }
 
-/// What later steps need of earlier ones.
+/// Results of earlier steps that later ones need.
 struct Progress {
     before: State,
     /// For new connections only, once written.
@@ -354,7 +353,7 @@ fn execute(
             undo.migration_enabled = true;
         }
         Step::Add(item) => {
-            session.visit.routes.add(*item).map_err(to_apply_error)?;
+            session.visit.routes.add(*item)?;
             undo.added_routing.push(*item);
         }
         Step::Adopt(item) => session.visit.routes.adopt(*item)?,
@@ -425,15 +424,6 @@ fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
         tracing::warn!(%error, "Cannot list the connections of ztunnel or the sidecar; some may be cut");
         Connections::default()
     })
-}
-
-/// Attributes "network is down" to the interface of the route.
-fn to_apply_error(error: KernelError) -> ApplyError {
-    if error.is(nix::Error::ENETDOWN) {
-        ApplyError::LoopbackDown(error)
-    } else {
-        error.into()
-    }
 }
 
 /// Starts again from the current tables after a concurrent change.

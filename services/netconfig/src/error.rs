@@ -18,8 +18,6 @@ use crate::{netns_session::ReachError, probes::SetAddressesError};
 pub enum ApplyError {
     #[error("cannot apply the rules")]
     Reach(#[from] ReachError),
-    #[error("cannot apply the rules while `lo` is down in the netns: `ip link set lo up` there")]
-    LoopbackDown(#[source] KernelError),
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
     /// Rules are applied, but connections that bypass ztunnel could not be counted.
@@ -89,7 +87,7 @@ impl ApplyError {
             Self::Backend { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
-            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
+            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
                 for failure in failures {
                     tracing::warn!(failure, "Cannot undo a failed apply");
                 }

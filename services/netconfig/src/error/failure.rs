@@ -34,9 +34,7 @@ pub(crate) trait IntoFailure: std::error::Error + Sized {
 impl IntoFailure for ApplyError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) | Self::LoopbackDown(_) | Self::Inspect(_) | Self::Differs { .. } => {
-                Reason::KernelRefused
-            }
+            Self::Reach(_) | Self::Inspect(_) | Self::Differs { .. } => Reason::KernelRefused,
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
             Self::ProbeSet { source, .. } => source.reason(),
             Self::Backend { source, .. } => reason_of_backend(source),
@@ -45,7 +43,7 @@ impl IntoFailure for ApplyError {
 
     fn undo_failures(&self) -> &[String] {
         match self {
-            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
+            Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
             Self::Backend { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures,

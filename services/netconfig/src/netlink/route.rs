@@ -1,6 +1,9 @@
 //! Numbers of routes and ip rules (rtnetlink(7)), and dumps.
 
-use netlink_bindings::traits::NetlinkRequest;
+use netlink_bindings::{
+    rt_link::{self, Ifinfomsg},
+    traits::NetlinkRequest,
+};
 
 use super::{KernelError, Socket};
 
@@ -21,10 +24,25 @@ pub(crate) const SCOPE_HOST: u8 = 254;
 
 pub(crate) const TO_TABLE: u8 = 1; // FR_ACT_TO_TBL of linux/fib_rules.h
 
+/// IFF_UP of linux/if.h.
+const UP: u32 = 1;
+
 /// To get a dump during which nothing changed.
 const ATTEMPTS: usize = 8;
 
 impl Socket {
+    /// Does nothing if the interface is up.
+    pub(crate) fn set_up(&mut self, index: u32) -> Result<(), KernelError> {
+        let header = Ifinfomsg {
+            ifi_index: i32::try_from(index).unwrap_or(0),
+            ifi_flags: UP,
+            ifi_change: UP,
+            ..Ifinfomsg::new()
+        };
+        let request = rt_link::Request::new().op_setlink_do(&header);
+        self.act("set an interface up", &request)
+    }
+
     /// Repeats dumps of routes or ip rules that changed meanwhile. Empty for IPv6 on kernels without it.
     pub(crate) fn dump_family<R: NetlinkRequest>(
         &mut self,

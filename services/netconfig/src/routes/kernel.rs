@@ -150,11 +150,14 @@ impl Routes {
         self.0.dump_family("read the addresses", &request)
     }
 
+    /// Sets `lo` up where it has to be: runtimes run the plugin that does so beside this one
+    /// (services/docs/decisions/094-loopback.md).
     pub(crate) fn add(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("add the {family} {part}");
         let result = match part {
             Part::Address => {
+                self.0.set_up(LOOPBACK)?;
                 let request = rt_addr::Request::new().set_create().set_excl();
                 self.0.act(&act, &with_address(request))
             }
@@ -162,7 +165,13 @@ impl Routes {
                 let request = rt_route::Request::new().set_create().set_excl();
                 let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
-                self.0.act(&act, &request)
+                match self.0.act(&act, &request) {
+                    Err(error) if error.is(nix::Error::ENETDOWN) => {
+                        self.0.set_up(LOOPBACK)?;
+                        self.0.act(&act, &request)
+                    }
+                    result => result,
+                }
             }
             Part::Rule(recipient) => {
                 let request = rt_rule::Request::new().set_create().set_excl();

@@ -30,8 +30,6 @@ pub(super) const APPLICATION: u16 = 8080;
 /// Takes no time on the same machine, unless the load is high.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// IFF_UP of linux/if.h.
-const UP: u32 = 1;
 /// IFA_F_NODAD of linux/if_addr.h: usable at once.
 const NODAD: u8 = 2;
 /// RT_TABLE_MAIN of linux/rtnetlink.h.
@@ -224,7 +222,10 @@ impl<'a> NetnsConfig<'a> {
         let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
         drop(attributes.nested_linkinfo().push_kind(c"veth").end_nested());
         self.socket.act("create a veth", &request)?;
-        let header = self.header(OTHER_END, 0)?;
+        let header = Ifinfomsg {
+            ifi_index: i32::try_from(self.index(OTHER_END)?).unwrap_or(0),
+            ..Ifinfomsg::new()
+        };
         let mut request = rt_link::Request::new().op_setlink_do(&header);
         let there = u32::try_from(there.as_fd().as_raw_fd()).unwrap_or(u32::MAX);
         let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
@@ -235,18 +236,8 @@ impl<'a> NetnsConfig<'a> {
     }
 
     fn set_up(&mut self, name: &str) -> Result<(), TestNetworkError> {
-        let header = self.header(name, UP)?;
-        let request = rt_link::Request::new().op_setlink_do(&header);
-        Ok(self.socket.act("set an interface up", &request)?)
-    }
-
-    fn header(&self, name: &str, flags: u32) -> Result<Ifinfomsg, TestNetworkError> {
-        Ok(Ifinfomsg {
-            ifi_index: i32::try_from(self.index(name)?).unwrap_or(0),
-            ifi_flags: flags,
-            ifi_change: flags,
-            ..Ifinfomsg::new()
-        })
+        let index = self.index(name)?;
+        Ok(self.socket.set_up(index)?)
     }
 
     /// Adds the pod's and the peer's with their network, others alone.

@@ -136,18 +136,6 @@ fn where_the_old_rules_cannot_all_be_deleted_the_new_ones_stay_and_it_is_told() 
 }
 
 #[test]
-fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
-    for backend in Backend::ALL {
-        let fresh = Fresh::down();
-        let before = everything(&fresh);
-        let applied = writer(backend).apply(&fresh.netns, &ambient(), &sandbox("c1"));
-        let error = applied.unwrap_err();
-        assert!(matches!(error, ApplyError::LoopbackDown(_)), "{error:?}");
-        assert_eq!(everything(&fresh), before);
-    }
-}
-
-#[test]
 fn programs_that_are_missing_are_named() {
     let fresh = Fresh::new();
     let before = everything(&fresh);

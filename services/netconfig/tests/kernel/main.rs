@@ -66,6 +66,27 @@ fn is_reported_and_repaired(fresh: &Fresh, named: &str) {
     assert_eq!(differences(fresh), [""; 0]);
 }
 
+/// containerd runs the plugin `loopback` beside those of the pod's network (go-cni, `Setup`).
+#[test]
+fn a_loopback_that_is_down_is_set_up_with_the_rules() {
+    for (name, redirection) in scenarios::redirections() {
+        let fresh = Fresh::down();
+        for _ in 0..2 {
+            let applied = plain().apply(&fresh.netns, &redirection, &sandbox("c1"));
+            assert!(applied.unwrap().changed, "{name}");
+            let verified = plain().verify(&fresh.netns, &redirection).unwrap();
+            assert_eq!(verified.differences, [""; 0], "{name}");
+            if !fresh.ip("link show lo").contains("LOOPBACK,UP") {
+                // IPv4 alone has its route also while `lo` is down.
+                assert_ne!(name, "plain");
+                break;
+            }
+            // The kernel deletes the routes.
+            fresh.ip("link set lo down");
+        }
+    }
+}
+
 #[test]
 fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
     let fresh = Fresh::new();

@@ -13,18 +13,6 @@ use crate::{
     support::{Fresh, ambient, plain, sandbox},
 };
 
-#[test]
-fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
-    let fresh = Fresh::down();
-    let before = everything(&fresh);
-    let error = plain()
-        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
-        .unwrap_err();
-    assert!(matches!(error, ApplyError::LoopbackDown(_)), "{error:?}");
-    assert!(error.to_string().contains("`lo` is down"), "{error}");
-    assert_eq!(everything(&fresh), before);
-}
-
 /// Another process owns the table. Earlier additions are removed.
 #[test]
 fn a_refused_transaction_takes_routes_and_rules_back() {

@@ -213,7 +213,7 @@ impl Task {
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
-        // What an earlier run of pod-events began may have captured connections already.
+        // An enrollment that an earlier run of pod-events began may have captured connections already.
         let is_resumed = context.is_background() && record.intent == Intent::Enrolling;
         let stood = Some(record.intent.clone()).filter(|it| it.was_in_mesh() || is_resumed);
         let broker = shared.pipeline.begin(record)?;
