@@ -104,19 +104,14 @@ impl Plan {
         families
     }
 
-    /// Returns whether a table that captures a family was changed from outside. Connections may have begun uncaptured,
-    /// and connection tracking would keep them so.
+    /// Returns whether a table that captures a family was changed from outside, or left unfinished by a netconfig that
+    /// was killed. Connections may have begun uncaptured, and connection tracking would keep them so.
     fn is_drifted(&self, state: &State, family: Family) -> bool {
         let seen = state.of(self.backend);
         let tag = seen.and_then(Observed::tag);
         let is_own = tag.is_some_and(|tag| tag.fingerprint == self.fingerprint);
-        let wanted = if state.captures_new_only() {
-            &self.new_only
-        } else {
-            &self.tables
-        };
         is_own
-            && wanted.iter().any(|table| {
+            && self.tables.iter().any(|table| {
                 table.family.has(family)
                     && table.captures()
                     && seen.is_none_or(|seen| self.differs(table, seen))

@@ -257,6 +257,43 @@ fn rules_that_are_removed_while_earlier_connections_may_end_are_written_again_at
     assert_eq!(failures.concat(), [""; 0]);
 }
 
+/// Rules for new connections only are what a netconfig leaves that is killed during the second. The next one does not
+/// know which connections had not closed.
+#[test]
+fn where_an_apply_was_interrupted_earlier_connections_have_a_second_to_end_too() {
+    let world = World::new(Backend::Nftables, Pod::Dual);
+    let settings = scenario("plain");
+    let _before = Dial::tcp(Place::Outside, pod(Family::V4), 8080).hold(&world);
+    let unfinished = thread::scope(|scope| {
+        let applying = scope.spawn(|| world.apply(&settings));
+        for family in Family::ALL {
+            until_captured(&world, family);
+        }
+        let unfinished = world.pod.nft("list ruleset");
+        assert!(!applying.is_finished());
+        applying.join().unwrap();
+        unfinished
+    });
+    let mut carried = carried(&world);
+    Gap::InboundFlushed.open(&world);
+    let mut past = Dial::tcp(Place::Outside, pod(Family::V4), 8080).hold(&world);
+    assert_eq!(past.1.by(), Some(By::Application));
+    world.pod.nft(&format!("flush ruleset; {unfinished}"));
+    let past = past.0.as_mut().unwrap();
+    past.talk().unwrap();
+    let lasted = last_answer(past, || {
+        world.apply(&settings);
+    });
+    assert!(
+        (HALF_A_SECOND..MAX_LIFETIME).contains(&lasted),
+        "{lasted:?}"
+    );
+    world.speak();
+    for (_, flow) in &mut carried {
+        flow.hear().and_then(|()| flow.talk()).unwrap();
+    }
+}
+
 /// The last uncaptured connections of each kind.
 const KEPT: usize = 16;
 
