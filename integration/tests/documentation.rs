@@ -16,7 +16,10 @@ use std::{
 
 use inpod_service::{Key, config::COMMON};
 use inpod_types::keys;
-use pod_events::metrics::{Metric, OF_ISTIO, OWN};
+use pod_events::{
+    counters::Metric,
+    metrics::{OF_ISTIO, OWN},
+};
 
 const SETTINGS: &str =
     "<!-- settings: integration/tests/documentation.rs compares this table with the code -->\n";

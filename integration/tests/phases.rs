@@ -7,7 +7,10 @@ use anyhow::ensure;
 use integration::{
     Call, Moment, Named, Node, Proxy, Spec, Step, TIMEOUT, Verbs, eventually, number,
 };
-use pod_events::metrics::{Metric, OF_ISTIO, OWN};
+use pod_events::{
+    counters::Metric,
+    metrics::{OF_ISTIO, OWN},
+};
 
 const HELD: Duration = Duration::from_millis(700);
 

@@ -13,13 +13,7 @@ use std::{
 
 use inpod_proto::{Invalid, netconfig::v1 as netconfig, podevents::v1 as wire};
 
-use crate::pod::DeclaredPort;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Protocol {
-    Tcp,
-    Udp,
-}
+use crate::pod::{DeclaredPort, Protocol};
 
 pub(crate) type Port = (Protocol, u16);
 

@@ -7,7 +7,7 @@ use std::sync::{
 
 use tokio::sync::broadcast;
 
-use crate::source::PodKey;
+use crate::pod::PodKey;
 
 /// The number of changes that a subscriber may lag behind.
 const CHANNEL_CAPACITY: usize = 4096;

@@ -43,6 +43,17 @@ pub struct Record {
 }
 
 impl Record {
+    /// Returns its netns with everything known to identify it.
+    pub(crate) fn expected_netns(&self) -> NetnsRef {
+        let (netns, id) = (&self.netns, self.netns_id);
+        NetnsRef {
+            device: id.map(|id| id.device).or(netns.device),
+            inode: id.map(|id| id.inode).or(netns.inode),
+            cookie: id.map(|id| id.cookie).or(netns.cookie),
+            path: netns.path.clone(),
+        }
+    }
+
     /// Returns whether it belongs to a pod of the source. A static pod keeps its sandbox when its
     /// mirror pod is recreated.
     pub fn belongs_to(&self, pod: &Pod) -> bool {

@@ -29,7 +29,11 @@ use tonic::{Code, Request, Response, Status};
 use crate::testing::Transport;
 use crate::{checkpoint::Record, redirection::Capture, trace};
 
+pub(crate) use broker::ztunnels;
 pub use find::FoundNetns;
+
+/// Of a service; `None` while it is away.
+pub(crate) type Instance = Option<Arc<str>>;
 
 const MAX_CONCURRENT_SEARCHES: usize = 4;
 
@@ -48,6 +52,10 @@ pub struct Clients {
 pub struct ClaimedNetns {
     pub id: NetnsId,
     pub addresses: Vec<IpAddr>,
+}
+
+pub(crate) fn deadline_in(seconds: u64) -> Instant {
+    Instant::now() + Duration::from_secs(seconds)
 }
 
 fn request<T>(message: T, deadline: Instant) -> Request<T> {

@@ -12,10 +12,10 @@ use serde::Deserialize;
 
 use crate::{
     decide::{Policy, Selectors},
+    labels::Selector,
     redirection::{
         Capture, Group, Inbound, Ipv6, Loopback, OwnerGroups, Permission, Permissions, Sidecars,
     },
-    ztunnels::Selector,
 };
 
 pub const KEYS: &[Key] = &[

@@ -6,12 +6,12 @@ mod selector;
 use inpod_types::{Enrollment, NamespaceName, Reason, keys};
 
 use crate::{
+    inventory::Inventory,
     pod::{Namespace, Pod},
     redirection::Permissions,
-    source::Inventory,
 };
 
-pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
+pub use selector::{InvalidSelectors, Selected, Selectors};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {

@@ -8,7 +8,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::metrics::Metric;
+use crate::counters::Metric;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DriftKind {

@@ -10,17 +10,17 @@ use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
 use inpod_service::Readiness;
 use inpod_types::{Enrollment, Failure, PodRef, PodUid, Reason};
 
-pub(crate) use report::{ServiceReports, ztunnels};
+pub(crate) use report::ServiceReports;
 
 use crate::{
+    annotations::desired::PodStatus,
     checkpoint::{Intent, Record},
     decide::{Decision, Policy, inputs_of},
     drift::DriftKind,
-    pod::Pod,
+    inventory::Inventory,
+    pod::{Pod, PodKey},
     registry::Registry,
-    source::{Inventory, PodKey},
-    status::desired::PodStatus,
-    task::{Shared, View},
+    task::{Shared, View, state},
     timeline::Entry,
 };
 
@@ -191,18 +191,6 @@ fn addresses(record: &Record) -> Vec<String> {
 fn shown_annotation(known: &PodInfo) -> String {
     let shown = known.shown().and_then(|pod| pod.redirection.clone());
     shown.unwrap_or_default()
-}
-
-pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
-    match current.map(|record| &record.intent) {
-        None | Some(Intent::Out) => wire::PodState::Out,
-        Some(Intent::Enrolling | Intent::Adopted) => wire::PodState::Enrolling,
-        Some(Intent::Enrolled { .. }) => wire::PodState::Enrolled,
-        Some(Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. }) => {
-            wire::PodState::Withdrawing
-        }
-        Some(Intent::Deleting { .. }) => wire::PodState::Deleting,
-    }
 }
 
 /// Returns the annotation that the pod should have: the current one if any value will do.

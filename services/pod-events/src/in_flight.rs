@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::sync::watch;
 
-use crate::source::PodKey;
+use crate::pod::PodKey;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<State>>);

@@ -6,27 +6,32 @@
 
 pub mod admission;
 mod adoption;
+mod annotations;
 pub mod binds;
 pub mod boottime;
 pub mod changes;
 pub mod checkpoint;
 pub mod clients;
 pub mod config;
+pub mod counters;
 pub mod decide;
 pub mod drift;
 mod explain;
 mod in_flight;
 pub mod injection;
+pub mod inventory;
+pub mod labels;
+pub mod leave_mode;
 pub mod metrics;
 #[cfg(test)]
 mod model;
 mod offline;
+pub mod owners;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;
 pub mod redirection;
 pub mod registry;
-pub mod resolve;
 pub mod server;
 pub mod source;
 pub mod status;
@@ -53,17 +58,21 @@ use crate::{
     checkpoint::Checkpoint,
     clients::Clients,
     config::Config,
+    counters::Counters,
     drift::Repairs,
-    metrics::{AggregatedMetrics, Counters, IstioMetrics, Metrics},
+    inventory::Inventory,
+    leave_mode::LeaveMode,
+    metrics::{AggregatedMetrics, IstioMetrics, Metrics},
     offline::PluginState,
+    owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
-    registry::{Owners, Registry},
+    registry::Registry,
     server::Server,
-    source::{Health, Inventory, Source},
+    source::{Health, Source},
     status::StatusReporter,
     sync::Sync,
     task::Shared,
-    uninstall::{LeaveMode, Uninstaller},
+    uninstall::Uninstaller,
 };
 
 pub const SERVICE: Service = Service {
@@ -172,7 +181,7 @@ fn start_followers(
 ) {
     let (source, clients) = (&shared.source, &shared.pipeline.clients);
     let adopted = adoption.completed();
-    shared.status.start(shared, registry, conditions, adopted);
+    annotations::start(shared, registry, conditions, adopted);
     let before = (adoption, source.health());
     let (known, readiness) = (registry.clone(), conditions.clone());
     let broker = Sync::start(clients.clone(), known, readiness, synced, before);

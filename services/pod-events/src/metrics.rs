@@ -2,14 +2,13 @@
 
 mod aggregate;
 mod istio;
-mod phases;
 mod view_age;
 
 use std::{sync::Arc, time::Duration};
 
 use inpod_proto::podevents::v1::PodState;
 use inpod_service::metrics::{ObservableGauge, duration_histogram};
-use inpod_types::{Enrollment, Failure, Reason};
+use inpod_types::{Enrollment, Failure};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},
@@ -18,26 +17,16 @@ use tokio::time::Instant;
 
 use crate::{
     checkpoint::{Intent, Record},
+    counters::{Metric, Phases},
     drift::DRIFT,
-    explain,
     registry::Registry as Pods,
     status::metrics as status,
-    task::{Added, ReplayOutcome, Shared, View},
+    task::{self, Added, ReplayOutcome, Shared, View},
 };
 
 pub(crate) use aggregate::AggregatedMetrics;
 pub use istio::IstioMetrics;
-pub use phases::{Phase, PhaseGuard, Phases};
 use view_age::ViewAge;
-
-#[derive(Clone, Copy, Debug)]
-pub struct Metric {
-    /// Without the prefix, the unit and the `_total` of counters.
-    pub name: &'static str,
-    /// Comma-separated; empty if there are none.
-    pub labels: &'static str,
-    pub help: &'static str,
-}
 
 const ADDS: Metric = Metric {
     name: "add_duration",
@@ -118,20 +107,6 @@ pub const OWN: &[(Metric, &str)] = &[
 
 /// The metrics under the names of Istio's node agent, enabled by `istio_metrics`.
 pub const OF_ISTIO: &[(Metric, &str)] = &[(istio::REQUESTS, "_total"), (istio::EVENTS, "_total")];
-
-type ByReason = [(&'static str, &'static str); 1];
-
-#[derive(Clone, Debug, Default)]
-pub struct Counters {
-    retries: Family<ByReason, Counter>,
-}
-
-impl Counters {
-    pub(crate) fn retry(&self, reason: Reason) {
-        let labels = [("reason", reason.name())];
-        self.retries.get_or_create(&labels).inc();
-    }
-}
 
 type ByOutcome = [(&'static str, &'static str); 1];
 type ByEventAndResult = [(&'static str, &'static str); 2];
@@ -277,9 +252,8 @@ fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {
-    let counts = pods.count(|view: &View| {
-        i32::from(explain::state(view.records.last().map(|record| &**record)))
-    });
+    let counts = pods
+        .count(|view: &View| i32::from(task::state(view.records.last().map(|record| &**record))));
     let count = |state: PodState| counts.get(&i32::from(state)).copied().unwrap_or_default();
     STATES.map(|(state, name)| (name, count(state))).to_vec()
 }

@@ -23,9 +23,10 @@ use tokio::{
 };
 
 use crate::{
+    inventory::Inventory,
     metrics::Metrics,
+    pod::PodKey,
     registry::Registry,
-    source::{Inventory, PodKey},
     task::{ReplayOutcome, Shared},
 };
 use enrolled::EnrolledTracker;

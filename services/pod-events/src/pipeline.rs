@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use inpod_types::{Enrollment, Failure, NetnsRef, Reason, Revision, Workload, WorkloadInfo};
+use inpod_types::{Enrollment, Failure, Reason, Revision, Workload, WorkloadInfo};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -99,21 +99,6 @@ pub fn is_transient(reason: Reason) -> bool {
             | Reason::NotSeeded
             | Reason::RevisionStale
     )
-}
-
-/// Returns a record's netns with everything known to identify it.
-pub(crate) fn expected_netns(record: &Record) -> NetnsRef {
-    let (netns, id) = (&record.netns, record.netns_id);
-    NetnsRef {
-        device: id.map(|id| id.device).or(netns.device),
-        inode: id.map(|id| id.inode).or(netns.inode),
-        cookie: id.map(|id| id.cookie).or(netns.cookie),
-        path: netns.path.clone(),
-    }
-}
-
-pub(crate) fn deadline_in(seconds: u64) -> Instant {
-    Instant::now() + Duration::from_secs(seconds)
 }
 
 impl Pipeline {

@@ -9,17 +9,21 @@ use std::{
 };
 
 use inpod_types::{
-    InvalidIdentifier, NamespaceName, NodeName, PodRef, PodUid, ServiceAccountName, keys,
+    InvalidIdentifier, NamespaceName, NodeName, PodName, PodRef, PodUid, ServiceAccountName, keys,
 };
 use k8s_openapi::api::core::v1 as k8s;
 
 use crate::{
-    decide::Labels,
     injection::Injection,
     redirection::{Permissions, Requested},
 };
 
-pub use ports::DeclaredPort;
+pub use ports::{DeclaredPort, Protocol};
+
+/// Several pods may have the same key one after the other.
+pub type PodKey = (NamespaceName, PodName);
+
+pub type Labels = BTreeMap<String, String>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {

@@ -1,13 +1,10 @@
 //! The tasks of all pods of the node.
 
 mod adoption;
-mod owners;
 mod queries;
 mod replay;
 mod supervise;
 mod wakeups;
-
-pub use owners::Owners;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,13 +24,14 @@ use tokio::{
 
 use crate::{
     checkpoint::{Intent, Record},
+    counters::Phase,
     drift::DriftKind,
     in_flight::InFlight,
-    metrics::Phase,
     pipeline::{is_transient, workload_of},
-    resolve::resolve,
-    source::PodKey,
-    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, log_refusal},
+    pod::PodKey,
+    task::{
+        AddCall, Added, Command, Interrupts, Shared, Task, View, log_refusal, resolve::resolve,
+    },
     trace,
 };
 

@@ -23,8 +23,8 @@ use crate::{
     clients::Clients,
     explain,
     metrics::{IstioMetrics, Metrics},
+    pod::PodKey,
     registry::Registry,
-    source::PodKey,
     task::Shared,
     trace,
 };

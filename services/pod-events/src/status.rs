@@ -1,15 +1,12 @@
 //! Reports pods to Kubernetes: the annotation `ambient.istio.io/redirection`, and Events.
 //!
-//! Nothing waits for these writes. `desired` computes a pod's annotation, `queue` schedules patches, and
-//! `controller` reacts to changes.
+//! Nothing waits for these writes. `queue` schedules patches; the module `annotations` decides on them.
 
-mod controller;
-pub(crate) mod desired;
+mod annotation;
 mod events;
-mod failure_events;
 pub(crate) mod metrics;
-mod patch;
-mod queue;
+pub(crate) mod patch;
+pub(crate) mod queue;
 mod rate_limit;
 
 use std::{
@@ -17,17 +14,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use inpod_service::Readiness;
 use inpod_types::{NodeName, PodRef, Reason};
 use kube::Client;
 use prometheus_client::registry::Registry as Metrics;
-use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
-};
+use tokio::{sync::mpsc, time::Instant};
 
-use crate::{registry::Registry, source::Source, task::Shared};
-use controller::Controller;
+use crate::source::Source;
+pub(crate) use annotation::Annotation;
 use events::{QUEUE_CAPACITY, QueuedEvent};
 use metrics::StatusMetrics;
 use queue::PatchQueue;
@@ -39,13 +32,13 @@ const REPORTER: &str = "inpod.io/pod-events";
 #[derive(Clone, Debug, Default)]
 pub struct StatusReporter(Option<Arc<Inner>>);
 
-struct Inner {
-    client: Client,
+pub(crate) struct Inner {
+    pub(crate) client: Client,
     source: Source,
     queue: Mutex<PatchQueue>,
     rate_limits: Mutex<RateLimits>,
     event_queue: mpsc::Sender<QueuedEvent>,
-    metrics: StatusMetrics,
+    pub(crate) metrics: StatusMetrics,
 }
 
 impl fmt::Debug for Inner {
@@ -88,6 +81,10 @@ impl StatusReporter {
         })))
     }
 
+    pub(crate) fn inner(&self) -> Option<&Arc<Inner>> {
+        self.0.as_ref()
+    }
+
     pub(crate) fn unmet(&self) -> u64 {
         self.0.as_ref().map_or(0, |inner| inner.queue().unmet())
     }
@@ -110,31 +107,6 @@ impl StatusReporter {
         inner
             .metrics
             .register(metrics, move || counted.queue().unmet());
-    }
-
-    /// Starts to keep annotations in sync. Pods without a known sandbox keep theirs until `adoption_done`: they may
-    /// have one that has not been found.
-    pub(crate) fn start(
-        &self,
-        shared: &Arc<Shared>,
-        registry: &Registry,
-        conditions: &Readiness,
-        adoption_done: watch::Receiver<bool>,
-    ) {
-        let Some(inner) = &self.0 else { return };
-        let controller = Controller::new(
-            self.clone(),
-            Arc::clone(inner),
-            Arc::clone(shared),
-            registry.clone(),
-            conditions.clone(),
-        );
-        // Subscribes here rather than in the controller, so that no change is missed before its first poll.
-        let changes = shared.pod_changes.subscribe();
-        tokio::spawn(inpod_service::abort_on_panic(
-            "status",
-            controller.run(changes, adoption_done),
-        ));
     }
 
     /// Returns whether peers see that the pod is not redirected: the API server has accepted the removal of the
@@ -186,7 +158,7 @@ impl StatusReporter {
 }
 
 impl Inner {
-    fn queue(&self) -> MutexGuard<'_, PatchQueue> {
+    pub(crate) fn queue(&self) -> MutexGuard<'_, PatchQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@
 //! The first set of a boot waits, without limit, for the source and for the search of pods that ran before inpod:
 //! ztunnel drops every workload that the set does not name.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use inpod_proto::{
     netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as DriftEvent},
@@ -23,7 +23,11 @@ use tokio::{
 };
 
 use crate::{
-    adoption::Adoption, clients::Clients, pipeline::Synced, registry::Registry, source::Health,
+    adoption::Adoption,
+    clients::{Clients, Instance},
+    pipeline::Synced,
+    registry::Registry,
+    source::Health,
 };
 
 /// The delay before a broken stream is reopened, and the initial delay of a retry.
@@ -35,9 +39,6 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const ORPHAN_INTERVAL: Duration = Duration::from_secs(300);
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// `None` while the service is away.
-pub(crate) type Instance = Option<Arc<str>>;
 
 /// Readiness depends on it: ADDs of pods of the mesh can be served.
 const SYNCED_CONDITION: &str = "in-step";

@@ -13,6 +13,7 @@ mod interrupt;
 mod listeners;
 mod reconcile;
 mod replay;
+pub mod resolve;
 mod settings;
 mod sidecar;
 mod update;
@@ -39,19 +40,19 @@ use crate::{
     changes::PodChanges,
     checkpoint::{Intent, Record},
     config::Config,
+    counters::{Counters, Phase},
     decide::{Decision, Policy, decide_from},
     drift::{Drift, DriftKind, RepairBackoff, Repairs},
-    metrics::{Counters, Phase},
+    leave_mode::LeaveMode,
+    owners::Owners,
     pipeline::{CancelReason, Pipeline},
     plan::{Action, Timing},
-    pod::Pod,
-    registry::Owners,
-    resolve::Resolved,
-    source::{PodKey, Source},
+    pod::{Pod, PodKey},
+    source::Source,
     status::StatusReporter,
+    task::resolve::Resolved,
     timeline::Timeline,
     trace,
-    uninstall::LeaveMode,
 };
 
 pub(crate) use adoption::record_without_netns;
@@ -62,6 +63,7 @@ pub use interrupt::Interrupts;
 pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
 pub use view::View;
+pub(crate) use view::state;
 
 #[derive(Debug)]
 pub enum Command {

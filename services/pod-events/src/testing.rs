@@ -26,17 +26,17 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     clients::Clients,
     config::{Config, KEYS},
+    counters::Counters,
     drift::Repairs,
     injection::Injection,
-    metrics::Counters,
+    leave_mode::LeaveMode,
+    owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
     redirection::{Capture, Inbound, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
-    registry::Owners,
     source::Source,
     status::StatusReporter,
     task::Shared,
-    uninstall::LeaveMode,
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {

@@ -1,11 +1,7 @@
 //! Uninstall and handover of a node: every pod is withdrawn in order, or left to another agent. Then a receipt of one
 //! line is written and the process ends.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
 use inpod_service::{
@@ -22,32 +18,6 @@ use crate::{SERVICE, clients::Clients, registry::Registry, task::Shared};
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 const CONDITION: &str = "staying";
-
-/// The node's current leave mode, if any.
-#[derive(Clone, Debug)]
-pub struct LeaveMode(watch::Receiver<Option<UninstallMode>>);
-
-impl LeaveMode {
-    /// Follows a file. A marker in `directory` records an earlier completed removal.
-    pub fn follow(file: PathBuf, directory: &Path) -> Self {
-        Self(uninstall::watch(file, Marker::in_directory(directory)))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn manual(requested: watch::Receiver<Option<UninstallMode>>) -> Self {
-        Self(requested)
-    }
-
-    pub fn is(&self, leave: UninstallMode) -> bool {
-        *self.0.borrow() == Some(leave)
-    }
-}
-
-impl Default for LeaveMode {
-    fn default() -> Self {
-        Self(watch::channel(None).1)
-    }
-}
 
 pub(crate) struct Uninstaller {
     shared: Arc<Shared>,
@@ -74,7 +44,7 @@ impl Uninstaller {
     }
 
     pub(crate) async fn run(self) {
-        let LeaveMode(mut requested) = self.shared.leave_mode.clone();
+        let mut requested = self.shared.leave_mode.watch();
         loop {
             let leave = *requested.borrow_and_update();
             let pending = self.start(leave);

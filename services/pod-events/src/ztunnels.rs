@@ -2,88 +2,28 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    str::FromStr,
     sync::Arc,
     time::Duration,
 };
 
-use inpod_types::{Failure, NamespaceName, PodUid};
+use inpod_types::{Failure, PodUid};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
 
 use crate::{
-    clients::Clients,
-    pod::Pod,
-    source::{Health, Inventory, PodKey, Source},
-    sync::Instance,
+    clients::{Clients, Instance},
+    inventory::Inventory,
+    labels::Selector,
+    pod::PodKey,
+    source::{Health, Source},
 };
 
 /// The first and the longest delay between attempts.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 const SET_TIMEOUT: Duration = Duration::from_secs(10);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selector {
-    namespace: NamespaceName,
-    label: String,
-    value: String,
-}
-
-impl Selector {
-    fn selects(&self, pod: &Pod) -> bool {
-        pod.pod.namespace == self.namespace && pod.labels.get(&self.label) == Some(&self.value)
-    }
-}
-
-impl FromStr for Selector {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('/').and_then(|(namespace, rest)| {
-            let (label, value) = rest.split_once('=')?;
-            (is_label(label) && is_name(value)).then_some(Self {
-                namespace: namespace.parse().ok()?,
-                label: label.to_owned(),
-                value: value.to_owned(),
-            })
-        });
-        parsed.ok_or_else(|| {
-            format!(
-                "setting ztunnel_pods: \"{text}\" is not NAMESPACE/LABEL=VALUE, for example istio-system/app=ztunnel"
-            )
-        })
-    }
-}
-
-/// Accepts label keys with or without a prefix.
-pub(crate) fn is_label(text: &str) -> bool {
-    match text.split_once('/') {
-        Some((prefix, name)) => is_prefix(prefix) && is_name(name),
-        None => is_name(text),
-    }
-}
-
-/// Accepts label names and nonempty label values: at most 63 letters, digits, `-`, `_` and `.`, with a letter or
-/// digit at both ends (Kubernetes, "Labels and Selectors").
-pub(crate) fn is_name(text: &str) -> bool {
-    let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let is_edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
-    let mut bytes = text.bytes();
-    text.len() <= 63
-        && bytes.clone().all(is_inside)
-        && is_edge(bytes.clone().next())
-        && is_edge(bytes.next_back())
-}
-
-/// Accepts a label prefix, which is a DNS subdomain.
-fn is_prefix(text: &str) -> bool {
-    let is_dns = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_part = |part: &str| is_name(part) && part.bytes().all(is_dns);
-    text.len() <= 253 && text.split('.').all(is_part)
-}
 
 /// The node's ztunnel pods, updated incrementally.
 #[derive(Debug, Default)]

@@ -1,11 +1,12 @@
 use std::collections::BTreeSet;
 
-use inpod_proto::ztunnelbroker::v1 as broker;
+use inpod_proto::{podevents::v1 as wire, types::v1 as types, ztunnelbroker::v1 as broker};
 use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
 use tokio::time::Instant;
 use tonic::{Response, Streaming};
 
 use super::{Clients, call, request, to_failure};
+use crate::checkpoint::Record;
 
 impl Clients {
     /// Adds a workload; returns once the first ztunnel has acknowledged it.
@@ -116,5 +117,35 @@ impl Clients {
         answer
             .map(Response::into_inner)
             .map_err(|status| to_failure("ztunnel-broker", &status))
+    }
+}
+
+/// Returns what each ztunnel has acknowledged of a sandbox.
+pub(crate) fn ztunnels(
+    all: &broker::ListWorkloadsResponse,
+    record: &Record,
+) -> Vec<wire::ZtunnelReport> {
+    let sandbox = types::SandboxRef::from(&record.sandbox);
+    let states = all.workloads.iter().flat_map(|workload| &workload.states);
+    let own = states.filter(|state| state.sandbox.as_ref() == Some(&sandbox));
+    own.map(|state| wire::ZtunnelReport {
+        session_id: state.session_id,
+        state: phase(state.phase()).to_owned(),
+        acknowledged_at: state.acknowledged_at,
+        error: state.error.clone(),
+    })
+    .collect()
+}
+
+fn phase(phase: broker::WorkloadPhase) -> &'static str {
+    match phase {
+        broker::WorkloadPhase::Unspecified => "unknown",
+        broker::WorkloadPhase::Queued => "queued",
+        broker::WorkloadPhase::Sent => "sent",
+        broker::WorkloadPhase::Added => "added",
+        broker::WorkloadPhase::Kept => "kept",
+        broker::WorkloadPhase::Refused => "refused",
+        broker::WorkloadPhase::Removed => "removed",
+        broker::WorkloadPhase::Quarantined => "quarantined",
     }
 }

@@ -2,12 +2,8 @@ use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::T
 use inpod_types::{Failure, NetnsRef, Reason, SandboxRef};
 use tokio::time::Instant;
 
-use super::{Clients, call, invalid_response, request};
-use crate::{
-    binds::Socket,
-    checkpoint::Record,
-    pipeline::{deadline_in, expected_netns},
-};
+use super::{Clients, call, deadline_in, invalid_response, request};
+use crate::{binds::Socket, checkpoint::Record};
 
 impl Clients {
     /// Lists the sockets in a sandbox's netns: through its claim or, without one, at its recorded path, verified by
@@ -27,7 +23,7 @@ impl Clients {
                 return claimed;
             }
         }
-        self.sockets_at(&expected_netns(record), deadline).await
+        self.sockets_at(&record.expected_netns(), deadline).await
     }
 
     pub(crate) async fn sockets_at(

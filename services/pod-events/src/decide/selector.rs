@@ -5,15 +5,13 @@
 
 mod parse;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use inpod_types::keys;
 
-use crate::pod::Namespace;
+use crate::pod::{Labels, Namespace};
 
 pub use parse::InvalidSelectors;
-
-pub type Labels = BTreeMap<String, String>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selectors {

@@ -1,7 +1,10 @@
 mod oracle;
 
 use super::*;
-use crate::testing::{namespace, pod};
+use crate::{
+    pod::Labels,
+    testing::{namespace, pod},
+};
 
 fn istio() -> Selectors {
     keys::ISTIO_SELECTORS.parse().unwrap()

@@ -129,8 +129,8 @@ mod tests {
     use crate::{
         boottime::BootInstant,
         decide::Decision,
+        inventory::Inventory,
         redirection::RequestedSettings,
-        source::Inventory,
         task::View,
         testing::{pod, record, sidecar_of},
     };

@@ -3,12 +3,11 @@
 use inpod_proto::{
     netconfig::v1::{Finding, InspectNetnsResponse, PlanRulesResponse},
     podevents::v1 as wire,
-    types::v1 as types,
-    ztunnelbroker::v1::{ListWorkloadsResponse, WorkloadPhase},
+    ztunnelbroker::v1::ListWorkloadsResponse,
 };
 use inpod_types::Failure;
 
-use crate::checkpoint::Record;
+use crate::{checkpoint::Record, clients::ztunnels};
 
 /// Answers of the services; `None` if not asked.
 #[derive(Debug, Default)]
@@ -66,32 +65,6 @@ impl ServiceReports {
 
 fn finding(finding: &Finding) -> String {
     format!("{}: {}", finding.subject, finding.sentence)
-}
-
-pub(crate) fn ztunnels(all: &ListWorkloadsResponse, record: &Record) -> Vec<wire::ZtunnelReport> {
-    let sandbox = types::SandboxRef::from(&record.sandbox);
-    let states = all.workloads.iter().flat_map(|workload| &workload.states);
-    let own = states.filter(|state| state.sandbox.as_ref() == Some(&sandbox));
-    own.map(|state| wire::ZtunnelReport {
-        session_id: state.session_id,
-        state: phase(state.phase()).to_owned(),
-        acknowledged_at: state.acknowledged_at,
-        error: state.error.clone(),
-    })
-    .collect()
-}
-
-fn phase(phase: WorkloadPhase) -> &'static str {
-    match phase {
-        WorkloadPhase::Unspecified => "unknown",
-        WorkloadPhase::Queued => "queued",
-        WorkloadPhase::Sent => "sent",
-        WorkloadPhase::Added => "added",
-        WorkloadPhase::Kept => "kept",
-        WorkloadPhase::Refused => "refused",
-        WorkloadPhase::Removed => "removed",
-        WorkloadPhase::Quarantined => "quarantined",
-    }
 }
 
 #[cfg(test)]

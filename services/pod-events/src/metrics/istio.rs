@@ -9,8 +9,8 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-use super::Metric;
-use crate::source::{Inventory, SharedMap};
+use crate::counters::Metric;
+use crate::inventory::{Inventory, SharedMap};
 
 /// Istio's plugin calls its agent only for pods in the mesh (services/docs/facts/istio-ambient.md, 3).
 pub(super) const REQUESTS: Metric = Metric {

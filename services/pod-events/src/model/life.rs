@@ -44,23 +44,26 @@ use super::{
 use crate::{
     admission::Admission,
     adoption::Adoption,
+    annotations,
     boottime::BootInstant,
     changes::PodChanges,
     checkpoint::Checkpoint,
     clients::Clients,
     config::Config,
+    counters::{Counters, Phases},
     drift::Repairs,
     follow_source,
-    metrics::{Counters, Metrics, Phases},
+    leave_mode::LeaveMode,
+    metrics::Metrics,
+    owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
-    registry::{Owners, Registry},
+    registry::Registry,
     server::Server,
     source::Source,
     status::StatusReporter,
     sync::Sync,
     task::{AddCall, OfflineAdd, ReplayOutcome, Shared},
     testing::{self, Transport, set_disk_fault, set_since_boot, since_boot},
-    uninstall::LeaveMode,
 };
 
 pub(super) const STATES: [&str; 9] = [
@@ -272,9 +275,7 @@ impl Run {
         let metrics = Metrics::register(&mut metrics, &registry, &shared);
         let adoption = Adoption::open(directory.join("inherited"));
         let adopted = adoption.completed();
-        shared
-            .status
-            .start(&shared, &registry, &conditions, adopted);
+        annotations::start(&shared, &registry, &conditions, adopted);
         let clients = shared.pipeline.clients.clone();
         let before = (adoption, health);
         Sync::start(

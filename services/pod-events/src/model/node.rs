@@ -15,8 +15,8 @@ use inpod_types::{ContainerId, Failure, NetnsId, NetnsRef, Reason, SandboxRef, W
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::{
-    pod::Pod,
-    source::{Inventory, PodKey},
+    inventory::Inventory,
+    pod::{Pod, PodKey},
     testing,
 };
 

@@ -11,9 +11,9 @@ use inpod_types::{Enrollment, NamespaceName, PodName, keys};
 
 use crate::{
     decide::{Policy, Selectors, decide_from},
-    pod::Pod,
+    inventory::Inventory,
+    pod::{Pod, PodKey},
     redirection::Permissions,
-    source::{Inventory, PodKey},
 };
 
 /// Tracks the namespaces whose pods must not be admitted unenrolled: those whose labels a selector matches, and those
@@ -170,7 +170,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        decide::Labels,
+        pod::Labels,
         testing::{namespace, pod},
     };
 

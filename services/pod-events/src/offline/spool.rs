@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use crate::{
     boottime::BootInstant,
-    metrics::Phases,
-    source::PodKey,
+    counters::Phases,
+    pod::PodKey,
     task::{AddCall, OfflineAdd, ReplayOutcome},
 };
 

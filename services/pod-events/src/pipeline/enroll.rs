@@ -13,11 +13,11 @@ use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
 
-use super::{Pipeline, expected_netns, is_gone, workload_of};
+use super::{Pipeline, is_gone, workload_of};
 use crate::{
     admission::Permit,
     checkpoint::{Intent, Record},
-    metrics::{Phase, Phases},
+    counters::{Phase, Phases},
     timeline::Timeline,
 };
 
@@ -195,7 +195,7 @@ impl Pipeline {
         context.check_deadline()?;
         let began = Instant::now();
         let claimed = {
-            let (netns, addresses) = (expected_netns(record), &record.addresses);
+            let (netns, addresses) = (record.expected_netns(), &record.addresses);
             let claim = self
                 .clients
                 .claim(&record.sandbox, &netns, addresses, work_deadline);
@@ -288,7 +288,7 @@ impl Pipeline {
                 self.clients
                     .claim(
                         &record.sandbox,
-                        &expected_netns(record),
+                        &record.expected_netns(),
                         &record.addresses,
                         deadline,
                     )
@@ -306,7 +306,7 @@ impl Pipeline {
         out.intent = Intent::Out;
         if out.netns.inode.is_none() {
             // Another netns may take its path.
-            out.netns = expected_netns(record);
+            out.netns = record.expected_netns();
         }
         out.netns_id = None;
         self.checkpoint.write(&out)?;

@@ -3,8 +3,9 @@
 use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
 
-use super::{Pipeline, deadline_in, expected_netns};
+use super::Pipeline;
 use crate::checkpoint::Record;
+use crate::clients::deadline_in;
 
 impl Pipeline {
     /// Searches for a pod's netns. Returns the record of the sandbox, named after one of its containers.
@@ -50,7 +51,7 @@ impl Pipeline {
         }
         record.netns = found.netns;
         self.checkpoint.write(record)?;
-        let (sandbox, expected_netns) = (&record.sandbox, expected_netns(record));
+        let (sandbox, expected_netns) = (&record.sandbox, record.expected_netns());
         let claim = self
             .clients
             .claim(sandbox, &expected_netns, &record.addresses, deadline_in(5));

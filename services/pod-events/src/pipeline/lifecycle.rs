@@ -3,7 +3,8 @@
 use inpod_proto::netconfig::v1::inspect_netns_request::Target;
 use inpod_types::{Failure, Reason};
 
-use super::{Pipeline, deadline_in, expected_netns};
+use super::Pipeline;
+use crate::clients::deadline_in;
 use crate::{
     checkpoint::{Intent, Record},
     timeline::Timeline,
@@ -36,7 +37,7 @@ impl Pipeline {
         let inspect = |target| self.clients.inspect_processes(target, deadline_in(2));
         let seen = match inspect(Target::Sandbox((&record.sandbox).into())).await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                inspect(Target::Netns((&expected_netns(record)).into())).await
+                inspect(Target::Netns((&record.expected_netns()).into())).await
             }
             seen => seen,
         };
@@ -78,7 +79,7 @@ impl Pipeline {
             .clients
             .claim(
                 &record.sandbox,
-                &expected_netns(record),
+                &record.expected_netns(),
                 &record.addresses,
                 deadline_in(5),
             )

@@ -2,7 +2,8 @@
 
 use inpod_types::Failure;
 
-use super::{CancelReason, Pipeline, deadline_in};
+use super::{CancelReason, Pipeline};
+use crate::clients::deadline_in;
 use crate::{
     checkpoint::{Intent, Record},
     timeline::Timeline,

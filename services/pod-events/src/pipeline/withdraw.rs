@@ -4,7 +4,8 @@
 use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::Failure;
 
-use super::{Pipeline, deadline_in, expected_netns};
+use super::Pipeline;
+use crate::clients::deadline_in;
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -92,7 +93,7 @@ impl Pipeline {
         if !matches!(record.intent, Intent::Enrolled { .. }) {
             return self.mark_out(record);
         }
-        record.netns = expected_netns(record);
+        record.netns = record.expected_netns();
         record.netns_id = None;
         log.note("the redirection to its sidecar stays, and is no longer managed");
         Ok(self.checkpoint.write(record)?)

@@ -2,7 +2,11 @@
 
 use k8s_openapi::api::core::v1 as k8s;
 
-use crate::binds::Protocol;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+}
 
 /// Informational only: the container may listen on others.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::Registry;
 use crate::{
     checkpoint::Record,
-    pod::Pod,
-    source::PodKey,
+    pod::{Pod, PodKey},
     task::{Command, Shared},
 };
 

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use inpod_types::{NetworkName, SandboxRef};
 
 use super::{Handle, Registry};
-use crate::{checkpoint::Record, source::PodKey, task::View};
+use crate::{checkpoint::Record, pod::PodKey, task::View};
 
 impl Registry {
     pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<Arc<PodKey>> {

@@ -7,7 +7,7 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::Registry;
 use crate::{
-    source::PodKey,
+    pod::PodKey,
     task::{Command, OfflineAdd, ReplayOutcome},
 };
 

@@ -9,7 +9,7 @@ use futures_util::FutureExt as _;
 use tokio::{sync::oneshot, time::sleep};
 
 use super::Registry;
-use crate::{source::PodKey, task::Command};
+use crate::{pod::PodKey, task::Command};
 
 /// The cause of the panic may persist.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
@@ -49,8 +49,8 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::Intent,
+        pod::PodKey,
         registry::Handle,
-        source::PodKey,
         testing::{record, shared},
     };
 

@@ -6,7 +6,8 @@ use inpod_types::{Enrollment, NamespaceName, PodName};
 
 use super::{Handle, Registry, Tasks};
 use crate::{
-    source::{Changes, PodKey},
+    inventory::Changes,
+    pod::PodKey,
     task::{Command, should_be_enrolled},
 };
 

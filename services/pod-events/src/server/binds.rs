@@ -19,10 +19,10 @@ use tonic::Request;
 
 use super::{Server, parse_field, selection::Filter};
 use crate::{
-    binds::{PodNetwork, Port, PortIndex, Protocol, Socket, Ztunnel},
+    binds::{PodNetwork, Port, PortIndex, Socket, Ztunnel},
     checkpoint::{Intent, Record},
     explain::{self, PodInfo},
-    pod::Pod,
+    pod::{Pod, Protocol},
     task::{record_without_netns, should_be_enrolled},
 };
 

@@ -16,10 +16,10 @@ use tonic::Request;
 use super::{QUERY_TIMEOUT, Server, parse_field};
 use crate::{
     checkpoint::{Intent, Record},
-    explain,
-    metrics::Phases,
+    clients,
+    counters::Phases,
     pipeline::work_deadline,
-    source::PodKey,
+    pod::PodKey,
     task::AddCall,
 };
 
@@ -143,7 +143,7 @@ impl Server {
     /// Fails unless a ztunnel has acknowledged the sandbox.
     async fn check_acknowledged(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
         let workloads = self.clients().list_workloads(deadline).await?;
-        let reports = explain::ztunnels(&workloads, record);
+        let reports = clients::ztunnels(&workloads, record);
         if reports
             .iter()
             .any(|report| report.acknowledged_at.is_some())

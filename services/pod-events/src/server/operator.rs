@@ -9,7 +9,7 @@ use super::{QUERY_TIMEOUT, Server, selection::Selection};
 use crate::{
     checkpoint::{Intent, Record},
     explain::{self, PodInfo, ServiceReports},
-    source::PodKey,
+    pod::PodKey,
 };
 
 fn pod_unknown(name: &str) -> Failure {

@@ -4,7 +4,7 @@ use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
 use inpod_types::{NamespaceName, PodName, PodUid};
 
 use super::parse_field;
-use crate::{explain::PodInfo, source::PodKey};
+use crate::{explain::PodInfo, pod::PodKey};
 
 /// Selects by namespace, name and UID. An absent part matches any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -20,12 +20,7 @@ use tokio::sync::{
 use tonic::Status;
 
 use super::{Selection, keys, to_status};
-use crate::{
-    explain,
-    registry::Registry,
-    source::{Inventory, PodKey},
-    task::Shared,
-};
+use crate::{explain, inventory::Inventory, pod::PodKey, registry::Registry, task::Shared};
 
 /// Streams the current state, a marker for its end, and then every change.
 pub(super) fn enrollments(

@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::metrics::Metric;
+use crate::counters::Metric;
 
 pub(crate) const LAG: Metric = Metric {
     name: "annotation_lag",
@@ -37,7 +37,7 @@ pub(crate) const UNMET: Metric = Metric {
 type ByResult = [(&'static str, &'static str); 1];
 
 #[derive(Clone, Debug)]
-pub(super) struct StatusMetrics {
+pub(crate) struct StatusMetrics {
     lag: Histogram,
     patches: Family<ByResult, Counter>,
     events: Family<ByResult, Counter>,
@@ -54,7 +54,7 @@ impl Default for StatusMetrics {
 }
 
 impl StatusMetrics {
-    pub(super) fn register(
+    pub(crate) fn register(
         &self,
         registry: &mut Registry,
         unmet: impl Fn() -> u64 + Send + Sync + 'static,
@@ -65,15 +65,15 @@ impl StatusMetrics {
         registry.register_collector(ObservableGauge::new(UNMET.name, UNMET.help, unmet));
     }
 
-    pub(super) fn observe_lag(&self, lag: Duration) {
+    pub(crate) fn observe_lag(&self, lag: Duration) {
         self.lag.observe(lag.as_secs_f64());
     }
 
-    pub(super) fn patch(&self, result: &'static str) {
+    pub(crate) fn patch(&self, result: &'static str) {
         self.patches.get_or_create(&[("result", result)]).inc();
     }
 
-    pub(super) fn event(&self, result: &'static str) {
+    pub(crate) fn event(&self, result: &'static str) {
         self.events.get_or_create(&[("result", result)]).inc();
     }
 }

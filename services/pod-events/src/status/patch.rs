@@ -20,7 +20,7 @@ const PATCH_TIMEOUT: Duration = Duration::from_secs(5);
 const FIELD_MANAGER: &str = super::REPORTER;
 
 /// Patches the subresource `pods/status`: permission for it grants no write access to labels and spec.
-pub(super) async fn patch(client: Client, request: &PatchRequest) -> PatchOutcome {
+pub(crate) async fn patch(client: Client, request: &PatchRequest) -> PatchOutcome {
     let (namespace, name) = &request.key;
     let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client, namespace.as_str());
     let annotations = json!({keys::REDIRECTION: request.annotation.value()});

@@ -10,8 +10,8 @@ use std::{
 use inpod_types::{PodUid, SandboxRef};
 use tokio::time::Instant;
 
-use super::desired::Annotation;
-use crate::source::PodKey;
+use super::Annotation;
+use crate::pod::PodKey;
 
 const MAX_IN_FLIGHT: usize = 8;
 
@@ -22,36 +22,36 @@ const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::fro
 const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// After this time, an Event reports a Ready pod of the mesh without the annotation.
-pub(super) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An annotation that the API server has refused to change for so long holds up no uninstall: a policy refuses it for
 /// good. Longer than a restarted API server refuses what it allows once RBAC is loaded.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(super) struct PatchQueue {
+pub(crate) struct PatchQueue {
     entries: BTreeMap<PodKey, Entry>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct PodObservation<'a> {
-    pub(super) uid: &'a PodUid,
-    pub(super) observed: Option<&'a str>,
+pub(crate) struct PodObservation<'a> {
+    pub(crate) uid: &'a PodUid,
+    pub(crate) observed: Option<&'a str>,
     /// `None` if any value is acceptable.
-    pub(super) desired: Option<Annotation>,
+    pub(crate) desired: Option<Annotation>,
     /// The sandbox in which the pod is Ready and in the mesh.
-    pub(super) serving_sandbox: Option<&'a SandboxRef>,
+    pub(crate) serving_sandbox: Option<&'a SandboxRef>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PatchRequest {
-    pub(super) key: PodKey,
-    pub(super) uid: PodUid,
-    pub(super) annotation: Annotation,
+pub(crate) struct PatchRequest {
+    pub(crate) key: PodKey,
+    pub(crate) uid: PodUid,
+    pub(crate) annotation: Annotation,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum PatchOutcome {
+pub(crate) enum PatchOutcome {
     Accepted,
     Gone,
     Refused(String),
@@ -253,7 +253,7 @@ impl Entry {
 }
 
 impl PatchQueue {
-    pub(super) fn observe(&mut self, key: &PodKey, observation: &PodObservation<'_>, now: Instant) {
+    pub(crate) fn observe(&mut self, key: &PodKey, observation: &PodObservation<'_>, now: Instant) {
         let entry = match self.entries.entry(key.clone()) {
             btree_map::Entry::Occupied(known) => {
                 let known = known.into_mut();
@@ -270,12 +270,12 @@ impl PatchQueue {
         }
     }
 
-    pub(super) fn remove(&mut self, key: &PodKey) {
+    pub(crate) fn remove(&mut self, key: &PodKey) {
         self.entries.remove(key);
     }
 
     /// Takes the patch of the pod that is out of sync the longest. Returns `None` while too many are in flight.
-    pub(super) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
+    pub(crate) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
         if !self.has_capacity() {
             return None;
         }
@@ -300,7 +300,7 @@ impl PatchQueue {
     }
 
     /// Returns how long the desired value took to be written, if the patch wrote it.
-    pub(super) fn complete(
+    pub(crate) fn complete(
         &mut self,
         request: &PatchRequest,
         outcome: PatchOutcome,
@@ -316,7 +316,7 @@ impl PatchQueue {
     }
 
     /// Returns when the queue needs attention even if nothing changes.
-    pub(super) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let has_capacity = self.has_capacity();
         let entries = self.entries.values();
         let times = entries.flat_map(|entry| {
@@ -336,7 +336,7 @@ impl PatchQueue {
 
     /// Returns the pods to report as unannotated, once per sandbox, and those to observe again because the watch has
     /// not shown an accepted patch in time.
-    pub(super) fn expired(&mut self, now: Instant) -> (Vec<PodKey>, Vec<PodKey>) {
+    pub(crate) fn expired(&mut self, now: Instant) -> (Vec<PodKey>, Vec<PodKey>) {
         let (mut late, mut stale) = (Vec::new(), Vec::new());
         for (key, entry) in &mut self.entries {
             if entry.event_due_at().is_some_and(|at| at <= now) {
@@ -353,14 +353,14 @@ impl PatchQueue {
     }
 
     /// The API server is reachable again.
-    pub(super) fn retry_now(&mut self, now: Instant) {
+    pub(crate) fn retry_now(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             entry.retry_at = entry.retry_at.min(now);
         }
     }
 
     /// Returns whether peers are known not to see the pod as redirected.
-    pub(super) fn is_withdrawn(
+    pub(crate) fn is_withdrawn(
         &self,
         key: &PodKey,
         uid: &PodUid,
@@ -381,27 +381,27 @@ impl PatchQueue {
     }
 
     /// Returns whether the API server refuses to change the annotation, apparently for good.
-    pub(super) fn is_refused(&self, key: &PodKey, uid: &PodUid, now: Instant) -> bool {
+    pub(crate) fn is_refused(&self, key: &PodKey, uid: &PodUid, now: Instant) -> bool {
         let entry = self.entries.get(key).filter(|it| it.uid == *uid);
         entry.is_some_and(|entry| entry.is_refused(now))
     }
 
     /// Returns the number of annotations that are not in sync and refused, apparently for good.
-    pub(super) fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         let now = Instant::now();
         let entries = self.entries.values();
         let refused = entries.filter(|it| it.is_refused(now) && !it.is_satisfied(now));
         refused.count().try_into().unwrap_or(u64::MAX)
     }
 
-    pub(super) fn unmet(&self) -> u64 {
+    pub(crate) fn unmet(&self) -> u64 {
         let now = Instant::now();
         let unmet = self.entries.values().filter(|it| !it.is_satisfied(now));
         unmet.count().try_into().unwrap_or(u64::MAX)
     }
 
     /// Returns the number of pods whose last patch failed, and the first error.
-    pub(super) fn failures(&self) -> Option<(usize, String)> {
+    pub(crate) fn failures(&self) -> Option<(usize, String)> {
         let mut errors = self.entries.values().filter_map(|it| it.error.as_ref());
         let first = errors.next()?.clone();
         Some((1 + errors.count(), first))

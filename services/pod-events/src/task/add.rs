@@ -13,10 +13,10 @@ use crate::{
     admission::Permit,
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    metrics::{Phase, Phases},
+    counters::{Phase, Phases},
     pipeline::{EnrollContext, NetnsState},
     pod::Pod,
-    resolve::Resolved,
+    task::resolve::Resolved,
 };
 
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{Step, Task};
 use crate::{
     checkpoint::{Intent, Record},
-    pipeline::deadline_in,
+    clients::deadline_in,
     plan::Action,
     pod::Pod,
     redirection::Redirection,

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Shared, Task, adoption::record_without_netns};
 use crate::{
     checkpoint::{Intent, Record},
-    pipeline::deadline_in,
+    clients::deadline_in,
     pod::Pod,
     redirection::Redirection,
 };

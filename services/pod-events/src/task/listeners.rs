@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use super::{Task, interrupt};
 use crate::{
     checkpoint::{Intent, Record},
+    clients::{self, deadline_in},
     drift::DriftKind,
-    explain,
-    pipeline::{Pipeline, deadline_in},
+    pipeline::Pipeline,
 };
 
 /// ztunnel's TCP ports in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext, inbound HBONE).
@@ -93,7 +93,7 @@ async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Fail
     let sandbox = types::SandboxRef::from(&record.sandbox);
     let mut desired = all.workloads.iter().filter_map(|it| it.workload.as_ref());
     let is_in_set = desired.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));
-    let mut reports = explain::ztunnels(&all, record).into_iter();
+    let mut reports = clients::ztunnels(&all, record).into_iter();
     Ok(is_in_set && !reports.any(|report| report.acknowledged_at.is_some()))
 }
 

@@ -7,8 +7,8 @@ use super::{AddCall, Task};
 use crate::{
     boottime::BootInstant,
     checkpoint::{CheckpointError, Intent, Record},
+    inventory::Inventory,
     pod::Pod,
-    source::Inventory,
 };
 
 /// The source may take this long to show an admitted pod.

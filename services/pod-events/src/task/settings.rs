@@ -7,11 +7,11 @@ use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 use super::{Shared, Task};
 use crate::{
     checkpoint::Record,
-    pod::Pod,
+    inventory::Inventory,
+    pod::{Pod, PodKey},
     redirection::{
         Malformed, Permissions, PrivilegedRequest, Redirection, RequestedSettings, granted,
     },
-    source::{Inventory, PodKey},
     status::EventKind,
 };
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use inpod_types::{Enrollment, Failure, Reason};
 
 use super::{Step, Task};
-use crate::{checkpoint::Record, pipeline::deadline_in, pod::Pod};
+use crate::{checkpoint::Record, clients::deadline_in, pod::Pod};
 
 impl Task {
     /// Compares a record with what the pod requests now, as far as that is known.

@@ -1,8 +1,14 @@
 use std::{sync::Arc, time::SystemTime};
 
+use inpod_proto::podevents::v1::PodState;
 use inpod_types::Failure;
 
-use crate::{checkpoint::Record, drift::Drift, explain::state, plan::Action, timeline::Timeline};
+use crate::{
+    checkpoint::{Intent, Record},
+    drift::Drift,
+    plan::Action,
+    timeline::Timeline,
+};
 
 /// A pod's state, readable without waiting for the task.
 #[derive(Clone, Debug, Default)]
@@ -27,5 +33,17 @@ impl View {
             now if now == before => self.since,
             now => now.map(|_| SystemTime::now()),
         }
+    }
+}
+
+pub(crate) fn state(current: Option<&Record>) -> PodState {
+    match current.map(|record| &record.intent) {
+        None | Some(Intent::Out) => PodState::Out,
+        Some(Intent::Enrolling | Intent::Adopted) => PodState::Enrolling,
+        Some(Intent::Enrolled { .. }) => PodState::Enrolled,
+        Some(Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. }) => {
+            PodState::Withdrawing
+        }
+        Some(Intent::Deleting { .. }) => PodState::Deleting,
     }
 }

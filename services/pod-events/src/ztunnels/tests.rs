@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use inpod_types::Reason;
 
 use super::*;
-use crate::testing;
+use crate::{labels::Selector, pod::Pod, testing};
 
 fn ztunnel(name: &str) -> Pod {
     let mut pod = testing::pod("istio-system", name);

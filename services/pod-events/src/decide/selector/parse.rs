@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, str::FromStr};
 use serde_json::{Map, Value};
 
 use super::{Entry, Operator, Requirement, Selector, Selectors};
-use crate::ztunnels::{is_label, is_name};
+use crate::labels::{is_label, is_name};
 
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSelectors {

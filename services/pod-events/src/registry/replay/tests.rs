@@ -17,15 +17,15 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     clients::Clients,
     config::PodsFrom,
+    counters::{Counters, Phases},
     drift::Repairs,
-    metrics::{Counters, Phases},
+    leave_mode::LeaveMode,
+    owners::Owners,
     pipeline::{Pipeline, Revisions, Synced},
-    registry::Owners,
     source::Source,
     status::StatusReporter,
     task::{AddCall, Shared},
     testing::{capture, record, sandbox},
-    uninstall::LeaveMode,
 };
 
 const WEB: &str = "kind: Pod\nmetadata: {namespace: shop, name: web, uid: uid-of-web}\nspec: {nodeName: node-1, containers: []}\n";

@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Cache, observe_namespace, observe_pod, retry_after::RetryAfter};
 use crate::{
-    pod::Pod,
-    source::{Inventory, PodKey, RefreshOutcome, Scope},
+    inventory::Inventory,
+    pod::{Pod, PodKey},
+    source::{RefreshOutcome, Scope},
 };
 
 /// A slower API server counts as unavailable.

@@ -11,7 +11,7 @@ use std::{
     mem,
 };
 
-use crate::source::SharedMap;
+use crate::inventory::SharedMap;
 
 #[derive(Clone, Debug)]
 pub(super) struct Observed<K, V> {

@@ -13,17 +13,17 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{
-    EventKind, Inner, StatusReporter,
-    desired::{Annotation, PodStatus},
-    failure_events::FailureEvents,
-    patch::patch,
-    queue::{ANNOTATION_TIMEOUT, PatchOutcome, PatchQueue, PatchRequest, PodObservation},
-};
+use super::{desired::PodStatus, failure_events::FailureEvents};
 use crate::{
     checkpoint::Intent,
+    inventory::Inventory,
+    pod::PodKey,
     registry::Registry,
-    source::{Inventory, PodKey},
+    status::{
+        Annotation, EventKind, Inner,
+        patch::patch,
+        queue::{ANNOTATION_TIMEOUT, PatchOutcome, PatchQueue, PatchRequest, PodObservation},
+    },
     task::Shared,
 };
 
@@ -31,7 +31,6 @@ use crate::{
 const CONDITION: &str = "annotations";
 
 pub(super) struct Controller {
-    reporter: StatusReporter,
     inner: Arc<Inner>,
     shared: Arc<Shared>,
     registry: Registry,
@@ -44,7 +43,6 @@ pub(super) struct Controller {
 
 impl Controller {
     pub(super) fn new(
-        reporter: StatusReporter,
         inner: Arc<Inner>,
         shared: Arc<Shared>,
         registry: Registry,
@@ -52,7 +50,6 @@ impl Controller {
     ) -> Self {
         conditions.set(CONDITION, Ok(()));
         Self {
-            reporter,
             inner,
             shared,
             registry,
@@ -142,7 +139,7 @@ impl Controller {
             self.wake(key);
         }
         if let Some((kind, reason, message)) = self.failure_events.event_for(key, &status) {
-            self.reporter.event(&pod.pod, kind, reason, &message);
+            self.shared.status.event(&pod.pod, kind, reason, &message);
         }
     }
 
@@ -205,7 +202,8 @@ impl Controller {
                 ANNOTATION_TIMEOUT.as_secs()
             );
             let reason = Reason::AnnotationLate;
-            self.reporter
+            self.shared
+                .status
                 .event(&pod.pod, EventKind::Warning, reason, &message);
         }
         stale.iter().for_each(|key| self.observe(key));

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use inpod_types::{PodUid, Reason};
 
-use super::{EventKind, desired::PodStatus};
-use crate::{checkpoint::Intent, source::PodKey};
+use super::desired::PodStatus;
+use crate::{checkpoint::Intent, pod::PodKey, status::EventKind};
 
 #[derive(Debug, Default)]
 pub(super) struct FailureEvents(HashMap<PodKey, Reported>);

@@ -27,7 +27,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Queue => "queue",
             Self::Decide => "decide",
@@ -114,7 +114,7 @@ impl Phases {
         work.instrument(part).await
     }
 
-    pub(super) fn spent(&self) -> BTreeMap<Phase, Duration> {
+    pub(crate) fn spent(&self) -> BTreeMap<Phase, Duration> {
         let mut clock = self.lock();
         clock.count();
         clock.spent.clone()

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
-    pod::Pod,
+    inventory::Inventory,
+    pod::{Pod, PodKey},
     redirection::{Permissions, Requested},
-    source::{Inventory, PodKey, RefreshOutcome},
+    source::RefreshOutcome,
     task::{AddCall, Shared, is_permission_known},
 };
 

@@ -8,7 +8,7 @@ use std::{
 
 use inpod_types::{ContainerId, SandboxRef};
 
-use crate::{checkpoint::Record, source::PodKey};
+use crate::{checkpoint::Record, pod::PodKey};
 
 /// Not by sandbox: a record may match requests of another network (see [`Record::matches_request`]), but
 /// never of another container.

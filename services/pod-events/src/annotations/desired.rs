@@ -4,38 +4,16 @@
 //! with a new sandbox; as with Istio's agent, it does not reflect whether a ztunnel is running
 //! (services/docs/facts/istio-ambient.md, 1.7 and 3.1).
 
-use inpod_types::{Enrollment, Failure, Reason, SandboxRef, keys};
+use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 
 use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
     pipeline::is_transient,
     pod::Pod,
+    status::Annotation,
     task::View,
 };
-
-/// A value of `ambient.istio.io/redirection`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Annotation {
-    Enabled,
-    /// Belongs in the mesh, but no ztunnel has acknowledged this sandbox yet.
-    Pending,
-    Absent,
-}
-
-impl Annotation {
-    pub(crate) fn value(self) -> Option<&'static str> {
-        match self {
-            Self::Enabled => Some(keys::REDIRECTION_ENABLED),
-            Self::Pending => Some(keys::REDIRECTION_PENDING),
-            Self::Absent => None,
-        }
-    }
-
-    pub(crate) fn matches(self, shown: Option<&str>) -> bool {
-        self.value() == shown
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodStatus<'a> {

@@ -1,0 +1,80 @@
+//! A snapshot of this node's pods and their namespaces.
+
+mod shared_map;
+
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+
+use inpod_types::{NamespaceName, PodUid};
+
+use crate::pod::{Namespace, Pod, PodKey};
+
+pub use shared_map::SharedMap;
+
+/// A snapshot of this node's pods; clones share their unchanged parts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    pub pods: SharedMap<PodKey, Pod>,
+    pub namespaces: SharedMap<NamespaceName, Namespace>,
+    pub gaps: Arc<BTreeSet<String>>,
+    /// Every pod's namespace must be known. True in Kubernetes; in a directory, a missing namespace has no labels.
+    pub namespaces_required: bool,
+}
+
+impl Inventory {
+    /// Returns whether a pod missing from the view does not exist.
+    pub fn is_complete(&self) -> bool {
+        self.gaps.is_empty()
+    }
+
+    pub fn is_namespace_unknown(&self, name: &NamespaceName) -> bool {
+        !self.namespaces.contains_key(name) && (self.namespaces_required || !self.is_complete())
+    }
+
+    pub fn pod(&self, key: &PodKey) -> Option<&Pod> {
+        self.pods.get(key)
+    }
+
+    /// For a static pod, compares the hash.
+    pub fn pod_of_uid(&self, uid: &PodUid) -> Option<&Pod> {
+        self.pods.values().find(|pod| pod.has_uid(uid))
+    }
+
+    /// An unknown namespace has no labels.
+    pub fn namespace(&self, name: &NamespaceName) -> Cow<'_, Namespace> {
+        let known = self.namespaces.get(name).map(Cow::Borrowed);
+        known.unwrap_or_else(|| Cow::Owned(Namespace::unlabeled(name.clone())))
+    }
+
+    /// Returns the pods to evaluate again: those that changed, those whose namespace changed and,
+    /// if completeness changed, all.
+    pub fn affected_since(&self, before: &Self) -> BTreeSet<PodKey> {
+        let changes = self.changes_since(before);
+        let mut affected: BTreeSet<_> = changes.pods.into_iter().collect();
+        if changes.completeness || !changes.namespaces.is_empty() {
+            let is_affected =
+                |key: &&PodKey| changes.completeness || changes.namespaces.contains(&key.0);
+            affected.extend(self.pods.keys().filter(is_affected).cloned());
+        }
+        affected
+    }
+
+    /// The cost depends on the number of changes alone.
+    pub fn changes_since(&self, before: &Self) -> Changes {
+        let namespaces = self.namespaces.differences(&before.namespaces);
+        Changes {
+            pods: self.pods.differences(&before.pods),
+            namespaces: namespaces.into_iter().collect(),
+            completeness: self.is_complete() != before.is_complete(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Added, changed or removed pods.
+    pub pods: Vec<PodKey>,
+    /// Added, changed or removed namespaces.
+    pub namespaces: BTreeSet<NamespaceName>,
+    /// Only one of the two is complete, which affects every pod.
+    pub completeness: bool,
+}
