@@ -71,14 +71,14 @@ const OTHERS: [(&str, &str, Is, &str, &str); 22] = [
         "netconfig",
         "drift_events",
         Is::Counter,
-        "netconfig/src/metrics.rs",
+        "netconfig/src/notifications/metrics.rs",
         "drift_events",
     ),
     (
         "netconfig",
         "drift_overruns",
         Is::Counter,
-        "netconfig/src/metrics.rs",
+        "netconfig/src/notifications/metrics.rs",
         "drift_overruns",
     ),
     (

@@ -13,7 +13,7 @@ use inpod_types::SandboxRef;
 
 use crate::{
     backend::{Backend, BackendError, Change, Observed},
-    error::{ApplyError, VerifyError},
+    error::{ApplyError, NoIpv6, VerifyError},
     family::Family,
     inspect::{self, Connections, GracePeriod},
     iptables::Programs,
@@ -245,11 +245,6 @@ impl Writer {
         Plan::new(backend, form, session.normalize(backend, ruleset), families)
     }
 }
-
-/// The error that IPv6 capture finds no IPv6.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
-pub struct NoIpv6;
 
 fn to_verified(plan: &Plan, state: &State) -> Verified {
     Verified {

@@ -1,15 +1,16 @@
 //! The interface of rule backends, in plain data.
 
-pub(crate) mod detect;
+mod program_error;
 
 use std::fmt;
 
 use crate::{
     family::Family,
-    iptables::ProgramError,
     netlink::KernelError,
     rules::{Ruleset, Table, TableFamily, Tag},
 };
+
+pub use program_error::ProgramError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backend {
@@ -31,6 +32,42 @@ impl Backend {
             Self::Nftables => "nftables",
             Self::IptablesNft => "iptables-nft",
             Self::IptablesLegacy => "iptables-legacy",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// On top of nf_tables.
+    Nft,
+    /// On the kernel's legacy tables.
+    Legacy,
+}
+
+impl Variant {
+    pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Backend::from(*self).fmt(f)
+    }
+}
+
+/// Returns `None` for nf_tables.
+pub(crate) fn variant_of(backend: Backend) -> Option<Variant> {
+    match backend {
+        Backend::Nftables => None,
+        Backend::IptablesNft => Some(Variant::Nft),
+        Backend::IptablesLegacy => Some(Variant::Legacy),
+    }
+}
+
+impl From<Variant> for Backend {
+    fn from(variant: Variant) -> Self {
+        match variant {
+            Variant::Nft => Self::IptablesNft,
+            Variant::Legacy => Self::IptablesLegacy,
         }
     }
 }

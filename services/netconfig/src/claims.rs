@@ -20,7 +20,7 @@ use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::broadcast;
 
 use crate::{
-    apply::Observation, error::ClaimError, inspect, netns_session::Prepared, notifications::Queue,
+    apply::Observation, error::ClaimError, inspect, netns_session::Prepared, read_queue::Queue,
 };
 use validate::ValidatedNetns;
 

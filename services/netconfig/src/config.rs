@@ -4,7 +4,7 @@ use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
-    backend::detect::BackendSetting,
+    detect::BackendSetting,
     probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
 };
 

@@ -20,7 +20,7 @@ use inpod_linux::Netns;
 use nix::sys::socket::SockProtocol;
 
 use crate::{
-    error::InspectError,
+    inspect::InspectError,
     netlink::{KernelError, Socket},
 };
 

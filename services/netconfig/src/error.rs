@@ -1,18 +1,21 @@
 //! Errors of each operation. `failure` maps them for callers.
 
 mod failure;
+mod probes;
 
 use std::io;
 
-use inpod_linux::{EnterError, OpenError};
+use inpod_linux::OpenError;
 use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
 
 pub(crate) use self::failure::{IntoFailure, reason_of_program};
+use crate::netns_session::ReachError;
 pub use crate::{
-    apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
-    probes::ProbeSetError,
+    backend::{BackendError, ProgramError},
+    inspect::InspectError,
+    netlink::KernelError,
 };
-use crate::{netns_session::ReachError, probes::SetAddressesError};
+pub use probes::{ClearError, ProbeSetError, RunError, SelectError, SetAddressesError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
@@ -97,6 +100,11 @@ impl ApplyError {
     }
 }
 
+/// The error that IPv6 capture finds no IPv6.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
+pub struct NoIpv6;
+
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     #[error("cannot read the rules")]
@@ -139,19 +147,6 @@ impl RemoveError {
             Err(Self::Left(left))
         }
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum InspectError {
-    #[error("cannot inspect the netns")]
-    Enter(#[from] EnterError),
-    #[error("cannot inspect the netns")]
-    Kernel(#[from] KernelError),
-    #[error("cannot read {what} of the netns")]
-    Read {
-        what: &'static str,
-        source: io::Error,
-    },
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -21,9 +21,22 @@ pub use process::{Process, processes};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
-use inpod_linux::Netns;
+use inpod_linux::{EnterError, Netns};
 
-use crate::error::InspectError;
+use crate::netlink::KernelError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    #[error("cannot inspect the netns")]
+    Enter(#[from] EnterError),
+    #[error("cannot inspect the netns")]
+    Kernel(#[from] KernelError),
+    #[error("cannot read {what} of the netns")]
+    Read {
+        what: &'static str,
+        source: io::Error,
+    },
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {

@@ -2,7 +2,6 @@
 //! writes. Atomic per table only; tables and families are ordered such that nothing escapes capture in between.
 
 mod child;
-mod error;
 mod layout;
 mod lift;
 mod lock;
@@ -18,39 +17,18 @@ mod sidecar;
 mod tokens;
 
 pub use child::run_program;
-pub use error::ProgramError;
 pub use programs::Programs;
 pub(crate) use script::jumps;
-
-use std::fmt;
 
 use inpod_linux::Netns;
 
 use crate::{
-    backend::{Backend, BackendError, Change, NewTable, Observed, RuleBackend},
+    backend::{BackendError, Change, NewTable, Observed, ProgramError, RuleBackend, Variant},
     family::Family,
     rules::{Ruleset, Table},
 };
 use lock::Session;
 use programs::{Action, Program, families};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
-    /// On top of nf_tables.
-    Nft,
-    /// On the kernel's legacy tables.
-    Legacy,
-}
-
-impl Variant {
-    pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
-}
-
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Backend::from(*self).fmt(f)
-    }
-}
 
 /// Renders for `iptables-restore --noflush` or `ip6tables-restore` in a netns without inpod's rules, for golden
 /// files. Empty without rules for the family.

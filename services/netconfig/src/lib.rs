@@ -11,6 +11,7 @@ mod claims;
 mod config;
 pub mod conflicts;
 mod conntrack;
+mod detect;
 pub mod discover;
 pub mod error;
 mod family;
@@ -27,6 +28,7 @@ mod notifications;
 mod plan;
 mod preflight;
 pub mod probes;
+mod read_queue;
 mod routes;
 pub mod rules;
 pub mod selftest;
@@ -35,13 +37,11 @@ mod sysctl;
 mod uninstall;
 mod watch;
 
-pub use backend::{
-    Backend, BackendError,
-    detect::{BackendSetting, InvalidBackendSetting},
-};
+pub use backend::{Backend, BackendError, ProgramError, Variant};
 pub use config::Config;
+pub use detect::{BackendSetting, InvalidBackendSetting};
 pub use family::Family;
-pub use iptables::{ProgramError, Programs, Variant, run_program, script as iptables_script};
+pub use iptables::{Programs, run_program, script as iptables_script};
 pub use marks::Mark;
 pub use netns_session::ReachError;
 pub use sysctl::Sysctls;
@@ -55,11 +55,11 @@ use tokio::task::JoinSet;
 
 use crate::{
     apply::Writer,
-    backend::detect::{SelectedBackend, select_backend},
     claims::Claims,
-    metrics::DriftMetrics,
-    notifications::{Queue, Reader, Subscriptions},
+    detect::{SelectedBackend, select_backend},
+    notifications::{DriftMetrics, Reader, Subscriptions},
     probes::ProbeSet,
+    read_queue::Queue,
     server::Handler,
 };
 

@@ -11,10 +11,10 @@ use std::{
 use inpod_linux::{EnterError, Netns};
 
 use crate::{
-    backend::{Backend, BackendError, Change, Observed, RuleBackend},
+    backend::{Backend, BackendError, Change, Observed, RuleBackend, Variant, variant_of},
     family::Family,
     inspect::Proxies,
-    iptables::{Iptables, Programs, Variant},
+    iptables::{Iptables, Programs},
     nftables::Nftables,
     plan::State,
     routes::Routes,
@@ -246,24 +246,6 @@ impl<'a> NetnsSession<'a> {
         migrates.map_or(Ok(()), |migrates| {
             migrates.set(on).map_err(ReachError::Sysctl)
         })
-    }
-}
-
-/// Returns `None` for nf_tables.
-pub(crate) fn variant_of(backend: Backend) -> Option<Variant> {
-    match backend {
-        Backend::Nftables => None,
-        Backend::IptablesNft => Some(Variant::Nft),
-        Backend::IptablesLegacy => Some(Variant::Legacy),
-    }
-}
-
-impl From<Variant> for Backend {
-    fn from(variant: Variant) -> Self {
-        match variant {
-            Variant::Nft => Self::IptablesNft,
-            Variant::Legacy => Self::IptablesLegacy,
-        }
     }
 }
 

@@ -1,18 +1,17 @@
 //! Detects drift: receives the kernel's change notifications and reads the netns that changed.
 //!
-//! The kernel reports changes of nf_tables, routes and ip rules: [`subscriptions`] receives, [`queue`] schedules
+//! The kernel reports changes of nf_tables, routes and ip rules: [`subscriptions`] receives, the read queue schedules
 //! reads, [`reader`] reads and publishes changed states. iptables-legacy sends none, so every netns is also read
 //! periodically. Nothing here writes: repair is the caller's decision.
 
+mod metrics;
 mod nsid;
-mod queue;
 mod reader;
 mod receiver;
-mod schedule;
 mod socket;
 mod subscriptions;
 
-pub(crate) use queue::Queue;
+pub(crate) use metrics::DriftMetrics;
 pub(crate) use reader::Reader;
 pub(crate) use subscriptions::{Options, Subscriptions};
 
@@ -20,8 +19,8 @@ use std::{sync::Arc, time::Duration};
 
 use inpod_types::SandboxRef;
 
+use crate::read_queue::{Queue, Work};
 use reader::ReadOutcome;
-use schedule::Work;
 
 /// After a failed read or subscription.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

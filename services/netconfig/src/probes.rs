@@ -7,7 +7,6 @@
 mod backend;
 mod cgroup;
 mod eni;
-mod error;
 mod ipset;
 mod iptables;
 mod kubelet;
@@ -23,11 +22,10 @@ mod selector;
 mod settings;
 mod state;
 
-pub use error::{ClearError, ProbeSetError, RunError, SetAddressesError};
+pub use crate::error::{ClearError, ProbeSetError, RunError, SelectError, SetAddressesError};
 pub use iptables::Runner;
 pub(crate) use preflight::preflight;
 pub use reconciler::ReconcilerGuard;
-pub use selector::SelectError;
 pub use settings::{
     AwsBranchEni, CgroupPath, InvalidProbeMatch, ProbeMatch, ProbeSettings, SourceV4, SourceV6,
 };
@@ -47,7 +45,7 @@ use inpod_service::Readiness;
 use inpod_types::{SandboxRef, with_causes};
 use prometheus_client::metrics::counter::Counter;
 
-use crate::{iptables::Variant, rules::sandbox_name};
+use crate::{backend::Variant, rules::sandbox_name};
 use backend::{Intervals, SetBackend};
 use eni::Eni;
 use reconciler::{Orphans, RepairBudget, RepairDecision};

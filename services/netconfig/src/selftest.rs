@@ -9,14 +9,14 @@ mod network;
 use std::{fmt, net::IpAddr};
 
 use inpod_linux::Netns;
-use inpod_types::SandboxRef;
+use inpod_types::{Reason, SandboxRef};
 
 use crate::{
     apply::Writer,
     backend::Backend,
-    error::{ApplyError, InspectError, ProbeSetError},
+    error::{ApplyError, IntoFailure, ProbeSetError},
     family::Family,
-    inspect,
+    inspect::{self, InspectError},
     marks::{DNS_PORT, INBOUND_HBONE_PORT},
     probes,
     rules::{Ambient, Ipv6, Redirection},
@@ -196,6 +196,17 @@ impl fmt::Display for Check {
         match &self.outcome {
             Ok(seen) => write!(f, "{}: {seen}", self.name),
             Err(why) => write!(f, "{} FAILED: {why}", self.name),
+        }
+    }
+}
+
+impl IntoFailure for SelfTestError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Network(_) | Self::Inspect(_) => Reason::KernelRefused,
+            Self::Apply(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
+            Self::Name(_) => Reason::Internal,
         }
     }
 }

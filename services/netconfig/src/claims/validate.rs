@@ -7,8 +7,8 @@ use inpod_linux::{Netns, OpenError};
 use inpod_types::NetnsRef;
 
 use crate::{
-    error::{ClaimError, InspectError},
-    inspect::{self, all_addresses, is_global},
+    error::ClaimError,
+    inspect::{self, InspectError, all_addresses, is_global},
     netns_session::Visit,
     sysctl::Sysctls,
 };

@@ -4,10 +4,9 @@ use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
 
 use super::{
-    ApplyError, BackendError, ClaimError, FindError, InspectError, ProgramError, RemoveError,
-    VerifyError,
+    ApplyError, BackendError, ClaimError, ClearError, FindError, InspectError, ProgramError,
+    RemoveError, VerifyError,
 };
-use crate::{probes::ClearError, selftest::SelfTestError};
 
 pub(crate) trait IntoFailure: std::error::Error + Sized {
     fn reason(&self) -> Reason;
@@ -85,17 +84,6 @@ impl IntoFailure for ClearError {
         match self {
             Self::Held(_) => Reason::NetnsInUse,
             Self::ProbeSet(error) => error.reason(),
-        }
-    }
-}
-
-impl IntoFailure for SelfTestError {
-    fn reason(&self) -> Reason {
-        match self {
-            Self::Network(_) | Self::Inspect(_) => Reason::KernelRefused,
-            Self::Apply(error) => error.reason(),
-            Self::ProbeSet(error) => error.reason(),
-            Self::Name(_) => Reason::Internal,
         }
     }
 }

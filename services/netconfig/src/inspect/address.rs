@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use inpod_linux::Netns;
 
-use crate::{error::InspectError, routes::Routes};
+use crate::{inspect::InspectError, routes::Routes};
 
 /// Returns unicast addresses, except loopback and link-local ones.
 pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {

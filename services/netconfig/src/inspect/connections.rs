@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use inpod_linux::Netns;
 
 use super::{Proxies, diag, flows, or_without_sock_diag, read_tables, tcp::Socket};
-use crate::error::InspectError;
+use crate::inspect::InspectError;
 
 /// The local and remote endpoint of each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

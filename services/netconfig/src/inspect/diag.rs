@@ -12,7 +12,7 @@ use nix::sys::socket::SockProtocol;
 
 use super::tcp;
 use crate::{
-    error::InspectError,
+    inspect::InspectError,
     netlink::{KernelError, Socket},
 };
 

@@ -11,7 +11,7 @@ use super::{
     Proxies,
     connections::{Connections, bypassing},
 };
-use crate::error::InspectError;
+use crate::inspect::InspectError;
 
 /// For existing connections when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use netlink_bindings::{
 };
 
 use super::diag::{self, CLOSE, LISTEN, TCP, UDP};
-use crate::error::InspectError;
+use crate::inspect::InspectError;
 
 /// INET_DIAG_SKV6ONLY (linux/inet_diag.h): one byte, only on IPv6 sockets.
 const ONLY_IPV6: u16 = 11;

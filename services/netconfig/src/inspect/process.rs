@@ -9,7 +9,7 @@ use inpod_linux::Netns;
 use inpod_types::NetnsRef;
 
 use super::cgroup;
-use crate::error::InspectError;
+use crate::inspect::InspectError;
 
 pub(crate) const PROC: &str = "/proc";
 

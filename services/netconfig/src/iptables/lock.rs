@@ -14,7 +14,7 @@ use std::{
 
 use inpod_linux::Netns;
 
-use super::ProgramError;
+use crate::backend::ProgramError;
 
 /// flock(2) has no deadline, so it is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);

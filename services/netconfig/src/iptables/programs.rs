@@ -12,10 +12,11 @@ use std::{
 use inpod_linux::Netns;
 
 use super::{
-    ProgramError, Variant,
     lock::{self, Session},
     run::Run,
 };
+use crate::backend::ProgramError;
+use crate::backend::Variant;
 use crate::family::Family;
 
 /// Instead of `PATH`, which a caller could choose.

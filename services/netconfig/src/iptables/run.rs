@@ -13,10 +13,10 @@ use inpod_linux::Netns;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::{
-    ProgramError,
     child::{EXIT_LOCKED, EXIT_NOT_STARTED, Invocation, LOG_PREFIX},
     process::{ProcessOutput, RunningProcess},
 };
+use crate::backend::ProgramError;
 
 /// iptables-legacy, if another process holds its lock (RESOURCE_PROBLEM in xshared.c).
 const XTABLES_LOCK_HELD: (i32, &str) = (4, "xtables lock");

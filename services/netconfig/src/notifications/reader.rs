@@ -5,13 +5,14 @@ use std::{sync::Arc, time::Instant};
 use inpod_types::{NetnsId, SandboxRef, with_causes};
 use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
 
-use super::{Queue, Subscriptions};
+use super::Subscriptions;
+use crate::read_queue::Queue;
 use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, State},
     error::VerifyError,
-    metrics::DriftMetrics,
     netns_session::Visit,
+    notifications::DriftMetrics,
 };
 
 #[derive(Clone, Debug)]

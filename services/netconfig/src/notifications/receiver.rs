@@ -10,10 +10,11 @@ use inpod_types::SandboxRef;
 use tokio::task::JoinHandle;
 
 use super::{
-    Queue, RETRY_INTERVAL,
+    RETRY_INTERVAL,
     socket::{Received, Socket, UnpolledSocket},
 };
-use crate::metrics::DriftMetrics;
+use crate::notifications::DriftMetrics;
+use crate::read_queue::Queue;
 
 /// Messages after which a task yields.
 const MAX_BATCH: usize = 64;

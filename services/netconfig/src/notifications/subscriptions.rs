@@ -13,12 +13,12 @@ use std::{
 use inpod_types::{NetnsId, SandboxRef, with_causes};
 
 use super::{
-    Queue,
     nsid::nsid_of,
     receiver::{NotificationReceiver, NsidMap, ReceiverTask, Scope, start},
     socket::{Topic, UnpolledSocket},
 };
-use crate::{claims::Claim, metrics::DriftMetrics};
+use crate::read_queue::Queue;
+use crate::{claims::Claim, notifications::DriftMetrics};
 
 /// Of a socket in a claimed netns: two for each, for that netns only.
 const OWN_BUFFER_BYTES: usize = 256 * 1024;

@@ -12,10 +12,8 @@ use std::{
 
 use nix::sched::CloneFlags;
 
-use super::{
-    selector::{Cgroup, SelectError},
-    settings::CgroupPath,
-};
+use super::{selector::Cgroup, settings::CgroupPath};
+use crate::error::SelectError;
 
 /// With the host's pid namespace the node's init process, otherwise the container's, which shares
 /// this process's cgroup namespace.

@@ -12,7 +12,7 @@ use super::{
     selector::Selected,
     settings::ProbeSettings,
 };
-use crate::{family::Family, iptables::Variant};
+use crate::{backend::Variant, family::Family};
 use text::{Saved, removal_script, replacement_script, rule};
 
 /// Ours in the nat table.

@@ -2,11 +2,10 @@ use super::{RunError, iptables::Runner};
 use inpod_types::with_causes;
 
 use crate::{
-    backend::Backend,
+    backend::{Backend, ProgramError, Variant, variant_of},
     error::reason_of_program,
     family::Family,
-    iptables::{ProgramError, Programs, Variant},
-    netns_session::variant_of,
+    iptables::Programs,
 };
 
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use super::{
     kubelet::{self, Kubelet},
     settings::ProbeMatch,
 };
+use crate::error::SelectError;
 
 /// After a failed search, unless a caller waits: it reads every process of the node.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
@@ -26,20 +27,6 @@ pub(crate) struct Cgroup {
     pub(crate) level: u32,
     /// Inode number, new if the cgroup is recreated.
     pub(crate) id: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SelectError {
-    #[error(
-        "found no kubelet: no process outside of containers listens on port 10250 or is named kubelet; set \
-         probe_match=uid:NUMBER to its user"
-    )]
-    NoKubelet,
-    /// cgroup2 is mounted in part, or not at all.
-    #[error("cgroup2 is not mounted with its root")]
-    NoCgroups,
-    #[error("there is no cgroup {0}")]
-    NoCgroup(String),
 }
 
 /// Keeps the kubelet that was found.

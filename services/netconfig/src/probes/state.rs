@@ -12,9 +12,10 @@ use super::{
     cgroup,
     eni::Eni,
     refcount::{Elements, Owners},
-    selector::{SelectError, Selected, Selector},
+    selector::{Selected, Selector},
     settings::{ProbeMatch, ProbeSettings},
 };
+use crate::error::SelectError;
 use crate::family::Family;
 
 /// For a kubelet that restarts as another user, or in another cgroup.

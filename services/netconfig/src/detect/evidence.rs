@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use inpod_types::with_causes;
 
 use crate::{
-    backend::{BackendError, Change, NewTable, RuleBackend},
-    iptables::{Iptables, Programs, Variant},
+    backend::{BackendError, Change, NewTable, RuleBackend, Variant},
+    iptables::{Iptables, Programs},
     nftables::Nftables,
     rules::ambient,
 };

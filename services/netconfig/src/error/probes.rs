@@ -2,7 +2,6 @@ use std::{io, net::IpAddr};
 
 use inpod_types::{Reason, with_causes};
 
-use super::selector::SelectError;
 use crate::netlink::KernelError;
 
 #[derive(Debug, thiserror::Error)]
@@ -70,4 +69,18 @@ pub struct SetAddressesError {
     pub cause: ProbeSetError,
     /// One per step not undone.
     pub undo_failures: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectError {
+    #[error(
+        "found no kubelet: no process outside of containers listens on port 10250 or is named kubelet; set \
+         probe_match=uid:NUMBER to its user"
+    )]
+    NoKubelet,
+    /// cgroup2 is mounted in part, or not at all.
+    #[error("cgroup2 is not mounted with its root")]
+    NoCgroups,
+    #[error("there is no cgroup {0}")]
+    NoCgroup(String),
 }

@@ -8,9 +8,8 @@ use std::{fmt, path::Path, str::FromStr};
 
 use crate::{
     apply::Writer,
-    backend::Backend,
-    iptables::{Programs, Variant},
-    netns_session::variant_of,
+    backend::{Backend, Variant, variant_of},
+    iptables::Programs,
     sysctl::Sysctls,
 };
 use cache::Detection;

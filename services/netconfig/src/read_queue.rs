@@ -1,5 +1,7 @@
 //! The pending reads, shared by the receivers and the reader.
 
+mod schedule;
+
 use std::{
     collections::hash_map::RandomState,
     hash::BuildHasher as _,
@@ -10,7 +12,8 @@ use std::{
 use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::Notify;
 
-use super::schedule::{Schedule, Work};
+use schedule::Schedule;
+pub(crate) use schedule::Work;
 
 #[derive(Debug)]
 pub(crate) struct Queue {
