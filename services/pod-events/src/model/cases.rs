@@ -568,3 +568,30 @@ fn an_enrollment_that_an_earlier_run_of_pod_events_began_is_not_undone_when_it_f
         );
     }
 }
+
+#[test]
+fn a_sidecars_sandbox_that_ends_after_an_uninstall_is_forgotten_with_the_pod_or_when_inpod_stays() {
+    let inject = Op::Inject { pod: 0 };
+    let stop = Op::Stop {
+        back: 0,
+        deletes: false,
+    };
+    let ended = [inject, start(true, true), WAIT, UNINSTALL, WAIT, stop, WAIT];
+    assert_holds(&ended);
+    let gone = Op::Show {
+        pod: 0,
+        shown: false,
+    };
+    let stays = Op::Uninstall { requested: false };
+    let next = start(true, false);
+    for ends in [gone, stays, DELETE, next] {
+        let ops = [&ended[..], &[ends, SETTLED]].concat();
+        assert_holds(&ops);
+        let probe = Op::Flows {
+            back: if ends == next { 1 } else { 0 },
+            flows: 0,
+        };
+        let met = play(&[&ops[..], &[probe]].concat(), false).reached.pairs;
+        assert!(met.contains_key(&("none", "connections")), "{ends:?}");
+    }
+}

@@ -205,12 +205,21 @@ fn unrest_of(
     let pod = &node.pods[sandbox.pod];
     let enrolled = record.is_some_and(is_enrolled);
     let is_newest = node.newest(sandbox.pod) == Some(index);
-    // A pod outside the mesh may wait for its next sandbox.
+    // A pod may wait for its next sandbox while nothing is held for the ended one: netconfig reports only the end of
+    // claimed ones, and searching for the processes of all others takes time in proportion to the node's. Its DEL, the
+    // next ADD, the end of the pod or of the uninstall ends the record.
     let is_shown = pod.shown && pod.generation == sandbox.generation;
-    let waits = is_shown
-        && record.is_some_and(|record| record.intent == Intent::Out && is_last(records, record));
-    if !sandbox.exists() && record.is_some() && !waits {
-        return Some(format!("c{index} has ended and still has a record"));
+    let is_left_alone = is_detached(node, sandbox);
+    let is_unmanaged =
+        |record: &Record| record.intent == Intent::Out || (record.is_detached() && is_left_alone);
+    let waits =
+        is_shown && record.is_some_and(|record| is_unmanaged(record) && is_last(records, record));
+    if !sandbox.exists() && record.is_some() {
+        return if waits {
+            left_outside(node, index, is_newest)
+        } else {
+            Some(format!("c{index} has ended and still has a record"))
+        };
     }
     if is_superseded(node, index) && record.is_some() {
         return None;
