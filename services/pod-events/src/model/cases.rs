@@ -595,3 +595,11 @@ fn a_sidecars_sandbox_that_ends_after_an_uninstall_is_forgotten_with_the_pod_or_
         assert!(met.contains_key(&("none", "connections")), "{ends:?}");
     }
 }
+
+#[test]
+fn a_check_during_which_the_pods_next_sandbox_is_enrolled_may_report_what_was_before() {
+    let late = fault(Method::ListWorkloads, Fault::Late(100));
+    let check = Op::Check { back: 0 };
+    let next = start(true, false);
+    assert_holds(&[start(true, false), WAIT, late, check, next]);
+}

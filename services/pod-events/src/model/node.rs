@@ -549,7 +549,12 @@ impl Node {
                 if broker.serving.get(uid) == Some(&target) {
                     continue;
                 }
-                broker.serving.remove(uid);
+                if let Some((replaced, _)) = broker.serving.remove(uid)
+                    && let Some(earlier) = index_of(&replaced.container_id)
+                    && index_of(&workload.sandbox.container_id) > Some(earlier)
+                {
+                    self.sandboxes[earlier].disturbances += 1;
+                }
                 if broker.ztunnel == Ztunnel::Refuses {
                     broker.refused.insert(workload.sandbox.clone());
                     continue;
