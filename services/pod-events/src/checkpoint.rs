@@ -76,6 +76,11 @@ impl Record {
         self.redirection.is_sidecar() && self.intent.has_effects()
     }
 
+    /// Returns whether no service holds anything for it.
+    pub fn is_bare(&self) -> bool {
+        !self.intent.has_effects() && self.netns_id.is_none()
+    }
+
     /// Returns whether its redirection to a sidecar is in place but unmanaged, as after an uninstall: the rules stay
     /// so that the pod sends no plain text.
     pub fn is_detached(&self) -> bool {

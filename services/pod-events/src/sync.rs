@@ -192,15 +192,16 @@ impl Sync {
         self.synced.send_replace(known);
     }
 
-    /// Returns the claims without a record: their sandboxes ended while their DEL could not be delivered, or the
-    /// answer of the call that claimed them was lost.
+    /// Returns the claims that no record holds: their sandboxes ended while their DEL could not be delivered, or what
+    /// the call that claimed them was for was lost with its answer or in a crash.
     async fn find_orphans(&self) -> Result<BTreeSet<SandboxRef>, Failure> {
         let claims = self
             .clients
             .list_claims(Instant::now() + CALL_TIMEOUT)
             .await?;
         let records = self.registry.records();
-        let recorded: BTreeSet<_> = records.iter().map(|record| &record.sandbox).collect();
+        let holders = records.iter().filter(|record| !record.is_bare());
+        let recorded: BTreeSet<_> = holders.map(|record| &record.sandbox).collect();
         let orphans = claims.into_iter().filter(|claim| !recorded.contains(claim));
         Ok(orphans.collect())
     }

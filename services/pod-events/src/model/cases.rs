@@ -603,3 +603,16 @@ fn a_check_during_which_the_pods_next_sandbox_is_enrolled_may_report_what_was_be
     let next = start(true, false);
     assert_holds(&[start(true, false), WAIT, late, check, next]);
 }
+
+#[test]
+fn a_claim_for_a_deletion_that_a_crash_has_forgotten_is_released() {
+    let read_only = Op::Disk {
+        disk: Disk::ReadOnly,
+    };
+    let restart = Op::RestartNetconfig { down: 0 };
+    for steps in 0..8 {
+        let crash = Op::Crash { steps, missed: 0 };
+        let outside = start(false, true);
+        assert_holds(&[outside, WAIT, restart, read_only, DELETE, crash, SETTLED]);
+    }
+}

@@ -58,7 +58,7 @@ impl Pipeline {
 
     /// Its rules ended with its netns.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
-        if record.intent.has_effects() || record.netns_id.is_some() {
+        if !record.is_bare() {
             let broker = self.broker_instance();
             let workload = self.remove_workload(record, deadline_in(2));
             let claim = self.clients.release(&record.sandbox, deadline_in(2));

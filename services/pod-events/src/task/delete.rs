@@ -33,10 +33,7 @@ impl Task {
         };
         let pipeline = &self.shared.pipeline;
         if let Some(record) = self.records.get_mut(index).map(Arc::make_mut) {
-            if !record.intent.has_effects()
-                && record.netns_id.is_none()
-                && pipeline.forget(record).await.is_ok()
-            {
+            if record.is_bare() && pipeline.forget(record).await.is_ok() {
                 let trace = trace::current();
                 tracing::info!(pod = %record.pod, %sandbox, trace_id = trace.id(), "Deleted");
                 self.records.remove(index);

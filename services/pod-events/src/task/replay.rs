@@ -46,7 +46,7 @@ impl Task {
             return ReplayOutcome::Done;
         };
         let checkpoint = &self.shared.pipeline.checkpoint;
-        let written = if is_bare(record) {
+        let written = if record.is_bare() {
             // The record may have another network name.
             checkpoint.remove(&record.sandbox)
         } else {
@@ -60,7 +60,7 @@ impl Task {
         if let Err(error) = written {
             return error.into();
         }
-        if is_bare(record) {
+        if record.is_bare() {
             self.records.remove(index);
         }
         self.timeline
@@ -111,7 +111,7 @@ impl Task {
         }
         let known = self.records.get(self.index_of(&call.sandbox)?)?;
         let lives = known.netns == call.netns && !is_ending(known);
-        match (lives, is_bare(known)) {
+        match (lives, known.is_bare()) {
             (true, _) => Some(ReplayOutcome::Done),
             (false, true) => None,
             (false, false) => Some(ReplayOutcome::Retry(
@@ -128,10 +128,6 @@ fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
     } else {
         ReplayOutcome::Retry("the source does not show the pod yet".to_owned())
     }
-}
-
-fn is_bare(record: &Record) -> bool {
-    !record.intent.has_effects() && record.netns_id.is_none()
 }
 
 fn is_ending(record: &Record) -> bool {
