@@ -616,3 +616,17 @@ fn a_claim_for_a_deletion_that_a_crash_has_forgotten_is_released() {
         assert_holds(&[outside, WAIT, restart, read_only, DELETE, crash, SETTLED]);
     }
 }
+
+#[test]
+fn torn_rules_of_an_interrupted_enrollment_are_not_looked_at_without_a_pause() {
+    let recreate = Op::Recreate {
+        pod: 0,
+        labelled: false,
+    };
+    let tear = Op::Tear { back: 0 };
+    let restart = Op::RestartNetconfig { down: 50 };
+    for steps in 6..14 {
+        let crash = Op::Crash { steps, missed: 0 };
+        assert_holds(&[start(true, true), restart, crash, WAIT, recreate, tear]);
+    }
+}

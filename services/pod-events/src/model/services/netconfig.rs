@@ -78,7 +78,15 @@ fn claim_at(node: &mut Node, sandbox: &SandboxRef, index: usize) -> Result<(), F
     if claims.any(|(other, held)| *held == index && other != sandbox) {
         return Err(Failure::new(Reason::NetnsInUse, "another sandbox's netns"));
     }
-    node.netconfig.claims.insert(sandbox.clone(), index);
+    let is_new = node
+        .netconfig
+        .claims
+        .insert(sandbox.clone(), index)
+        .is_none();
+    // A claim that is confirmed reports no state again, a new one none without rules.
+    if is_new && node.sandboxes[index].rules.is_some() {
+        node.send_state(index);
+    }
     Ok(())
 }
 
@@ -220,9 +228,6 @@ impl NetconfigService for Services {
         self.call(Method::Claim, about, move |node| {
             let netns = required("netns", request.netns).map_err(invalid)?;
             let index = claim(node, &sandbox, &netns)?;
-            if node.sandboxes[index].rules.is_some() {
-                node.send_state(index);
-            }
             Ok(wire::ClaimNetnsResponse {
                 netns: Some(netns_id(index).into()),
                 addresses: vec![address(index)],
