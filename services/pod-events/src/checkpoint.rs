@@ -72,6 +72,15 @@ impl Record {
             || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
     }
 
+    /// Returns whether a CNI request names the recorded netns. That of a sandbox found by its processes has another path,
+    /// and that of a sidecar's after an uninstall is known by more.
+    pub fn has_netns(&self, netns: &NetnsRef) -> bool {
+        let own = &self.netns;
+        let verified = self.netns_id.map(|id| (Some(id.device), Some(id.inode)));
+        let id = verified.unwrap_or((own.device, own.inode));
+        own == netns || (netns.inode.is_some() && id == (netns.device, netns.inode))
+    }
+
     pub fn uses_sidecar(&self) -> bool {
         self.redirection.is_sidecar() && self.intent.has_effects()
     }

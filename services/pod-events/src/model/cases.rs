@@ -630,3 +630,44 @@ fn torn_rules_of_an_interrupted_enrollment_are_not_looked_at_without_a_pause() {
         assert_holds(&[start(true, true), restart, crash, WAIT, recreate, tear]);
     }
 }
+
+#[test]
+fn an_add_of_a_sandbox_that_was_found_by_its_processes_is_answered_only_when_it_is_enrolled() {
+    let refuses = Op::Ztunnel {
+        mode: Ztunnel::Refuses,
+    };
+    let label = Op::Label {
+        pod: 0,
+        labelled: true,
+    };
+    let repeat = Op::Repeat {
+        back: 0,
+        timeout: 5,
+    };
+    let outside = start(false, true);
+    let found = [
+        outside, WAIT, DELETE, WAIT, refuses, label, WAIT, WAIT, WAIT,
+    ];
+    assert_holds(&[&found[..], &[repeat]].concat());
+    let answers = Op::Ztunnel {
+        mode: Ztunnel::Answers,
+    };
+    let ops = [&found[..], &[answers, repeat, WAIT]].concat();
+    assert_eq!(play(&ops, false).reached.enrolled, 1);
+}
+
+#[test]
+fn an_add_that_is_repeated_after_an_uninstall_was_called_off_is_answered_with_the_sidecar() {
+    let inject = Op::Inject { pod: 0 };
+    let stays = Op::Uninstall { requested: false };
+    let repeat = Op::Repeat {
+        back: 0,
+        timeout: 5,
+    };
+    for after in [&[repeat][..], &[stays, repeat]] {
+        let ops = [&[inject, start(true, true), WAIT, UNINSTALL, WAIT], after].concat();
+        assert_holds(&ops);
+        let trace = play(&ops, true).trace.join("\n");
+        assert!(!trace.contains("still runs in the netns"), "{trace}");
+    }
+}

@@ -183,7 +183,7 @@ impl Task {
     /// works on the netns.
     pub(super) fn is_additional_interface(&self, sandbox: &SandboxRef) -> bool {
         let same = |record: &Arc<Record>| {
-            record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
+            record.sandbox.container_id == sandbox.container_id && !record.matches_request(sandbox)
         };
         self.records.iter().any(same)
     }
@@ -195,7 +195,7 @@ impl Task {
         let Some(known) = known.and_then(|index| self.records.get(index)) else {
             return Ok(new);
         };
-        if known.netns == call.netns {
+        if known.has_netns(&call.netns) {
             return Ok(merge_identity(Record::clone(known), new));
         }
         self.replace_sandbox(known).await?;
@@ -209,7 +209,7 @@ impl Task {
         let Some(record) = index.and_then(|index| self.records.get_mut(index)) else {
             return Ok(());
         };
-        if record.netns != call.netns || !matches!(record.intent, Intent::Deleting { .. }) {
+        if !record.has_netns(&call.netns) || !matches!(record.intent, Intent::Deleting { .. }) {
             return Ok(());
         }
         let continued = Record {

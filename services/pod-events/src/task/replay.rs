@@ -110,7 +110,7 @@ impl Task {
             return Some(ReplayOutcome::Dropped(why.to_owned()));
         }
         let known = self.records.get(self.index_of(&call.sandbox)?)?;
-        let lives = known.netns == call.netns && !is_ending(known);
+        let lives = known.has_netns(&call.netns) && !is_ending(known);
         match (lives, known.is_bare()) {
             (true, _) => Some(ReplayOutcome::Done),
             (false, true) => None,
