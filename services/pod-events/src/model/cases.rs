@@ -671,3 +671,11 @@ fn an_add_that_is_repeated_after_an_uninstall_was_called_off_is_answered_with_th
         assert!(!trace.contains("still runs in the netns"), "{trace}");
     }
 }
+
+#[test]
+fn a_del_with_which_the_source_agrees_ends_a_sandbox_although_its_pod_is_shown_again() {
+    let show = |shown| Op::Show { pod: 0, shown };
+    let deleted = [start(true, true), DELETE, show(false), WAIT, WAIT];
+    assert_holds(&[&deleted[..], &[show(true), SETTLED]].concat());
+    assert_holds(&[&deleted[..], &[UNINSTALL, show(true), SETTLED]].concat());
+}

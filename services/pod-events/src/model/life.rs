@@ -403,7 +403,9 @@ impl Run {
             let sandbox = &mut node.sandboxes[index];
             sandbox.delete_requested = true;
             sandbox.disturbances += 1;
-            sandbox.admitted.is_none().then_some(sandbox.adds)
+            let unanswered_add = sandbox.admitted.is_none().then_some(sandbox.adds);
+            node.review_protection();
+            unanswered_add
         };
         let began = Instant::now();
         let request = Request::new(wire::DeletePodRequest {
@@ -462,6 +464,7 @@ impl Run {
                     sandbox.disturbances += 1;
                 }
             }
+            node.review_protection();
             valid
         };
         let request = Request::new(wire::CollectGarbageRequest {
@@ -563,7 +566,9 @@ impl Driver<'_> {
                     let Some(index) = self.back(back) else {
                         continue;
                     };
-                    self.node.lock().sandboxes[index].delete_requested = true;
+                    let mut node = self.node.lock();
+                    node.sandboxes[index].delete_requested = true;
+                    node.review_protection();
                     self.spool.push(Missed::Ended(index));
                 }
                 Op::Stop { back, deletes } => {
@@ -821,6 +826,7 @@ impl Driver<'_> {
             adds: 0,
             admitted: None,
             delete_requested: false,
+            end_confirmed: false,
             enrolled: false,
             protected_since: None,
             disturbances: 0,

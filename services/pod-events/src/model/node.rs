@@ -155,6 +155,8 @@ pub(super) struct Sandbox {
     pub(super) admitted: Option<bool>,
     /// A DEL or a GC has named it since its last ADD.
     pub(super) delete_requested: bool,
+    /// While that stands, the source has not shown its pod as one that runs on.
+    pub(super) end_confirmed: bool,
     /// pod-events has reported it enrolled since it is wanted.
     pub(super) enrolled: bool,
     /// Since when every fact stands against its end.
@@ -438,9 +440,11 @@ impl Node {
         let now = testing::since_boot();
         for index in 0..self.sandboxes.len() {
             let is_newest = self.newest(self.sandboxes[index].pod) == Some(index);
-            let is_wanted = self.is_wanted(index);
+            let (is_wanted, is_alive) = (self.is_wanted(index), self.is_shown_alive(index));
             let sandbox = &mut self.sandboxes[index];
             sandbox.enrolled &= is_wanted;
+            sandbox.end_confirmed |= !is_alive;
+            sandbox.end_confirmed &= sandbox.delete_requested;
             let stands = is_newest
                 && is_wanted
                 && sandbox.app

@@ -266,8 +266,9 @@ fn unrest_of(
 
 fn left_outside(node: &Node, index: usize, is_newest: bool) -> Option<String> {
     let sandbox = &node.sandboxes[index];
-    // With the source's agreement a DEL ends a sandbox at once, and its rules end with its netns.
-    let ends = !sandbox.app || !is_newest || !node.is_shown_alive(index);
+    // With the source's agreement a DEL ends a sandbox at once, and its rules end with its netns: also if the source
+    // shows the pod again later.
+    let ends = !sandbox.app || !is_newest || sandbox.end_confirmed;
     // The runtime deletes a sandbox whose ADD failed.
     let has_failed = sandbox.admitted == Some(false) && !sandbox.app;
     let rules_may_stay = !sandbox.has_processes()
