@@ -679,3 +679,23 @@ fn a_del_with_which_the_source_agrees_ends_a_sandbox_although_its_pod_is_shown_a
     assert_holds(&[&deleted[..], &[show(true), SETTLED]].concat());
     assert_holds(&[&deleted[..], &[UNINSTALL, show(true), SETTLED]].concat());
 }
+
+#[test]
+fn a_pod_that_ran_before_inpod_gets_no_rules_while_it_leaves() {
+    let silent = Op::Ztunnel {
+        mode: Ztunnel::Silent,
+    };
+    let before = Op::RanBefore {
+        pod: 0,
+        labelled: true,
+    };
+    // Before pod-events has looked for pods that it is to adopt.
+    let crash = Op::Crash {
+        steps: 0,
+        missed: 2,
+    };
+    let restart = Op::RestartNetconfig { down: 0 };
+    let ops = [crash, silent, before, WAIT, UNLABEL, WAIT, restart, WAIT];
+    assert_holds(&ops);
+    assert_state(&ops, "leaving");
+}
