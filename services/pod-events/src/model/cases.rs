@@ -699,3 +699,23 @@ fn a_pod_that_ran_before_inpod_gets_no_rules_while_it_leaves() {
     assert_holds(&ops);
     assert_state(&ops, "leaving");
 }
+
+#[test]
+fn drift_that_is_reported_while_a_pod_is_enrolled_again_does_not_interrupt_it() {
+    let ztunnel = |mode| Op::Ztunnel { mode };
+    let (silent, answers) = (ztunnel(Ztunnel::Silent), ztunnel(Ztunnel::Answers));
+    let tear = Op::Tear { back: 0 };
+    let wrong = [
+        start(true, false),
+        SETTLED,
+        DELETE,
+        silent,
+        Op::RestartZtunnel,
+        MINUTE,
+    ];
+    let ops = [&wrong[..], &[tear, WAIT, answers, SETTLED]].concat();
+    assert_holds(&ops);
+    let trace = play(&ops, true).trace.join("\n");
+    // By the ADD, and once its DEL is rejected.
+    assert_eq!(trace.matches("  AddWorkload net/c0").count(), 2, "{trace}");
+}
