@@ -1,10 +1,10 @@
 //! The model test: random schedules of CNI calls, label changes, faults, restarts, crashes and time, with registry,
 //! tasks and pipeline as they are, against services of this process and under paused time.
 //!
-//! `cargo test -p pod-events --lib model -- --nocapture` plays the same ones each time. With `MODEL_SECONDS`, and with
-//! `integration/test --all` for a minute, their seeds are fresh, and the first is printed. `MODEL_SCHEDULES` sets how
-//! many, `MODEL_FIRST` the first seed; `MODEL_SEED` runs a single one and prints what happens in it. A failing schedule is
-//! reduced to the operations that it needs.
+//! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules that are the same each time, and as many
+//! with fresh seeds. With `MODEL_SECONDS`, and with `integration/test --all` for a minute, all seeds are fresh.
+//! `MODEL_SCHEDULES` sets how many, `MODEL_FIRST` the first seed; `MODEL_SEED` runs a single one and prints what happens
+//! in it. The seed of a failing schedule is printed, and the schedule reduced to the operations that it needs.
 //!
 //! With `--config 'profile.test.package.pod-events.opt-level=1'` three times as many are played in a time, but building
 //! the tests takes two minutes more: that is for long runs.
@@ -30,9 +30,12 @@ use schedule::{Op, schedule};
 
 const SECONDS: u64 = 60;
 
-/// Played without `--all`, since about one of 20,000 fresh schedules still finds a defect.
+/// Played each time, and as many fresh ones: with those of the other tests half a minute's work of one processor.
 const USUAL_FIRST: u64 = 5_000_000;
-const USUAL_SCHEDULES: u64 = 5_000;
+const USUAL_SCHEDULES: u64 = 1_200;
+
+/// So many schedules meet every state.
+const MIN_FOR_EVERY_STATE: u64 = 5_000;
 
 /// Fewer in [`SECONDS`] are no test. Two busy processors play ten times as many.
 const MIN_SCHEDULES: u64 = 1_000;
@@ -160,14 +163,17 @@ fn play_in_threads(first: u64, schedules: Option<u64>, time: Duration) -> Sum {
         goes_on.then_some(first + number)
     };
     let part = || play_all(iter::from_fn(seed));
-    thread::scope(|scope| {
+    let sum = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(part)).collect();
         let mut sum = Sum::default();
         for thread in threads {
             sum.add(thread.join().unwrap());
         }
         sum
-    })
+    });
+    let took = began.elapsed();
+    println!("MODEL_FIRST={first}: {} schedules in {took:?}", sum.played);
+    sum
 }
 
 fn print_table(reached: &Reached) {
@@ -221,18 +227,16 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
     let is_fresh = ["INPOD_TESTS_ALL", "MODEL_SECONDS"]
         .iter()
         .any(|name| env::var_os(name).is_some());
-    let usual = || if is_fresh { fresh_seed() } else { USUAL_FIRST };
-    let first = number("MODEL_FIRST").unwrap_or_else(usual);
-    let usual = || (!is_fresh).then_some(USUAL_SCHEDULES);
-    let schedules = number("MODEL_SCHEDULES").or_else(usual);
+    let given = number("MODEL_SCHEDULES");
+    let schedules = given.or_else(|| (!is_fresh).then_some(USUAL_SCHEDULES));
     let time = Duration::from_secs(number("MODEL_SECONDS").unwrap_or(SECONDS));
-    let began = Instant::now();
-    let sum = play_in_threads(first, schedules, time);
+    let usual = || if is_fresh { fresh_seed() } else { USUAL_FIRST };
+    let first = number("MODEL_FIRST");
+    let mut sum = play_in_threads(first.unwrap_or_else(usual), schedules, time);
+    if first.is_none() && given.is_none() && !is_fresh {
+        sum.add(play_in_threads(fresh_seed(), schedules, time));
+    }
     let played = sum.played;
-    println!(
-        "MODEL_FIRST={first}: {played} schedules in {:?}",
-        began.elapsed()
-    );
     print_table(&sum.reached);
     // One of each kind: the same defect fails many schedules.
     let mut kinds = BTreeMap::new();
@@ -251,7 +255,7 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
         sum.failed.len(),
         described.join("\n")
     );
-    if played >= USUAL_SCHEDULES {
+    if played >= MIN_FOR_EVERY_STATE {
         let missing = states_without_event(&sum.reached, &[]);
         assert!(missing.is_empty(), "no event met {missing:?}");
     }
