@@ -719,3 +719,14 @@ fn drift_that_is_reported_while_a_pod_is_enrolled_again_does_not_interrupt_it() 
     // By the ADD, and once its DEL is rejected.
     assert_eq!(trace.matches("  AddWorkload net/c0").count(), 2, "{trace}");
 }
+
+#[test]
+fn a_running_pod_with_a_sidecar_keeps_rules_whose_application_is_not_answered() {
+    let inject = Op::Inject { pod: 0 };
+    let hangs = fault(Method::Apply, Fault::AnswerHangs);
+    let crash = Op::Crash {
+        steps: 0,
+        missed: 3,
+    };
+    assert_holds(&[crash, hangs, inject, start(false, true), MINUTE]);
+}

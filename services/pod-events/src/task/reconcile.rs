@@ -214,8 +214,12 @@ impl Task {
             return Ok(());
         };
         // An enrollment that an earlier run of pod-events began may have captured connections already.
-        let is_resumed = context.is_background() && record.intent == Intent::Enrolling;
-        let stood = Some(record.intent.clone()).filter(|it| it.was_in_mesh() || is_resumed);
+        let is_resumed = record.intent == Intent::Enrolling;
+        // A proxy of its own serves a running pod as soon as its rules are in place, and nothing else keeps its traffic
+        // from being plain text.
+        let keeps = context.is_background() && (is_resumed || record.redirection.is_sidecar());
+        let in_mesh = Some(record.intent.clone()).filter(Intent::was_in_mesh);
+        let stood = in_mesh.or_else(|| keeps.then_some(Intent::Enrolling));
         let broker = shared.pipeline.begin(record)?;
         self.publish_view();
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
