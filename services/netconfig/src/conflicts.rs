@@ -1,14 +1,12 @@
 //! Finds foreign rules and settings that can defeat inpod's rules.
 //!
 //! Analyses nf_tables, including iptables-nft. No kernel interface available here reads iptables-legacy's
-//! tables. Rules are followed as a packet would (`packet`, `walk`): those that match no packet that inpod's
-//! rules act on are no conflict.
+//! tables. Rules that exclude all packets that inpod's rules act on (`decode`), or that no base chain leads to
+//! (`walk`), are no conflict.
 
 mod decode;
 mod environment;
-mod op;
 mod owner;
-mod packet;
 mod read;
 mod ruleset;
 mod shadow;

@@ -9,9 +9,9 @@ use netlink_bindings::{
 };
 
 use super::{
-    decode::ops,
+    decode::decode,
     owner::table_name,
-    ruleset::{Base, Chain, Family, Hook, Table},
+    ruleset::{Base, Chain, Family, Hook, Rule, Table},
 };
 use crate::netlink::{KernelError, Socket};
 
@@ -148,10 +148,10 @@ fn read_rules(socket: &mut Socket, table: &mut Table) -> Result<(), KernelError>
     Ok(())
 }
 
-fn rule(attributes: &IterableRuleAttrs<'_>) -> Vec<super::op::Op> {
+fn rule(attributes: &IterableRuleAttrs<'_>) -> Rule {
     attributes
         .get_expressions()
-        .map_or_else(|_| Vec::new(), ops)
+        .map_or_else(|_| Rule::default(), decode)
 }
 
 fn text(name: &std::ffi::CStr) -> String {

@@ -1,4 +1,7 @@
-use super::op::Op;
+use crate::marks::FROM_ZTUNNEL;
+
+/// The same in both marks.
+pub(super) const OUR_BITS: u32 = FROM_ZTUNNEL.mask();
 
 /// Families of tables (NFPROTO_* of linux/netfilter.h), without bridge and arp, which see no IP packets of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +70,7 @@ pub(super) struct Chain {
     pub(super) name: String,
     /// `None` for chains only jumped to.
     pub(super) base: Option<Base>,
-    pub(super) rules: Vec<Vec<Op>>,
+    pub(super) rules: Vec<Rule>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,4 +122,66 @@ impl Hook {
             Self::Egress => "egress",
         }
     }
+}
+
+/// Which packets a rule excludes, and what it does to the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) excludes_tcp: bool,
+    pub(super) excludes_dns: bool,
+    /// Excludes packets that begin a connection.
+    pub(super) excludes_new: bool,
+    /// Depends on the connection's state.
+    pub(super) has_state: bool,
+    /// Has conditions that are not analysed.
+    pub(super) is_partial: bool,
+    pub(super) effects: Vec<Effect>,
+}
+
+/// Packets that inpod's rules act on, of either IP version, not sent to a loopback address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packet {
+    /// A DNS query by UDP; otherwise TCP.
+    pub(super) is_dns: bool,
+    /// Begins a connection; unknown if `false`.
+    pub(super) is_new: bool,
+}
+
+impl Rule {
+    pub(super) fn may_match(&self, packet: Packet) -> bool {
+        let is_excluded = if packet.is_dns {
+            self.excludes_dns
+        } else {
+            self.excludes_tcp
+        };
+        !(is_excluded || packet.is_new && self.excludes_new)
+    }
+
+    /// Returns whether all packets match that may.
+    pub(super) fn is_certain(&self, packet: Packet) -> bool {
+        !self.is_partial && (packet.is_new || !self.has_state)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Ends the base chain; the packet continues.
+    Accept,
+    Drop,
+    /// Returns to the calling chain; in a base chain, applies its policy.
+    Return,
+    Jump(String),
+    Goto(String),
+    /// A verdict map: any chain of the table may follow.
+    JumpToAny,
+    Translate,
+    Untrack,
+    /// Overwrites inpod's bits of a mark.
+    Mark(MarkOf),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MarkOf {
+    Packet,
+    Connection,
 }

@@ -2,10 +2,8 @@
 
 use super::{
     Finding, Kind,
-    op::{MarkOf, Verdict},
     owner::{self, printable, table_name},
-    packet::{Effect, OUR_BITS, Packet, evaluate},
-    ruleset::{Base, Chain, Hook, Table},
+    ruleset::{Base, Chain, Effect, Hook, MarkOf, OUR_BITS, Packet, Table},
     walk::{BUDGET, Event, Walk, walk},
 };
 use crate::marks::{FROM_ZTUNNEL, TO_ZTUNNEL};
@@ -15,10 +13,6 @@ const NAT_PRIORITY: i32 = -100;
 
 /// Connection tracking (NF_IP_PRI_CONNTRACK): untracking has to come before.
 const TRACKING_PRIORITY: i32 = -200;
-
-const PROTOCOLS: [u8; 2] = [6, 17]; // IPPROTO_TCP, IPPROTO_UDP
-
-const DNS_PORT: u16 = 53;
 
 pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
     let captures_dns = captures_dns(tables);
@@ -35,7 +29,7 @@ pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
                 base,
                 order: nat_order(tables, table, base),
             };
-            for packet in packets(table, captures_dns) {
+            for packet in packets(captures_dns) {
                 let walk = walk(table, chain, packet, &mut budget);
                 extend_unique(&mut found, foreign.findings_for(packet, &walk));
             }
@@ -83,49 +77,29 @@ fn incumbents(tables: &[Table]) -> Vec<Finding> {
 
 /// Returns TCP and, if captured, DNS queries. Verdicts and NAT matter only for packets that begin a
 /// connection, marks for all.
-fn packets(table: &Table, captures_dns: bool) -> Vec<Packet> {
-    let [tcp, udp] = PROTOCOLS;
-    let protocols = if captures_dns {
-        vec![(tcp, None), (udp, Some(DNS_PORT))]
-    } else {
-        vec![(tcp, None)]
-    };
+fn packets(captures_dns: bool) -> Vec<Packet> {
     let mut packets = Vec::new();
-    for is_ipv6 in [false, true] {
-        if table.family.sees(is_ipv6) {
-            for is_new in [true, false] {
-                packets.extend(protocols.iter().map(|(protocol, port)| Packet {
-                    is_ipv6,
-                    protocol: *protocol,
-                    port: *port,
-                    is_new,
-                }));
-            }
-        }
+    for is_new in [true, false] {
+        packets.extend([false, true].map(|is_dns| Packet { is_dns, is_new }));
     }
+    packets.retain(|packet| captures_dns || !packet.is_dns);
     packets
 }
 
 fn captures_dns(tables: &[Table]) -> bool {
-    let [_, udp] = PROTOCOLS;
-    let question = |is_ipv6| Packet {
-        is_ipv6,
-        protocol: udp,
-        port: Some(DNS_PORT),
+    let query = Packet {
+        is_dns: true,
         is_new: true,
     };
-    let rules = tables.iter().flat_map(|table| {
-        let is_ours = |name: &str| owner::is_our_table(table) || owner::is_our_chain(name);
-        let chains = table
+    tables.iter().any(|table| {
+        let is_ours =
+            |chain: &&Chain| owner::is_our_table(table) || owner::is_our_chain(&chain.name);
+        let mut rules = table
             .chains
             .iter()
-            .filter(move |chain| is_ours(&chain.name));
-        chains.flat_map(|chain| &chain.rules)
-    });
-    let packets = [question(false), question(true)];
-    rules.into_iter().any(|rule| {
-        let mut outcomes = packets.iter().map(|packet| evaluate(rule, *packet));
-        outcomes.any(|outcome| outcome.effects.contains(&Effect::Translate))
+            .filter(is_ours)
+            .flat_map(|chain| &chain.rules);
+        rules.any(|rule| rule.effects.contains(&Effect::Translate) && rule.may_match(query))
     })
 }
 
@@ -201,24 +175,24 @@ impl ForeignChain<'_> {
                 (Kind::NatChain, TRANSLATES_BEFORE_JUMP.to_owned())
             }
             Effect::Translate if !walk.meets_ours => (Kind::NatChain, self.translates()?),
-            Effect::Decide(Verdict::Drop)
-                if before_our_jump || (!walk.meets_ours && self.runs_before_ours()) =>
-            {
-                (
-                    Kind::EarlyVerdict,
-                    "drops packets before inpod's rules see them".to_owned(),
-                )
-            }
+            Effect::Drop if before_our_jump || (!walk.meets_ours && self.runs_before_ours()) => (
+                Kind::EarlyVerdict,
+                "drops packets before inpod's rules see them".to_owned(),
+            ),
             // Elsewhere they only end this base chain.
-            Effect::Decide(Verdict::Accept | Verdict::Return) if before_our_jump => {
+            Effect::Accept | Effect::Return if before_our_jump => {
                 (Kind::EarlyVerdict, DECIDES_BEFORE_JUMP.to_owned())
             }
             Effect::Untrack if self.untracks() => (Kind::EarlyVerdict, UNTRACKS.to_owned()),
             Effect::Mark(_)
             | Effect::Translate
             | Effect::Untrack
-            | Effect::Decide(_)
-            | Effect::DecideByMap => return None,
+            | Effect::Accept
+            | Effect::Drop
+            | Effect::Return
+            | Effect::Jump(_)
+            | Effect::Goto(_)
+            | Effect::JumpToAny => return None,
         };
         Some(self.finding(kind, &event.chain, &what))
     }

@@ -2,178 +2,13 @@
 
 use super::{
     environment::{self, Environment, Interface},
-    op::{MarkOf, Op, Source, Verdict, Writes},
-    packet::{Effect, Packet, evaluate},
-    ruleset::{Base, Chain, Family, Hook, Table},
+    ruleset::{Base, Chain, Effect, Family, Hook, Packet, Rule, Table},
     shadow,
     walk::walk,
     *,
 };
 
-const TCP: Packet = Packet {
-    is_ipv6: false,
-    protocol: 6,
-    port: None,
-    is_new: true,
-};
-
-fn load(source: Source) -> Op {
-    Op::Load {
-        to: 0,
-        words: 1,
-        source,
-    }
-}
-
-fn compare(equal: bool, data: &[u8]) -> Op {
-    Op::Compare {
-        slot: 0,
-        equal,
-        data: data.to_vec(),
-    }
-}
-
-/// Returns whether a packet reaches the rule's end; `None` if it may.
-fn meets(rule: &[Op], packet: Packet) -> Option<bool> {
-    let rule = [rule, &[Op::Untrack]].concat();
-    let outcome = evaluate(&rule, packet);
-    match (outcome.effects.is_empty(), outcome.is_certain) {
-        (true, _) => Some(false),
-        (false, true) => Some(true),
-        (false, false) => None,
-    }
-}
-
-#[test]
-fn what_is_known_of_a_packet_decides_and_the_rest_may_be() {
-    let v6 = Packet {
-        is_ipv6: true,
-        ..TCP
-    };
-    let old = Packet {
-        is_new: false,
-        ..TCP
-    };
-    let new = 8_u32.to_ne_bytes();
-    for (source, data, packet, wanted) in [
-        (Source::Protocol, &[6][..], TCP, Some(true)),
-        (Source::Protocol, &[17], TCP, Some(false)),
-        (Source::Family, &[2], TCP, Some(true)),
-        (Source::Family, &[2], v6, Some(false)),
-        (Source::EtherType, &[0x86, 0xdd], v6, Some(true)),
-        (Source::EtherType, &[0x86, 0xdd], TCP, Some(false)),
-        (
-            Source::HeaderProtocol { is_ipv6: false },
-            &[17],
-            TCP,
-            Some(false),
-        ),
-        (Source::HeaderProtocol { is_ipv6: false }, &[17], v6, None),
-        (Source::Port, &[0, 80], TCP, None),
-        (Source::State, &new, TCP, Some(true)),
-        (Source::State, &new, old, None),
-        (
-            Source::Destination { is_ipv6: false },
-            &[127],
-            TCP,
-            Some(false),
-        ),
-        (
-            Source::Destination { is_ipv6: false },
-            &[127, 0, 0, 11],
-            TCP,
-            Some(false),
-        ),
-        (
-            Source::Destination { is_ipv6: false },
-            &[10, 0, 0, 1],
-            TCP,
-            None,
-        ),
-        (Source::Mark(MarkOf::Packet), &[0, 0, 0, 0], TCP, None),
-        (Source::Other, &[6], TCP, None),
-    ] {
-        let rule = |equal| [load(source), compare(equal, data)];
-        assert_eq!(meets(&rule(true), packet), wanted, "{source:?} {data:?}");
-        let opposite = wanted.map(|wanted| !wanted);
-        assert_eq!(
-            meets(&rule(false), packet),
-            opposite,
-            "{source:?} not {data:?}"
-        );
-    }
-}
-
-#[test]
-fn a_state_that_no_first_packet_has_is_not_met() {
-    let state = |mask, inverted| [Op::State { mask, inverted }];
-    assert_eq!(meets(&state(8 | 2, false), TCP), Some(true));
-    assert_eq!(meets(&state(1, false), TCP), Some(false));
-    assert_eq!(meets(&state(1, true), TCP), Some(true));
-    let old = Packet {
-        is_new: false,
-        ..TCP
-    };
-    assert_eq!(meets(&state(1, false), old), None);
-}
-
-fn writes(rule: &[Op], of: MarkOf) -> bool {
-    let rule = [rule, &[Op::WriteMark { of, from: 0 }]].concat();
-    evaluate(&rule, TCP).effects.contains(&Effect::Mark(of))
-}
-
-fn mask(from: usize, mask: u32, xor: u32) -> Op {
-    Op::Mask {
-        from,
-        to: 0,
-        mask: mask.to_ne_bytes().into(),
-        xor: xor.to_ne_bytes().into(),
-    }
-}
-
-#[test]
-fn a_mark_that_is_written_back_is_judged_by_all_that_was_done_to_it() {
-    let own = load(Source::Mark(MarkOf::Packet));
-    let is_harmless =
-        |ops: &[Op]| !writes(&[std::slice::from_ref(&own), ops].concat(), MarkOf::Packet);
-    assert!(is_harmless(&[]));
-    assert!(is_harmless(&[mask(0, 0xfff, 0x1000)]));
-    assert!(is_harmless(&[mask(0, 0xffff, 0), mask(0, 0xfff, 0xf000)]));
-    assert!(!is_harmless(&[mask(0, 0xffe, 0)]));
-    assert!(!is_harmless(&[mask(0, u32::MAX, 1)]));
-    assert!(!is_harmless(&[mask(0, 0xff0, 0), mask(0, 0xfff, 0)]));
-    // Another register, another mark, and an unknown expression in between.
-    assert!(!is_harmless(&[mask(4, 0xfff, 0)]));
-    assert!(writes(std::slice::from_ref(&own), MarkOf::Connection));
-    assert!(!is_harmless(&[Op::Maybe(Writes::Any)]));
-    assert!(!is_harmless(&[Op::Maybe(Writes::One(0))]));
-    assert!(is_harmless(&[Op::Maybe(Writes::Nothing)]));
-    assert!(!is_harmless(&[Op::Set {
-        to: 0,
-        data: vec![5, 0, 0, 0]
-    }]));
-    // A register of 16 bytes beginning before.
-    let long = |words| Op::Load {
-        to: 0,
-        words,
-        source: Source::Other,
-    };
-    let moved = Op::Load {
-        to: 1,
-        words: 1,
-        source: Source::Mark(MarkOf::Packet),
-    };
-    assert!(writes(
-        &[moved.clone(), long(4), mask(1, u32::MAX, 0)],
-        MarkOf::Packet
-    ));
-    assert!(!writes(
-        &[moved, long(1), mask(1, u32::MAX, 0)],
-        MarkOf::Packet
-    ));
-}
-
-fn chain(name: &str, base: Option<Base>, rules: Vec<Vec<Op>>) -> Chain {
+fn chain(name: &str, base: Option<Base>, rules: Vec<Rule>) -> Chain {
     Chain {
         name: name.to_owned(),
         base,
@@ -197,11 +32,18 @@ const RAW: Base = Base {
     drops: false,
 };
 
-fn jump(to: &str) -> Vec<Op> {
-    vec![
-        Op::Maybe(Writes::Nothing),
-        Op::Verdict(Verdict::Jump(to.to_owned())),
-    ]
+fn always(effect: Effect) -> Rule {
+    Rule {
+        effects: vec![effect],
+        ..Rule::default()
+    }
+}
+
+fn jump(to: &str) -> Rule {
+    Rule {
+        is_partial: true,
+        ..always(Effect::Jump(to.to_owned()))
+    }
 }
 
 /// Ten jumps at each of fifteen levels: following all paths would not end.
@@ -215,7 +57,7 @@ fn a_way_that_multiplies_at_every_jump_is_followed_once() {
             vec![jump(&format!("c{}", step + 1)); 10],
         ));
     }
-    chains.push(chain("c15", None, vec![vec![Op::Verdict(Verdict::Drop)]]));
+    chains.push(chain("c15", None, vec![always(Effect::Drop)]));
     let found = shadow::findings(&[table(chains)]);
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].subject, "table ip theirs, chain c15");
@@ -223,11 +65,15 @@ fn a_way_that_multiplies_at_every_jump_is_followed_once() {
 
 #[test]
 fn more_rules_than_the_budget_end_the_look() {
-    let rules = vec![vec![Op::Pass]; 10];
+    let rules = vec![Rule::default(); 10];
+    let packet = Packet {
+        is_dns: false,
+        is_new: true,
+    };
     let table = table(vec![chain("c0", Some(RAW), rules)]);
     let mut budget = 15;
     for left in [5, 0, 0] {
-        assert!(walk(&table, &table.chains[0], TCP, &mut budget).reaches_policy);
+        assert!(walk(&table, &table.chains[0], packet, &mut budget).reaches_policy);
         assert_eq!(budget, left);
     }
 }
@@ -243,16 +89,15 @@ fn a_chain_that_jumps_to_itself_ends() {
 
 #[test]
 fn a_return_ends_a_chain_and_a_goto_does_not_come_back() {
-    let decide = |verdict| vec![Op::Verdict(verdict)];
-    let to_sub = |verdict: fn(String) -> Verdict, sub: Vec<Vec<Op>>| {
-        let base = vec![decide(verdict("sub".to_owned())), decide(Verdict::Drop)];
+    let to_sub = |effect: fn(String) -> Effect, sub: Vec<Rule>| {
+        let base = vec![always(effect("sub".to_owned())), always(Effect::Drop)];
         let chains = vec![chain("c0", Some(RAW), base), chain("sub", None, sub)];
         shadow::findings(&[table(chains)]).len()
     };
-    assert_eq!(to_sub(Verdict::Jump, vec![decide(Verdict::Return)]), 1);
-    assert_eq!(to_sub(Verdict::Jump, vec![decide(Verdict::Accept)]), 0);
-    assert_eq!(to_sub(Verdict::Goto, vec![decide(Verdict::Return)]), 0);
-    let returned = vec![decide(Verdict::Return), decide(Verdict::Drop)];
+    assert_eq!(to_sub(Effect::Jump, vec![always(Effect::Return)]), 1);
+    assert_eq!(to_sub(Effect::Jump, vec![always(Effect::Accept)]), 0);
+    assert_eq!(to_sub(Effect::Goto, vec![always(Effect::Return)]), 0);
+    let returned = vec![always(Effect::Return), always(Effect::Drop)];
     assert_eq!(
         shadow::findings(&[table(vec![chain("c0", Some(RAW), returned)])]),
         []
@@ -266,7 +111,7 @@ fn what_drops_at_a_device_is_ahead_of_everything() {
         priority: 0,
         ..RAW
     };
-    let drop = vec![vec![Op::Verdict(Verdict::Drop)]];
+    let drop = vec![always(Effect::Drop)];
     let table = Table {
         family: Family::Netdev,
         ..table(vec![chain("in", Some(base), drop)])
@@ -277,7 +122,10 @@ fn what_drops_at_a_device_is_ahead_of_everything() {
 
 #[test]
 fn questions_for_names_matter_where_ours_lead_them_to_ztunnel() {
-    let only_udp = |op| vec![load(Source::Protocol), compare(true, &[17]), op];
+    let only_udp = |effect| Rule {
+        excludes_tcp: true,
+        ..always(effect)
+    };
     let base = Base {
         is_nat: true,
         hook: Hook::Output,
@@ -287,7 +135,7 @@ fn questions_for_names_matter_where_ours_lead_them_to_ztunnel() {
     let theirs = table(vec![chain(
         "out",
         Some(base),
-        vec![only_udp(Op::Translate)],
+        vec![only_udp(Effect::Translate)],
     )]);
     let ours = |rules| Table {
         family: Family::Inet,
@@ -296,7 +144,7 @@ fn questions_for_names_matter_where_ours_lead_them_to_ztunnel() {
     };
     let found = |rules| shadow::findings(&[ours(rules), theirs.clone()]).len();
     assert_eq!(found(vec![]), 0);
-    assert_eq!(found(vec![only_udp(Op::Translate)]), 1);
+    assert_eq!(found(vec![only_udp(Effect::Translate)]), 1);
 }
 
 fn interface(name: &str) -> Interface {

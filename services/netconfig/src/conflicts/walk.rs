@@ -1,10 +1,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    op::Verdict,
     owner,
-    packet::{Effect, Packet, evaluate},
-    ruleset::{Chain, Table},
+    ruleset::{Chain, Effect, Packet, Table},
 };
 
 /// Rules to evaluate: any process with NET_ADMIN in the netns can add rules, and must not keep netconfig busy.
@@ -64,12 +62,14 @@ impl<'a> Walker<'a> {
                 return End::Back;
             };
             *self.budget = left;
-            let outcome = evaluate(rule, self.packet);
+            if !rule.may_match(self.packet) {
+                continue;
+            }
             let mut end = None;
-            for effect in outcome.effects {
+            for effect in &rule.effects {
                 end = self.apply(chain, is_base, effect);
             }
-            if let (true, Some(end)) = (outcome.is_certain, end) {
+            if let (true, Some(end)) = (rule.is_certain(self.packet), end) {
                 return end;
             }
         }
@@ -77,14 +77,14 @@ impl<'a> Walker<'a> {
     }
 
     /// Returns the end of the path if the effect takes place.
-    fn apply(&mut self, chain: &'a Chain, is_base: bool, effect: Effect) -> Option<End> {
-        match &effect {
-            Effect::Decide(Verdict::Jump(to)) => match self.enter(to) {
+    fn apply(&mut self, chain: &'a Chain, is_base: bool, effect: &Effect) -> Option<End> {
+        match effect {
+            Effect::Jump(to) => match self.enter(to) {
                 End::Decided => Some(End::Decided),
                 End::Back => None,
             },
-            Effect::Decide(Verdict::Goto(to)) => Some(self.enter(to)),
-            Effect::DecideByMap => {
+            Effect::Goto(to) => Some(self.enter(to)),
+            Effect::JumpToAny => {
                 for other in self
                     .table
                     .chains
@@ -95,12 +95,12 @@ impl<'a> Walker<'a> {
                 }
                 None
             }
-            Effect::Decide(Verdict::Return) if !is_base => Some(End::Back),
-            Effect::Decide(Verdict::Return) => {
+            Effect::Return if !is_base => Some(End::Back),
+            Effect::Return => {
                 self.record(chain, effect);
                 Some(End::Back)
             }
-            Effect::Decide(Verdict::Accept | Verdict::Drop) | Effect::Translate => {
+            Effect::Accept | Effect::Drop | Effect::Translate => {
                 self.record(chain, effect);
                 Some(End::Decided)
             }
@@ -125,10 +125,10 @@ impl<'a> Walker<'a> {
         self.follow(chain, false)
     }
 
-    fn record(&mut self, chain: &Chain, effect: Effect) {
+    fn record(&mut self, chain: &Chain, effect: &Effect) {
         self.walk.events.push(Event {
             chain: chain.name.clone(),
-            effect,
+            effect: effect.clone(),
             is_after_ours: self.walk.meets_ours,
         });
     }

@@ -2,7 +2,9 @@
 
 use netconfig::conflicts::Kind;
 
-use crate::{POD, SERVER, address, arrives, dial, iptables, is_clean, is_found, listen, pod};
+use crate::{
+    POD, SERVER, address, arrives, dial, findings, iptables, is_clean, is_found, listen, pod,
+};
 
 #[test]
 fn what_is_dropped_or_untracked_ahead_of_our_rules_does_not_come_to_ztunnel() {
@@ -76,10 +78,41 @@ fn verdicts_that_end_no_way_to_our_rules_are_no_conflict() {
     pod.nft("add table inet theirs");
     pod.nft("add chain inet theirs pre { type filter hook prerouting priority -150; }");
     pod.nft("add rule inet theirs pre ct state invalid drop");
+    pod.nft("add rule inet theirs pre ct state != new drop");
+    pod.nft("add rule inet theirs pre ct state established,related drop");
+    pod.nft("add rule inet theirs pre ip daddr 127.0.0.0/8 drop");
+    pod.nft("add rule inet theirs pre ip6 daddr ::1 drop");
+    pod.nft("add rule inet theirs pre ip protocol icmp drop");
+    pod.nft("add rule inet theirs pre meta l4proto != tcp udp dport != 53 drop");
+    iptables(
+        &pod,
+        "-t mangle -A PREROUTING -m conntrack ! --ctstate NEW -j DROP",
+    );
     // Too late: the packet is tracked by then.
     pod.nft("add chain inet theirs out { type filter hook output priority -180; }");
     pod.nft("add rule inet theirs out tcp dport 80 notrack");
     is_clean(&pod);
+}
+
+#[test]
+fn a_condition_that_packets_may_meet_leaves_a_verdict_a_conflict() {
+    let (pod, _server) = pod();
+    for rule in [
+        "ct state new drop",
+        "ct state != established drop",
+        "ip daddr 10.0.0.0/8 drop",
+        "ip daddr != 127.0.0.0/8 drop",
+        "ip6 nexthdr tcp drop",
+        "meta mark & 0x1 == 0 drop",
+        "meta l4proto != udp drop",
+    ] {
+        pod.nft("add table inet theirs");
+        pod.nft("add chain inet theirs pre { type filter hook prerouting priority -150; }");
+        pod.nft(&format!("add rule inet theirs pre {rule}"));
+        let kinds: Vec<_> = findings(&pod).iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, [Kind::EarlyVerdict], "{rule}");
+        pod.nft("delete table inet theirs");
+    }
 }
 
 #[test]
