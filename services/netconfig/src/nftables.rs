@@ -11,6 +11,7 @@ mod read;
 mod script;
 mod sets;
 
+pub(crate) use read::generation;
 pub(crate) use sets::{AddressSet, Edit};
 
 use std::io;

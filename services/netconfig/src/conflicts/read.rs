@@ -2,7 +2,7 @@
 
 use netlink_bindings::{
     nftables::{
-        IterableChainAttrs, IterableRuleAttrs, Nfgenmsg, OpGetchainDump, OpGetgenDo, OpGetruleDump,
+        IterableChainAttrs, IterableRuleAttrs, Nfgenmsg, OpGetchainDump, OpGetruleDump,
         OpGettableDump, Request,
     },
     traits::NetlinkRequest as _,
@@ -13,7 +13,10 @@ use super::{
     owner::table_name,
     ruleset::{Base, Chain, Family, Hook, Rule, Table},
 };
-use crate::netlink::{KernelError, Socket};
+use crate::{
+    netlink::{KernelError, Socket},
+    nftables,
+};
 
 const ATTEMPTS: usize = 8;
 
@@ -39,7 +42,7 @@ fn is_missing(error: &KernelError) -> bool {
 }
 
 fn read_once(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
-    let generation = generation(socket)?;
+    let generation = nftables::generation(socket)?;
     let mut tables = read_tables(socket)?;
     let sizes = read_chains(socket, &mut tables)?;
     for (table, size) in tables.iter_mut().zip(sizes) {
@@ -52,20 +55,11 @@ fn read_once(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
             read_rules(socket, table)?;
         }
     }
-    if generation == self::generation(socket)? {
+    if generation == nftables::generation(socket)? {
         Ok(tables)
     } else {
         Err(KernelError::new("read the tables", nix::Error::EINTR))
     }
-}
-
-fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
-    let act = "read the generation of the tables";
-    let payload = socket.get(act, &Request::new().op_getgen_do(&Nfgenmsg::new()))?;
-    let (_, attributes) = OpGetgenDo::decode_reply(&payload);
-    attributes
-        .get_id()
-        .map_err(|error| KernelError::new(act, error))
 }
 
 fn read_tables(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {

@@ -31,7 +31,12 @@ pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
             };
             for packet in packets(captures_dns) {
                 let walk = walk(table, chain, packet, &mut budget);
-                extend_unique(&mut found, foreign.findings_for(packet, &walk));
+                // Several packets can meet the same rule.
+                for finding in foreign.findings_for(packet, &walk) {
+                    if !found.contains(&finding) {
+                        found.push(finding);
+                    }
+                }
             }
         }
     }
@@ -44,15 +49,6 @@ pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
 fn base_chains(table: &Table) -> impl Iterator<Item = (&Chain, Base)> {
     let chains = table.chains.iter();
     chains.filter_map(|chain| Some((chain, chain.base?)))
-}
-
-/// Omits duplicates: several packets can meet the same rule.
-fn extend_unique(found: &mut Vec<Finding>, findings: impl IntoIterator<Item = Finding>) {
-    for finding in findings {
-        if !found.contains(&finding) {
-            found.push(finding);
-        }
-    }
 }
 
 fn incumbents(tables: &[Table]) -> Vec<Finding> {

@@ -73,7 +73,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
     })
 }
 
-pub(super) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
+pub(crate) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
     let act = "read the generation of the tables";
     let payload = socket.get(act, &Request::new().op_getgen_do(&Nfgenmsg::new()))?;
     let (_, attributes) = OpGetgenDo::decode_reply(&payload);
