@@ -3,10 +3,8 @@
 //! A permit covers an ADD's work on this node: claim and rules. It is released while the ADD waits for ztunnel, so an
 //! unavailable ztunnel blocks no other ADD. DELs, reconciles and garbage collection need no permit.
 
-mod queue;
-
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -18,113 +16,112 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use queue::{Queue, Ticket};
-
-/// Lower bound of the `retry_after` of a refused ADD.
-const MIN_RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// An ADD is refused at once only if it would be late even with the queue this many times faster than its mean
-/// duration suggests: some ADDs ahead leave, and the first of a burst are the slowest.
-const ESTIMATE_TOLERANCE: u32 = 4;
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Issues permits, earliest deadline first. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Admission(Arc<Mutex<State>>);
+pub struct Admission(Arc<Mutex<Queue>>);
 
-#[derive(Debug)]
-struct State {
-    queue: Queue,
-    waiters: HashMap<Ticket, oneshot::Sender<()>>,
+/// An ADD's position in the queue. Only ADDs with an earlier deadline can overtake, ever fewer as its own
+/// approaches: no ADD starves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ticket {
+    deadline: Instant,
+    sequence: u64,
 }
 
-impl State {
+/// A bounded number of working ADDs, and the waiting ones. A cancelled one leaves from the middle.
+#[derive(Debug)]
+struct Queue {
+    max: NonZeroUsize,
+    working: usize,
+    waiting: BTreeMap<Ticket, oneshot::Sender<()>>,
+    issued: u64,
+}
+
+impl Queue {
     fn start_next(&mut self) {
-        let next = self
-            .queue
-            .finish()
-            .and_then(|ticket| self.waiters.remove(&ticket));
-        if let Some(next) = next {
+        match self.waiting.pop_first() {
             // A waiter that is gone passes its permit on when it is dropped.
-            next.send(()).unwrap_or_default();
+            Some((_, next)) => next.send(()).unwrap_or_default(),
+            None => self.working = self.working.saturating_sub(1),
         }
+    }
+
+    fn refusal(&self, ticket: Ticket) -> Failure {
+        let ahead = self.working + self.waiting.range(..ticket).count();
+        let message = format!("{ahead} ADDs were ahead until the caller's time was over");
+        Failure::new(Reason::Overloaded, message).retry_after(RETRY_AFTER)
     }
 }
 
 impl Admission {
     pub fn new(max: NonZeroUsize) -> Self {
-        let state = State {
-            queue: Queue::new(max),
-            waiters: HashMap::new(),
-        };
-        Self(Arc::new(Mutex::new(state)))
+        Self(Arc::new(Mutex::new(Queue {
+            max,
+            working: 0,
+            waiting: BTreeMap::new(),
+            issued: 0,
+        })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn waiting(&self) -> usize {
-        self.lock().queue.waiting()
+        self.lock().waiting.len()
     }
 
     pub fn working(&self) -> usize {
-        self.lock().queue.working()
+        self.lock().working
     }
 
     /// Waits for a permit, for an ADD whose work must begin before `until`. Dropping the future leaves the queue.
     ///
     /// # Errors
     ///
-    /// OVERLOADED: at once if the estimated wait is far longer than until `until`; otherwise at `until`.
+    /// OVERLOADED at `until`.
     pub async fn acquire(&self, until: Instant) -> Result<Permit, Failure> {
         let ticket = {
-            let mut state = self.lock();
-            let ticket = state.queue.issue_ticket(until);
-            if Instant::now() + state.queue.estimated_wait(ticket) / ESTIMATE_TOLERANCE >= until {
-                return Err(refusal(&state.queue, ticket));
+            let mut queue = self.lock();
+            queue.issued += 1;
+            Ticket {
+                deadline: until,
+                sequence: queue.issued,
             }
-            ticket
         };
         self.wait(ticket).await?;
         Ok(Permit {
             admission: self.clone(),
             ticket,
-            worked: Duration::ZERO,
-            since: Some(Instant::now()),
+            is_held: true,
         })
     }
 
     async fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
         let called = {
-            let mut state = self.lock();
-            if state.queue.start_or_enqueue(ticket) {
+            let mut queue = self.lock();
+            if queue.working < queue.max.get() {
+                queue.working += 1;
                 return Ok(());
             }
             let (call, called) = oneshot::channel();
-            state.waiters.insert(ticket, call);
+            queue.waiting.insert(ticket, call);
             called
         };
         let mut waiting = Waiting {
             admission: self,
             ticket: Some(ticket),
         };
-        // The sender stays in `waiters` as long as the ticket is queued.
+        // The sender stays in the queue as long as the ticket does.
         if let Ok(Ok(())) = timeout_at(ticket.deadline, called).await {
             waiting.ticket = None;
             return Ok(());
         }
-        let refused = refusal(&self.lock().queue, ticket);
+        let refused = self.lock().refusal(ticket);
         Err(refused)
     }
-}
-
-fn refusal(queue: &Queue, ticket: Ticket) -> Failure {
-    let (ahead, wait) = (queue.ahead(ticket), queue.estimated_wait(ticket));
-    let message = format!(
-        "{ahead} ADDs are ahead, about {:.1} s of work: more than the time that the caller has left",
-        wait.as_secs_f32()
-    );
-    Failure::new(Reason::Overloaded, message).retry_after(wait.max(MIN_RETRY_AFTER))
 }
 
 /// A waiting ADD. When dropped, it leaves the queue or passes on a permit just granted.
@@ -138,11 +135,9 @@ impl Drop for Waiting<'_> {
         let Some(ticket) = self.ticket else {
             return;
         };
-        let mut state = self.admission.lock();
-        if state.queue.remove(ticket) {
-            state.waiters.remove(&ticket);
-        } else {
-            state.start_next();
+        let mut queue = self.admission.lock();
+        if queue.waiting.remove(&ticket).is_none() {
+            queue.start_next();
         }
     }
 }
@@ -151,14 +146,12 @@ impl Drop for Waiting<'_> {
 pub struct Permit {
     admission: Admission,
     ticket: Ticket,
-    worked: Duration,
-    since: Option<Instant>,
+    is_held: bool,
 }
 
 impl Permit {
     pub fn release(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.worked += since.elapsed();
+        if std::mem::take(&mut self.is_held) {
             self.admission.lock().start_next();
         }
     }
@@ -169,9 +162,9 @@ impl Permit {
     ///
     /// OVERLOADED if no slot is free in time.
     pub async fn reacquire(&mut self) -> Result<(), Failure> {
-        if self.since.is_none() {
+        if !self.is_held {
             self.admission.wait(self.ticket).await?;
-            self.since = Some(Instant::now());
+            self.is_held = true;
         }
         Ok(())
     }
@@ -180,7 +173,6 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.release();
-        self.admission.lock().queue.record_duration(self.worked);
     }
 }
 

@@ -1,9 +1,10 @@
 //! Runs on tokio's paused clock, which advances only for timers.
 
 use futures_util::FutureExt as _;
+use proptest::prelude::*;
 use tokio::{
     task::yield_now,
-    time::{advance, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::*;
@@ -48,27 +49,6 @@ async fn permits_come_in_order_of_deadline_and_never_more_than_the_maximum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_add_that_would_wait_past_its_deadline_is_refused_at_once_with_what_is_ahead() {
-    let admission = admission(1);
-    for _ in 0..8 {
-        let permit = admission.acquire(deadline_in(30_000)).await.unwrap();
-        advance(Duration::from_secs(16)).await;
-        drop(permit);
-    }
-    let _works = admission.acquire(deadline_in(30_000)).await.unwrap();
-    let began = Instant::now();
-    let failure = admission.acquire(deadline_in(3_000)).await.unwrap_err();
-    assert_eq!(began.elapsed(), Duration::ZERO);
-    assert_eq!(failure.reason, Reason::Overloaded);
-    assert_eq!(failure.retry_after, Some(Duration::from_secs(16)));
-    assert!(failure.message.contains("1 ADDs are ahead"), "{failure}");
-    assert_eq!(admission.waiting(), 0);
-    // Late by the estimate, but within the tolerance.
-    let mut waits = Box::pin(admission.acquire(deadline_in(5_000)));
-    assert!(waits.as_mut().now_or_never().is_none());
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_add_that_gets_no_permit_is_refused_at_its_deadline() {
     let admission = admission(1);
     let _works = admission.acquire(deadline_in(30_000)).await.unwrap();
@@ -76,6 +56,8 @@ async fn an_add_that_gets_no_permit_is_refused_at_its_deadline() {
     let failure = admission.acquire(deadline_in(3_000)).await.unwrap_err();
     assert_eq!(began.elapsed(), Duration::from_secs(3));
     assert_eq!(failure.reason, Reason::Overloaded);
+    assert_eq!(failure.retry_after, Some(RETRY_AFTER));
+    assert!(failure.message.contains("1 ADDs were ahead"), "{failure}");
     assert_eq!((admission.working(), admission.waiting()), (1, 0));
 }
 
@@ -120,4 +102,83 @@ async fn an_add_that_releases_its_permit_blocks_no_other_and_keeps_its_position(
     assert!(third.as_mut().now_or_never().is_none(), "the first works");
     drop(first);
     assert!(third.now_or_never().is_some_and(|permit| permit.is_ok()));
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// An ADD arrives with a deadline in this many seconds.
+    Arrive(u64),
+    /// The caller of the waiting ADD with this index (modulo their number) goes away.
+    Leave(usize),
+    /// The working ADD with this index (modulo their number) is done.
+    Finish(usize),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (1..50_u64).prop_map(Event::Arrive),
+        1 => any::<usize>().prop_map(Event::Leave),
+        2 => any::<usize>().prop_map(Event::Finish),
+    ]
+}
+
+/// Advances those that were called. Returns the deadlines of those that work now.
+fn called<F>(waiting: &mut Vec<(u64, std::pin::Pin<Box<F>>)>, working: &mut Vec<Permit>) -> Vec<u64>
+where
+    F: Future<Output = Result<Permit, Failure>>,
+{
+    let mut started = Vec::new();
+    waiting.retain_mut(|(millis, waits)| match waits.as_mut().now_or_never() {
+        Some(permit) => {
+            working.push(permit.unwrap());
+            started.push(*millis);
+            false
+        }
+        None => true,
+    });
+    started
+}
+
+proptest! {
+    #[test]
+    fn the_earliest_deadline_works_next_none_is_lost_and_never_more_than_the_maximum_work(
+        max in 1..5_usize,
+        events in prop::collection::vec(event(), 0..200),
+    ) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+        let _within = runtime.enter();
+        let (admission, start) = (admission(max), Instant::now());
+        let (mut waiting, mut working) = (Vec::new(), Vec::new());
+        for event in events {
+            match event {
+                Event::Arrive(seconds) => {
+                    let has_to_wait = working.len() == max;
+                    let until = start + Duration::from_secs(seconds);
+                    waiting.push((seconds, Box::pin(admission.acquire(until))));
+                    let started = called(&mut waiting, &mut working);
+                    prop_assert_eq!(started.is_empty(), has_to_wait);
+                }
+                Event::Leave(which) => {
+                    if !waiting.is_empty() {
+                        drop(waiting.remove(which % waiting.len()));
+                    }
+                    prop_assert_eq!(called(&mut waiting, &mut working), [0; 0]);
+                }
+                Event::Finish(which) => {
+                    if !working.is_empty() {
+                        drop(working.remove(which % working.len()));
+                        let earliest = waiting.iter().map(|(seconds, _)| *seconds).min();
+                        let started = called(&mut waiting, &mut working);
+                        prop_assert_eq!(started, Vec::from_iter(earliest));
+                    }
+                }
+            }
+            prop_assert_eq!(
+                (admission.working(), admission.waiting()),
+                (working.len(), waiting.len())
+            );
+            prop_assert!(working.len() == max || waiting.is_empty());
+        }
+    }
 }
