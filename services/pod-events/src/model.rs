@@ -1,10 +1,10 @@
 //! The model test: random schedules of CNI calls, label changes, faults, restarts, crashes and time, with registry,
 //! tasks and pipeline as they are, against services of this process and under paused time.
 //!
-//! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules that are the same each time, and as many
-//! with fresh seeds. With `MODEL_SECONDS`, and with `integration/test --all` for a minute, all seeds are fresh.
-//! `MODEL_SCHEDULES` sets how many, `MODEL_FIRST` the first seed; `MODEL_SEED` runs a single one and prints what happens
-//! in it. The seed of a failing schedule is printed, and the schedule reduced to the operations that it needs.
+//! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules, the same each time. `MODEL_FIRST` sets the
+//! first seed, `MODEL_SCHEDULES` how many are played, or `MODEL_SECONDS` for how long: `integration/test --all` plays
+//! fresh ones for a minute. `MODEL_SEED` runs a single one and prints what happens in it. The seed of a failing schedule
+//! is printed, and the schedule reduced to the operations that it needs.
 //!
 //! With `--config 'profile.test.package.pod-events.opt-level=1'` three times as many are played in a time, but building
 //! the tests takes two minutes more: that is for long runs.
@@ -22,7 +22,7 @@ use std::{
     env, iter,
     sync::atomic::{AtomicU64, Ordering},
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use life::{Reached, play};
@@ -30,7 +30,7 @@ use schedule::{Op, schedule};
 
 const SECONDS: u64 = 60;
 
-/// Played each time, and as many fresh ones: with those of the other tests half a minute's work of one processor.
+/// Played without any of the variables: a quarter of a minute's work of one processor.
 const USUAL_FIRST: u64 = 5_000_000;
 const USUAL_SCHEDULES: u64 = 1_200;
 
@@ -60,11 +60,6 @@ const RUNS: u64 = 4;
 fn number(variable: &str) -> Option<u64> {
     let text = env::var(variable).ok()?;
     Some(text.parse().expect("a number"))
-}
-
-fn fresh_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    now.as_secs() * 1_000_000
 }
 
 /// Returns a violation without its numbers: the same defect is found in many schedules.
@@ -224,18 +219,12 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
         );
         return;
     }
-    let is_fresh = ["INPOD_TESTS_ALL", "MODEL_SECONDS"]
-        .iter()
-        .any(|name| env::var_os(name).is_some());
-    let given = number("MODEL_SCHEDULES");
-    let schedules = given.or_else(|| (!is_fresh).then_some(USUAL_SCHEDULES));
-    let time = Duration::from_secs(number("MODEL_SECONDS").unwrap_or(SECONDS));
-    let usual = || if is_fresh { fresh_seed() } else { USUAL_FIRST };
-    let first = number("MODEL_FIRST");
-    let mut sum = play_in_threads(first.unwrap_or_else(usual), schedules, time);
-    if first.is_none() && given.is_none() && !is_fresh {
-        sum.add(play_in_threads(fresh_seed(), schedules, time));
-    }
+    let seconds = number("MODEL_SECONDS");
+    let usual = seconds.is_none().then_some(USUAL_SCHEDULES);
+    let schedules = number("MODEL_SCHEDULES").or(usual);
+    let time = Duration::from_secs(seconds.unwrap_or(SECONDS));
+    let first = number("MODEL_FIRST").unwrap_or(USUAL_FIRST);
+    let sum = play_in_threads(first, schedules, time);
     let played = sum.played;
     print_table(&sum.reached);
     // One of each kind: the same defect fails many schedules.
