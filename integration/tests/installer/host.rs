@@ -3,10 +3,13 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        process::ExitStatusExt as _,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use integration::{TIMEOUT, bin, eventually};
@@ -100,13 +103,49 @@ impl Host {
     }
 
     pub(crate) fn start(&mut self, settings: &[&str]) {
+        let command = self.command(settings);
+        self.start_by(command);
+    }
+
+    /// Starts the installer, which ends with SIGKILL instead of making its nth of these system calls. strace is no parent
+    /// of it.
+    pub(crate) fn start_killed_at(&mut self, n: u32, calls: &str, settings: &[&str]) {
+        let installer = self.command(settings);
+        let mut command = Command::new("strace");
+        command
+            .args(["-D", "-f", "-qq", "-o", "/dev/null"])
+            .arg(format!("--trace={calls}"))
+            .arg(format!("--inject={calls}:signal=SIGKILL:when={n}"))
+            .arg(installer.get_program())
+            .args(installer.get_args())
+            .stdin(Stdio::null());
+        self.start_by(command);
+    }
+
+    /// Waits until the installer is ready, or was killed.
+    pub(crate) fn is_killed(&mut self) -> bool {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let ended = self.installer.as_mut().unwrap().try_wait().unwrap();
+            if let Some(status) = ended {
+                assert_eq!(status.signal(), Some(9), "{}", self.log());
+                self.installer = None;
+                return true;
+            }
+            if self.is_ready() {
+                return false;
+            }
+            assert!(Instant::now() < deadline, "{}", self.log());
+        }
+    }
+
+    fn start_by(&mut self, mut command: Command) {
         assert!(self.installer.is_none());
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.path("log"))
             .unwrap();
-        let mut command = self.command(settings);
         self.installer = Some(
             command
                 .stdout(log.try_clone().unwrap())
