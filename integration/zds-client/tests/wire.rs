@@ -23,7 +23,7 @@ const SNAPSHOT_SENT: &[u8] = b"\x1a\x00";
 const KEEP: &[u8] = b"\x2a\x07\x0a\x05uid-1";
 
 async fn within<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(5), future)
+    tokio::time::timeout(Duration::from_secs(20), future)
         .await
         .expect("deadline")
 }

@@ -14,6 +14,9 @@ use tempfile::TempDir;
 
 use crate::recorded::Recorded;
 
+/// More than any of the plugin's deadlines in these tests.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+
 pub(crate) struct Node {
     dir: TempDir,
     keys: String,

@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(10);
+    const SOON: Duration = Duration::from_secs(20);
     const A_WHILE: Duration = Duration::from_millis(50);
 
     /// Holds a slot until it is evicted, as connections do.

@@ -166,7 +166,7 @@ mod tests {
             revision: 1,
         };
         sender.send(Event::Released(released.clone())).unwrap();
-        let next = timeout(Duration::from_secs(5), watcher.next()).await;
+        let next = timeout(Duration::from_secs(20), watcher.next()).await;
         let event = next.expect("it waits").unwrap().unwrap().event;
         assert_eq!(event, describe_release(&released).event);
     }

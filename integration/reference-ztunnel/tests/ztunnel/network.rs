@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// It lives as long as a descriptor is open.
 pub(crate) struct Netns(pub(crate) File);

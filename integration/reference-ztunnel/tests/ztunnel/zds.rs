@@ -229,8 +229,8 @@ fn the_end_of_a_connection_is_followed_by_the_next_hello_at_once() {
     for _ in 0..200 {
         drop(agent.accept());
     }
-    // The shortest backoff takes four seconds.
-    assert!(start.elapsed() < Duration::from_secs(4));
+    // With the shortest backoff it would take minutes.
+    assert!(start.elapsed() < Duration::from_secs(20));
     drop(ztunnel);
 }
 

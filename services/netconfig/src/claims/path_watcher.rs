@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     async fn next(path_watcher: &mut PathWatcher) -> PathEvent {
-        let seen = timeout(Duration::from_secs(5), path_watcher.next()).await;
+        let seen = timeout(Duration::from_secs(20), path_watcher.next()).await;
         seen.unwrap().unwrap()
     }
 

@@ -151,7 +151,7 @@ mod tests {
         let held = acquire_lock(&path, Instant::now()).unwrap();
         thread::scope(|scope| {
             let waiting = scope
-                .spawn(|| acquire_lock(&path, Instant::now() + Duration::from_secs(5)).unwrap());
+                .spawn(|| acquire_lock(&path, Instant::now() + Duration::from_secs(20)).unwrap());
             // Waiting or not, it must end with the file that exists.
             fs::remove_file(&path).unwrap();
             drop(held);

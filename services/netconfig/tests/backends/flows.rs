@@ -26,7 +26,7 @@ use crate::{
     tools::writer,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The pod's and its peer's, per family.
 const ADDRESSES: [(&str, &str); 2] = [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")];

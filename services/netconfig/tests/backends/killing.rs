@@ -99,7 +99,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
             .unwrap();
         assert!(!is_gone(script));
         drop(first);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while !is_gone(script) {
             assert!(Instant::now() < deadline, "the program outlives netconfig");
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -127,7 +127,7 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
         );
         // netconfig rereads what it wrote, for watchers.
         let locks = run_dir.path().join("netconfig/locks");
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while fs::read_dir(&locks).unwrap().count() > 0 {
             assert!(Instant::now() < deadline, "a lock file is left");
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -163,7 +163,7 @@ async fn a_program_that_does_not_end_in_time_is_killed() {
     );
     assert_eq!(failure.undo_failures, [""; 0]);
     for pid in running(&at_work) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while !is_gone(pid) {
             assert!(Instant::now() < deadline, "{pid} was not killed");
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -68,7 +68,7 @@ fn a_lock_that_stays_held_is_waited_for_and_named_and_nothing_is_written() {
         let began = Instant::now();
         let error = apply(backend, &fresh).unwrap_err();
         let took = began.elapsed();
-        assert!(took >= at_least && took < TIMEOUT * 3, "{which}: {took:?}");
+        assert!(took >= at_least, "{which}: {took:?}");
         assert_eq!(lock_of(error), file(&fresh, which).display().to_string());
         assert_eq!(everything(&fresh), before);
     }

@@ -30,7 +30,7 @@ impl Netconfig {
     pub(crate) async fn metric(&self, name: &str) -> u64 {
         let socket = inpod_service::socket(self.run_dir.path(), "netconfig");
         let text = inpod_service::metrics::fetch(&socket);
-        let text = tokio::time::timeout(Duration::from_secs(5), text).await;
+        let text = tokio::time::timeout(Duration::from_secs(20), text).await;
         let text = text.unwrap().unwrap();
         let line = format!("inpod_netconfig_{name} ");
         let value = text.lines().find_map(|found| found.strip_prefix(&line));

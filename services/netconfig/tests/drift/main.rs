@@ -7,7 +7,10 @@ mod ends;
 #[path = "../service/harness.rs"]
 #[expect(dead_code, reason = "another test asks more of it")]
 mod harness;
-mod many;
+/// Tests of times, which nothing may disturb.
+mod alone {
+    mod many;
+}
 #[path = "../service/name.rs"]
 #[expect(dead_code, reason = "another test asks more of it")]
 mod name;
@@ -16,10 +19,7 @@ mod sidecar;
 mod support;
 mod watcher;
 
-use std::{
-    process::{Child, Command},
-    time::{Duration, Instant},
-};
+use std::process::{Child, Command};
 
 use inpod_proto::netconfig::v1::{Backend, RemovePhase};
 use nix::{
@@ -170,30 +170,6 @@ async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
     let heard = netconfig.metric(events).await - heard;
     assert!(heard < 12, "nothing was missed: {heard} messages came");
     assert!(netconfig.metric("drift_overruns_total").await > overruns);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_netns_of_which_nothing_is_heard_is_read_once_in_a_period() {
-    let mut netconfig = start(NotificationSockets::Shared, &["--verify-seconds", "1"]).await;
-    let pods: Vec<_> = (0..5).map(|_| pod_netns()).collect();
-    for (number, pod) in pods.iter().enumerate() {
-        netconfig.claim(&format!("c{number}"), pod).await.unwrap();
-    }
-    quiet().await;
-    let (reported, reads) = (
-        netconfig.metric("drift_told_total").await,
-        netconfig.metric("drift_reads_total").await,
-    );
-    let began = Instant::now();
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let reads = netconfig.metric("drift_reads_total").await - reads;
-    let periods = began.elapsed().as_secs();
-    let wanted = 5 * 3..=5 * (periods + 1);
-    assert!(wanted.contains(&reads), "{reads} is not in {wanted:?}");
-    assert_eq!(
-        (reported, netconfig.metric("drift_told_total").await),
-        (0, 0)
-    );
 }
 
 /// iptables-legacy sends no notifications.

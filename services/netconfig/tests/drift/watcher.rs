@@ -31,7 +31,7 @@ impl Watcher {
         let mut stream = stream.unwrap().into_inner();
         let mut first = Vec::new();
         loop {
-            let next = tokio::time::timeout(Duration::from_secs(10), stream.message()).await;
+            let next = tokio::time::timeout(Duration::from_secs(20), stream.message()).await;
             let event = next.unwrap().unwrap().unwrap().event.unwrap();
             if let Event::State(state) = event {
                 first.push(state);
@@ -97,7 +97,7 @@ pub(crate) async fn quiet() {
 }
 
 pub(crate) async fn eventually(what: &str, holds: impl AsyncFn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !holds().await {
         assert!(Instant::now() < deadline, "{what}");
         tokio::time::sleep(Duration::from_millis(5)).await;

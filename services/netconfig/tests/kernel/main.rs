@@ -216,7 +216,7 @@ fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_p
     assert_eq!(seen.captured_flows, 2);
     drop((flows, listeners));
     // A process of another test holds all sockets from its fork to its exec.
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while inspect::sockets(&fresh.netns, &Proxies::default()).unwrap()
         != inspect::Sockets::default()
     {

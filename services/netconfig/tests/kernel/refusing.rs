@@ -22,7 +22,7 @@ fn a_refused_transaction_takes_routes_and_rules_back() {
     let mut owner = fresh.run(move || nft.spawn()).unwrap();
     let script = b"add table inet inpod-nat { flags owner; }\n";
     owner.stdin.as_mut().unwrap().write_all(script).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !fresh.nft("list ruleset").contains("owner") {
         assert!(Instant::now() < deadline, "nft did not make its table");
     }

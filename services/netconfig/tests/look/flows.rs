@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use crate::support::{Fresh, ambient, plain, sandbox};
 
 /// The first IPv6 packet over a new link may have to be sent again.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The mark of ztunnel's own packets.
 const FROM_ZTUNNEL: u32 = 0x539;

@@ -19,7 +19,7 @@ use crate::{
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(900);
 
 /// The wait when no answer is expected.
-const SILENCE: Duration = Duration::from_millis(300);
+pub(crate) const SILENCE: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Transport {

@@ -260,7 +260,7 @@ impl World {
 
     /// IPv6 may learn a second later that a link is up.
     fn wait_for_links(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(20);
         for family in self.families() {
             let dial = |at, by| Dial::udp(at, outside(*family), 53).by(by);
             let guests = INTERFACES.map(|name| dial(Place::Guest, name));

@@ -21,7 +21,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::support::{Fresh, plain, sandbox};
 
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The pod's, the node's towards it, and the stranger's.
 pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];

@@ -10,15 +10,9 @@ use crate::{
     support::Fresh,
 };
 
-const LIMIT: Duration = Duration::from_secs(1);
-
-const BUSY_LIMIT: Duration = Duration::from_secs(15);
-
-/// Tries three times, and each must be within the limit.
-fn within_a_second(what: &str, took: impl Fn() -> Duration) {
-    let times = [(); 3].map(|()| took());
-    assert!(times.iter().all(|took| *took < LIMIT), "{what}: {times:?}");
-}
+/// A third of the time until a read by the clock: what is repaired earlier was repaired by a notification, but for
+/// iptables-legacy and ipset, which send none and are looked at each second.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// Its reconciler runs; nothing else happens on the node.
 fn guarded(kind: Kind) -> (Arc<Fresh>, OnNode, ReconcilerGuard) {
@@ -62,13 +56,14 @@ fn is_whole(node: &Fresh, kind: Kind, wanted: &(String, Vec<(String, String)>)) 
 
 fn is_repaired(kind: Kind, damages: &[&[&'static str]]) {
     for damage in damages {
-        let what = format!("{kind:?} after {damage:?}");
-        within_a_second(&what, || repair(kind, damage, &what));
+        repair(kind, damage);
     }
 }
 
-/// Returns the repair's duration. The reconciler starts after the whole damage, to repair nothing in between.
-fn repair(kind: Kind, damage: &[&'static str], what: &str) -> Duration {
+/// Expects a single repair, and returns its duration. The reconciler starts after a damage of several commands, to repair
+/// nothing in between.
+fn repair(kind: Kind, damage: &[&'static str]) -> Duration {
+    let what = format!("{kind:?} after {damage:?}");
     let (node, host) = filled(kind);
     let guard = (damage.len() == 1).then(|| host.start_reconciler());
     let wanted = (everything(&node, kind), shown(&node, kind));
@@ -77,14 +72,16 @@ fn repair(kind: Kind, damage: &[&'static str], what: &str) -> Duration {
         node.command(words[0], &words[1..]);
     }
     let _guard = guard.unwrap_or_else(|| host.start_reconciler());
-    let took = within(BUSY_LIMIT, what, || is_whole(&node, kind, &wanted));
-    let counted = || host.host.restores() == 1 && host.is_ok("probe-set");
-    within(BUSY_LIMIT, what, counted);
+    let took = within(LIMIT, &what, || is_whole(&node, kind, &wanted));
+    within(LIMIT, &what, || {
+        host.host.restores() > 0 && host.is_ok("probe-set")
+    });
+    assert_eq!(host.host.restores(), 1, "{what}");
     took
 }
 
 #[test]
-fn what_others_delete_from_nf_tables_is_put_right_within_a_second() {
+fn what_others_delete_from_nf_tables_is_repaired() {
     is_repaired(
         Kind::Nft,
         &[
@@ -100,8 +97,19 @@ fn what_others_delete_from_nf_tables_is_put_right_within_a_second() {
     );
 }
 
+/// A test of times, which nothing may disturb.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_flush_is_repaired_within_a_second() {
+        let took = repair(Kind::Nft, &["nft flush ruleset"]);
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    }
+}
+
 #[test]
-fn what_others_delete_from_iptables_nft_and_ipset_is_put_right_within_a_second() {
+fn what_others_delete_from_iptables_nft_and_ipset_is_repaired() {
     is_repaired(
         Kind::IptablesNft,
         &[
@@ -118,7 +126,7 @@ fn what_others_delete_from_iptables_nft_and_ipset_is_put_right_within_a_second()
 }
 
 #[test]
-fn what_others_delete_from_iptables_legacy_and_ipset_is_put_right_within_a_second() {
+fn what_others_delete_from_iptables_legacy_and_ipset_is_repaired() {
     is_repaired(
         Kind::IptablesLegacy,
         &[
@@ -143,16 +151,14 @@ fn the_jump_is_first_again_when_others_put_a_rule_ahead_of_it() {
         (Kind::IptablesNft, "iptables-nft"),
         (Kind::IptablesLegacy, "iptables-legacy"),
     ] {
-        within_a_second(program, || {
-            let (node, _host, _guard) = guarded(kind);
-            let rule = ["-t", "nat", "-I", "POSTROUTING", "1", "-j", "MASQUERADE"];
-            node.command(program, &rule);
-            within(BUSY_LIMIT, "the jump is first", || {
-                let text = everything(&node, kind);
-                let mut rules = text.lines().filter(|line| line.contains(" POSTROUTING "));
-                let first = rules.next() == Some("-A POSTROUTING -j INPOD_POSTRT");
-                first && text.contains("MASQUERADE")
-            })
+        let (node, _host, _guard) = guarded(kind);
+        let rule = ["-t", "nat", "-I", "POSTROUTING", "1", "-j", "MASQUERADE"];
+        node.command(program, &rule);
+        within(LIMIT, "the jump is first", || {
+            let text = everything(&node, kind);
+            let mut rules = text.lines().filter(|line| line.contains(" POSTROUTING "));
+            let first = rules.next() == Some("-A POSTROUTING -j INPOD_POSTRT");
+            first && text.contains("MASQUERADE")
         });
     }
 }
@@ -167,16 +173,14 @@ fn probes_go_through_again_after_a_flush() {
             &["iptables-legacy", "-t", "nat", "-F"],
         ),
     ] {
-        within_a_second(&flush.join(" "), || {
-            let place = Place::new();
-            let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
-            host.set_addresses("c1", &POD);
-            let _guard = host.start_reconciler();
-            assert_eq!(place.probe(0, POD[0]), spared(POD[0]));
-            place.node.command(flush[0], &flush[1..]);
-            within(BUSY_LIMIT, "probes go through", || {
-                place.probe(0, POD[0]) == spared(POD[0])
-            })
+        let place = Place::new();
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
+        let _guard = host.start_reconciler();
+        assert_eq!(place.probe(0, POD[0]), spared(POD[0]));
+        place.node.command(flush[0], &flush[1..]);
+        within(LIMIT, "probes go through", || {
+            place.probe(0, POD[0]) == spared(POD[0])
         });
     }
 }
@@ -195,10 +199,15 @@ fn what_does_not_concern_it_is_not_written_for() {
             host.release("c3");
             node.nft(&format!("delete table inet theirs-{n}"));
         }
-        std::thread::sleep(Duration::from_millis(1500));
         assert_eq!(handles(), before, "{kind:?}");
-        assert_eq!(host.host.restores(), 0, "{kind:?}");
-        assert!(host.is_ok("probe-set"));
+        // What comes last concerns it: all before that was judged.
+        match kind {
+            Kind::Nft | Kind::IptablesNft => node.nft("flush ruleset"),
+            Kind::IptablesLegacy => node.command("iptables-legacy", &["-t", "nat", "-F"]),
+        };
+        within(LIMIT, "it is repaired", || host.host.restores() > 0);
+        within(LIMIT, "it is well", || host.is_ok("probe-set"));
+        assert_eq!(host.host.restores(), 1, "{kind:?}");
     }
 }
 
@@ -216,8 +225,6 @@ fn a_tool_that_does_not_stop_is_told_of_and_not_fought_without_end() {
     let restores = host.host.restores();
     assert!(restores <= 6, "{restores}");
     assert!(flushes >= restores, "{flushes}");
-    std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(host.host.restores(), restores);
     let reported = host.readiness.all()["probe-set"].message.clone();
     assert!(
         reported.contains("another process keeps changing it"),

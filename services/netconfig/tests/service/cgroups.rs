@@ -83,7 +83,7 @@ fn serve(root: &str, queue: &Receiver<Job>) {
 
 /// An ended process may still be counted: retries.
 fn remove(root: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     let mut below: Vec<PathBuf> = vec![root.to_owned()];
     let mut next = 0;
     while let Some(path) = below.get(next).cloned() {

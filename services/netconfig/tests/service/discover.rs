@@ -163,7 +163,7 @@ async fn a_found_claim_lives_as_long_as_any_process_is_in_the_netns_and_keeps_it
     assert_eq!((process.pid, process.sandbox_own), (younger.pid(), false));
     assert_eq!(netconfig.claims().await.len(), 1);
     drop(younger);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !netconfig.claims().await.is_empty() {
         assert!(
             Instant::now() < deadline,
@@ -243,7 +243,7 @@ async fn a_pod_with_users_of_its_own_is_found_and_programmed() {
     command.args(["--user", "--map-root-user", "--net", "sh", "-c", script]);
     let process = Sleeper(command.spawn().unwrap());
     pod.put(&process, 'a');
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     let found = loop {
         match pod.find(&mut netconfig, ADDRESS).await {
             Ok(found) => break found,

@@ -91,7 +91,7 @@ impl Netconfig {
         .unwrap();
         let channel = inpod_service::channel(&inpod_service::socket(run_dir.path(), "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while client.list_claims(ListClaimsRequest {}).await.is_err() {
             assert!(Instant::now() < deadline, "netconfig does not serve");
             tokio::time::sleep(Duration::from_millis(10)).await;

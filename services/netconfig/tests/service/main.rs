@@ -178,7 +178,7 @@ async fn a_watcher_sees_the_state_then_changes_then_the_end_of_a_claim() {
         .unwrap();
     let mut events = watch.into_inner();
     let mut next = async || {
-        let event = tokio::time::timeout(Duration::from_secs(10), events.message()).await;
+        let event = tokio::time::timeout(Duration::from_secs(20), events.message()).await;
         event.unwrap().unwrap().unwrap().event.unwrap()
     };
     assert!(matches!(next().await, Event::InstanceId(id) if !id.is_empty()));
@@ -235,7 +235,7 @@ async fn a_process_in_a_netns_is_seen_and_keeps_the_claim() {
     assert_eq!(netconfig.claims().await.len(), 1);
     sleeper.kill().unwrap();
     sleeper.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !netconfig.claims().await.is_empty() {
         assert!(
             Instant::now() < deadline,

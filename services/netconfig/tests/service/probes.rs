@@ -23,7 +23,7 @@ use crate::{
     support::{self, Fresh, plain},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const SOURCE: &str = "169.254.7.127";
 const POD: &str = "10.9.0.1";
 
@@ -170,7 +170,7 @@ async fn a_claim_that_is_released_or_ends_by_itself_takes_its_addresses_along() 
         .unwrap();
     assert!(elements(&place.node).contains("net/c2/eth0"));
     place.pod.abandon();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !elements(&place.node).is_empty() {
         assert!(
             Instant::now() < deadline,
@@ -372,7 +372,7 @@ async fn a_flush_of_the_nodes_rules_is_mended_and_counted() {
     let flushed = Instant::now();
     place.node.nft("flush ruleset");
     while elements(&place.node) != before {
-        assert!(flushed.elapsed() < Duration::from_secs(10), "not mended");
+        assert!(flushed.elapsed() < Duration::from_secs(20), "not mended");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let metrics = inpod_service::metrics::fetch(&netconfig.socket())

@@ -187,14 +187,14 @@ async fn a_call_waits_for_no_others_of_its_connection_while_they_are_within_the_
         let request = HealthCheckRequest::default();
         let watch = async { client.clone().watch(request).await.unwrap() };
         open.push(
-            timeout(Duration::from_secs(5), watch)
+            timeout(Duration::from_secs(20), watch)
                 .await
                 .expect("it waits"),
         );
     }
     let request = HealthCheckRequest::default();
     let answer = async { client.clone().check(request).await.unwrap() };
-    timeout(Duration::from_secs(5), answer)
+    timeout(Duration::from_secs(20), answer)
         .await
         .expect("it waits");
 }

@@ -1,7 +1,5 @@
 //! Every check with every sidecar redirection, on pods whose redirection changes.
 
-use std::time::Duration;
-
 use netconfig::{
     apply::Phase,
     rules::{InboundCapture, Redirection, Sidecar},
@@ -16,7 +14,7 @@ use super::{
 use crate::{
     checks::Check,
     matrix::{MAX_PODS, controls, run_all},
-    probe::{Dial, Evidence, at_once},
+    probe::{Dial, Evidence, SILENCE, at_once},
     world::{BACKENDS, Place, Pod, pod},
 };
 
@@ -135,9 +133,6 @@ pub(super) fn admitted_past_a_nontransparent_proxy(mesh: &mut Mesh, ports: &[u16
     mesh.proxy.set_transparent(true);
     let_in
 }
-
-/// The wait when no answer is expected.
-const SILENCE: Duration = Duration::from_millis(300);
 
 #[test]
 fn by_tproxy_nothing_is_let_in_past_a_proxy_that_does_not_take_it() {

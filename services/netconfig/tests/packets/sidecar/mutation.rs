@@ -18,7 +18,7 @@ use super::{
 use crate::{
     matrix::{MAX_PODS, all, run_all},
     mutation::{Part, rules},
-    probe::{Dial, Owner, TIMEOUT, at_once},
+    probe::{Dial, Owner, SILENCE, TIMEOUT, at_once},
     stand_in::By,
     world::{Place, Pod, outside},
 };
@@ -128,7 +128,7 @@ fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) ->
 fn others(mesh: &mut Mesh, settings: &Sidecar) -> Vec<String> {
     let mut missed = Vec::new();
     for family in mesh.world.families() {
-        if settings.drop_invalid && invalid::is_seen(&mesh.world, *family) {
+        if settings.drop_invalid && invalid::is_seen(&mesh.world, *family, SILENCE) {
             missed.push(format!("{family}: what belongs to no connection is let in"));
         }
     }

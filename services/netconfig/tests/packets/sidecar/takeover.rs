@@ -101,7 +101,7 @@ fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_th
 /// The kernel routes packets to a new IPv6 address a moment later (addrconf_dad_work in net/ipv6/addrconf.c), and
 /// `ip` does not wait.
 fn wait_for_address(world: &World) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     let way = "local ::6 dev lo";
     while !world.pod.ip("-6 route show table local").contains(way) {
         assert!(Instant::now() < deadline, "no way to ::6");

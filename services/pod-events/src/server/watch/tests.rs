@@ -50,7 +50,7 @@ impl Fixture {
 }
 
 async fn next(events: &mut Events) -> String {
-    let next = timeout(Duration::from_secs(10), events.next())
+    let next = timeout(Duration::from_secs(20), events.next())
         .await
         .unwrap();
     match next.unwrap().unwrap().event.unwrap() {

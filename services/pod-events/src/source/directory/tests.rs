@@ -91,7 +91,7 @@ async fn until(
     wanted: impl Fn(&Inventory) -> bool,
 ) {
     let reached = inventory.wait_for(|inventory| wanted(inventory));
-    tokio::time::timeout(Duration::from_secs(5), reached)
+    tokio::time::timeout(Duration::from_secs(20), reached)
         .await
         .expect("not seen in time")
         .unwrap();

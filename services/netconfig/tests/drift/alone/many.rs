@@ -97,6 +97,9 @@ async fn drift_is_told(sockets: NotificationSockets) {
     let reads = netconfig.metric("drift_reads_total").await;
 
     let changed: Vec<_> = pods.iter().map(Pod::harm).collect();
+    for pod in pods.iter().filter(|pod| pod.harm != Harm::None) {
+        watcher.wait_for_states(&pod.name, 1).await;
+    }
     quiet().await;
     let mut slowest = Duration::ZERO;
     for (pod, changed) in pods.iter().zip(changed) {
