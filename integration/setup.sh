@@ -299,11 +299,18 @@ need_previous() {
     cp "$source/target/debug/inpod-cni" "$PREVIOUS_PLUGIN" && rm -rf "$source" || die "cargo failed to build the plugin of the previous release"
 }
 
-# Builds the plugin as it is shipped (small, and static because the host's libc is unknown), or an example of its crate
-# in the same way. Prints the path.
-build_plugin() { # [--example NAME]
-  local target=${CARGO_TARGET_DIR:-target} host
-  host=$(rustc -vV | sed -n 's/^host: //p')
-  RUSTFLAGS='-C target-feature=+crt-static' cargo build -q --profile plugin -p inpod-cni --target "$host" "$@" >&2 || return
-  if [ $# -gt 0 ]; then printf '%s\n' "$target/$host/plugin/examples/$2"; else printf '%s\n' "$target/$host/plugin/inpod-cni"; fi
+# Runs cargo test, whose tests print their times: an option of libtest that a stable one has only with RUSTC_BOOTSTRAP,
+# which is set for the tests alone, since it would rebuild what asks for it.
+tests() { # ARGUMENTS of cargo test, --, ARGUMENTS of libtest
+  local runner
+  runner=$(rustc -vV | sed -n 's/^host: //p')
+  runner=CARGO_TARGET_${runner//-/_}_RUNNER
+  env "${runner^^}=env RUSTC_BOOTSTRAP=1" $isolate cargo test --no-fail-fast "$@" -Zunstable-options --report-time
+}
+isolate=''
+
+# The same in a network namespace, with nothing left to build.
+isolated_tests() {
+  local isolate=./integration/isolate
+  tests --offline "$@"
 }

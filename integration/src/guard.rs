@@ -48,6 +48,15 @@ pub fn not_run(why: impl Display) {
     written.expect("the list of tests that were not run");
 }
 
+/// Returns whether this is the long run of `integration/test --all`; otherwise reports the current test as not run.
+pub fn is_long_run() -> bool {
+    let is_long = std::env::var_os("INPOD_TESTS_ALL").is_some();
+    if !is_long {
+        not_run("only with --all");
+    }
+    is_long
+}
+
 /// Reports the current test as one that needs more than the single user of an isolation without root.
 ///
 /// # Panics

@@ -1,7 +1,7 @@
 //! The sockets, called by grpcurl as an operator would.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use integration::{Node, SERVICES, Spec, grpcurl_program, run};
 
@@ -132,7 +132,6 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
     let node = Node::running().unwrap();
     let program = integration::bin("netconfig").unwrap();
     let run_dir = node.run_dir().display().to_string();
-    let began = std::time::Instant::now();
     let error = run(
         program.to_str().unwrap(),
         &["--run-dir", &run_dir, "--peer", "uid"],
@@ -140,7 +139,6 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
     .unwrap_err()
     .to_string();
     assert!(error.contains("already served"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5));
     node.ready().unwrap();
 }
 

@@ -137,23 +137,6 @@ fn compare(page: &str, mark: &str, table: &str) {
 }
 
 #[test]
-fn the_page_of_the_tests_names_each_of_them() {
-    let page = fs::read_to_string(root().join("integration/README.md")).unwrap();
-    for entry in fs::read_dir(root().join("integration/tests")).unwrap() {
-        let entry = entry.unwrap();
-        let mut name = entry.file_name().into_string().unwrap();
-        if entry.path().is_dir() {
-            name.push('/');
-        }
-        let name = format!("`tests/{name}`");
-        assert!(
-            page.contains(&name),
-            "integration/README.md leaves {name} out"
-        );
-    }
-}
-
-#[test]
 fn the_page_of_settings_lists_each_with_its_default() {
     compare("deploy/docs/settings.md", SETTINGS, &table());
 }

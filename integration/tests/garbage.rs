@@ -5,7 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     os::unix::net::UnixStream,
     path::PathBuf,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use integration::{Node, Pod, SERVICES, Spec, State, run};
@@ -61,18 +61,11 @@ fn nonsense() -> Vec<Vec<u8>> {
     found
 }
 
-/// Expects an idle node's times for joining and leaving.
 fn serves_others(node: &Node, pod: &Pod) {
-    let began = Instant::now();
     node.add(pod).unwrap();
     node.until_whole(&pod.spec).unwrap();
     let outcome = node.call(integration::Call::del, pod).run().unwrap();
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    assert!(
-        began.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        began.elapsed()
-    );
 }
 
 #[test]
@@ -138,14 +131,8 @@ fn a_connection_that_stays_open_keeps_no_service_from_ending() {
         })
         .collect();
     for service in SERVICES {
-        let began = Instant::now();
         node.stop(service, nix::sys::signal::Signal::SIGTERM)
             .unwrap();
-        assert!(
-            began.elapsed() < Duration::from_secs(8),
-            "{service}: {:?}",
-            began.elapsed()
-        );
     }
     drop(open);
 }

@@ -7,11 +7,10 @@ use std::{
     io::Write as _,
     os::unix::ffi::OsStrExt as _,
     process::{Command, Stdio},
-    time::Duration,
 };
 
 use inpod_proto::podevents::v1::PodState;
-use integration::{Call, Node, Outcome, Pod, Running, Spec, State, bin};
+use integration::{Call, Node, Outcome, Pod, Running, Spec, State, TIMEOUT, bin};
 use serde_json::{Value, json};
 
 /// A pod in the mesh, and a sandbox for the calls. Afterwards all is as it was.
@@ -71,11 +70,7 @@ fn judge(outcome: &Outcome, code: u64, named: &str, what: &str) {
         "{found} {words}, not {code} {named}: {what}"
     );
     assert!(words.len() < 2000, "{} bytes: {what}", words.len());
-    assert!(
-        outcome.took < Duration::from_secs(4),
-        "{:?}: {what}",
-        outcome.took
-    );
+    assert!(outcome.took < TIMEOUT, "{:?}: {what}", outcome.took);
     assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
 }
 

@@ -92,6 +92,12 @@ impl Bench {
         held.reached().unwrap();
         if meanwhile {
             adds.push(self.verbs.add(&Named::of(&other), TIMEOUT));
+            eventually("it waits for its turn", TIMEOUT, || {
+                let waiting = number(&self.metrics(), "inpod_pod_events_adds_waiting");
+                ensure!(waiting > 0.5, "none does");
+                anyhow::Ok(())
+            })
+            .unwrap();
         }
         thread::sleep(HELD);
         held.release();
@@ -114,9 +120,10 @@ fn a_step_that_is_slow_shows_in_its_phase_alone_and_all_phases_are_the_whole() {
         ("rules", "ApplyRules"),
     ] {
         let (moved, whole) = bench.held(&method.to_lowercase(), method, false);
+        assert!(moved[phase] >= HELD.as_secs_f64(), "{method}: {moved:?}");
         for (name, seconds) in &moved {
-            let is_slow = *seconds >= HELD.as_secs_f64();
-            assert_eq!(is_slow, *name == phase, "{method}: {moved:?}");
+            let is_slowest = *name == phase || *seconds < moved[phase];
+            assert!(is_slowest, "{method}: {moved:?}");
         }
         let sum: f64 = moved.values().sum();
         assert!(
@@ -133,10 +140,10 @@ fn an_add_that_waits_for_its_turn_is_counted_as_queueing() {
     let held = HELD.as_secs_f64();
     // One is held in its claim, the later one waits in the queue.
     assert!(
-        moved["claim"] >= held && moved["queue"] >= 0.8 * held,
+        moved["claim"] >= held && moved["queue"] >= held,
         "{moved:?}"
     );
-    assert!(moved["other"] < held, "{moved:?}");
+    assert!(moved["other"] < moved["queue"], "{moved:?}");
     let sum: f64 = moved.values().sum();
     assert!(
         (sum - whole).abs() <= 0.05 * whole,

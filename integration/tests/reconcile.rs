@@ -63,9 +63,12 @@ fn an_annotation_on_a_running_pod_changes_its_rules_and_cuts_no_connection() {
     changed(&mesh.node, &mut mesh.b, |spec| {
         spec.annotated("ambient.istio.io/dns-capture", "true")
     });
-    wait_for_event(&mesh.node, &mesh.b, "changed rules");
+    eventually("name resolution is captured", TIMEOUT, || {
+        ensure!(mesh.b.ruleset()?.contains("15053"));
+        anyhow::Ok(())
+    })
+    .unwrap();
     mesh.node.until_whole(&mesh.b.spec).unwrap();
-    assert!(mesh.b.ruleset().unwrap().contains("15053"));
     exchange(&mut captured, "after").unwrap();
     // Back to the rules of before.
     changed(&mesh.node, &mut mesh.b, |spec| {
@@ -124,8 +127,13 @@ fn an_address_that_comes_later_is_probed_and_one_that_is_not_the_pods_is_not() {
         ],
         ..spec
     });
-    let known = wait_for_event(&node, &pod, "changed rules");
-    assert_eq!(known.addresses, [v4.to_string(), "10.77.200.7".to_owned()]);
+    eventually("its own address is probed", TIMEOUT, || {
+        let known = node.explain(&pod.spec)?;
+        let wanted = [v4.to_string(), "10.77.200.7".to_owned()];
+        ensure!(known.addresses == wanted, "{:?}", known.addresses);
+        anyhow::Ok(())
+    })
+    .unwrap();
     // An earlier sandbox's status shows nothing of this one.
     changed(&node, &mut pod, |spec| Spec {
         addresses: vec!["10.77.200.9".parse().unwrap()],
@@ -248,6 +256,9 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
 
 #[test]
 fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repaired_in_the_end() {
+    if !integration::is_long_run() {
+        return;
+    }
     let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("web").ambient()).unwrap();
     let fights = AtomicBool::new(true);

@@ -8,7 +8,7 @@ use std::{
     fs,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     process::{Child, Command},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::ensure;
@@ -240,18 +240,12 @@ fn a_connection_made_before_the_ztunnels_is_held_for_a_while_and_given_nothing()
     .unwrap();
     let within = scene.cgroups.container(OTHER, "", ZTUNNEL_CAPABILITIES);
     let impostor = scene.impostor(&within.unwrap(), &["wait"]).unwrap();
-    let began = Instant::now();
     for service in SERVICES.iter().filter(|name| **name != "ztunnel-broker") {
         scene.start(service).unwrap();
     }
     scene.write_ztunnel_manifest().unwrap();
     scene.start_ztunnel("ztunnel").unwrap();
     scene.node.ready().unwrap();
-    assert!(
-        began.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        began.elapsed()
-    );
     assert_eq!(impostor.said(), "connected\n", "it is still held");
     scene.node.pod(Spec::new("victim").ambient()).unwrap();
     impostor.assert_refused().unwrap();

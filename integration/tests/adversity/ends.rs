@@ -42,6 +42,12 @@ fn deletions_of_an_old_sandbox_that_the_broker_did_not_hear_leave_the_new_one_se
     ask(&mesh.outsider.netns, SocketAddr::new(newer.v4.into(), PORT)).unwrap();
 }
 
+/// Expects that no DEL was spooled: the plugin spools one that the agent does not answer in time.
+fn is_answered(node: &Node) {
+    let spooled = fs::read_dir(node.state_dir().join("spool"));
+    assert_eq!(spooled.map_or(0, Iterator::count), 0);
+}
+
 #[test]
 fn a_del_does_not_wait_behind_an_enrollment_that_waits_for_a_ztunnel() {
     let node = without_ztunnel();
@@ -49,10 +55,8 @@ fn a_del_does_not_wait_behind_an_enrollment_that_waits_for_a_ztunnel() {
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();
     wait_for_event(&node, &pod, "claimed");
     let del = node.call(Call::del, &pod).run().unwrap();
-    assert!(
-        del.code == 0 && del.took < Duration::from_secs(2),
-        "{del:?}"
-    );
+    assert_eq!(del.code, 0, "{del:?}");
+    is_answered(&node);
     is_out(&node, &pod);
     assert!(node.explain(&pod.spec).unwrap().sandbox.is_none());
 }
@@ -65,10 +69,8 @@ fn a_del_while_the_runtimes_add_waits_for_a_ztunnel_ends_the_add() {
     let add = thread::spawn(move || call.run());
     wait_for_event(&node, &pod, "claimed");
     let del = node.call(Call::del, &pod).run().unwrap();
-    assert!(
-        del.code == 0 && del.took < Duration::from_secs(2),
-        "{del:?}"
-    );
+    assert_eq!(del.code, 0, "{del:?}");
+    is_answered(&node);
     // A runtime kills its ADD before it sends DEL; other callers get their answer before the deadline.
     assert_eq!(add.join().unwrap().unwrap().code, 1);
     is_out(&node, &pod);

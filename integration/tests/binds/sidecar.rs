@@ -29,7 +29,7 @@ const EXCLUDED: [u32; 3] = [15020, 15021, 15090];
 
 fn timed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
-    request.set_timeout(Duration::from_secs(10));
+    request.set_timeout(Duration::from_secs(20));
     request
 }
 

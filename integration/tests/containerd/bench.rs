@@ -46,6 +46,9 @@ fn quantile(times: &[Duration], share: usize) -> f64 {
 
 #[test]
 fn what_the_plugin_adds_to_a_sandbox_is_measured_beside_one_without_it() {
+    if !integration::is_long_run() {
+        return;
+    }
     let bare = Runtime::on(Node::new().unwrap()).unwrap();
     let list = bare.chain.list("1.0.0", None);
     bare.chain.write(PRIMARY, &list).unwrap();

@@ -161,5 +161,8 @@ fn a_hundred_pods_come_sixteen_at_a_time_and_go_and_nothing_is_left() {
 
 #[test]
 fn a_hundred_pods_come_all_at_once_and_go_and_nothing_is_left() {
+    if !integration::is_long_run() {
+        return;
+    }
     burst(PODS);
 }

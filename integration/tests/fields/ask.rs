@@ -38,7 +38,7 @@ impl Asker {
                 .await
                 .map_err(|error| Status::unavailable(error.to_string()))?;
             let mut request = Request::new(message);
-            request.set_timeout(Duration::from_secs(5));
+            request.set_timeout(Duration::from_secs(20));
             let codec = ProstCodec::<DynamicMessage, ()>::default();
             client
                 .unary(request, path.parse().unwrap(), codec)

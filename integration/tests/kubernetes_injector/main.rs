@@ -15,8 +15,6 @@ mod other;
 mod rotation;
 mod webhook;
 
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
 use integration::eventually;
 use serde_json::{Value, json};
@@ -175,8 +173,6 @@ fn a_pod_of_nearly_three_megabytes_is_injected() {
         .collect();
     large["spec"]["containers"][0]["env"] = env.into();
     assert!(large.to_string().len() > 2_800_000);
-    let began = std::time::Instant::now();
     let made = webhook.dry_run(&inside, &large).unwrap();
     assert_eq!(containers(&made), ["app", "istio-proxy"]);
-    assert!(began.elapsed() < Duration::from_secs(10));
 }

@@ -5,7 +5,6 @@ use std::{
     io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{Child, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -143,7 +142,7 @@ fn a_stream_ends_with_its_service() {
     })
     .unwrap();
     node.stop("pod-events", Signal::SIGTERM).unwrap();
-    let ended = eventually("it ends", Duration::from_secs(5), || {
+    let ended = eventually("it ends", TIMEOUT, || {
         watch.child.try_wait()?.context("it goes on")
     });
     assert_eq!(ended.unwrap().code(), Some(3));

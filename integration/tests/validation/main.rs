@@ -38,7 +38,6 @@ fn each_family_that_is_redirected_is_proven_at_once() {
             .fold(sandbox, |sandbox, family| sandbox.redirect(family));
         let ended = sandbox.validate(&[]);
         ended.is(0, reported).is(0, &[&format!("uid {}", proxy())]);
-        assert!(ended.took < Duration::from_secs(2), "{ended:?}");
         assert!(
             !ended
                 .line
@@ -100,10 +99,7 @@ fn without_rules_it_ends_when_its_time_is_over_and_not_before() {
         let ended = sandbox.validate(words);
         ended.is(126, &["not redirected"]);
         let least = Duration::from_millis(least);
-        assert!(
-            (least..least + Duration::from_millis(900)).contains(&ended.took),
-            "{ended:?}"
-        );
+        assert!(ended.took >= least, "{ended:?}");
     }
 }
 
@@ -135,7 +131,6 @@ fn rules_that_come_while_it_tries_are_seen() {
         trying.join().unwrap()
     });
     late.is(0, &["arrived at port 15006"]);
-    assert!(late.took < Duration::from_secs(15), "{late:?}");
 }
 
 #[test]

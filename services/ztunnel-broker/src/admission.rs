@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// In a debug build, where a check takes 0.3 ms, an endless storm costs a sixth of a core
-/// (integration/tests/zds_storm.rs), and a backlog of [`LISTEN_BACKLOG`] is gone in two seconds.
+/// (integration/tests/scenarios/alone/zds_storm.rs), and a backlog of [`LISTEN_BACKLOG`] is gone in two seconds.
 const MAX_CHECKS_PER_SECOND: u32 = 500;
 
 /// Connections queued by the kernel. A ztunnel that finds the queue full retries with growing delays of at most 15 s.

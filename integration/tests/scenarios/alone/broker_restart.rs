@@ -4,11 +4,6 @@
 //! A point is where something is withheld: a call or a descriptor from the broker, or a scripted ztunnel's
 //! acknowledgement. A reference ztunnel carries the connections throughout.
 
-#[path = "common/flows.rs"]
-mod flows;
-#[path = "common/scripted.rs"]
-mod scripted;
-
 use std::{
     fs,
     io::Read as _,
@@ -17,12 +12,12 @@ use std::{
     path::PathBuf,
 };
 
+use crate::flows::Flow;
+use crate::scripted::{Hold, Scripted, Served};
 use anyhow::{Context as _, ensure};
-use flows::Flow;
 use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase, WorkloadStatus};
 use integration::{App, Call, Held, Moment, Node, Pod, Proxy, Spec, Step, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
-use scripted::{Hold, Scripted, Served};
 use serde_json::Value;
 
 const BROKER: &str = "ztunnel-broker";

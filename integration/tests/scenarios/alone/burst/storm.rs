@@ -7,7 +7,7 @@ use inpod_proto::podevents::v1::{AddPodResponse, DeletePodResponse};
 use inpod_types::Reason;
 use integration::{Answer, Named, Node, Pod, TIMEOUT, eventually};
 
-use crate::{
+use super::{
     bench::{Bench, PLUGIN, ambient, named, specs, without_netns},
     tally::{all_ok, outcomes, percentile, print_line},
 };

@@ -1,12 +1,4 @@
 //! inpod is installed beside another agent's pods: none is cut, whether its netns is found at once or not.
-#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
-
-#[path = "common/clients.rs"]
-mod clients;
-#[path = "common/flows.rs"]
-mod flows;
-#[path = "common/incumbent.rs"]
-mod incumbent;
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::clients::{Attempt, Clients, Tally, tally};
+use crate::flows::Flow;
+use crate::incumbent::{Incumbent, redirect};
 use anyhow::{Context as _, ensure};
-use clients::{Attempt, Clients, Tally, tally};
-use flows::Flow;
-use incumbent::{Incumbent, redirect};
 use inpod_proto::{
     podevents::v1::PodState,
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
