@@ -3,6 +3,7 @@
 use std::{
     fs,
     net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
     path::PathBuf,
     process::Command,
     sync::{
@@ -113,7 +114,9 @@ impl Cgroup {
             let (place, kind) = (words.nth(1)?, words.next()?);
             (kind == "cgroup2").then(|| PathBuf::from(place))
         });
-        let name = format!("inpod-test-{}-{name}", std::process::id());
+        // Another run on this machine may have the same process ids.
+        let netns = fs::metadata("/proc/self/ns/net").unwrap().ino();
+        let name = format!("inpod-test-{netns}-{name}");
         let path = mount.expect("cgroup2 is needed (mount it)").join(&name);
         fs::create_dir(&path).expect("a writable cgroup2 is needed");
         Self { path, name }
