@@ -13,7 +13,7 @@ use netconfig::Family;
 
 use crate::{
     checks::Check,
-    probe::{Dial, Evidence, Step, Transport},
+    probe::{Dial, Evidence, SetOnDrop, Step, Transport},
     world::{Place, World, outside, pod},
 };
 
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// Calls of each kind before a change and after it.
 const ROUNDS: usize = 12;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns inbound TCP, outbound TCP, and a DNS query.
 fn dials(families: &[Family]) -> Vec<Dial> {
@@ -64,6 +64,7 @@ pub(crate) fn watch(
         .map(|dial| (dial, Mutex::default()))
         .collect();
     let (began, ended) = thread::scope(|scope| {
+        let _stop = SetOnDrop(&stop);
         for (dial, calls) in &lines {
             scope.spawn(|| call(world, dial, calls, &stop));
         }
@@ -72,7 +73,6 @@ pub(crate) fn watch(
         act();
         let ended = Instant::now();
         wait_for_calls(&lines);
-        stop.store(true, Ordering::Relaxed);
         (began, ended)
     });
     let mut failures = Vec::new();

@@ -9,7 +9,7 @@ use netconfig::{
 
 use crate::{
     checks::checks,
-    matrix::{MAX_PODS, all, run_all, scenario},
+    matrix::{MAX_PODS, all, run_all, run_all_once, scenario},
     probe::at_once,
     world::{Pod, World},
 };
@@ -136,9 +136,9 @@ fn try_without(world: &World, name: &str, settings: &Ambient, chosen: &[Part]) -
             .iter()
             .cloned()
             .partition(|check| check.nontransparent.is_none());
-        let mut missed = run_all(world, &hearing);
+        let mut missed = run_all_once(world, &hearing);
         if missed.is_empty() {
-            missed = run_all(world, &nontransparent);
+            missed = run_all_once(world, &nontransparent);
         }
         let what = part.what();
         println!("{name}: without {what}\n    {}", missed.join("\n    "));

@@ -4,6 +4,7 @@ use std::{
     fmt,
     io::{self, BufRead as _, BufReader, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -15,8 +16,14 @@ use crate::{
     world::{Place, World},
 };
 
-/// Shorter than TCP's first retransmission: any answer is to the first packet.
+/// Shorter than TCP's first retransmission: any answer is to the first packet. A busy machine may take longer.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(900);
+
+/// The wait for an answer that comes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The wait for an answer to a query by UDP, which is not sent again if it is lost while rules change.
+const UDP_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The wait when no answer is expected.
 pub(crate) const SILENCE: Duration = Duration::from_millis(300);
@@ -186,7 +193,11 @@ impl Dial {
 
     /// Uses a port that no other test uses.
     pub(crate) fn hold(&self, world: &World) -> (Option<Flow>, Evidence) {
-        self.open(world, world.port(), TIMEOUT)
+        let patience = match self.transport {
+            Transport::Tcp => PATIENCE,
+            Transport::Udp => UDP_PATIENCE,
+        };
+        self.open(world, world.port(), patience)
     }
 
     pub(crate) fn ask(&self, world: &World) -> Evidence {
@@ -242,6 +253,8 @@ impl Flow {
             Transport::Tcp => {
                 let mut stream = BufReader::new(TcpStream::from(socket));
                 let answer = parse(&line(&mut stream)?)?;
+                // Tests expect of many connections that they are silent later.
+                stream.get_ref().set_read_timeout(Some(TIMEOUT))?;
                 Ok((Self::Tcp(answer.by, stream), answer))
             }
             Transport::Udp => {
@@ -315,14 +328,15 @@ pub(crate) struct Step {
     pub(crate) wanted: Evidence,
 }
 
-/// Runs them one after another from one port. Each socket is closed before the next.
-pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
+/// Runs them one after another from one port, and waits that long for an answer that is wanted. Each socket is closed
+/// before the next.
+pub(crate) fn run(world: &World, steps: &[Step], patience: Duration) -> Result<(), String> {
     let port = world.port();
     for Step { dial, wanted } in steps {
         let timeout = if *wanted == Evidence::Silence {
             SILENCE
         } else {
-            TIMEOUT
+            patience
         };
         let (_flow, found) = dial.open(world, port, timeout);
         if found != *wanted {
@@ -330,6 +344,15 @@ pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Set when this is dropped: threads that ask for it end also if the test fails before.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Several threads wait concurrently. The order of results is undefined.

@@ -21,7 +21,7 @@ use netconfig::{
 use socket2::{Domain, Socket, Type};
 
 use crate::{
-    probe::TIMEOUT,
+    probe::{PATIENCE, SetOnDrop},
     stand_in::{Answer, By},
     world::{BACKENDS, Place, Pod, World, outside, pod},
 };
@@ -31,7 +31,7 @@ const ROUNDS: usize = 8;
 /// Connections of each kind between two changes.
 const BETWEEN: usize = 40;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Client ports: few, so that each meets the rules of several rounds; enough that none recurs during one enrollment,
 /// since a port reused at once may meet its last connection's conntrack entry.
@@ -96,8 +96,8 @@ fn family_of(address: IpAddr) -> Family {
 fn exchange(to: SocketAddr) -> io::Result<By> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     socket.set_linger(Some(Duration::ZERO))?;
-    socket.connect_timeout(&to.into(), TIMEOUT)?;
-    socket.set_read_timeout(Some(TIMEOUT))?;
+    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
     let mut stream = BufReader::new(TcpStream::from(socket));
     let mut line = String::new();
     stream.read_line(&mut line)?;
@@ -110,6 +110,16 @@ fn exchange(to: SocketAddr) -> io::Result<By> {
     } else {
         Err(io::Error::other(format!("heard {line:?}")))
     }
+}
+
+/// Returns `TCPSynRetrans` of the calling thread's netns.
+fn syns_sent_again() -> u64 {
+    let counters = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+    let mut lines = counters.lines().filter(|line| line.starts_with("TcpExt:"));
+    let names = lines.next().unwrap().split(' ');
+    let mut values = names.zip(lines.next().unwrap().split(' '));
+    let (_, value) = values.find(|(name, _)| *name == "TCPSynRetrans").unwrap();
+    value.parse().unwrap()
 }
 
 fn wait_for_more(clients: &[Client]) {
@@ -231,15 +241,18 @@ fn none_fails(enrolled: &[(Ambient, &[Family])]) {
         });
         let clients = clients.into_iter().flatten().collect::<Vec<_>>();
         let stop = AtomicBool::new(false);
-        let failures = thread::scope(|scope| {
+        let mut failures = thread::scope(|scope| {
             for client in &clients {
                 let netns = &world.at(client.at).netns;
                 scope.spawn(|| netns.within(|| client.run(&stop)).unwrap());
             }
-            let failures = enroll_and_withdraw(&world, &clients, enrolled);
-            stop.store(true, Ordering::Relaxed);
-            failures
+            let _stop = SetOnDrop(&stop);
+            enroll_and_withdraw(&world, &clients, enrolled)
         });
+        for place in [Place::Pod, Place::Outside] {
+            let resent = world.at(place).run(syns_sent_again);
+            failures.extend((resent > 0).then(|| format!("{place:?}: {resent} SYNs were lost")));
+        }
         let made: usize = clients
             .iter()
             .map(|it| it.count.load(Ordering::Relaxed))

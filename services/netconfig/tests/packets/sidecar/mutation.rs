@@ -16,7 +16,7 @@ use super::{
     settings::{self, UNHEARD},
 };
 use crate::{
-    matrix::{MAX_PODS, all, run_all},
+    matrix::{MAX_PODS, all, run_all, run_all_once},
     mutation::{Part, rules},
     probe::{Dial, Owner, SILENCE, TIMEOUT, at_once},
     stand_in::By,
@@ -109,7 +109,7 @@ fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) ->
     let mut idle = Vec::new();
     for part in chosen {
         part.delete(&mesh.world);
-        let mut missed = run_all(&mesh.world, &checks);
+        let mut missed = run_all_once(&mesh.world, &checks);
         if missed.is_empty() {
             missed.extend(others(&mut mesh, settings));
         }
