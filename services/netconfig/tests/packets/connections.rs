@@ -1,6 +1,9 @@
 //! During changes of a redirection, connections continue, and new ones are neither refused nor leaked.
 
-use std::time::Instant;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use netconfig::{
     Backend, Family,
@@ -14,7 +17,7 @@ use crate::{
     client::watch,
     incumbent, istio,
     matrix::{MAX_PODS, all, name, run_all, scenario},
-    probe::{Dial, Flow, Step, TIMEOUT, at_once},
+    probe::{ASK_PATIENCE, Dial, Flow, Step, at_once},
     stand_in::By,
     world::{BACKENDS, Place, Pod, World, outside, pod, writer},
 };
@@ -387,10 +390,7 @@ fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
 /// Negative control of the tests above.
 #[test]
 fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
-    let world = World::new(Backend::Nftables, Pod::Dual);
     let settings = scenario("plain");
-    world.apply(&settings);
-    let checks = checks(&settings, world.families());
     let dial = Dial::tcp(Place::Outside, pod(Family::V4), 8080);
     for (script, what) in [
         ("delete table inet inpod-nat", "application 8080"),
@@ -399,12 +399,17 @@ fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
             "refused",
         ),
     ] {
+        // Each call takes one of a world's ports.
+        let world = World::new(Backend::Nftables, Pod::Dual);
+        world.apply(&settings);
+        let checks = checks(&settings, world.families());
         let failed = watch(&world, &checks, &checks, || {
             world.pod.nft(script);
             // Calls that have just been cut need this long to fail.
             let began = Instant::now();
-            while began.elapsed() < 2 * TIMEOUT {
+            while began.elapsed() < 2 * ASK_PATIENCE {
                 assert_ne!(dial.ask(&world).by(), Some(By::Ztunnel(15006)));
+                thread::sleep(Duration::from_millis(20));
             }
             world.apply(&settings);
         });

@@ -22,8 +22,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_millis(900);
 /// The wait for an answer that comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The wait for an answer to a query by UDP, which is not sent again if it is lost while rules change.
-const UDP_PATIENCE: Duration = Duration::from_secs(3);
+/// The same while rules change: what a change cuts is silent, and nobody sends a query by UDP again.
+pub(crate) const ASK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The wait when no answer is expected.
 pub(crate) const SILENCE: Duration = Duration::from_millis(300);
@@ -195,13 +195,13 @@ impl Dial {
     pub(crate) fn hold(&self, world: &World) -> (Option<Flow>, Evidence) {
         let patience = match self.transport {
             Transport::Tcp => PATIENCE,
-            Transport::Udp => UDP_PATIENCE,
+            Transport::Udp => ASK_PATIENCE,
         };
         self.open(world, world.port(), patience)
     }
 
     pub(crate) fn ask(&self, world: &World) -> Evidence {
-        self.hold(world).1
+        self.open(world, world.port(), ASK_PATIENCE).1
     }
 }
 
