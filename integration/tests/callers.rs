@@ -82,6 +82,7 @@ fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
     run("sh", &["-c", &script])
 }
 
+// scenario: 68
 #[test]
 fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is_written_down() {
     let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
@@ -163,6 +164,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
     }
 }
 
+// scenario: 68
 #[test]
 fn a_caller_whose_process_cannot_be_seen_is_refused() {
     let node = Node::new().unwrap();
@@ -196,6 +198,7 @@ fn a_caller_whose_process_cannot_be_seen_is_refused() {
     );
 }
 
+// scenario: 68
 #[test]
 fn a_caller_that_is_not_root_reaches_no_socket() {
     let node = Node::running().unwrap();

@@ -87,6 +87,7 @@ fn shown(cluster: &Cluster, name: &str) -> Pod {
     cluster.sandbox(name, &uid)
 }
 
+// scenario: 3
 #[test]
 fn while_the_api_server_hangs_known_pods_are_served_and_others_follow_their_namespace() {
     let cluster = Cluster::own();
@@ -102,6 +103,7 @@ fn while_the_api_server_hangs_known_pods_are_served_and_others_follow_their_name
     cluster.node.until_whole(&known.spec).unwrap();
 }
 
+// scenario: 3
 #[test]
 fn while_the_api_server_is_gone_known_pods_are_served_and_others_follow_their_namespace() {
     let cluster = Cluster::own();
@@ -118,6 +120,7 @@ fn while_the_api_server_is_gone_known_pods_are_served_and_others_follow_their_na
     cluster.pod("after", Some("ambient"));
 }
 
+// scenario: 3
 #[test]
 fn a_pod_that_was_admitted_unenrolled_is_enrolled_when_the_api_server_says_that_it_is_wanted() {
     let cluster = Cluster::own();
@@ -156,6 +159,7 @@ fn served_as(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
     served.collect()
 }
 
+// scenario: 3
 #[test]
 fn a_namespace_says_itself_what_becomes_of_its_pods_while_nobody_answers() {
     let cluster = Cluster::own();
@@ -205,6 +209,7 @@ fn pod_events_starts_without_an_api_server_and_all_is_well_when_it_comes() {
     cluster.node.until_whole(&pod.spec).unwrap();
 }
 
+// scenario: 50
 #[test]
 fn a_restart_while_the_api_server_is_away_withdraws_nothing() {
     let cluster = Cluster::own();

@@ -105,21 +105,25 @@ fn refusals_are_survived(code: u16) {
     assert!(code == 500 || again == 0, "{again} lists");
 }
 
+// scenario: 3
 #[test]
 fn while_nobody_is_let_in_an_add_follows_its_namespaces_policy_and_is_repaired() {
     refusals_are_survived(401);
 }
 
+// scenario: 3
 #[test]
 fn while_all_is_forbidden_an_add_follows_its_namespaces_policy_and_is_repaired() {
     refusals_are_survived(403);
 }
 
+// scenario: 3
 #[test]
 fn while_too_many_ask_an_add_follows_its_namespaces_policy_and_is_repaired() {
     refusals_are_survived(429);
 }
 
+// scenario: 3
 #[test]
 fn while_the_server_fails_an_add_follows_its_namespaces_policy_and_is_repaired() {
     refusals_are_survived(500);

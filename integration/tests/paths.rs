@@ -169,6 +169,7 @@ fn a_path_that_leads_elsewhere_or_from_elsewhere_is_refused() {
     });
 }
 
+// scenario: 35
 #[test]
 fn the_hosts_netns_and_that_of_another_pod_are_refused() {
     everywhere_refused(|node, victim, _, made| {

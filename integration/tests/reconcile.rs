@@ -208,6 +208,7 @@ fn a_wanted_pod_that_has_no_process_yet_is_searched_for_until_it_has() {
     .unwrap();
 }
 
+// scenario: 7
 #[test]
 fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
     let node = Node::new().unwrap();
@@ -306,6 +307,7 @@ fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repai
     .unwrap();
 }
 
+// scenario: 2
 #[test]
 fn what_was_repaired_is_counted_by_kind() {
     let node = Node::running().unwrap();

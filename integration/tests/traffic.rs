@@ -205,6 +205,7 @@ fn broken_rules_are_explained_and_fail_a_check_until_they_are_repaired() {
     mesh.reached_from_outside().unwrap();
 }
 
+// scenario: 2
 #[test]
 fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_and_it_is_reported() {
     let mesh = Mesh::new().unwrap();

@@ -203,6 +203,7 @@ fn a_silent_old_one_holds_up_neither_the_new_one_nor_an_add() {
     assert!(late.is_none(), "{tally:?} {late:?}");
 }
 
+// scenario: 57
 #[test]
 fn a_pod_whose_port_is_taken_is_refused_and_holds_up_no_rollout() {
     let fleet = Fleet::new(PODS).unwrap();

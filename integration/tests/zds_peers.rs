@@ -19,6 +19,7 @@ use nix::sys::{
 };
 use ztunnel_pod::{Impostor, OTHER, Scene, ZTUNNEL};
 
+// scenario: 68
 #[test]
 fn a_ztunnel_of_its_pod_with_its_capabilities_is_served_and_what_it_is_given_is_written_down() {
     let scene = Scene::new().unwrap();
@@ -90,6 +91,7 @@ fn assert_logged(scene: &Scene, words: &[&str]) {
     );
 }
 
+// scenario: 68
 #[test]
 fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
     let scene = Scene::served().unwrap();
@@ -143,6 +145,7 @@ fn root_processes_that_are_no_ztunnel_are_given_nothing_and_are_written_down() {
     assert_eq!(sessions.len(), 1, "{sessions:?}");
 }
 
+// scenario: 68
 #[test]
 fn another_user_is_given_nothing_whatever_its_cgroup() {
     let scene = Scene::served().unwrap();

@@ -43,6 +43,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+// scenario: 2
 #[test]
 fn whatever_dies_hangs_and_changes_no_traffic_bypasses_the_mesh_and_no_promised_connection_is_lost()
 {

@@ -37,6 +37,7 @@ fn web() -> Spec {
     }
 }
 
+// scenario: 4
 #[test]
 fn where_our_list_is_first_a_pod_waits_for_the_agent_whatever_the_primarys_owner_writes() {
     let runtime = without_agent();
@@ -58,6 +59,7 @@ fn where_our_list_is_first_a_pod_waits_for_the_agent_whatever_the_primarys_owner
     runtime.until_empty().unwrap();
 }
 
+// scenario: 4
 #[test]
 fn where_we_stand_in_the_primarys_list_a_pod_slips_past_when_its_owner_writes_it_anew_and_is_found_late()
  {

@@ -73,6 +73,7 @@ fn since(runtime: &Runtime, count: usize) -> Vec<Recorded> {
     calls.into_iter().skip(count).collect()
 }
 
+// scenario: 4
 #[test]
 fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_old_is_left() {
     let node = Node::new().unwrap();

@@ -17,6 +17,7 @@ fn has_us(host: &Host, name: &str) -> bool {
     types.is_some_and(|types| types.last().is_some_and(|kind| kind == "inpod-cni"))
 }
 
+// scenario: 4
 #[test]
 fn it_is_ready_when_the_plugin_and_the_chain_are_in_place_and_stopping_changes_nothing() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
@@ -77,6 +78,7 @@ fn every_change_of_the_primary_is_followed_and_a_runtime_never_sees_a_chain_with
     );
 }
 
+// scenario: 4
 #[test]
 fn what_is_taken_away_is_put_back_and_what_does_not_matter_changes_nothing() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);

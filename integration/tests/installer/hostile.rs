@@ -43,6 +43,7 @@ fn cilium(dir: &Path) -> usize {
     taken
 }
 
+// scenario: 24
 #[test]
 fn after_cilium_has_taken_everything_away_once_inpod_is_back_in_its_chain() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
@@ -54,6 +55,7 @@ fn after_cilium_has_taken_everything_away_once_inpod_is_back_in_its_chain() {
     host.until_ready();
 }
 
+// scenario: 24
 #[test]
 fn against_a_cilium_that_never_stops_writes_are_few_and_the_remedy_is_reported() {
     let mut host = Host::new(&[("05-cilium.conflist", CILIUM)]);
@@ -90,6 +92,7 @@ fn against_a_cilium_that_never_stops_writes_are_few_and_the_remedy_is_reported()
     host.until_ready();
 }
 
+// scenario: 24
 #[test]
 fn calico_that_rewrites_its_file_again_and_again_is_followed_without_a_gap() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
@@ -116,6 +119,7 @@ fn calico_that_rewrites_its_file_again_and_again_is_followed_without_a_gap() {
     assert_eq!(host.read("10-calico.conflist"), Some(primary(1050)));
 }
 
+// scenario: 24
 #[test]
 fn in_place_calicos_own_changes_are_never_lost() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
@@ -135,6 +139,7 @@ fn in_place_calicos_own_changes_are_never_lost() {
     });
 }
 
+// scenario: 24
 #[test]
 fn multus_that_writes_its_own_file_is_behind_ours() {
     let delegate = r#"{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","kubeconfig":"/k","delegates":[{"name":"k8s"}]}"#;
@@ -178,6 +183,7 @@ fn k3s_that_writes_the_same_again_causes_no_write() {
     );
 }
 
+// scenario: 24
 #[test]
 fn an_istio_cni_that_still_runs_is_named_and_the_writes_are_few() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);

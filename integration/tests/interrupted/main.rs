@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 
 use bench::{Bench, Event, FinalState, To};
 
+// scenario: 50
 #[test]
 fn whenever_the_plugin_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
     let bench = Bench::new().unwrap();
@@ -25,24 +26,28 @@ fn whenever_the_deadline_passes_the_pod_is_wholly_in_or_out_and_a_repetition_suc
     bench.at_each_step(Event::DeadlinePassed).unwrap();
 }
 
+// scenario: 50
 #[test]
 fn whenever_pod_events_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
     let bench = Bench::new().unwrap();
     bench.at_each_step(Event::Killed("pod-events")).unwrap();
 }
 
+// scenario: 50
 #[test]
 fn whenever_netconfig_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
     let bench = Bench::new().unwrap();
     bench.at_each_step(Event::Killed("netconfig")).unwrap();
 }
 
+// scenario: 50
 #[test]
 fn whenever_the_broker_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
     let bench = Bench::new().unwrap();
     bench.at_each_step(Event::Killed("ztunnel-broker")).unwrap();
 }
 
+// scenario: 50
 #[test]
 fn whenever_ztunnel_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
     let bench = Bench::new().unwrap();

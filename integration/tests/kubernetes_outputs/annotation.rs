@@ -51,6 +51,7 @@ fn a_running_pod_is_annotated_when_it_is_enrolled_and_loses_that_when_it_opts_ou
     until_asked(&cluster, "web", &[json!("enabled"), Value::Null]);
 }
 
+// scenario: 57
 #[test]
 fn a_running_pod_that_ztunnel_refuses_is_pending_through_all_attempts_and_enabled_when_it_is_taken()
 {
@@ -122,6 +123,8 @@ fn a_pod_whose_deletion_was_asked_for_keeps_its_annotation_while_it_serves() {
     until_asked(&cluster, "web", &[json!("enabled")]);
 }
 
+// scenario: 1
+// scenario: 2
 #[test]
 fn an_annotation_that_a_template_brings_is_removed_and_not_trusted() {
     let cluster = Cluster::shared();
@@ -135,6 +138,7 @@ fn an_annotation_that_a_template_brings_is_removed_and_not_trusted() {
     until_asked(&cluster, "web", &[Value::Null]);
 }
 
+// scenario: 2
 #[test]
 fn an_annotation_that_somebody_removes_from_an_enrolled_pod_is_put_back() {
     let cluster = Cluster::shared();

@@ -63,6 +63,7 @@ fn admitted_unenrolled(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec
     (cluster, proxy, pods)
 }
 
+// scenario: 3
 #[test]
 fn pods_that_were_admitted_unenrolled_are_listed_and_counted_until_they_are_in_the_mesh() {
     let (cluster, proxy, pods) =
@@ -82,6 +83,7 @@ fn pods_that_were_admitted_unenrolled_are_listed_and_counted_until_they_are_in_t
     until_none(&cluster);
 }
 
+// scenario: 3
 #[test]
 fn a_pod_that_was_rightly_admitted_unenrolled_is_listed_no_more_and_stays_outside() {
     let (cluster, proxy, pods) = admitted_unenrolled(&[("plain", None)]);
@@ -91,6 +93,7 @@ fn a_pod_that_was_rightly_admitted_unenrolled_is_listed_no_more_and_stays_outsid
     until_out(&cluster, &pods[0], Reason::NotSelected);
 }
 
+// scenario: 3
 #[test]
 fn pods_that_were_admitted_unenrolled_are_known_after_a_restart_and_forgotten_with_the_pod() {
     let (cluster, proxy, pods) =
@@ -113,6 +116,7 @@ fn pods_that_were_admitted_unenrolled_are_known_after_a_restart_and_forgotten_wi
     until_none(&cluster);
 }
 
+// scenario: 3
 #[test]
 fn a_pod_that_is_admitted_unenrolled_is_listed_as_unhealthy_and_a_healthy_one_is_not() {
     let (cluster, proxy, _pods) = admitted_unenrolled(&[("a", Some("ambient"))]);

@@ -61,6 +61,7 @@ fn pods_that_run_when_inpod_comes_are_enrolled_as_their_labels_say() {
     assert_eq!(served(&cluster), [wanted.spec.uid]);
 }
 
+// scenario: 1
 #[test]
 fn after_a_reboot_a_pod_that_is_annotated_and_was_never_added_is_not_trusted_but_enrolled() {
     let cluster = Cluster::shared();
@@ -87,6 +88,7 @@ fn after_a_reboot_a_pod_that_is_annotated_and_was_never_added_is_not_trusted_but
     until_annotated(&cluster, "web");
 }
 
+// scenario: 1
 #[test]
 fn after_a_reboot_a_pod_that_is_annotated_is_enrolled_by_its_add() {
     let cluster = Cluster::shared();
@@ -104,6 +106,7 @@ fn after_a_reboot_a_pod_that_is_annotated_is_enrolled_by_its_add() {
     assert_eq!(cluster.node.api().claims().unwrap().len(), 1);
 }
 
+// scenario: 1
 #[test]
 fn what_was_written_down_in_another_boot_is_not_taken_for_what_is() {
     let cluster = Cluster::shared();
@@ -132,6 +135,7 @@ fn what_was_written_down_in_another_boot_is_not_taken_for_what_is() {
     assert_eq!(claims.len(), 1, "{claims:?}");
 }
 
+// scenario: 5
 #[test]
 fn a_sandbox_that_replaces_another_of_its_uid_is_captured_and_stays_so_when_the_old_one_goes() {
     let cluster = Cluster::shared();
@@ -149,6 +153,7 @@ fn a_sandbox_that_replaces_another_of_its_uid_is_captured_and_stays_so_when_the_
     assert_eq!(cluster.node.api().claims().unwrap().len(), 1);
 }
 
+// scenario: 5
 #[test]
 fn a_sandbox_that_took_anothers_place_without_a_word_is_found_and_enrolled() {
     let cluster = Cluster::shared();

@@ -145,6 +145,7 @@ fn a_pod_in_the_nodes_network_stays_out_whichever_label_asks_for_it_and_is_not_s
     assert_eq!(served(&cluster), [later.spec.uid]);
 }
 
+// scenario: 6
 #[test]
 fn a_pod_that_left_the_mesh_and_joins_again_is_captured_each_time() {
     let cluster = Cluster::shared();

@@ -93,6 +93,7 @@ fn ask_through(mut stream: TcpStream, to: IpAddr) -> anyhow::Result<IpAddr> {
     Ok(source_seen(stream)?.0)
 }
 
+// scenario: 6
 #[test]
 fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_after() {
     let (cluster, web, outsider, _apps) = pair(&json!({}));

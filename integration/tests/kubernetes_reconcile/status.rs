@@ -80,6 +80,7 @@ fn addresses_that_vanish_from_a_status_and_come_back_change_nothing_of_a_pod_tha
     assert_eq!(probed(&cluster).unwrap(), elements);
 }
 
+// scenario: 5
 #[test]
 fn an_address_that_a_running_pod_gets_is_probed_and_one_that_it_loses_is_not() {
     let cluster = Cluster::shared();

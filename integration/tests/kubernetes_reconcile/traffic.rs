@@ -196,6 +196,7 @@ fn around_a_pod(annotations: &Value) -> (Times, Vec<Access>, Vec<Taken>) {
     (times, cluster.node.accesses().unwrap(), ended)
 }
 
+// scenario: 6
 #[test]
 fn while_a_running_pod_joins_and_leaves_again_and_again_no_client_is_refused() {
     let (times, log, all) = around_a_pod(&json!({}));
@@ -205,6 +206,7 @@ fn while_a_running_pod_joins_and_leaves_again_and_again_no_client_is_refused() {
     }
 }
 
+// scenario: 6
 #[test]
 fn where_connections_from_before_go_on_a_running_pod_joins_and_leaves_and_none_fails() {
     let (times, log, all) = around_a_pod(&json!({keys::KEEP_EXISTING_CONNECTIONS: "true"}));
@@ -254,6 +256,7 @@ fn probes_around_a_pod(annotations: &Value) -> (Times, Vec<Vec<Attempt>>) {
     (times, probes.into())
 }
 
+// scenario: 6
 #[test]
 fn while_a_running_pod_joins_and_leaves_again_and_again_no_probe_is_refused_or_captured() {
     let (times, all) = probes_around_a_pod(&json!({}));
@@ -262,6 +265,7 @@ fn while_a_running_pod_joins_and_leaves_again_and_again_no_probe_is_refused_or_c
     }
 }
 
+// scenario: 6
 #[test]
 fn where_connections_from_before_go_on_no_probe_of_a_pod_that_joins_and_leaves_fails() {
     let (times, all) = probes_around_a_pod(&json!({keys::KEEP_EXISTING_CONNECTIONS: "true"}));

@@ -125,6 +125,7 @@ fn a_captured_connection_lives_on_while_its_pod_withdraws_and_new_ones_go_direct
     assert_eq!(mesh.b.traces().unwrap(), NOTHING);
 }
 
+// scenario: 6
 #[test]
 fn a_pod_that_is_labelled_again_while_it_drains_is_enrolled_again() {
     let mesh = Mesh::new().unwrap();
@@ -272,6 +273,7 @@ fn a_sandbox_whose_del_was_never_told_is_forgotten_when_its_netns_is_gone() {
     .unwrap();
 }
 
+// scenario: 7
 #[test]
 fn a_ztunnel_that_never_answers_ends_add_within_its_deadline_with_code_11_and_leaves_nothing() {
     let node = Node::new().unwrap();
@@ -314,6 +316,7 @@ fn without_any_ztunnel_add_ends_within_its_deadline_and_says_that_none_ever_conn
     left_nothing(&node, &pod);
 }
 
+// scenario: 57
 #[test]
 fn a_ztunnel_that_refuses_is_quoted_in_the_error_and_nothing_is_left() {
     let node = Node::running().unwrap();

@@ -73,6 +73,7 @@ fn live_connections_survive_a_restart_of_all_three_at_once() {
     survives(|node| restart(node, &SERVICES, Signal::SIGTERM));
 }
 
+// scenario: 50
 #[test]
 fn live_connections_survive_the_sudden_death_of_each_service_and_of_all_at_once() {
     survives(|node| {
@@ -84,6 +85,7 @@ fn live_connections_survive_the_sudden_death_of_each_service_and_of_all_at_once(
     });
 }
 
+// scenario: 7
 #[test]
 fn a_restarted_ztunnel_is_given_every_pod_again() {
     let mesh = Mesh::new().unwrap();

@@ -132,6 +132,7 @@ fn a_reader_who_has_seen_enough_is_no_error() {
     }
 }
 
+// scenario: 5
 #[test]
 fn a_resync_repairs_drift_without_a_notification_and_is_logged() {
     let node = Node::new().unwrap();

@@ -7,6 +7,7 @@ use crate::{
     tools::{applied, detected, differences, everything, writer},
 };
 
+// scenario: 46
 #[test]
 fn a_configured_backend_takes_the_place_of_every_other_one() {
     for to in Backend::ALL {
@@ -31,6 +32,7 @@ fn a_configured_backend_takes_the_place_of_every_other_one() {
     }
 }
 
+// scenario: 46
 #[test]
 fn a_pod_keeps_its_backend_where_none_is_configured() {
     for from in Backend::ALL {
@@ -52,6 +54,7 @@ fn a_pod_keeps_its_backend_where_none_is_configured() {
 }
 
 /// netconfig was stopped in the middle.
+// scenario: 46
 #[test]
 fn rules_in_two_backends_become_those_of_one() {
     for to in Backend::ALL {

@@ -195,6 +195,7 @@ async fn a_netns_that_is_not_the_one_meant_is_refused_with_its_reason() {
     assert!(netconfig.claims().await.is_empty());
 }
 
+// scenario: 35
 #[tokio::test]
 async fn the_nodes_own_netns_is_refused_by_every_path() {
     let mut netconfig = Netconfig::start_beside_the_test().await;

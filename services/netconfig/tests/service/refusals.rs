@@ -224,6 +224,7 @@ impl Drop for Home {
     }
 }
 
+// scenario: 35
 #[tokio::test]
 async fn the_nodes_own_netns_is_out_of_reach_and_stays_as_it_is() {
     let mut netconfig = Netconfig::start().await;

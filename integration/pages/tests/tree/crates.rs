@@ -1,6 +1,4 @@
-//! Invariants of the tree, from `cargo metadata` and the files. Needs no privileges.
-#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
-
+//! Checks which crates a crate depends on and which sources execute programs.
 use std::{
     collections::BTreeSet,
     fs,
@@ -8,6 +6,8 @@ use std::{
 };
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+
+use crate::root;
 
 const SERVICES: [&str; 7] = [
     "pod-events",
@@ -51,7 +51,7 @@ fn no_service_depends_on_another() {
     let metadata = metadata();
     for service in SERVICES {
         assert!(
-            users_of(&metadata, service).is_subset(&set(&["integration"])),
+            users_of(&metadata, service).is_subset(&set(&["pages"])),
             "{service} is used"
         );
     }
@@ -81,7 +81,7 @@ fn executes_programs(path: &Path) -> bool {
             .any(|it| product.contains(it))
 }
 
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+pub(crate) fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap_or_default();
@@ -98,7 +98,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 
 #[test]
 fn only_netconfig_the_installer_and_doctor_execute_programs() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let mut all = Vec::new();
     sources(&root.join("plugin/src"), &mut all);
     sources(&root.join("services"), &mut all);
@@ -114,65 +114,28 @@ fn only_netconfig_the_installer_and_doctor_execute_programs() {
 }
 
 #[test]
-fn kubernetes_is_known_to_pod_events_repair_and_the_client_for_people_alone() {
+fn kubernetes_is_known_to_pod_events_repair_and_the_client_alone() {
     let metadata = metadata();
+    let agents = ["pod-events", "repair"];
+    assert!(users_of(&metadata, "inpod-kube").is_subset(&set(&agents)));
+    let others = ["inpod-kube", "inpod"];
     for name in ["kube", "k8s-openapi"] {
-        assert!(
-            users_of(&metadata, name).is_subset(&set(&[
-                "inpod-kube",
-                "pod-events",
-                "repair",
-                "inpod"
-            ])),
-            "{name}"
-        );
+        let allowed = set(&[agents, others].concat());
+        assert!(users_of(&metadata, name).is_subset(&allowed), "{name}");
     }
-    let agents = set(&["pod-events", "repair"]);
-    assert!(users_of(&metadata, "inpod-kube").is_subset(&agents));
 }
 
+/// `validate` runs in every pod with a sidecar, two others decide without input and output, the client knows contracts.
 #[test]
-fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
+fn crates_that_promise_it_depend_on_little() {
     let metadata = metadata();
-    let ours: BTreeSet<_> = members(&metadata)
-        .into_iter()
-        .map(|package| package.name.to_string())
-        .collect();
-    let client = members(&metadata)
-        .into_iter()
-        .find(|package| package.name == "inpod")
-        .unwrap();
-    let used: BTreeSet<_> = direct(client).intersection(&ours).cloned().collect();
-    let known = [
-        "inpod-proto",
-        "inpod-types",
-        "inpod-service",
-        "inpod-cni-config",
-        "inpod-injection",
-    ];
-    assert_eq!(used, set(&known));
-    assert!(!direct(client).contains("nix"));
-    assert!(users_of(&metadata, "inpod").is_empty());
-}
-
-#[test]
-fn what_runs_in_every_pod_of_the_mesh_is_small() {
-    let metadata = metadata();
-    let validate = members(&metadata)
-        .into_iter()
-        .find(|package| package.name == "validate")
-        .unwrap();
-    assert_eq!(direct(validate), set(&["nix", "socket2", "thiserror"]));
-}
-
-#[test]
-fn what_is_injected_is_a_value_and_two_programs_make_it() {
-    let metadata = metadata();
-    let inject = members(&metadata)
-        .into_iter()
-        .find(|package| package.name == "inpod-injection")
-        .unwrap();
-    let allowed = [
+    let direct = |name: &str| {
+        let mut members = members(&metadata).into_iter();
+        direct(members.find(|package| package.name == name).unwrap())
+    };
+    assert_eq!(direct("validate"), set(&["nix", "socket2", "thiserror"]));
+    assert_eq!(direct("inpod-types"), set(&["thiserror"]));
+    let injection = [
         "json-patch",
         "serde",
         "serde-saphyr",
@@ -180,31 +143,9 @@ fn what_is_injected_is_a_value_and_two_programs_make_it() {
         "thiserror",
         "inpod-types",
     ];
-    assert!(direct(inject).is_subset(&set(&allowed)));
-    assert!(users_of(&metadata, "inpod-injection").is_subset(&set(&["injector", "inpod"])));
-}
-
-#[test]
-fn the_vocabulary_is_free_of_io_and_of_the_wire() {
-    let metadata = metadata();
-    let workload = members(&metadata)
-        .into_iter()
-        .find(|package| package.name == "inpod-types")
-        .unwrap();
-    assert_eq!(direct(workload), set(&["thiserror"]));
-}
-
-#[test]
-fn the_directory_of_a_crate_has_its_name() {
-    for package in members(&metadata()) {
-        let directory = package.manifest_path.parent().unwrap().file_name().unwrap();
-        let own_names = [("proto", "inpod-proto"), ("plugin", "inpod-cni")];
-        let expected = own_names
-            .iter()
-            .find(|(dir, _)| *dir == directory)
-            .map_or(directory, |(_, name)| *name);
-        assert_eq!(package.name, expected);
-    }
+    assert!(direct("inpod-injection").is_subset(&set(&injection)));
+    let privileged = set(&["nix", "inpod-linux", "inpod-kube"]);
+    assert!(direct("inpod").is_disjoint(&privileged));
 }
 
 #[test]
@@ -216,41 +157,4 @@ fn every_crate_obeys_the_lints_of_the_workspace_and_forbids_unsafe_code() {
         let own = package.name == "inpod-proto" && manifest.contains("unsafe_code = \"forbid\"");
         assert!(inherits || own, "{}", package.name);
     }
-}
-
-#[test]
-fn the_main_of_every_service_is_a_paragraph() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    for service in SERVICES.iter().chain(&["inpod"]) {
-        let main =
-            fs::read_to_string(root.join("services").join(service).join("src/main.rs")).unwrap();
-        assert!(main.lines().count() <= 40, "{service}");
-    }
-}
-
-#[test]
-fn the_top_level_holds_what_the_design_says() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let entries = fs::read_dir(root)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let visible: BTreeSet<_> = entries
-        .filter(|name| !name.starts_with('.') && name != "target")
-        .collect();
-    let designed = [
-        "CHANGELOG.md",
-        "Cargo.lock",
-        "Cargo.toml",
-        "LICENSE",
-        "README.md",
-        "buf.yaml",
-        "deny.toml",
-        "deploy",
-        "integration",
-        "plugin",
-        "proto",
-        "rustfmt.toml",
-        "services",
-    ];
-    assert_eq!(visible, set(&designed));
 }

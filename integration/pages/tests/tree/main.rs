@@ -1,5 +1,7 @@
-//! Permissions of each container in `deploy/manifests`: no capability, mount, verb, host path or token beyond this
-//! table, which the pages show. Needs neither root nor helm: each file's digest proves its source.
+//! Checks of files against each other: pages, chart, manifests, crates. Needs neither root nor helm.
+//!
+//! Of each container in `deploy/manifests`: no capability, mount, verb, host path or token beyond the table that the pages
+//! show. Each file's digest proves its source.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -9,8 +11,10 @@
 
 mod api;
 mod chart;
+mod crates;
 mod images;
 mod injector;
+mod links;
 mod monitoring;
 mod pages;
 mod probes;
@@ -25,10 +29,8 @@ use std::{
 use serde_json::Value;
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap()
-        .to_owned()
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    root.canonicalize().unwrap()
 }
 
 fn read(path: &str) -> String {

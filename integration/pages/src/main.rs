@@ -1,0 +1,190 @@
+//! Writes the tables of the pages that follow from the code: settings, labels, metrics, reasons, load.
+//!
+//! Each table follows a mark, `<!-- NAME: written by integration/pages -->`, and ends at the first empty line.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use clap::{Arg, ArgAction, Command};
+use inpod_service::{Key, config::COMMON};
+use inpod_types::{Reason, keys};
+use pod_events::{
+    counters::Metric,
+    metrics::{OF_ISTIO, OWN},
+};
+
+fn main() -> anyhow::Result<()> {
+    let check = Arg::new("check")
+        .long("check")
+        .action(ArgAction::SetTrue)
+        .help("Write nothing; name the pages whose tables differ, and fail");
+    let matches = Command::new("pages")
+        .about("Writes the tables of the pages that follow from the code.")
+        .version(env!("CARGO_PKG_VERSION"))
+        .arg(check)
+        .get_matches();
+    let is_check = matches.get_flag("check");
+    let mut outdated = Vec::new();
+    for (page, name, table) in [
+        ("deploy/docs/settings.md", "settings", settings()),
+        ("deploy/docs/labels.md", "keys", labels()),
+        ("deploy/docs/troubleshooting.md", "reasons", reasons()),
+        ("deploy/docs/scale.md", "load", load()?),
+        ("services/docs/architecture.md", "metrics", metrics()),
+    ] {
+        let path = root().join(page);
+        let text = fs::read_to_string(&path).with_context(|| page.to_owned())?;
+        let wanted = with_table(&text, name, &table)
+            .with_context(|| format!("{page} has no table after the mark {name}"))?;
+        if text == wanted {
+            continue;
+        }
+        if is_check {
+            outdated.push(page);
+        } else {
+            fs::write(&path, wanted)?;
+        }
+    }
+    if !outdated.is_empty() {
+        bail!(
+            "tables differ from the code in {}: run `cargo run -p pages`",
+            outdated.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Replaces the table after the mark.
+fn with_table(page: &str, name: &str, table: &str) -> Option<String> {
+    let mark = format!("<!-- {name}: written by integration/pages -->\n");
+    let (before, rest) = page.split_once(&mark)?;
+    let (_, after) = rest.split_at(rest.find("\n\n")? + 1);
+    Some(format!("{before}{mark}{table}{after}"))
+}
+
+fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
+    for row in rows {
+        // Writing to a string cannot fail.
+        writeln!(table, "| {} |", row.join(" | ")).unwrap_or_default();
+    }
+    table
+}
+
+fn settings() -> String {
+    let services = [
+        ("all", COMMON),
+        ("pod-events", pod_events::SERVICE.keys),
+        ("netconfig", netconfig::SERVICE.keys),
+        ("ztunnel-broker", ztunnel_broker::SERVICE.keys),
+        ("installer", installer::SERVICE.keys),
+        ("repair", repair::SERVICE.keys),
+        ("injector", injector::SERVICE.keys),
+    ];
+    let row = |service: &str, key: &Key| {
+        let default = match key.default {
+            None => "required".to_owned(),
+            Some("") => "(none)".to_owned(),
+            Some(default) => format!("`{default}`"),
+        };
+        let name = format!("`{}`", key.name);
+        vec![service.to_owned(), name, default, key.help.to_owned()]
+    };
+    let rows = services
+        .into_iter()
+        .flat_map(|(service, keys)| keys.iter().map(move |key| row(service, key)));
+    table(&["Service", "Setting", "Default", "Meaning"], rows)
+}
+
+fn labels() -> String {
+    let rows = keys::table().map(|key| {
+        vec![
+            format!("`{}`", key.name),
+            key.location.describe().to_owned(),
+            format!("{} by {}", key.access.describe(), key.by),
+            key.values.to_owned(),
+            key.does.to_owned(),
+        ]
+    });
+    let head = [
+        "Label or annotation",
+        "On",
+        "inpod",
+        "Holds",
+        "What it does",
+    ];
+    table(&head, rows)
+}
+
+fn metrics() -> String {
+    let row = |prefix: &str, (metric, ending): &(Metric, &str), when: &str| {
+        let labels = if metric.labels.is_empty() {
+            "-"
+        } else {
+            metric.labels
+        };
+        vec![
+            format!("`{prefix}{}{ending}`", metric.name),
+            labels.to_owned(),
+            format!("{}{when}.", metric.help),
+        ]
+    };
+    let own = OWN.iter().map(|it| row("inpod_pod_events_", it, ""));
+    let of_istio = OF_ISTIO
+        .iter()
+        .map(|it| row("", it, ". Only with `istio_metrics`"));
+    table(&["Metric", "Labels", "What it counts"], own.chain(of_istio))
+}
+
+fn reasons() -> String {
+    let row = |reason: &Reason| vec![format!("`{}`", reason.name()), reason.remedy().to_owned()];
+    table(&["Reason", "What to do"], Reason::ALL.iter().map(row))
+}
+
+/// Computes the agents' load on the API server from how pod-events lists and watches, for 110 pods on each node.
+fn load() -> anyhow::Result<String> {
+    let lasts = declared("WATCH_SECONDS")?;
+    let objects = declared("PAGE_OF_OBJECTS")?;
+    let metadata = declared("PAGE_OF_METADATA")?;
+    // Minus a uniformly distributed 0 to a quarter.
+    let mean = f64::from(lasts) - f64::from(lasts / 4 - 1) / 2.0;
+    let row = |(nodes, namespaces): (u32, u32)| {
+        let watches = 2 * nodes;
+        let rest = f64::from(watches) / mean;
+        let start = 110_u32.div_ceil(objects) + namespaces.div_ceil(metadata) + 2;
+        let cells = [nodes, namespaces, watches].map(|number| number.to_string());
+        let others = [start, nodes * start, nodes].map(|number| number.to_string());
+        let cells = cells.into_iter().chain([format!("{rest:.0}")]);
+        cells.chain(others).collect()
+    };
+    let head = [
+        "Nodes",
+        "Namespaces",
+        "Open watches",
+        "Requests/s at rest",
+        "Requests per agent start",
+        "Requests, all agents starting",
+        "Messages per namespace change",
+    ];
+    let sizes = [(100, 100), (1_000, 1_000), (5_000, 10_000)];
+    Ok(table(&head, sizes.map(row)))
+}
+
+/// Returns a number that the list and watch of pod-events declares.
+fn declared(name: &str) -> anyhow::Result<u32> {
+    let file = "services/pod-events/src/source/kubernetes/list_watch.rs";
+    let code = fs::read_to_string(root().join(file))?;
+    let after = code.split_once(&format!("const {name}: u32 = "));
+    let (number, _) = after
+        .and_then(|(_, rest)| rest.split_once(';'))
+        .with_context(|| format!("{file} declares no {name}"))?;
+    Ok(number.parse()?)
+}
