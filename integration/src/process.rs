@@ -45,16 +45,6 @@ pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     Ok(copy)
 }
 
-/// integration/test names it in `GRPCURL`.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where grpcurl is"
-)]
-pub fn grpcurl_program() -> anyhow::Result<String> {
-    let program = std::env::var("GRPCURL");
-    program.context("GRPCURL names the grpcurl to use: run ./integration/test")
-}
-
 /// Returns standard output; an error contains standard error.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> anyhow::Result<String> {
     let output = Command::new(program)

@@ -4,73 +4,10 @@
 use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
 
 use integration::{
-    Call, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, State, TIMEOUT, eventually,
-    grpcurl_program, not_run_alone, run,
+    Call, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, State, TIMEOUT, bin, eventually, methods,
+    not_run_alone, run,
 };
-
 const UID: &str = "11111111-2222-3333-4444-555555555555";
-
-/// Returns every call of every service, as a path after the socket.
-fn calls() -> Vec<(&'static str, String)> {
-    let methods = [
-        (
-            "pod-events",
-            "podevents.v1.PodEventsService",
-            &[
-                "AddPod",
-                "CheckPod",
-                "DeletePod",
-                "CollectGarbage",
-                "GetStatus",
-                "ExplainPod",
-                "ListPods",
-                "WatchEnrollments",
-                "ListBinds",
-                "Resync",
-            ][..],
-        ),
-        (
-            "netconfig",
-            "netconfig.v1.NetconfigService",
-            &[
-                "ClaimNetns",
-                "ReleaseNetns",
-                "ListClaims",
-                "ApplyRules",
-                "RemoveRules",
-                "FindNetns",
-                "PlanRules",
-                "VerifyRules",
-                "InspectNetns",
-                "ListListeners",
-                "SelfTest",
-                "LeaveNode",
-                "WatchDrift",
-            ],
-        ),
-        (
-            "ztunnel-broker",
-            "ztunnelbroker.v1.ZtunnelBrokerService",
-            &[
-                "SetWorkloads",
-                "AddWorkload",
-                "RemoveWorkload",
-                "SetZtunnels",
-                "RenewSession",
-                "ListWorkloads",
-                "WatchSessions",
-            ],
-        ),
-    ];
-    let all = methods
-        .into_iter()
-        .flat_map(|(component, service, methods)| {
-            methods
-                .iter()
-                .map(move |method| (component, format!("inpod.{service}/{method}")))
-        });
-    all.collect()
-}
 
 /// Runs a root process of a pod: in its cgroup, with its own mount, pid and network namespaces.
 fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
@@ -102,28 +39,26 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let victim = node.pod(Spec::new("victim").ambient()).unwrap();
     let before = State::of(&node, &[&victim]).unwrap();
     eventually("they serve", TIMEOUT, || strict.api().status()).unwrap();
-    // Descriptors come from a file, since reflection would be refused too.
-    let protoset = strict.run_dir().with_file_name("protoset");
-    fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
     // pod-events of that node is no service to the others, and logs that repeatedly.
     let own = format!("pid={} ", strict.pid("pod-events").unwrap());
-    for (component, call) in calls() {
+    let impostor = bin("impostor").unwrap();
+    let all = SERVICES.iter().flat_map(|service| {
+        let calls = methods(service).into_iter();
+        calls.map(move |call| (service, call))
+    });
+    for (component, call) in all {
         let socket = inpod_service::socket(&strict.run_dir(), component);
-        let command = format!(
-            "{} -max-time 5 -plaintext -unix -authority localhost -protoset {} -d {{}} {} {call}",
-            grpcurl_program().unwrap(),
-            protoset.display(),
-            socket.display()
-        );
-        let error = in_pod(&cgroup, &victim, &command).unwrap_err().to_string();
+        let (impostor, socket) = (impostor.display(), socket.display());
+        let command = format!("{impostor} call {socket} {call}");
+        let answer = in_pod(&cgroup, &victim, &command).unwrap();
         assert!(
-            error.contains("PermissionDenied") && error.contains("CALLER_REFUSED"),
-            "{call}: {error}"
+            answer.starts_with("PermissionDenied CALLER_REFUSED"),
+            "{call}: {answer}"
         );
         let log = strict.tail(component, 1000);
         let audited = |line: &&str| {
             line.contains("WARN")
-                && line.contains(&format!("method=\"/{call}\""))
+                && line.contains(&format!("method=\"{call}\""))
                 && line.contains("Refused a caller")
                 && line.contains("uid=0")
                 && line.contains("kubepods")
@@ -148,7 +83,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
         .unwrap();
     eventually("it serves", TIMEOUT, || strict.api().claims()).unwrap();
     for (asked, verdict, is_refused) in [(&node, "ok", false), (&strict, "unknown", true)] {
-        let (program, run_dir) = (integration::bin("inpod").unwrap(), asked.run_dir());
+        let (program, run_dir) = (bin("inpod").unwrap(), asked.run_dir());
         let (program, run_dir) = (program.display(), run_dir.display());
         let doctor = format!("{program} --run-dir {run_dir} doctor -o json || true");
         let reported = in_pod(&cgroup, &pod, &doctor).unwrap();
@@ -169,7 +104,7 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
 fn a_caller_whose_process_cannot_be_seen_is_refused() {
     let node = Node::new().unwrap();
     // A service that does not see the node's pids cannot identify callers.
-    let program = integration::bin("netconfig").unwrap();
+    let program = bin("netconfig").unwrap();
     let run_dir = node.run_dir();
     let log = run_dir.with_file_name("unseeing.log");
     let mut service = Command::new("unshare")
@@ -227,7 +162,7 @@ fn a_caller_that_is_not_root_reaches_no_socket() {
 
 /// Asks for health as another user.
 fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
-    let program = integration::bin(service).unwrap().display().to_string();
+    let program = bin(service).unwrap().display().to_string();
     let run_dir = node.run_dir().display().to_string();
     let mut arguments = [
         user,

@@ -1,52 +1,51 @@
-//! The sockets, called by grpcurl as an operator would.
+//! The sockets, called as an operator would.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use integration::{Node, SERVICES, Spec, grpcurl_program, run};
+use inpod_proto::{
+    failure_of,
+    netconfig::v1::{InspectNetnsRequest, inspect_netns_request::Target},
+    types::v1::NetnsRef,
+};
+use inpod_types::Reason;
+use integration::{Node, SERVICES, Spec, TIMEOUT, call, eventually, health, refusal, run};
+use tonic::Code;
+use tonic_health::pb::health_check_response::ServingStatus;
 
-fn grpcurl(socket: &Path, rest: &[&str]) -> anyhow::Result<String> {
-    let socket = socket.to_str().unwrap();
-    let data = rest.iter().position(|word| word.contains('{'));
-    let (flags, call) = rest.split_at(data.map_or(0, |data| data + 1));
-    let arguments = [
-        &["-plaintext", "-unix", "-authority", "localhost"],
-        flags,
-        &[socket],
-        call,
-    ]
-    .concat();
-    run(&grpcurl_program()?, &arguments)
-}
+const OWN: [&str; 3] = [
+    "inpod.netconfig.v1.NetconfigService",
+    "inpod.ztunnelbroker.v1.ZtunnelBrokerService",
+    "inpod.podevents.v1.PodEventsService",
+];
 
+/// `integration/test` builds grpcurl for the long run.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "integration/test names grpcurl")]
 fn grpcurl_lists_and_describes_every_service_by_reflection() {
+    let program = std::env::var("GRPCURL").unwrap();
     let node = Node::running().unwrap();
-    let own = [
-        "inpod.netconfig.v1.NetconfigService",
-        "inpod.ztunnelbroker.v1.ZtunnelBrokerService",
-        "inpod.podevents.v1.PodEventsService",
-    ];
-    for (service, name) in SERVICES.iter().zip(own) {
+    for (service, name) in SERVICES.iter().zip(OWN) {
         let socket = inpod_service::socket(&node.run_dir(), service);
-        let list = grpcurl(&socket, &["list"]).unwrap();
+        let socket = socket.to_str().unwrap();
+        let grpcurl = |rest: &[&str]| {
+            let flags = ["-plaintext", "-unix", "-authority", "localhost", socket];
+            run(&program, &[&flags, rest].concat()).unwrap()
+        };
+        let list = grpcurl(&["list"]);
         let listed: Vec<_> = list.lines().collect();
-        assert!(
-            listed.contains(&name) && listed.contains(&"grpc.health.v1.Health"),
-            "{list}"
-        );
-        assert!(
-            listed.contains(&"grpc.reflection.v1.ServerReflection"),
-            "{list}"
-        );
-        assert!(
-            listed.contains(&"grpc.reflection.v1alpha.ServerReflection"),
-            "{list}"
-        );
-        let described = grpcurl(&socket, &["describe", name]).unwrap();
+        let others = [
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
+        ];
+        for name in others.into_iter().chain([name]) {
+            assert!(listed.contains(&name), "{name} is not in {list}");
+        }
+        let described = grpcurl(&["describe", name]);
         assert!(described.contains("rpc "), "{described}");
         assert!(
-            !own.iter()
+            !OWN.iter()
                 .any(|other| *other != name && list.contains(other)),
             "{service} lists another's calls"
         );
@@ -56,47 +55,35 @@ fn grpcurl_lists_and_describes_every_service_by_reflection() {
 #[test]
 fn health_is_served_for_the_process_and_for_its_calls() {
     let node = Node::running().unwrap();
-    for service in SERVICES {
+    for (service, own) in SERVICES.iter().zip(OWN) {
         let socket = inpod_service::socket(&node.run_dir(), service);
-        let health = grpcurl(&socket, &["-d", "{}", "grpc.health.v1.Health/Check"]).unwrap();
-        assert!(health.contains("\"SERVING\""), "{health}");
+        for name in ["", own] {
+            let reported = health(&socket, name).unwrap();
+            assert_eq!(reported, ServingStatus::Serving, "{service} {name}");
+        }
     }
-    let socket = inpod_service::socket(&node.run_dir(), "netconfig");
-    let own = r#"{"service":"inpod.netconfig.v1.NetconfigService"}"#;
-    let health = grpcurl(&socket, &["-d", own, "grpc.health.v1.Health/Check"]).unwrap();
-    assert!(health.contains("\"SERVING\""), "{health}");
 }
 
 #[test]
 fn a_failure_shows_its_reason_its_field_and_what_to_do_in_the_details() {
     let node = Node::running().unwrap();
-    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    let call = "inpod.podevents.v1.PodEventsService/ExplainPod";
-    let unknown = grpcurl(
-        &socket,
-        &[
-            "-d",
-            r#"{"pod":{"namespace":"shop","name":"nobody"}}"#,
-            call,
-        ],
-    )
-    .unwrap_err()
-    .to_string();
-    assert!(
-        unknown.contains("NotFound") && unknown.contains("REASON_POD_UNKNOWN"),
-        "{unknown}"
+    let failure = |namespace, name| {
+        let error = node.api().explain(namespace, name).unwrap_err();
+        let status = error.downcast::<tonic::Status>().unwrap();
+        let failure = failure_of(&status);
+        (status.code(), failure.reason, failure.field, status)
+    };
+    let (code, reason, _, status) = failure("shop", "nobody");
+    assert_eq!((code, reason), (Code::NotFound, Reason::PodUnknown));
+    // The remedy is text of the details, for clients that do not know the reason.
+    let details = String::from_utf8_lossy(status.details()).into_owned();
+    assert!(details.contains(reason.remedy()), "{details}");
+    let (code, reason, field, _) = failure("Shop!", "a");
+    assert_eq!(
+        (code, reason),
+        (Code::InvalidArgument, Reason::InvalidField)
     );
-    let invalid = grpcurl(
-        &socket,
-        &["-d", r#"{"pod":{"namespace":"Shop!","name":"a"}}"#, call],
-    )
-    .unwrap_err()
-    .to_string();
-    assert!(
-        invalid.contains("InvalidArgument") && invalid.contains("pod.namespace"),
-        "{invalid}"
-    );
-    assert!(invalid.contains("remedy"), "{invalid}");
+    assert_eq!(field, "pod.namespace");
 }
 
 #[test]
@@ -142,77 +129,55 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
     node.ready().unwrap();
 }
 
-/// Asks as a host process that is no service.
-fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> {
-    let node = Node::new()?;
-    node.start_for("cgroup:/a/place/where/nobody/is", service)?;
+/// A node with one service, for which every process of the host is a stranger.
+fn serving_strangers(service: &str) -> (Node, PathBuf) {
+    let node = Node::new().unwrap();
+    node.start_for("cgroup:/a/place/where/nobody/is", service)
+        .unwrap();
     let socket = inpod_service::socket(&node.run_dir(), service);
-    integration::eventually("it serves", integration::TIMEOUT, || {
-        grpcurl(&socket, &["list"])
-    })?;
-    grpcurl(&socket, &["-d", "{}", call])
+    eventually("it serves", TIMEOUT, || health(&socket, "live")).unwrap();
+    (node, socket)
 }
 
 #[test]
 fn a_host_process_may_read_and_may_not_change() {
-    let changing = [
+    for (service, package, changing, reading) in [
         (
             "netconfig",
-            "inpod.netconfig.v1.NetconfigService/ClaimNetns",
-        ),
-        (
-            "netconfig",
-            "inpod.netconfig.v1.NetconfigService/ApplyRules",
+            "inpod.netconfig.v1.NetconfigService",
+            ["ClaimNetns", "ApplyRules"],
+            "ListClaims",
         ),
         (
             "ztunnel-broker",
-            "inpod.ztunnelbroker.v1.ZtunnelBrokerService/SetWorkloads",
+            "inpod.ztunnelbroker.v1.ZtunnelBrokerService",
+            ["SetWorkloads", "RemoveWorkload"],
+            "ListWorkloads",
         ),
-        (
-            "ztunnel-broker",
-            "inpod.ztunnelbroker.v1.ZtunnelBrokerService/RemoveWorkload",
-        ),
-    ];
-    for (service, call) in changing {
-        let refused = asked_by_a_host_process(service, call)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            refused.contains("PermissionDenied") && refused.contains("REASON_CALLER_REFUSED"),
-            "{call}: {refused}"
-        );
+    ] {
+        let (_node, socket) = serving_strangers(service);
+        for method in changing {
+            let refused = refusal(&socket, &format!("/{package}/{method}")).unwrap();
+            assert_eq!(refused.reason, Reason::CallerRefused, "{method}");
+        }
+        call(&socket, &format!("/{package}/{reading}"), ()).unwrap();
     }
-    asked_by_a_host_process(
-        "netconfig",
-        "inpod.netconfig.v1.NetconfigService/ListClaims",
-    )
-    .unwrap();
-    asked_by_a_host_process(
-        "ztunnel-broker",
-        "inpod.ztunnelbroker.v1.ZtunnelBrokerService/ListWorkloads",
-    )
-    .unwrap();
 }
 
 #[test]
 fn a_path_may_be_inspected_by_a_service_alone() {
-    let node = Node::new().unwrap();
-    node.start_for("cgroup:/a/place/where/nobody/is", "netconfig")
-        .unwrap();
-    let socket = inpod_service::socket(&node.run_dir(), "netconfig");
-    integration::eventually("it serves", integration::TIMEOUT, || {
-        grpcurl(&socket, &["list"])
-    })
-    .unwrap();
-    let path = format!(
-        r#"{{"netns":{{"path":"{}"}}}}"#,
-        node.netns().path().display()
-    );
-    let call = "inpod.netconfig.v1.NetconfigService/InspectNetns";
-    let refused = grpcurl(&socket, &["-d", &path, call])
-        .unwrap_err()
-        .to_string();
-    assert!(refused.contains("REASON_CALLER_REFUSED"), "{refused}");
+    let (node, socket) = serving_strangers("netconfig");
+    let netns = NetnsRef {
+        path: node.netns().path().display().to_string(),
+        ..NetnsRef::default()
+    };
+    let request = InspectNetnsRequest {
+        target: Some(Target::Netns(netns)),
+        ..InspectNetnsRequest::default()
+    };
+    let method = "/inpod.netconfig.v1.NetconfigService/InspectNetns";
+    let refused = call(&socket, method, request).unwrap_err();
+    assert_eq!(failure_of(&refused).reason, Reason::CallerRefused);
 }
 
 #[test]

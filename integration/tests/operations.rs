@@ -5,20 +5,27 @@
 mod asking;
 
 use std::{
-    process::{Child, Command, Stdio},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
-use asking::{grpcurl, health, number, scrape, scrape_all};
+use asking::{number, scrape, scrape_all};
+use inpod_proto::{
+    failure_of,
+    podevents::v1::{ExplainPodRequest, pod_events_service_client::PodEventsServiceClient},
+    types::v1::PodSelector,
+};
+use inpod_types::Reason;
 use integration::{
-    App, Call, Node, SERVICES, Spec, TIMEOUT, bin, eventually, grpcurl_program, run,
+    App, Call, HealthWatch, Named, Node, SERVICES, Spec, TIMEOUT, Verbs, bin, eventually, health,
+    refusal, run,
 };
 use nix::sys::signal::Signal;
-
-const STATUS: &str = "inpod.podevents.v1.PodEventsService/GetStatus";
-const EXPLAIN: &str = "inpod.podevents.v1.PodEventsService/ExplainPod";
+use tokio::runtime::Runtime;
+use tonic::{Code, Request, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
 
 /// Runs like an exec probe against the running service.
 fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
@@ -55,7 +62,7 @@ fn until_serving(node: &Node) -> anyhow::Result<()> {
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     eventually("pod-events is ready", TIMEOUT, || {
         let reported = health(&socket, "")?;
-        ensure!(reported == "SERVING", "{reported}");
+        ensure!(reported == ServingStatus::Serving, "{reported:?}");
         Ok(())
     })
 }
@@ -164,14 +171,12 @@ fn an_add_is_counted_by_every_service_that_has_a_part_in_it() {
     let node = Node::running().unwrap();
     node.pod(Spec::new("a").ambient()).unwrap();
     node.pod(Spec::new("outside")).unwrap();
-    let nobody = r#"{"pod":{"namespace":"shop","name":"nobody"},"sandbox":{"network_name":"n",
-        "container_id":"c","ifname":"eth0"},"netns":{"path":"/run/netns/n"}}"#;
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    let add = "inpod.podevents.v1.PodEventsService/AddPod";
-    let refused = grpcurl(&socket, &["-d", nobody], add)
-        .unwrap_err()
-        .to_string();
-    assert!(refused.contains("REASON_POD_UNKNOWN"), "{refused}");
+    let verbs = Verbs::at(&socket).unwrap();
+    let nobody = Named::at(&Spec::new("nobody"), "c", Path::new("/run/netns/n"));
+    let add = verbs.add(&nobody, TIMEOUT);
+    let refused = verbs.answers(vec![add]).unwrap().remove(0).result;
+    assert_eq!(refused.unwrap_err().reason, Reason::PodUnknown);
 
     let text = scrape_all(&node).unwrap();
     for (series, wanted) in [
@@ -226,14 +231,13 @@ fn a_caller_who_may_not_change_is_audited_and_counted() {
     let policy = ["--peer", "cgroup:/a/place/where/nobody/is"];
     node.start_with("netconfig", &policy).unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "netconfig");
-    let call = "inpod.netconfig.v1.NetconfigService/ApplyRules";
-    let refused = eventually("it refuses", TIMEOUT, || {
-        match grpcurl(&socket, &["-d", "{}"], call) {
-            Err(error) if error.to_string().contains("PermissionDenied") => Ok(error.to_string()),
-            other => Err(format!("{other:?}")),
-        }
-    });
-    assert!(refused.unwrap().contains("REASON_CALLER_REFUSED"));
+    let call = "/inpod.netconfig.v1.NetconfigService/ApplyRules";
+    eventually("it refuses", TIMEOUT, || {
+        let refused = refusal(&socket, call)?;
+        ensure!(refused.reason == Reason::CallerRefused, "{refused:?}");
+        Ok(())
+    })
+    .unwrap();
     let text = scrape(&node, "netconfig").unwrap();
     let series = "inpod_netconfig_refused_calls_total{class=\"service\"}";
     assert_eq!(number(&text, series), Some(1.0), "{text}");
@@ -251,31 +255,40 @@ fn over_the_limit_a_call_is_refused_with_when_to_come_back_and_the_rest_goes_on(
     let add = waiting_add(&node).unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     // ADDs have their own concurrency group: other calls are served.
-    grpcurl(&socket, &[], STATUS).unwrap();
+    node.api().status().unwrap();
     let another = node.sandbox(Spec::new("another").ambient()).unwrap();
     let another = node.call(Call::add, &another).run().unwrap();
     assert!(another.stdout.contains("OVERLOADED"), "{another:?}");
-    let call = "inpod.podevents.v1.PodEventsService/AddPod";
-    let refused = grpcurl(&socket, &["-d", "{}"], call)
-        .unwrap_err()
-        .to_string();
-    for part in [
-        "ResourceExhausted",
-        "REASON_OVERLOADED",
-        "max_calls",
-        "retryAfter",
-        "remedy",
-    ] {
-        assert!(refused.contains(part), "{part} is not in {refused}");
-    }
-    assert_eq!(health(&socket, "").unwrap(), "SERVING");
+    let call = "/inpod.podevents.v1.PodEventsService/AddPod";
+    let refused = refusal(&socket, call).unwrap();
+    assert_eq!(refused.reason, Reason::Overloaded);
+    assert!(refused.retry_after.is_some(), "{refused:?}");
+    assert!(refused.message.contains("max_calls"), "{refused:?}");
+    assert_eq!(health(&socket, "").unwrap(), ServingStatus::Serving);
     node.start_ztunnel(&[]).unwrap();
     assert_eq!(
         add.join().unwrap(),
         0,
         "the ADD that had its place succeeds"
     );
-    grpcurl(&socket, &[], STATUS).unwrap();
+    node.api().status().unwrap();
+}
+
+fn explain_by(socket: &Path, limit: Duration) -> Status {
+    let runtime = Runtime::new().unwrap();
+    let mut request = Request::new(ExplainPodRequest {
+        pod: Some(PodSelector {
+            namespace: "shop".to_owned(),
+            name: "a".to_owned(),
+            uid: String::new(),
+        }),
+    });
+    request.set_timeout(limit);
+    let answered = runtime.block_on(async {
+        let mut client = PodEventsServiceClient::new(inpod_service::channel(socket));
+        client.explain_pod(request).await
+    });
+    answered.unwrap_err()
 }
 
 #[test]
@@ -284,13 +297,11 @@ fn a_caller_whose_time_runs_out_is_told_why_and_what_helps() {
     node.pod(Spec::new("a").ambient()).unwrap();
     node.signal("netconfig", Signal::SIGSTOP).unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-    let pod = r#"{"pod":{"namespace":"shop","name":"a"}}"#;
-    let late = grpcurl(&socket, &["-d", pod, "-max-time", "2"], EXPLAIN);
+    let late = explain_by(&socket, Duration::from_secs(2));
     node.signal("netconfig", Signal::SIGCONT).unwrap();
-    let late = late.unwrap_err().to_string();
-    for part in ["DeadlineExceeded", "REASON_DEADLINE_EXCEEDED", "remedy"] {
-        assert!(late.contains(part), "{part} is not in {late}");
-    }
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late:?}");
+    let failure = failure_of(&late);
+    assert_eq!(failure.reason, Reason::DeadlineExceeded, "{failure:?}");
 }
 
 #[test]
@@ -299,8 +310,8 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     node.start("pod-events").unwrap();
     let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     eventually("it answers", TIMEOUT, || health(&socket, "")).unwrap();
-    assert_eq!(health(&socket, "").unwrap(), "NOT_SERVING");
-    assert_eq!(health(&socket, "live").unwrap(), "SERVING");
+    assert_eq!(health(&socket, "").unwrap(), ServingStatus::NotServing);
+    assert_eq!(health(&socket, "live").unwrap(), ServingStatus::Serving);
     let error = probe(&node, "pod-events", "--check")
         .unwrap_err()
         .to_string();
@@ -326,7 +337,7 @@ fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     eventually("it is not ready any more", TIMEOUT, || {
         let reported = health(&socket, "")?;
-        ensure!(reported == "NOT_SERVING", "{reported}");
+        ensure!(reported == ServingStatus::NotServing, "{reported:?}");
         anyhow::Ok(())
     })
     .unwrap();
@@ -376,56 +387,15 @@ fn a_probe_by_http_means_what_one_by_a_program_does_and_each_service_answers_for
     node.signal("netconfig", Signal::SIGCONT).unwrap();
 }
 
-/// Statuses that a watcher of health has received.
-struct Watcher {
-    child: Child,
-    output: std::path::PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl Watcher {
-    fn start(node: &Node) -> anyhow::Result<Self> {
-        let dir = tempfile::tempdir()?;
-        let output = dir.path().join("told");
-        let socket = inpod_service::socket(&node.run_dir(), "pod-events");
-        let child = Command::new(grpcurl_program().unwrap())
-            .args(["-plaintext", "-unix", "-authority", "localhost", "-d", "{}"])
-            .arg(socket)
-            .arg("grpc.health.v1.Health/Watch")
-            .stdin(Stdio::null())
-            .stdout(std::fs::File::create(&output)?)
-            .spawn()?;
-        Ok(Self {
-            child,
-            output,
-            _dir: dir,
-        })
-    }
-
-    fn until(&self, status: &str) -> anyhow::Result<()> {
-        eventually(&format!("health is {status}"), TIMEOUT, || {
-            let reported = std::fs::read_to_string(&self.output)?;
-            ensure!(reported.contains(&format!("\"{status}\"")), "{reported}");
-            Ok(())
-        })
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        self.child.kill().unwrap_or_default();
-        self.child.wait().map(drop).unwrap_or_default();
-    }
-}
-
 #[test]
 fn a_drain_is_told_lets_calls_end_and_a_second_signal_cuts_it_short() {
     let node = without_ztunnel(&[]).unwrap();
-    let watcher = Watcher::start(&node).unwrap();
-    watcher.until("SERVING").unwrap();
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
+    let mut watch = HealthWatch::start(&socket).unwrap();
+    watch.until(ServingStatus::Serving).unwrap();
     let add = waiting_add(&node).unwrap();
     node.signal("pod-events", Signal::SIGTERM).unwrap();
-    watcher.until("NOT_SERVING").unwrap();
+    watch.until(ServingStatus::NotServing).unwrap();
     probe(&node, "pod-events", "--check").unwrap_err();
     assert!(!add.is_finished(), "the ADD goes on");
 

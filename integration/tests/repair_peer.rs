@@ -6,26 +6,18 @@ use std::{fs, path::Path};
 
 use inpod_proto::{Class, class_of};
 use integration::{
-    Cgroups, Node, Pod, Spec, TIMEOUT, eventually, grpcurl_program, not_run_alone, run,
+    Cgroups, Node, Pod, Spec, TIMEOUT, bin, eventually, methods, not_run_alone, run,
 };
 use nix::sys::signal::Signal;
-use prost_reflect::DescriptorPool;
 
 /// UIDs of repair's pod and pod-events'.
 const REPAIR: &str = "11111111-2222-3333-4444-555555555555";
 const POD_EVENTS: &str = "99999999-2222-3333-4444-555555555555";
 
-/// Returns each call of pod-events with its class, as `service/method`.
+/// Returns each call of pod-events with its class.
 fn calls() -> Vec<(String, Class)> {
-    let pool = DescriptorPool::decode(inpod_proto::DESCRIPTORS).unwrap();
-    let service = pool
-        .get_service_by_name("inpod.podevents.v1.PodEventsService")
-        .unwrap();
-    let call = |name: &str| format!("{}/{name}", service.full_name());
-    let calls = service.methods().map(|method| call(method.name()));
-    calls
-        .map(|call| (call.clone(), class_of(&format!("/{call}")).unwrap()))
-        .collect()
+    let class = |call: String| (call.clone(), class_of(&call).unwrap());
+    methods("pod-events").into_iter().map(class).collect()
 }
 
 #[test]
@@ -111,19 +103,16 @@ fn is_connected(node: &Node) -> anyhow::Result<bool> {
 
 /// Returns the answer to a root process of repair's pod.
 fn answer(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
-    let protoset = node.run_dir().with_file_name("protoset");
-    fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
-    let (protoset, socket) = (
-        protoset.display(),
-        inpod_service::socket(&node.run_dir(), "pod-events"),
-    );
-    let (grpcurl, socket) = (grpcurl_program().unwrap(), socket.display());
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
+    let (impostor, socket) = (bin("impostor").unwrap(), socket.display());
     let script = format!(
-        "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} {grpcurl} -max-time 2 \
-         -plaintext -unix -authority localhost -protoset {protoset} -d {{}} {socket} {call}",
+        "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} \
+         timeout 2 {} call {socket} {call}",
         cgroup.display(),
-        pod.path().display()
+        pod.path().display(),
+        impostor.display()
     );
+    // A stream that is allowed lasts until the time is over.
     run("sh", &["-c", &script]).unwrap_or_else(|error| error.to_string())
 }
 

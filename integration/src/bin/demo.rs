@@ -135,57 +135,26 @@ fn added(node: &Node, pod: &Pod) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/demo tells where grpcurl is"
-)]
-fn grpcurl() -> String {
-    std::env::var("GRPCURL").unwrap_or_else(|_| "grpcurl".to_owned())
-}
-
-fn explain_arguments(node: &Node, pod: &Pod) -> [String; 8] {
-    let socket = inpod_service::socket(&node.run_dir(), "pod-events")
-        .display()
-        .to_string();
-    let selector = format!(
-        r#"{{"pod":{{"namespace":"{}","name":"{}"}}}}"#,
-        pod.spec.namespace, pod.spec.name
-    );
-    let call = "inpod.podevents.v1.PodEventsService/ExplainPod".to_owned();
+fn explain_arguments(node: &Node, pod: &Pod) -> [String; 4] {
     [
-        "-plaintext".into(),
-        "-unix".into(),
-        "-authority".into(),
-        "localhost".into(),
-        "-d".into(),
-        selector,
-        socket,
-        call,
+        "--run-dir".into(),
+        node.run_dir().display().to_string(),
+        "explain".into(),
+        format!("{}/{}", pod.spec.namespace, pod.spec.name),
     ]
 }
 
 fn explained(node: &Node, pod: &Pod) -> anyhow::Result<()> {
-    heading("4. The decision and everything behind it: ExplainPod, asked with grpcurl");
+    heading("4. The decision and everything behind it: inpod explain");
     let arguments = explain_arguments(node, pod);
-    print_line(&format!("    grpcurl {}", shell(&arguments)));
-    let answer = run(&grpcurl(), &arguments)?;
+    print_line(&format!("    inpod {}", arguments.join(" ")));
+    let program = integration::bin("inpod")?.display().to_string();
+    let answer = run(&program, &arguments)?;
     quote(&answer);
-    ensure!(
-        answer.contains("POD_STATE_ENROLLED"),
-        "the pod is not enrolled"
-    );
+    let mut state = answer.lines().filter_map(|line| line.strip_prefix("State"));
+    let state = state.next().map(str::trim);
+    ensure!(state == Some("enrolled"), "the pod is not enrolled");
     Ok(())
-}
-
-fn shell(arguments: &[String]) -> String {
-    let quoted = arguments.iter().map(|word| {
-        if word.contains('{') {
-            format!("'{word}'")
-        } else {
-            word.clone()
-        }
-    });
-    quoted.collect::<Vec<_>>().join(" ")
 }
 
 fn in_the_netns(pod: &Pod) -> anyhow::Result<()> {
@@ -316,21 +285,10 @@ fn link_is_there(netns: &Path, link: &str) -> bool {
 
 fn play(node: &Node, server: &Pod) -> anyhow::Result<()> {
     heading("8. Everything is left running. In this shell, for example:");
-    let pods_socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let manifests = node.manifests();
-    quote(&format!(
-        "{} --run-dir {} explain shop/server",
-        integration::bin("inpod")?.display(),
-        node.run_dir().display()
-    ));
-    quote(&format!(
-        "grpcurl {}",
-        shell(&explain_arguments(node, server))
-    ));
-    quote(&format!(
-        "grpcurl -plaintext -unix -authority localhost {} list",
-        pods_socket.display()
-    ));
+    let inpod = integration::bin("inpod")?;
+    let words = explain_arguments(node, server).join(" ");
+    quote(&format!("{} {words}", inpod.display()));
     quote(&format!(
         "nsenter --net={} nft list ruleset",
         server.path().display()
@@ -341,16 +299,10 @@ fn play(node: &Node, server: &Pod) -> anyhow::Result<()> {
     ));
     quote(&format!("tail -f {}", node.access_log().display()));
     print_line("  Leave the shell (exit) to end everything.");
-    let directory = tempfile::tempdir_in("/run")?;
-    std::os::unix::fs::symlink(grpcurl(), directory.path().join("grpcurl"))?;
-    let path = format!(
-        "{}:/usr/sbin:/usr/bin:/sbin:/bin",
-        directory.path().display()
-    );
     let mut shell = Command::new("bash");
     shell
         .args(["--norc", "-i"])
         .env("PS1", "inpod-demo# ")
-        .env("PATH", path);
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     shell.status().context("cannot start a shell").map(drop)
 }

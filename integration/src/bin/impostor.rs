@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use inpod_proto::failure_of;
 use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg,
     send, socket,
@@ -24,15 +25,17 @@ impostor hand-over SOCKET       one connection, kept by another process: the one
 impostor many SOCKET NUMBER     this many connections at once, until all ended
 impostor again SOCKET SECONDS   one connection after the other, each as soon as
                                 the last has ended
+impostor call SOCKET METHOD     one gRPC call with an empty message; prints ok,
+                                or code, reason and message of the refusal
 
 Connects to a ZDS socket without being a ztunnel, sends the hello and prints
-what it receives.";
+what it receives; or calls a service without being one.";
 
 fn main() -> anyhow::Result<ExitCode> {
     let code = integration::answer(USAGE, |arguments| {
         matches!(
             arguments,
-            ["wait" | "hand-over", _] | ["inherited"] | ["many" | "again", _, _]
+            ["wait" | "hand-over", _] | ["inherited"] | ["many" | "again" | "call", _, _]
         )
     });
     if let Some(code) = code {
@@ -50,6 +53,7 @@ fn act() -> anyhow::Result<()> {
         ["hand-over", path] => hand_over(greet(path)?),
         ["inherited"] => inherited(),
         ["many", path, number] => many(path, number.parse()?),
+        ["call", path, method] => call(Path::new(path), method),
         ["again", path, seconds] => again(path, Duration::from_secs(seconds.parse()?)),
         _ => bail!("{USAGE}"),
     }
@@ -136,6 +140,14 @@ fn many(path: &str, number: usize) -> anyhow::Result<()> {
     }
     print_line(&format!("given {given} descriptors"))?;
     print_line("end")
+}
+
+fn call(socket: &Path, method: &str) -> anyhow::Result<()> {
+    let Err(status) = integration::call(socket, method, ()) else {
+        return print_line("ok");
+    };
+    let (code, reason) = (status.code(), failure_of(&status).reason.name());
+    print_line(&format!("{code:?} {reason}: {}", status.message()))
 }
 
 fn again(path: &str, time: Duration) -> anyhow::Result<()> {

@@ -1,23 +1,9 @@
-//! Sockets and metrics port, queried by grpcurl and curl.
+//! The metrics of sockets and of the port, queried by curl.
 
-use std::{collections::BTreeSet, path::Path};
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, ensure};
-use integration::{Node, grpcurl_program, run};
-
-pub(crate) fn grpcurl(socket: &Path, flags: &[&str], call: &str) -> anyhow::Result<String> {
-    let unix = ["-plaintext", "-unix", "-authority", "localhost"];
-    let rest = [socket.to_str().context("a path of text")?, call];
-    run(&grpcurl_program()?, &[&unix, flags, &rest].concat())
-}
-
-pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
-    let question = format!("{{\"service\":\"{of}\"}}");
-    let answer = grpcurl(socket, &["-d", &question], "grpc.health.v1.Health/Check")?;
-    let answer: serde_json::Value = serde_json::from_str(&answer)?;
-    let status = answer.get("status").and_then(serde_json::Value::as_str);
-    Ok(status.context("a status")?.to_owned())
-}
+use integration::{Node, run};
 
 pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
     let socket = inpod_service::socket(&node.run_dir(), service);

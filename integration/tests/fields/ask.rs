@@ -1,13 +1,9 @@
 //! Sends any message that a descriptor describes, and finds its fields.
 
-use std::time::Duration;
-
 use inpod_proto::failure_of;
 use integration::Node;
 use prost_reflect::{DynamicMessage, FieldDescriptor, ReflectMessage as _, Value};
-use tokio::runtime::Runtime;
-use tonic::{Code, Request, Status, client::Grpc};
-use tonic_prost::ProstCodec;
+use tonic::{Code, Status};
 
 #[derive(Clone)]
 pub(crate) struct Good {
@@ -17,7 +13,6 @@ pub(crate) struct Good {
 }
 
 pub(crate) struct Asker {
-    pub(crate) runtime: Runtime,
     pub(crate) node: Node,
 }
 
@@ -31,20 +26,7 @@ impl Asker {
             _ => "ZtunnelBrokerService",
         };
         let path = format!("/{package}.{service}/{}", good.method);
-        self.runtime.block_on(async {
-            let mut client = Grpc::new(inpod_service::channel(&socket));
-            client
-                .ready()
-                .await
-                .map_err(|error| Status::unavailable(error.to_string()))?;
-            let mut request = Request::new(message);
-            request.set_timeout(Duration::from_secs(20));
-            let codec = ProstCodec::<DynamicMessage, ()>::default();
-            client
-                .unary(request, path.parse().unwrap(), codec)
-                .await
-                .map(drop)
-        })
+        integration::call(&socket, &path, message)
     }
 
     /// Expects one of these codes and the field's name.

@@ -9,7 +9,6 @@ mod table;
 
 use integration::{Node, Spec, State};
 use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, ReflectMessage as _, Value};
-use tokio::runtime::Runtime;
 use tonic::Code;
 
 use crate::ask::{Asker, Good, changed, comment, fields, name};
@@ -21,10 +20,7 @@ fn each(check: impl Fn(&Asker, &Good) -> Vec<String>) {
     let fresh = node.sandbox(Spec::new("fresh").ambient()).unwrap();
     let table = table::table(&node, &inside, &fresh);
     let before = State::of(&node, &[&inside, &fresh]).unwrap();
-    let asker = Asker {
-        runtime: Runtime::new().unwrap(),
-        node,
-    };
+    let asker = Asker { node };
     let wrong: Vec<_> = table.iter().flat_map(|good| check(&asker, good)).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     before.unchanged(&asker.node, &[&inside, &fresh]).unwrap();

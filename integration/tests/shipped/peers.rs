@@ -3,32 +3,12 @@
 use std::{io::Read as _, os::unix::net::UnixStream, path::Path, time::Duration};
 
 use inpod_proto::{Class, class_of};
-use integration::{SERVICES, ZTUNNEL_CAPABILITIES, bin, run};
-use prost::Message as _;
-use prost_reflect::prost_types::FileDescriptorSet;
+use integration::{SERVICES, ZTUNNEL_CAPABILITIES, bin, methods, run};
 
 use super::*;
 
 /// The UID of a pod that is not inpod's and no ztunnel.
 const STRANGER: &str = "66666666-7777-8888-9999-aaaaaaaaaaaa";
-
-/// Returns every call of a service, as a path.
-fn calls(service: &str) -> Vec<String> {
-    let package = format!("inpod.{}.v1", service.replace('-', ""));
-    let set = FileDescriptorSet::decode(inpod_proto::DESCRIPTORS).unwrap();
-    let files = set.file.iter().filter(|file| file.package() == package);
-    let services = files.flat_map(|file| &file.service);
-    let calls = services.flat_map(|service| {
-        let methods = service.method.iter();
-        let path = |name: &str| format!("/{package}.{}/{name}", service.name());
-        methods
-            .map(|method| path(method.name()))
-            .collect::<Vec<_>>()
-    });
-    let calls: Vec<_> = calls.collect();
-    assert!(calls.len() > 5, "{service}: {calls:?}");
-    calls
-}
 
 /// Returns the HTTP status with which a socket answers a call of a program that `within` executes.
 fn status(within: &[String], socket: &Path, call: &str) -> String {
@@ -62,7 +42,7 @@ fn a_stranger_is_refused_every_call_and_a_process_of_the_host_every_call_between
     let stranger = deployed.cgroups.container(STRANGER, "", "+all").unwrap();
     for service in SERVICES {
         let socket = inpod_service::socket(&deployed.node.run_dir(), service);
-        for call in calls(service) {
+        for call in methods(service) {
             assert_eq!(status(&stranger, &socket, &call), "403", "{call}");
             let found = status(&[], &socket, &call);
             let is_refused = class_of(&call) == Some(Class::Service);
