@@ -158,11 +158,3 @@ fn each_once(runtime: &Runtime, pods: &[Pod]) {
 fn a_hundred_pods_come_sixteen_at_a_time_and_go_and_nothing_is_left() {
     burst(16);
 }
-
-#[test]
-fn a_hundred_pods_come_all_at_once_and_go_and_nothing_is_left() {
-    if !integration::is_long_run() {
-        return;
-    }
-    burst(PODS);
-}

@@ -1,8 +1,6 @@
 //! CRI client: the part of `runtime.v1` that a kubelet needs for sandboxes. Field numbers are those of Kubernetes'
 //! `cri-api`; the published crate needs `protoc` to build.
 
-pub(crate) mod containers;
-
 use std::{collections::HashMap, path::Path, time::Duration};
 
 use prost::Message;

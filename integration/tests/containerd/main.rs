@@ -1,4 +1,4 @@
-//! Real callers: containerd with runc through CRI, cnitool, and podman, each with bridge, host-local and
+//! Real callers: containerd with runc through CRI, and cnitool, each with bridge, host-local and
 //! portmap before ours. Needs root and the packages of `integration/setup.sh`; the feature `containerd` keeps
 //! it out of tiers without them.
 #![cfg(feature = "containerd")]
@@ -9,9 +9,6 @@
 )]
 
 mod absent;
-mod api_server;
-mod bench;
-mod binds;
 mod burst;
 mod chain;
 mod cnitool;
@@ -19,19 +16,12 @@ mod cri;
 mod failures;
 mod image;
 mod images;
-mod kubelet;
-mod nodes;
 mod owned;
-mod podman;
 mod ports;
 mod reboot;
 mod recorder;
 mod runtime;
 mod sandboxes;
-mod sidecar;
-mod sidecar_missed;
-mod sidecar_repair;
-mod unprivileged;
 mod versions;
 mod waits;
 
