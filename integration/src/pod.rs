@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use inpod_linux::Netns;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::run;
+use crate::{TIMEOUT, eventually, run};
 
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -172,6 +172,15 @@ impl Pod {
 
     pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
         exec_in(self.path(), command)
+    }
+
+    /// Waits until the kernel has checked that the pod's addresses are unique: it adds routes until then.
+    pub fn until_addresses_are_checked(&self) -> anyhow::Result<()> {
+        eventually("the addresses are checked", TIMEOUT, || {
+            let tentative = self.exec(&["ip", "-6", "addr", "show", "tentative"])?;
+            anyhow::ensure!(tentative.is_empty(), "{tentative}");
+            Ok(())
+        })
     }
 
     pub fn ruleset(&self) -> anyhow::Result<String> {

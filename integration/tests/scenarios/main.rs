@@ -1,33 +1,98 @@
-//! Scenarios with the real binaries.
+//! Scenarios with the real binaries. The first module of a test's path says what the test needs; `integration/test`
+//! selects by it.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
-#[path = "../common/clients.rs"]
-mod clients;
-#[path = "../common/flows.rs"]
-mod flows;
-#[path = "../common/incumbent.rs"]
-mod incumbent;
-#[path = "../common/scripted.rs"]
-mod scripted;
-#[path = "../common/ztunnel_pod.rs"]
-mod ztunnel_pod;
-
-/// Waits until the kernel has checked that a pod's addresses are unique: it adds routes until then.
-fn until_addresses_are_checked(pod: &integration::Pod) -> anyhow::Result<()> {
-    integration::eventually("the addresses are checked", integration::TIMEOUT, || {
-        let tentative = pod.exec(&["ip", "-6", "addr", "show", "tentative"])?;
-        anyhow::ensure!(tentative.is_empty(), "{tentative}");
-        Ok(())
-    })
+/// What tests of several modules share.
+mod common {
+    pub(crate) mod asking;
+    pub(crate) mod clients;
+    pub(crate) mod cluster;
+    pub(crate) mod flows;
+    pub(crate) mod incumbent;
+    pub(crate) mod mesh;
+    pub(crate) mod scripted;
+    pub(crate) mod ztunnel_pod;
 }
 
-/// Tests of times, of load and of what a process costs: `integration/test` runs them one after another.
+/// A node in network namespaces, with the reference ztunnel.
+mod netns {
+    mod adversity;
+    mod away;
+    mod binds;
+    mod callers;
+    mod command_lines;
+    mod contracts;
+    mod fields;
+    mod garbage;
+    mod hostile;
+    mod influences;
+    mod installer;
+    mod interrupted;
+    mod leaving;
+    mod lifecycle;
+    mod mutations;
+    mod operations;
+    mod paths;
+    mod people;
+    mod phases;
+    mod places;
+    mod previous;
+    mod reasons;
+    mod reconcile;
+    mod recorded;
+    mod repair_peer;
+    mod selectors;
+    mod settings;
+    mod sidecars;
+    mod traffic;
+    mod upgrade;
+    mod validation;
+    mod zds_peers;
+}
+
+/// The same, one after another: tests of times, of load, of what a process costs and of the state of a process.
 mod alone {
     mod broker_restart;
     mod burst;
+    mod doctor;
     mod limits;
     mod restart;
     mod takeover;
     mod zds_storm;
 }
+
+/// Programs with the feature otlp.
+#[cfg(feature = "otlp")]
+mod otlp;
+
+/// A node of a real API server.
+mod kube {
+    mod away;
+    mod binds;
+    mod faults;
+    mod injector;
+    mod leave;
+    mod manifests;
+    mod outputs;
+    mod pods;
+    mod reconcile;
+    mod repair;
+    mod rights;
+    mod shipped;
+    mod takeover;
+
+    /// One after another.
+    mod alone {
+        mod chaos;
+    }
+}
+
+/// A real container runtime calls the plugin.
+mod runtime;
+
+/// A whole cluster of one node.
+mod cluster;
+
+/// A stock ztunnel instead of the reference one.
+mod ztunnel;

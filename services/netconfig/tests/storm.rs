@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
+#[path = "kernel/support.rs"]
 mod support;
 
 use std::{

@@ -2,7 +2,7 @@
 
 #[cfg(test)]
 #[expect(dead_code, reason = "this binary uses a part of it")]
-#[path = "support/bench.rs"]
+#[path = "broker/bench.rs"]
 mod bench;
 
 use std::{fs, time::Duration};

@@ -12,8 +12,8 @@ use std::{
     path::PathBuf,
 };
 
-use crate::flows::Flow;
-use crate::scripted::{Hold, Scripted, Served};
+use crate::common::flows::Flow;
+use crate::common::scripted::{Hold, Scripted, Served};
 use anyhow::{Context as _, ensure};
 use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase, WorkloadStatus};
 use integration::{App, Call, Held, Moment, Node, Pod, Proxy, Spec, Step, TIMEOUT, eventually};

@@ -90,7 +90,7 @@ fn sandboxes(node: &Node) -> Vec<Pod> {
     for pod in &pods {
         node.until_known(&pod.spec).unwrap();
         // Each change of a route is one to look at.
-        crate::until_addresses_are_checked(pod).unwrap();
+        pod.until_addresses_are_checked().unwrap();
     }
     pods
 }

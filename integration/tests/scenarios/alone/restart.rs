@@ -42,7 +42,7 @@ impl Full {
         // Until they are checked, the kernel reports changes of them.
         full.pods
             .iter()
-            .try_for_each(crate::until_addresses_are_checked)?;
+            .try_for_each(Pod::until_addresses_are_checked)?;
         Ok(full)
     }
 

@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::clients::{Attempt, Clients, Tally, tally};
-use crate::flows::Flow;
-use crate::incumbent::{Incumbent, redirect};
+use crate::common::clients::{Attempt, Clients, Tally, tally};
+use crate::common::flows::Flow;
+use crate::common::incumbent::{Incumbent, redirect};
 use anyhow::{Context as _, ensure};
 use inpod_proto::{
     podevents::v1::PodState,

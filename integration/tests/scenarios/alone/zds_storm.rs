@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::ztunnel_pod::{Impostor, OTHER, Scene};
+use crate::common::ztunnel_pod::{Impostor, OTHER, Scene};
 use anyhow::ensure;
 use integration::{Spec, TIMEOUT, ZTUNNEL_CAPABILITIES, eventually};
 

@@ -1,0 +1,108 @@
+//! The plugin in the runtime's directory.
+
+use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use integration::{bin, guard, run};
+use nix::sys::signal::Signal;
+
+use crate::netns::installer::host::{Host, PRIMARY};
+
+#[test]
+fn the_real_plugin_is_upgraded_while_it_is_executed() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    let source = host.path("image/inpod-cni");
+    fs::copy(bin("inpod-cni").unwrap(), &source).unwrap();
+    host.start_ready(&[]);
+    let mut running = Command::new(host.installed());
+    running
+        .env_clear()
+        .env("CNI_COMMAND", "ADD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut running = running.spawn().unwrap();
+    host.stop(Signal::SIGTERM);
+    // An ELF file may have any data after its end.
+    fs::OpenOptions::new()
+        .append(true)
+        .open(&source)
+        .unwrap()
+        .write_all(b"later")
+        .unwrap();
+    host.start_ready(&[]);
+    assert_eq!(
+        fs::read(host.installed()).unwrap(),
+        fs::read(&source).unwrap()
+    );
+    assert!(
+        running.try_wait().unwrap().is_none(),
+        "the call under way goes on"
+    );
+    drop(running.stdin.take());
+    let answer = running.wait_with_output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&answer.stdout).contains("\"code\""),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn a_plugin_that_does_not_work_takes_the_place_of_none_and_the_chain_waits_for_it() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    fs::write(host.path("image/inpod-cni"), "for another machine").unwrap();
+    host.start(&[]);
+    host.until_logged("does not work");
+    host.until("both conditions are told", |host| {
+        host.metric("inpod_installer_condition{name=\"chain\"}") == Some(0.0)
+    });
+    assert!(host.read("02-inpod.conflist").is_none() && !host.installed().exists());
+    assert!(
+        host.metric("inpod_installer_installs_total{result=\"unusable\"}")
+            .unwrap()
+            >= 1.0
+    );
+}
+
+#[test]
+fn a_missing_directory_is_reported_with_the_setting_and_taken_when_it_comes() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    fs::remove_dir(host.path("opt/cni/bin")).unwrap();
+    host.start(&[]);
+    host.until_logged("set bin_dir");
+    assert!(!host.is_ready() && host.read("02-inpod.conflist").is_none());
+    fs::create_dir(host.path("opt/cni/bin")).unwrap();
+    host.until_ready();
+}
+
+#[test]
+fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_in_it_will_do() {
+    guard().unwrap();
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    let dir = host.path("opt/cni/bin").display().to_string();
+    run(
+        "mount",
+        &["-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", &dir],
+    )
+    .unwrap();
+    run("mount", &["-o", "remount,ro", &dir]).unwrap();
+    host.start(&[]);
+    host.until_logged("read-only file system: set bin_dir");
+    assert!(!host.is_ready() && host.read("02-inpod.conflist").is_none());
+    run("mount", &["-o", "remount,rw", &dir]).unwrap();
+    fs::copy(host.path("image/inpod-cni"), host.installed()).unwrap();
+    run("mount", &["-o", "remount,ro", &dir]).unwrap();
+    host.until_ready();
+    host.stop(Signal::SIGTERM);
+    // A binary from before inpod stays after uninstall.
+    let left = host.run(&["uninstall"]);
+    assert!(
+        left.status.success(),
+        "{}",
+        String::from_utf8_lossy(&left.stderr)
+    );
+    assert!(host.installed().exists() && host.read("02-inpod.conflist").is_none());
+    run("umount", &[&dir]).unwrap();
+}

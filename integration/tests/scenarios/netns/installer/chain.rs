@@ -1,0 +1,164 @@
+//! Joining the chain and following the primary in every mode.
+
+use std::{thread, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use crate::netns::installer::{
+    host::{Host, PRIMARY},
+    reader::{Reader, types},
+};
+
+const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
+const OWNED: &str = "02-inpod.conflist";
+
+fn has_us(host: &Host, name: &str) -> bool {
+    let types = host.read(name).and_then(|text| types(text.as_bytes()));
+    types.is_some_and(|types| types.last().is_some_and(|kind| kind == "inpod-cni"))
+}
+
+// scenario: 4
+#[test]
+fn it_is_ready_when_the_plugin_and_the_chain_are_in_place_and_stopping_changes_nothing() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    host.start_ready(&[]);
+    assert!(has_us(&host, OWNED) && host.installed().exists());
+    assert_eq!(host.read("10-calico.conflist").as_deref(), Some(PRIMARY));
+    assert_eq!(
+        host.metric("inpod_installer_rewrites_total{cause=\"first\"}"),
+        Some(1.0)
+    );
+    let before = ["etc", "opt", "var"].map(|path| host.tree(path));
+    assert_eq!(host.stop(Signal::SIGTERM), Some(0));
+    assert_eq!(["etc", "opt", "var"].map(|path| host.tree(path)), before);
+    host.start_ready(&[]);
+    assert_eq!(
+        ["etc", "opt", "var"].map(|path| host.tree(path)),
+        before,
+        "a restart writes nothing"
+    );
+}
+
+#[test]
+fn without_a_primary_it_waits_and_is_in_the_chain_as_soon_as_there_is_one() {
+    let mut host = Host::new(&[]);
+    host.start(&[]);
+    host.until_logged("waiting for the primary CNI");
+    assert!(!host.is_ready() && host.installed().exists());
+    host.put("10-calico.conflist", PRIMARY);
+    host.until("inpod is in the chain", |host| has_us(host, OWNED));
+    host.until_ready();
+}
+
+#[test]
+fn every_change_of_the_primary_is_followed_and_a_runtime_never_sees_a_chain_without_inpod() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    host.start_ready(&[]);
+    let reader = Reader::of(host.conf_dir());
+    for (from, to) in [
+        ("\"snat\": true", "\"snat\": false"),
+        ("1e400", "18446744073709551617"),
+        ("1.0.0", "1.1.0"),
+    ] {
+        let changed = PRIMARY.replace(from, to);
+        host.put("10-calico.conflist", &changed);
+        host.until(to, |host| {
+            host.read(OWNED).is_some_and(|text| text.contains(to))
+        });
+        let copy = host.read(OWNED).unwrap();
+        let cut = copy
+            .find(",\r\n    {\"agent")
+            .unwrap_or_else(|| panic!("{copy}"));
+        assert!(changed.starts_with(&copy[..cut]), "{copy}");
+    }
+    let seen = reader.stop();
+    assert!(
+        seen.reads > 20 && seen.broken.is_empty() && seen.without_us.is_empty(),
+        "{seen:?}"
+    );
+}
+
+// scenario: 4
+#[test]
+fn what_is_taken_away_is_put_back_and_what_does_not_matter_changes_nothing() {
+    let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+    host.start_ready(&["--sweep-seconds=600"]);
+    std::fs::remove_file(host.conf_dir().join(OWNED)).unwrap();
+    host.until("the file is back", |host| has_us(host, OWNED));
+    std::fs::remove_file(host.installed()).unwrap();
+    host.until("the plugin is back", |host| host.installed().exists());
+    host.until_ready();
+    let before = host.tree("etc").remove(&host.conf_dir().join(OWNED));
+    for number in 0..20 {
+        host.put(
+            "99-other.conflist",
+            &PRIMARY.replace("1.0.0", &format!("1.0.{number}")),
+        );
+        host.put("kubeconfig", "changed");
+        assert!(host.is_ready(), "an unrelated change makes it not ready");
+    }
+    assert_eq!(
+        host.tree("etc").remove(&host.conf_dir().join(OWNED)),
+        before
+    );
+}
+
+#[test]
+fn in_place_a_list_is_edited_and_a_single_configuration_becomes_one() {
+    for (name, text) in [("10-a.conflist", PRIMARY), ("10-a.conf", SINGLE)] {
+        let mut host = Host::new(&[(name, text)]);
+        let reader = Reader::of(host.conf_dir());
+        host.start_ready(&["--mode=in-place"]);
+        assert!(has_us(&host, "10-a.conflist"));
+        host.put("05-b.conflist", PRIMARY);
+        host.until("inpod follows the file that comes first", |host| {
+            has_us(host, "05-b.conflist")
+        });
+        thread::sleep(Duration::from_millis(100));
+        let seen = reader.stop();
+        assert!(seen.broken.is_empty(), "{seen:?}");
+    }
+}
+
+#[test]
+fn standalone_and_owned_work_with_a_single_configuration() {
+    for (mode, file) in [("owned", OWNED), ("standalone", "inpod.conflist")] {
+        let mut host = Host::new(&[("10-a.conf", SINGLE)]);
+        host.start_ready(&[&format!("--mode={mode}")]);
+        assert!(has_us(&host, file), "{mode}");
+        assert_eq!(host.read("10-a.conf").as_deref(), Some(SINGLE));
+    }
+}
+
+#[test]
+fn a_name_that_would_not_be_taken_is_refused_with_the_setting_that_corrects_it() {
+    let mut host = Host::new(&[("00-multus.conf", SINGLE)]);
+    host.start(&[]);
+    host.until_logged("set owned_file to a name that does");
+    assert!(!host.is_ready() && host.read(OWNED).is_none());
+}
+
+#[test]
+fn the_directories_are_read_from_the_runtimes_configuration() {
+    let mut host = Host::new(&[]);
+    let k3s = "[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/k3s/bin\"\nconf_dir = \"/k3s/net.d\"\n";
+    for dir in [
+        "k3s/bin",
+        "k3s/net.d",
+        "var/lib/rancher/k3s/agent/etc/containerd",
+    ] {
+        std::fs::create_dir_all(host.path(dir)).unwrap();
+    }
+    std::fs::write(
+        host.path("var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
+        k3s,
+    )
+    .unwrap();
+    crate::netns::installer::host::put(&host.path("k3s/net.d"), "10-flannel.conflist", PRIMARY);
+    host.start_ready(&[]);
+    assert!(
+        host.path("k3s/net.d/02-inpod.conflist").exists()
+            && host.path("k3s/bin/inpod-cni").exists()
+    );
+    assert!(!host.installed().exists());
+}

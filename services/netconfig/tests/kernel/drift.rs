@@ -1,0 +1,234 @@
+//! Other processes' changes of claimed netns, as watchers see them. Needs root.
+
+mod calls;
+mod ends;
+/// Tests of times, which nothing may disturb.
+mod alone {
+    mod many;
+}
+mod sidecar;
+mod watcher;
+
+use std::process::{Child, Command};
+
+use inpod_proto::netconfig::v1::{Backend, RemovePhase};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::harness::{Netconfig, at, pod_netns};
+use watcher::{Watcher, eventually, quiet};
+
+/// netconfig's capabilities in the deployment.
+const RIGHTS: &str = "+sys_admin,+net_admin,+net_raw,+sys_ptrace";
+
+/// The sockets that receive notifications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotificationSockets {
+    /// Two sockets for all netns.
+    Shared,
+    /// Two sockets in each netns, as without CAP_NET_BROADCAST.
+    Own,
+}
+
+/// Starts it with a cluster's rights, or one less.
+pub(crate) async fn start(sockets: NotificationSockets, arguments: &[&str]) -> Netconfig {
+    let rights = match sockets {
+        NotificationSockets::Shared => format!("-all,{RIGHTS},+net_broadcast"),
+        NotificationSockets::Own => format!("-all,{RIGHTS}"),
+    };
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--bounding-set", &rights, "--inh-caps", "-all", "--"])
+        .arg(env!("CARGO_BIN_EXE_netconfig"));
+    let found = Command::new("setpriv").arg("--version").output();
+    assert!(found.is_ok(), "setpriv is missing: install util-linux");
+    let netconfig = Netconfig::start_by(command, arguments).await;
+    let shared = netconfig.metric("condition{name=\"shared-events\"}").await;
+    assert_eq!(shared, u64::from(sockets == NotificationSockets::Shared));
+    netconfig
+}
+
+async fn own_changes_are_told_once(sockets: NotificationSockets) {
+    let mut netconfig = start(sockets, &[]).await;
+    let fresh = pod_netns();
+    netconfig.claim("c1", &fresh).await.unwrap();
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    let [state] = first.as_slice() else {
+        unreachable!("one claim, one state: {first:?}");
+    };
+    assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
+    assert_eq!(state.backend(), Backend::Unspecified);
+    quiet().await;
+    assert_eq!(watcher.count(), 0, "the state was reported already");
+
+    let applied = netconfig.apply("c1").await;
+    let state = watcher.wait_for_states("c1", 1).await;
+    assert_eq!(
+        (state.fingerprint, state.intact),
+        (applied.fingerprint, true)
+    );
+    assert_eq!(state.backend, i32::from(Backend::Nftables));
+    netconfig.apply("c1").await;
+    quiet().await;
+    assert_eq!(watcher.count(), 1);
+
+    netconfig.remove("c1", RemovePhase::Final).await;
+    let state = watcher.wait_for_states("c1", 2).await;
+    assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
+    quiet().await;
+    assert_eq!(watcher.count(), 2);
+    assert_eq!(netconfig.metric("drift_told_total").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_own_change_is_told_once() {
+    own_changes_are_told_once(NotificationSockets::Shared).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_own_change_is_told_once_by_sockets_in_each_netns() {
+    own_changes_are_told_once(NotificationSockets::Own).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_watcher_is_told_the_state_and_then_the_same_changes() {
+    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
+    let fresh = pod_netns();
+    netconfig.claim("c1", &fresh).await.unwrap();
+    let (_, early) = Watcher::open(&mut netconfig).await;
+    let applied = netconfig.apply("c1").await;
+    early.wait_for_states("c1", 1).await;
+    let (first, late) = Watcher::open(&mut netconfig).await;
+    assert_eq!(first[0].fingerprint, applied.fingerprint);
+    fresh.nft("flush ruleset");
+    for (watcher, times) in [(&early, 2), (&late, 1)] {
+        assert!(!watcher.wait_for_states("c1", times).await.intact);
+    }
+    assert!(netconfig.release("c1").await);
+    netconfig.claim("c1", &fresh).await.unwrap();
+    // A claim without rules is not reported, rules are.
+    let again = netconfig.apply("c1").await;
+    for (watcher, times) in [(&early, 3), (&late, 2)] {
+        let state = watcher.wait_for_states("c1", times).await;
+        assert_eq!(state.fingerprint, again.fingerprint);
+        assert_eq!(watcher.ends(), [crate::harness::wire("c1")]);
+    }
+}
+
+async fn stop(process: &Child) -> Pid {
+    let pid = Pid::from_raw(process.id().try_into().unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let tasks = format!("/proc/{pid}/task");
+    eventually("the process does not stop", async || {
+        let tasks = std::fs::read_dir(&tasks).unwrap();
+        let stats = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")));
+        stats.into_iter().all(|stat| stat.unwrap().contains(") T "))
+    })
+    .await;
+    pid
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
+    let mut netconfig = start(
+        NotificationSockets::Shared,
+        &["--event-buffer-bytes", "1024"],
+    )
+    .await;
+    let pods: Vec<_> = (0..12).map(|_| pod_netns()).collect();
+    let names: Vec<_> = (0..pods.len()).map(|number| format!("c{number}")).collect();
+    for (pod, name) in pods.iter().zip(&names) {
+        netconfig.claim(name, pod).await.unwrap();
+        netconfig.apply(name).await;
+    }
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert!(first.iter().all(|state| state.intact), "{first:?}");
+    quiet().await;
+    let events = "drift_events_total{netns=\"claimed\"}";
+    let (heard, overruns) = (
+        netconfig.metric(events).await,
+        netconfig.metric("drift_overruns_total").await,
+    );
+    let pid = stop(&netconfig.process).await;
+    pods.iter().for_each(|pod| drop(pod.nft("flush ruleset")));
+    kill(pid, Signal::SIGCONT).unwrap();
+    for name in &names {
+        assert!(!watcher.wait_for_states(name, 1).await.intact);
+    }
+    let heard = netconfig.metric(events).await - heard;
+    assert!(heard < 12, "nothing was missed: {heard} messages came");
+    assert!(netconfig.metric("drift_overruns_total").await > overruns);
+}
+
+/// iptables-legacy sends no notifications.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_away_by_iptables_legacy_is_found_within_a_period() {
+    let settings = ["--verify-seconds", "2", "--backend", "iptables-legacy"];
+    let mut netconfig = start(NotificationSockets::Shared, &settings).await;
+    let pod = pod_netns();
+    netconfig.claim("c1", &pod).await.unwrap();
+    netconfig.apply("c1").await;
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert!(first[0].intact, "{first:?}");
+    // Applying causes a read, which must not find this change.
+    quiet().await;
+    pod.command("iptables-legacy", &["-t", "nat", "-F", "INPOD_OUTPUT"]);
+    assert!(!watcher.wait_for_states("c1", 1).await.intact);
+}
+
+/// Own user namespace and netns, as in a pod with `hostUsers: false`.
+struct Foreign(Child);
+
+impl Foreign {
+    async fn new() -> Self {
+        let arguments = ["--user", "--map-root-user", "--net", "sleep", "60"];
+        let child = Command::new("unshare").args(arguments).spawn().unwrap();
+        let foreign = Self(child);
+        eventually("unshare makes no namespaces", async || {
+            let command = std::fs::read_to_string(format!("/proc/{}/comm", foreign.0.id()));
+            command.is_ok_and(|command| command.trim() == "sleep")
+        })
+        .await;
+        for arguments in ["ip link set lo up", "ip addr add 10.9.0.1/32 dev lo"] {
+            foreign.run(arguments);
+        }
+        foreign
+    }
+
+    fn run(&self, arguments: &str) {
+        let pid = self.0.id().to_string();
+        let status = Command::new("nsenter")
+            .args(["--target", &pid, "--user", "--net", "--"])
+            .args(arguments.split(' '))
+            .status();
+        assert!(status.unwrap().success(), "{arguments}");
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_of_another_user_namespace_is_heard_too() {
+    for sockets in [NotificationSockets::Shared, NotificationSockets::Own] {
+        let mut netconfig = start(sockets, &[]).await;
+        let foreign = Foreign::new().await;
+        let path = format!("/proc/{}/ns/net", foreign.0.id());
+        let claimed = netconfig.claim_at("c1", at(&path), &["10.9.0.1"]).await;
+        claimed.unwrap();
+        netconfig.apply("c1").await;
+        let (first, watcher) = Watcher::open(&mut netconfig).await;
+        assert!(first[0].intact, "{sockets:?}: {first:?}");
+        foreign.run("nft flush ruleset");
+        assert!(
+            !watcher.wait_for_states("c1", 1).await.intact,
+            "{sockets:?}"
+        );
+    }
+}

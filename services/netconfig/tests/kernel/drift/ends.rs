@@ -1,0 +1,147 @@
+//! The end of claims.
+
+use std::path::Path;
+
+use crate::drift::{
+    NotificationSockets, start,
+    watcher::{Watcher, eventually},
+};
+use crate::harness::{Netconfig, at, pod_netns, wire};
+use crate::name::Name;
+use crate::support::Fresh;
+
+/// The veth's other end is in netconfig's netns.
+fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
+    let fresh = Fresh::new();
+    let home = netconfig.netns();
+    home.ip(&format!("link add {host_side} type veth peer name eth0"));
+    let path = fresh.netns.path().display();
+    home.ip(&format!("link set eth0 netns {path}"));
+    fresh.ip("addr add 10.9.0.1/24 dev eth0");
+    fresh.ip("link set eth0 up");
+    fresh
+}
+
+fn has_link(netconfig: &Netconfig, name: &str) -> bool {
+    netconfig
+        .netns()
+        .ip("-o link")
+        .contains(&format!("{name}@"))
+}
+
+async fn nothing_is_kept(sockets: NotificationSockets) {
+    let mut netconfig = start(sockets, &["--sweep-seconds", "1"]).await;
+    for (number, is_released) in [("1", true), ("2", false)] {
+        let (name, host_side) = (format!("c{number}"), format!("host{number}"));
+        let fresh = wired(&netconfig, &host_side);
+        netconfig.claim(&name, &fresh).await.unwrap();
+        netconfig.apply(&name).await;
+        let (_, watcher) = Watcher::open(&mut netconfig).await;
+        fresh.nft("flush ruleset");
+        watcher.wait_for_states(&name, 1).await;
+        assert!(has_link(&netconfig, &host_side));
+        if is_released {
+            assert!(netconfig.release(&name).await);
+        }
+        drop(fresh);
+        let what = format!("{sockets:?}: the netns of {name} is kept");
+        eventually(&what, async || !has_link(&netconfig, &host_side)).await;
+        // The netns may end before that is reported.
+        let what = format!("{sockets:?}: the end of {name} is reported");
+        eventually(&what, async || watcher.ends() == [wire(&name)]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_ends_with_its_claim() {
+    nothing_is_kept(NotificationSockets::Shared).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_ends_with_its_claim_in_spite_of_sockets_in_it() {
+    nothing_is_kept(NotificationSockets::Own).await;
+}
+
+fn nsids(netconfig: &Netconfig) -> Vec<String> {
+    let listed = netconfig.netns().ip("netns list-id");
+    let nsids = listed.lines().map(|line| line.split(' ').nth(1).unwrap());
+    nsids.map(ToOwned::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
+    let mut netconfig = start(NotificationSockets::Shared, &[]).await;
+    let (kept, gone) = (pod_netns(), pod_netns());
+    for (name, fresh) in [("kept", &kept), ("gone", &gone)] {
+        netconfig.claim(name, fresh).await.unwrap();
+        netconfig.apply(name).await;
+        let what = format!("{name} has no number");
+        let count = if name == "kept" { 1 } else { 2 };
+        eventually(&what, async || nsids(&netconfig).len() == count).await;
+    }
+    // A released, living netns keeps its nsid and is ignored.
+    netconfig.release("kept").await;
+    netconfig.release("gone").await;
+    let before = nsids(&netconfig);
+    drop(gone);
+    eventually("the number is kept", async || nsids(&netconfig).len() == 1).await;
+    let next = pod_netns();
+    netconfig.claim("next", &next).await.unwrap();
+    netconfig.apply("next").await;
+    eventually("no number", async || nsids(&netconfig).len() == 2).await;
+    assert_eq!(nsids(&netconfig), before, "it was not given again");
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert_eq!((first.len(), first[0].intact), (1, true));
+    kept.nft("flush ruleset");
+    next.nft("flush ruleset");
+    assert!(!watcher.wait_for_states("next", 1).await.intact);
+    // A netns keeps its nsid, whichever sandbox claims it.
+    netconfig.claim("again", &kept).await.unwrap();
+    netconfig.apply("again").await;
+    assert!(watcher.wait_for_states("again", 1).await.intact);
+    kept.nft("flush ruleset");
+    assert!(!watcher.wait_for_states("again", 2).await.intact);
+    assert_eq!(watcher.count(), 3);
+    assert_eq!(nsids(&netconfig), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends() {
+    // No sweep is due.
+    let mut netconfig = start(NotificationSockets::Shared, &["--sweep-seconds", "3600"]).await;
+    let words = ["deleted", "renamed", "replaced", "stays"];
+    let mut pods = Vec::new();
+    for word in words {
+        let fresh = pod_netns();
+        let name = Name::new(&fresh, &format!("drift-{word}"));
+        netconfig
+            .claim_at(word, at(&name.0), &["10.9.0.1"])
+            .await
+            .unwrap();
+        pods.push((fresh, name));
+    }
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert_eq!(first.len(), words.len());
+    for (word, (_, name)) in words.into_iter().zip(&pods) {
+        let (path, aside) = (Path::new(&name.0), format!("{}-aside", name.0));
+        // Mount points can neither be renamed nor replaced.
+        if word != "stays" {
+            name.unmount();
+        }
+        match word {
+            "deleted" => std::fs::remove_file(path).unwrap(),
+            "renamed" => {
+                std::fs::rename(path, &aside).unwrap();
+                std::fs::remove_file(aside).unwrap();
+            }
+            "replaced" => {
+                std::fs::write(&aside, "").unwrap();
+                std::fs::rename(aside, path).unwrap();
+            }
+            _ => continue,
+        }
+        let what = format!("{word} is held");
+        eventually(&what, async || watcher.ends().contains(&wire(word))).await;
+    }
+    assert_eq!(netconfig.claims().await, ["net/stays/eth0"]);
+}

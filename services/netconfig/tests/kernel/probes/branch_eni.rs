@@ -1,0 +1,141 @@
+//! Pods with an AWS branch ENI, as AWS's agent sets them up.
+
+use std::sync::Arc;
+
+use netconfig::probes::{AwsBranchEni, ProbeSettings};
+
+use crate::probes::place::{Kind, OnNode};
+use crate::support::Fresh;
+
+/// An AWS node with two such pods and another.
+fn node() -> Arc<Fresh> {
+    let node = Fresh::new();
+    node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=0"]);
+    for name in ["vlan.eth.1", "vlana", "vlan.eth.2", "vlanb", "eni7"] {
+        node.ip(&format!("link add {name} type veth peer name p-{name}"));
+        node.ip(&format!("link set {name} up"));
+    }
+    for command in [
+        "rule add iif vlan.eth.1 lookup 101 pref 10",
+        "rule add iif vlana lookup 101 pref 10",
+        "rule add iif vlan.eth.2 lookup 102 pref 10",
+        "rule add iif vlanb lookup 102 pref 10",
+        "route add 10.0.0.5/32 dev vlana table 101",
+        "route add 10.0.0.6/32 dev vlanb table 102",
+        "route add 10.0.0.7/32 dev eni7",
+        "-6 rule add iif vlana lookup 101 pref 10",
+        "-6 route add fd00::5/128 dev vlana table 101",
+    ] {
+        node.ip(command);
+    }
+    Arc::new(node)
+}
+
+fn start(node: &Arc<Fresh>) -> OnNode {
+    OnNode::start(node, ProbeSettings::default(), Kind::Nft)
+}
+
+fn ours(node: &Fresh, family: &str) -> Vec<String> {
+    let text = node.command("ip", &["-d", family, "rule"]);
+    let lines = text.lines().filter(|line| line.contains("proto 105"));
+    let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    words.map(|line| line.replace(" unicast", "")).collect()
+}
+
+const BACK: &str = "9: from all iif vlana lookup local proto 105";
+const THERE: &str = "512: from all to 10.0.0.5 lookup 101 proto 105";
+
+#[test]
+fn probes_are_led_to_a_pod_of_its_own_interface_and_back() {
+    let node = node();
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.5", "fd00::5"]);
+    assert_eq!(ours(&node, "-4"), [BACK, THERE]);
+    assert_eq!(
+        ours(&node, "-6"),
+        [BACK, "512: from all to fd00::5 lookup 101 proto 105"]
+    );
+    assert!(!host.set_addresses("c1", &["10.0.0.5", "fd00::5"]));
+    host.release("c1");
+    assert_eq!(ours(&node, "-4"), [""; 0]);
+    assert_eq!(ours(&node, "-6"), [""; 0]);
+}
+
+#[test]
+fn other_pods_are_not_led_and_other_rules_not_touched() {
+    let node = node();
+    let before = node.ip("rule");
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.7", "10.0.0.8"]);
+    assert_eq!(node.ip("rule"), before);
+    host.set_addresses("c2", &["10.0.0.5"]);
+    host.release("c2");
+    assert_eq!(node.ip("rule"), before);
+}
+
+#[test]
+fn nothing_is_led_where_the_node_is_not_set_up_for_it_or_it_is_switched_off() {
+    let node = node();
+    let off = ProbeSettings {
+        aws_branch_eni: AwsBranchEni::Off,
+        ..ProbeSettings::default()
+    };
+    OnNode::start(&node, off, Kind::Nft).set_addresses("c1", &["10.0.0.5"]);
+    assert_eq!(ours(&node, "-4"), [""; 0]);
+    node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=1"]);
+    start(&node).set_addresses("c1", &["10.0.0.5"]);
+    assert_eq!(ours(&node, "-4"), [""; 0]);
+}
+
+#[test]
+fn a_restart_knows_its_rules_and_takes_them_away_with_the_pod() {
+    let node = node();
+    start(&node).set_addresses("c1", &["10.0.0.5"]);
+    let host = start(&node);
+    assert_eq!(ours(&node, "-4"), [BACK, THERE]);
+    host.release("c1");
+    assert_eq!(ours(&node, "-4"), [""; 0]);
+}
+
+#[test]
+fn rules_of_a_pod_that_aws_forgot_meanwhile_are_taken_away_too() {
+    let node = node();
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.5"]);
+    host.set_addresses("c2", &["10.0.0.6"]);
+    node.ip("rule del iif vlana lookup 101");
+    node.ip("link del vlana");
+    let host = start(&node);
+    host.release("c1");
+    let left = ours(&node, "-4");
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(
+        left[0].contains("vlanb") && left[1].contains("10.0.0.6"),
+        "{left:?}"
+    );
+}
+
+#[test]
+fn a_rule_that_others_deleted_comes_back_with_the_next_apply() {
+    let node = node();
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.5"]);
+    node.ip("rule del pref 9");
+    assert!(host.set_addresses("c1", &["10.0.0.5"]));
+    assert_eq!(ours(&node, "-4"), [BACK, THERE]);
+}
+
+#[test]
+fn an_address_that_moved_to_another_interface_is_led_there() {
+    let node = node();
+    let host = start(&node);
+    host.set_addresses("c1", &["10.0.0.5"]);
+    node.ip("route del 10.0.0.5/32 table 101");
+    node.ip("route add 10.0.0.5/32 dev vlanb table 102");
+    host.set_addresses("c2", &["10.0.0.5"]);
+    let found = ours(&node, "-4");
+    assert_eq!(
+        found,
+        [BACK.replace("vlana", "vlanb"), THERE.replace("101", "102")]
+    );
+}
