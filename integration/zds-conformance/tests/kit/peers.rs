@@ -1,61 +1,51 @@
 //! Correct peers pass every case: the broken ones without a fault, the reference ztunnel, the broker. Needs root, or
 //! `integration/isolate` before `cargo test`, and a built workspace.
 
-use crate::run::{Run, bin, broken_agent, ztunnel};
+use crate::run::{Run, bin, broken_agent, passes_every_case, ztunnel};
 
 #[test]
 fn the_broken_ztunnel_without_a_fault_passes() {
-    ztunnel(
-        &["--storm", "50"],
-        &[&bin("broken-ztunnel"), "{socket}", "none"],
-    )
-    .passed();
+    let command = [&*bin("broken-ztunnel"), "{socket}", "none"];
+    passes_every_case("ztunnel", |cases| {
+        ztunnel(&[cases, &["--storm", "50"]].concat(), &command)
+    });
 }
 
 #[test]
 fn the_broken_agent_without_a_fault_passes() {
-    broken_agent(&["--storm", "50"], "none").passed();
+    passes_every_case("agent", |cases| {
+        broken_agent(&[cases, &["--storm", "50"]].concat(), "none")
+    });
 }
 
 #[test]
 fn the_reference_ztunnel_passes() {
-    ztunnel(&["--storm", "200"], &[&bin("reference-ztunnel")]).passed();
+    let command = [&*bin("reference-ztunnel")];
+    passes_every_case("ztunnel", |cases| {
+        ztunnel(&[cases, &["--storm", "200"]].concat(), &command)
+    });
 }
 
 #[test]
 fn the_broker_passes() {
-    let directory = tempfile::tempdir().unwrap();
-    let run_dir = directory.path().to_str().unwrap();
     let broker = bin("ztunnel-broker");
-    let mut arguments = vec![
-        "agent",
-        "--storm",
-        "50",
-        "--ack-timeout",
-        "2",
-        "--inpod",
-        run_dir,
-    ];
-    arguments.extend([
-        "--",
-        &broker,
-        "--run-dir",
-        run_dir,
-        "--zds-socket",
-        "{socket}",
-    ]);
-    arguments.extend([
-        "--peer",
-        "uid",
-        "--log-level",
-        "warn",
-        "--log-format",
-        "text",
-    ]);
-    arguments.extend(["--ack-timeout-seconds", "2"]);
-    // The kit runs outside of pods.
-    arguments.extend(["--ztunnel-peer", "uid"]);
-    Run::of(&arguments).passed();
+    passes_every_case("agent", |cases| {
+        let directory = tempfile::tempdir().unwrap();
+        let run_dir = directory.path().to_str().unwrap();
+        let options = ["--storm", "50", "--ack-timeout", "2", "--inpod", run_dir];
+        // The kit runs outside of pods.
+        let settings = [
+            ["--run-dir", run_dir],
+            ["--zds-socket", "{socket}"],
+            ["--peer", "uid"],
+            ["--ztunnel-peer", "uid"],
+            ["--ack-timeout-seconds", "2"],
+            ["--log-level", "warn"],
+            ["--log-format", "text"],
+        ];
+        let command = [&["--", broker.as_str()], settings.as_flattened()].concat();
+        Run::of(&[&["agent"], cases, &options, &command[..]].concat())
+    });
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The kit as a user runs it, and its parsed output.
-use std::{collections::BTreeMap, path::PathBuf, process::Command};
+use std::{collections::BTreeMap, path::PathBuf, process::Command, thread};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -48,17 +48,30 @@ impl Run {
                 .collect(),
         }
     }
+}
 
-    #[track_caller]
-    pub(crate) fn passed(&self) {
-        assert_eq!(self.code, Some(0), "{}", self.output);
-        assert!(
-            self.outcomes.values().all(|outcome| outcome == "passed"),
-            "{}",
-            self.output
-        );
-        assert!(self.outcomes.len() > 40, "{}", self.output);
-    }
+/// Expects that all cases pass. They run in four parts at once, since they mostly wait.
+#[track_caller]
+pub(crate) fn passes_every_case(peer: &str, run: impl Fn(&[&str]) -> Run + Sync) {
+    let list = Run::of(&[peer, "--list"]).output;
+    let cases = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    let cases: Vec<_> = cases.collect();
+    assert!(cases.len() > 40, "{list}");
+    let passes = |part: &[&str]| {
+        let options: Vec<_> = part.iter().flat_map(|case| ["--case", case]).collect();
+        let run = run(&options);
+        assert_eq!(run.code, Some(0), "{}", run.output);
+        let passed = run.outcomes.values().filter(|outcome| *outcome == "passed");
+        assert_eq!(passed.count(), part.len(), "{}", run.output);
+    };
+    thread::scope(|scope| {
+        for part in cases.chunks(cases.len().div_ceil(4)) {
+            let passes = &passes;
+            scope.spawn(move || passes(part));
+        }
+    });
 }
 
 pub(crate) fn ztunnel(options: &[&str], command: &[&str]) -> Run {
