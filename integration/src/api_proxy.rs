@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use tokio::{
     net::TcpListener,
     sync::{mpsc, oneshot, watch},
+    task::JoinSet,
     time::sleep,
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -49,6 +50,7 @@ struct Shared {
     upstream: Upstream,
     script: Mutex<Script>,
     hangs: watch::Sender<bool>,
+    is_away: watch::Sender<bool>,
     cuts: watch::Sender<Cut>,
 }
 
@@ -76,6 +78,7 @@ impl ApiProxy {
             upstream: Upstream::of(cluster)?,
             script: Mutex::default(),
             hangs: watch::Sender::new(false),
+            is_away: watch::Sender::new(false),
             cuts: watch::Sender::new(Cut::Clean),
         });
         let listener = netns.within(|| std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))??;
@@ -115,6 +118,15 @@ impl ApiProxy {
     /// Even open watches must wait.
     pub fn hang(&self) {
         self.shared.hangs.send_replace(true);
+    }
+
+    /// Closes all connections, and refuses others until the server is back.
+    pub fn go_away(&self) {
+        self.shared.is_away.send_replace(true);
+    }
+
+    pub fn come_back(&self) {
+        self.shared.is_away.send_replace(false);
     }
 
     pub fn open_watches(&self) -> usize {
@@ -310,19 +322,33 @@ fn serve(
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let listener = TcpListener::from_std(listener)?;
-        let accept = async {
-            while let Ok((stream, _)) = listener.accept().await {
-                let shared = Arc::clone(shared);
-                let answer = service_fn(move |request| Arc::clone(&shared).answer(request));
-                let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
-                tokio::spawn(serving);
+        let address = listener.local_addr()?;
+        let mut listener = TcpListener::from_std(listener)?;
+        let mut is_away = shared.is_away.subscribe();
+        let serving = async {
+            loop {
+                tokio::select! {
+                    () = accept(shared, &listener) => anyhow::bail!("the proxy accepts no more"),
+                    changed = is_away.wait_for(|is_away| *is_away) => changed.map(drop)?,
+                }
+                drop(listener);
+                is_away.wait_for(|is_away| !is_away).await.map(drop)?;
+                listener = TcpListener::bind(address).await?;
             }
         };
         tokio::select! {
-            () = accept => {}
-            _ = stopped => {}
+            ended = serving => ended,
+            _ = stopped => Ok(()),
         }
-        Ok(())
     })
+}
+
+/// Serves connections; ends them when it is dropped.
+async fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let shared = Arc::clone(shared);
+        let answer = service_fn(move |request| Arc::clone(&shared).answer(request));
+        connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+    }
 }

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Stdio},
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -60,7 +60,7 @@ const ADDRESS: &str = "10.78.0.1";
 const MAC: &str = "02:00:0a:4e:00:01";
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
-static SHARED: Mutex<Weak<ApiServer>> = Mutex::new(Weak::new());
+static SHARED: Mutex<Option<Arc<ApiServer>>> = Mutex::new(None);
 
 /// With RBAC, its etcd, and pod-events' identity.
 #[derive(Debug)]
@@ -127,14 +127,15 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Shared by tests that do not stop it.
+    /// Returns the server that all tests of this process share and that none may stop or take rights from; an
+    /// [`crate::ApiProxy`] before it is away or refuses. It runs until the pid namespace of the tests ends.
     pub fn shared() -> anyhow::Result<Arc<Self>> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(server) = shared.upgrade() {
-            return Ok(server);
+        if let Some(server) = shared.as_ref() {
+            return Ok(Arc::clone(server));
         }
         let server = Arc::new(Self::start()?);
-        *shared = Arc::downgrade(&server);
+        *shared = Some(Arc::clone(&server));
         Ok(server)
     }
 
@@ -215,6 +216,8 @@ impl ApiServer {
         let log = fs::read_to_string(self.dir.join("audit.log"))?;
         // The last line can be incomplete.
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
+        // Other tests' lines are not parsed.
+        let lines = lines.filter(|it| it.contains(namespace));
         let all = lines.map(serde_json::from_str::<Value>);
         let all = all.collect::<Result<Vec<_>, _>>()?;
         let is_meant = |change: &Value| {

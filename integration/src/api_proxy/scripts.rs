@@ -13,6 +13,7 @@ pub enum Verb {
     Watch,
     Get,
     Create,
+    Patch,
     /// Anything else, such as `/version`.
     Other,
     Any,
@@ -63,9 +64,12 @@ impl Asked {
             ["pods" | "namespaces"] if query.contains("watch=true") => (Verb::Watch, path),
             ["pods" | "namespaces"] => (Verb::List, path),
             ["namespaces", _] => (Verb::Get, "namespaces"),
-            ["namespaces", _, "pods", _] => (Verb::Get, "pods"),
+            ["namespaces", _, "pods", _] if request.method() == Method::GET => (Verb::Get, "pods"),
             [.., "namespaces", _, "events"] if request.method() == Method::POST => {
                 (Verb::Create, "events")
+            }
+            ["namespaces", _, "pods", ..] if request.method() == Method::PATCH => {
+                (Verb::Patch, "pods")
             }
             _ => (Verb::Other, ""),
         };

@@ -118,13 +118,6 @@ impl ApiServer {
         let is_warning = |line: &&str| line.to_lowercase().starts_with("warning:");
         Ok(head.lines().filter(is_warning).map(str::to_owned).collect())
     }
-
-    /// Creates the deleted binding again.
-    pub fn bind_again(&self) -> anyhow::Result<()> {
-        let binding = documents()
-            .find(|document| kind(document).is_ok_and(|kind| kind == "ClusterRoleBinding"));
-        self.create_yaml(binding.context("a binding is deployed")?)
-    }
 }
 
 fn documents() -> impl Iterator<Item = &'static str> {

@@ -308,7 +308,7 @@ fn install(istio: &mut IstioCni, way: ChainForm) {
 }
 
 fn there_and_back(way: ChainForm) {
-    let cluster = Cluster::stopped();
+    let cluster = Cluster::waiting();
     let scene = Scene::new(&cluster, way);
     let to = SocketAddr::new(scene.outsider.v4.into(), PORT);
     let _app = App::start(&scene.outsider.netns, PORT).unwrap();

@@ -44,14 +44,6 @@ impl Cluster {
         Self::on(ApiServer::shared().unwrap())
     }
 
-    /// Creates one on its own server, running.
-    pub(crate) fn own() -> Self {
-        let cluster = Self::stopped();
-        cluster.start();
-        cluster.node.ready().unwrap();
-        cluster
-    }
-
     /// Creates one on the shared server, reached through a proxy; its services do not run yet.
     pub(crate) fn behind_proxy() -> (Self, ApiProxy) {
         let cluster = Self::on(ApiServer::shared().unwrap());
@@ -59,8 +51,23 @@ impl Cluster {
         (cluster, proxy)
     }
 
-    /// Creates one on its own server; the node's services do not run yet.
-    pub(crate) fn stopped() -> Self {
+    /// The same, running, with both watches open.
+    pub(crate) fn running_behind_proxy() -> (Self, ApiProxy) {
+        let (cluster, proxy) = Self::behind_proxy();
+        cluster.start();
+        cluster.node.ready().unwrap();
+        cluster.until_pods(true);
+        eventually("both watches are open", TIMEOUT, || {
+            let open = proxy.open_watches();
+            ensure!(open == 2, "{open} watches");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        (cluster, proxy)
+    }
+
+    /// Creates one on a server that the test may stop; the node's services do not run yet.
+    pub(crate) fn on_own_server() -> Self {
         Self::on(Arc::new(ApiServer::start().unwrap()))
     }
 
@@ -202,26 +209,6 @@ impl Cluster {
             let reported = self.until_pods(false);
             let missing = words.iter().find(|word| !reported.contains(**word));
             ensure!(missing.is_none(), "{missing:?} is not in {reported}");
-            anyhow::Ok(())
-        })
-        .unwrap();
-    }
-
-    /// Waits until the server refuses pod-events to list pods.
-    pub(crate) fn until_lists_are_refused(&self) {
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "user": "system:serviceaccount:inpod-system:pod-events",
-                "resourceAttributes": {"verb": "list", "resource": "pods"},
-            },
-        });
-        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-        eventually("lists are refused", TIMEOUT, || {
-            let answer = self.server.create(path, &review)?;
-            let allowed = answer.pointer("/status/allowed");
-            ensure!(allowed == Some(&false.into()), "{answer}");
             anyhow::Ok(())
         })
         .unwrap();

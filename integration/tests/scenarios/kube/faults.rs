@@ -10,20 +10,6 @@ use serde_json::json;
 
 const ALL: usize = usize::MAX;
 
-fn started() -> (Cluster, ApiProxy) {
-    let (cluster, proxy) = Cluster::behind_proxy();
-    cluster.start();
-    cluster.node.ready().unwrap();
-    cluster.until_pods(true);
-    eventually("both watches are open", TIMEOUT, || {
-        let open = proxy.open_watches();
-        ensure!(open == 2, "{open} watches");
-        anyhow::Ok(())
-    })
-    .unwrap();
-    (cluster, proxy)
-}
-
 fn lists(proxy: &ApiProxy) -> usize {
     proxy.asked(Verb::List, "*").len()
 }
@@ -68,7 +54,7 @@ fn in_namespace(cluster: &Cluster, namespace: &str, name: &str) -> Pod {
 /// Every request is refused: unknown pods follow their namespace, and the watch's next event corrects
 /// that without a list.
 fn refusals_are_survived(code: u16) {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let bank = format!("{}-bank", cluster.namespace);
     cluster.make_namespace(&bank, &json!({}));
     let known = cluster.pod("known", Some("ambient"));
@@ -127,7 +113,7 @@ fn while_the_server_fails_an_add_follows_its_namespaces_policy_and_is_repaired()
 
 /// One pod is created, one deleted and one relabelled without a watch, and the resource version is dropped.
 fn a_forgotten_place_loses_nothing(gone: Act) {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let deleted = cluster.pod("deleted", Some("ambient"));
     cluster.node.until_whole(&deleted.spec).unwrap();
     let relabelled = cluster.pod("relabelled", None);
@@ -169,7 +155,7 @@ fn a_410_instead_of_a_watch_leads_to_a_list_and_loses_nothing() {
 
 #[test]
 fn a_list_in_another_order_changes_nothing() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let pods = ["a", "b", "c"].map(|name| cluster.pod(name, Some("ambient")));
     let plain = cluster.pod("d", None);
     let rules = pods.each_ref().map(|pod| {
@@ -203,7 +189,7 @@ fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolle
     if !integration::is_long_run() {
         return;
     }
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let pod = cluster.pod("web", None);
     let watched = watches(&proxy);
     proxy.fault(Verb::Watch, "pods", 1, Act::Silence);
@@ -226,7 +212,7 @@ fn a_server_that_hangs_is_noticed_within_30_seconds_and_is_heard_again_when_it_s
     if !integration::is_long_run() {
         return;
     }
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let known = cluster.pod("known", Some("ambient"));
     cluster.node.until_whole(&known.spec).unwrap();
     let plain = cluster.pod("plain", None);
@@ -254,7 +240,7 @@ fn a_server_that_hangs_is_noticed_within_30_seconds_and_is_heard_again_when_it_s
 
 #[test]
 fn a_server_that_asks_for_rest_gets_it() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let watched = watches(&proxy);
     let listed = lists(&proxy);
     proxy.fault(Verb::Watch, "pods", 1, Act::Refuse(429, Some(4)));
@@ -269,7 +255,7 @@ fn a_server_that_asks_for_rest_gets_it() {
 
 #[test]
 fn an_add_is_admitted_after_the_rest_that_the_server_asked_for() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     // The watch hides the pod, so its ADD must request it.
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     let watched = watches(&proxy);
@@ -286,7 +272,7 @@ fn an_add_is_admitted_after_the_rest_that_the_server_asked_for() {
 
 #[test]
 fn a_watch_that_breaks_in_the_middle_of_an_event_loses_nothing() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let pod = cluster.pod("web", None);
     let (watched, listed) = (watches(&proxy), lists(&proxy));
     proxy.cut(Cut::MidEvent);
@@ -303,7 +289,7 @@ fn a_watch_that_breaks_in_the_middle_of_an_event_loses_nothing() {
 
 #[test]
 fn a_watch_whose_connection_breaks_is_taken_up_where_it_stood_without_a_list() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let pod = cluster.pod("web", None);
     let listed = lists(&proxy);
     for (cut, mode) in [(Cut::Broken, "ambient"), (Cut::Clean, "none")] {
@@ -327,7 +313,7 @@ fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
     if !integration::is_long_run() {
         return;
     }
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let first = version(&until_watches(&proxy, 1, TIMEOUT));
     let listed = lists(&proxy);
     // Pods' resource version advances unseen by this node's watch.
@@ -342,7 +328,7 @@ fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
 
 #[test]
 fn a_server_that_takes_two_seconds_for_an_answer_still_admits_an_add() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     proxy.fault(Verb::Any, "*", ALL, Act::Wait(Duration::from_secs(2)));
     let watched = watches(&proxy);
@@ -357,7 +343,7 @@ fn a_server_that_takes_two_seconds_for_an_answer_still_admits_an_add() {
 
 #[test]
 fn a_pod_of_which_the_watch_says_nothing_is_found_by_its_add() {
-    let (cluster, proxy) = started();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     proxy.fault(Verb::Watch, "pods", ALL, Act::Swallow);
     let watched = watches(&proxy);
     proxy.cut(Cut::Clean);

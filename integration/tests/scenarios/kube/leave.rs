@@ -5,6 +5,10 @@ use std::{
     fs,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, SystemTime},
 };
@@ -13,40 +17,43 @@ use anyhow::ensure;
 use integration::{ApiServer, Node, TIMEOUT, bin, eventually};
 use serde_json::{Value, json};
 
-const NAMESPACE: &str = "mesh";
+static NEXT: AtomicU32 = AtomicU32::new(1);
 
 /// inpod in its own namespace, and a user who may uninstall it.
 struct Cluster {
-    server: ApiServer,
+    server: Arc<ApiServer>,
+    /// Also the name of the user and of its roles.
+    namespace: String,
     place: Node,
     kubeconfig: PathBuf,
 }
 
 impl Cluster {
     fn new() -> Self {
-        let server = ApiServer::start().unwrap();
+        let server = ApiServer::shared().unwrap();
+        let namespace = format!("leave-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let place = Node::of_cluster(&server).unwrap();
         let make = |path: &str, object: Value| server.create(path, &object).unwrap();
         make(
             "/api/v1/namespaces",
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
         );
-        let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
+        let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
         make(
             &accounts,
-            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "leave"}}),
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": namespace}}),
         );
         let rbac = "/apis/rbac.authorization.k8s.io/v1";
         let version = "rbac.authorization.k8s.io/v1";
-        let who = json!([{"kind": "ServiceAccount", "name": "leave", "namespace": NAMESPACE}]);
-        let named = json!({"name": "leave"});
+        let who = json!([{"kind": "ServiceAccount", "name": namespace, "namespace": namespace}]);
+        let named = json!({"name": namespace});
         let nodes = json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]);
         let own = json!([
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
             {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
             {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["inpod-leave"], "verbs": ["get", "patch"]},
         ]);
-        let refer = |kind: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "leave"});
+        let refer = |kind: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": namespace});
         make(
             &format!("{rbac}/clusterroles"),
             json!({"apiVersion": version, "kind": "ClusterRole", "metadata": named, "rules": nodes}),
@@ -55,7 +62,7 @@ impl Cluster {
             &format!("{rbac}/clusterrolebindings"),
             json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": named, "subjects": who, "roleRef": refer("ClusterRole")}),
         );
-        let here = format!("{rbac}/namespaces/{NAMESPACE}");
+        let here = format!("{rbac}/namespaces/{namespace}");
         make(
             &format!("{here}/roles"),
             json!({"apiVersion": version, "kind": "Role", "metadata": named, "rules": own}),
@@ -66,7 +73,7 @@ impl Cluster {
         );
         let request =
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let token = make(&format!("{accounts}/leave/token"), request);
+        let token = make(&format!("{accounts}/{namespace}/token"), request);
         let mut config: Value =
             serde_json::from_str(&fs::read_to_string(place.kubeconfig()).unwrap()).unwrap();
         config["users"][0]["user"]["token"] = token["status"]["token"].clone();
@@ -74,6 +81,7 @@ impl Cluster {
         fs::write(&kubeconfig, config.to_string()).unwrap();
         Self {
             server,
+            namespace,
             place,
             kubeconfig,
         }
@@ -102,7 +110,10 @@ impl Cluster {
             "spec": {"nodeName": node, "containers": containers},
         });
         self.server
-            .create(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &object)
+            .create(
+                &format!("/api/v1/namespaces/{}/pods", self.namespace),
+                &object,
+            )
             .unwrap();
     }
 
@@ -126,16 +137,23 @@ impl Cluster {
         };
         let statuses: Vec<_> = messages.iter().map(status).collect();
         let change = json!({"status": {"containerStatuses": statuses}});
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/inpod-{node}/status");
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/inpod-{node}/status",
+            self.namespace
+        );
         self.server.patch(&path, &change).unwrap();
     }
 
     fn leave(&self, mode: &str, timeout: &str) -> Child {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.place.netns().path().display()));
-        command
-            .arg(bin("inpod").unwrap())
-            .args([mode, "-n", NAMESPACE, "--timeout", timeout]);
+        command.arg(bin("inpod").unwrap()).args([
+            mode,
+            "-n",
+            &self.namespace,
+            "--timeout",
+            timeout,
+        ]);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
@@ -144,7 +162,8 @@ impl Cluster {
     /// Returns the ConfigMap's mode, and since when.
     fn mode(&self) -> anyhow::Result<(String, String)> {
         let map = self.server.get(&format!(
-            "/api/v1/namespaces/{NAMESPACE}/configmaps/inpod-leave"
+            "/api/v1/namespaces/{}/configmaps/inpod-leave",
+            self.namespace
         ))?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let since = &map["metadata"]["annotations"]["inpod.io/leave-since"];
@@ -241,8 +260,8 @@ fn nodes_get_the_mode_and_are_waited_for_and_those_that_are_not_ready_are_listed
 #[test]
 fn a_user_without_permission_is_refused_at_once() {
     let cluster = Cluster::new();
-    let roles =
-        format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/leave");
+    let name = &cluster.namespace;
+    let roles = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings/{name}");
     cluster.server.delete(&roles).unwrap();
     eventually("it is refused", TIMEOUT, || {
         let (code, reported, said) = ended(cluster.leave("uninstall", "60s"));

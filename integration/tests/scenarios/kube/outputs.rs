@@ -129,40 +129,6 @@ fn until_condition(cluster: &Cluster, name: &str, ok: bool) -> String {
     .unwrap()
 }
 
-/// Allows or forbids pod-events to patch pods' status.
-fn may_patch(cluster: &Cluster, may: bool) {
-    let mut rules = vec![
-        json!({"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]}),
-        json!({"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}),
-    ];
-    if may {
-        rules.push(json!({"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}));
-    }
-    let role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/inpod-pod-events";
-    cluster
-        .server
-        .patch(role, &json!({"rules": rules}))
-        .unwrap();
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": {
-            "user": "system:serviceaccount:inpod-system:pod-events",
-            "resourceAttributes": {"verb": "patch", "resource": "pods", "subresource": "status"},
-        },
-    });
-    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    eventually("the server knows", TIMEOUT, || {
-        let answer = cluster.server.create(path, &review)?;
-        ensure!(
-            answer.pointer("/status/allowed") == Some(&may.into()),
-            "{answer}"
-        );
-        anyhow::Ok(())
-    })
-    .unwrap();
-}
-
 fn refusing_ztunnel(cluster: &Cluster) {
     cluster.node.stop("ztunnel", Signal::SIGKILL).unwrap();
     cluster

@@ -4,7 +4,7 @@ use crate::common::cluster::Cluster;
 use crate::common::cluster::refused;
 use anyhow::ensure;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
-use integration::{Call, TIMEOUT, eventually};
+use integration::{Act, Call, TIMEOUT, Verb, eventually};
 use serde_json::json;
 
 const NOTHING: Vec<String> = Vec::new();
@@ -40,17 +40,14 @@ fn pods_created_a_moment_before_their_add_are_found() {
 #[test]
 fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
     // Only the first start of a boot waits for the list.
-    let cluster = Cluster::own();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let stopped = cluster
         .node
         .stop("pod-events", nix::sys::signal::Signal::SIGTERM);
     stopped.unwrap();
-    let role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/inpod-pod-events";
-    let only_get = json!({"rules": [
-        {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get"]},
-    ]});
-    cluster.server.patch(role, &only_get).unwrap();
-    cluster.until_lists_are_refused();
+    for verb in [Verb::List, Verb::Watch] {
+        proxy.fault(verb, "*", usize::MAX, Act::Refuse(403, None));
+    }
     cluster.label_namespace("ambient");
     cluster.node.start("pod-events").unwrap();
     cluster.until_served();
@@ -59,12 +56,8 @@ fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
     cluster.node.add(&pod).unwrap();
     let known = cluster.node.until_whole(&pod.spec).unwrap();
     assert_eq!(known.reason(), Reason::LabelOnNamespace);
-    cluster.until_message(&["cannot list resource \"pods\""]);
-
-    let all = json!({"rules": [
-        {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get", "list", "watch"]},
-    ]});
-    cluster.server.patch(role, &all).unwrap();
+    cluster.until_message(&["cannot watch pods", "403"]);
+    proxy.heal();
     cluster.until_pods(true);
     cluster.node.until_whole(&pod.spec).unwrap();
 }

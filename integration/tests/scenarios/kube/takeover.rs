@@ -28,7 +28,7 @@ fn annotated(cluster: &Cluster, name: &str) -> Pod {
 
 #[test]
 fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterwards() {
-    let cluster = Cluster::stopped();
+    let (cluster, proxy) = Cluster::behind_proxy();
     let pods = ["a", "b", "c"].map(|name| annotated(&cluster, name));
     let outsider = cluster.node.sandbox(Spec::new("outsider")).unwrap();
     let _app = App::start(&outsider.netns, PORT).unwrap();
@@ -40,7 +40,7 @@ fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterw
     let to = SocketAddr::new(outsider.v4.into(), PORT);
     let flows = pods.each_ref().map(|pod| Flow::open(pod, to).unwrap());
 
-    cluster.server.kill().unwrap();
+    proxy.go_away();
     SERVICES
         .iter()
         .for_each(|service| cluster.node.start(service).unwrap());
@@ -56,7 +56,7 @@ fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterw
     .unwrap();
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
 
-    cluster.server.run().unwrap();
+    proxy.come_back();
     cluster.until_served();
     let reported = cluster.node.api().workloads().unwrap();
     assert!(

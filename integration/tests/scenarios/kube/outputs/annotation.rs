@@ -3,13 +3,13 @@
 use crate::common::cluster::Cluster;
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{TIMEOUT, eventually};
+use integration::{Act, TIMEOUT, Verb, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::kube::outputs::{
-    NOTHING, all_patches, annotation, counted, label, many, may_patch, patches, refusing_ztunnel,
-    set_status, until_annotated_as, until_asked, until_condition, until_event, working_ztunnel,
+    NOTHING, all_patches, annotation, counted, label, many, patches, refusing_ztunnel, set_status,
+    until_annotated_as, until_asked, until_condition, until_event, working_ztunnel,
 };
 
 #[test]
@@ -196,14 +196,14 @@ fn a_patch_for_a_predecessor_does_not_mark_its_successor() {
 
 #[test]
 fn a_successor_outside_the_mesh_is_not_marked_with_what_was_told_of_its_predecessor() {
-    let cluster = Cluster::own();
-    may_patch(&cluster, false);
+    let (cluster, proxy) = Cluster::running_behind_proxy();
+    proxy.fault(Verb::Patch, "pods", usize::MAX, Act::Refuse(403, None));
     cluster.pod("web", Some("ambient"));
     until_condition(&cluster, "annotations", false);
     cluster.server.delete(&cluster.path("web")).unwrap();
     let uid = cluster.create(&cluster.object("web", None));
     cluster.until_shown_as("web", &uid);
-    may_patch(&cluster, true);
+    proxy.heal();
     until_condition(&cluster, "annotations", true);
     let second = cluster.sandbox("web", &uid);
     cluster.node.add(&second).unwrap();

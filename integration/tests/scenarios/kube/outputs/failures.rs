@@ -6,20 +6,20 @@ use integration::{Act, Call, Spec, TIMEOUT, Verb, eventually};
 use serde_json::json;
 
 use crate::kube::outputs::{
-    ANNOTATION, NOTHING, annotation, counted, events, may_patch, refusing_ztunnel, set_status,
+    ANNOTATION, NOTHING, annotation, counted, events, refusing_ztunnel, set_status,
     until_annotated_as, until_condition, until_event,
 };
 
 #[test]
 fn an_add_while_the_api_server_is_away_succeeds_and_its_late_annotation_is_told_of() {
-    let cluster = Cluster::stopped();
+    let (cluster, proxy) = Cluster::behind_proxy();
     let uid = cluster.create(&cluster.object("web", Some("ambient")));
     let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
     set_status(&cluster, "web", &ready);
     cluster.start();
     cluster.until_shown("web");
     let pod = cluster.sandbox("web", &uid);
-    cluster.server.kill().unwrap();
+    proxy.go_away();
     cluster.node.add(&pod).unwrap();
     cluster.node.until_whole(&pod.spec).unwrap();
     let words = until_condition(&cluster, "annotations", false);
@@ -32,7 +32,7 @@ fn an_add_while_the_api_server_is_away_succeeds_and_its_late_annotation_is_told_
         anyhow::Ok(())
     })
     .unwrap();
-    cluster.server.run().unwrap();
+    proxy.come_back();
     until_annotated_as(&cluster, "web", Some("enabled"));
     until_condition(&cluster, "annotations", true);
     let event = until_event(&cluster, "web", "AnnotationLate");
@@ -136,26 +136,26 @@ fn a_sidecars_annotation_that_refuses_adds_is_one_event_with_its_name_and_is_not
 #[test]
 fn a_server_that_forbids_the_patch_is_a_condition_in_its_words_and_the_pod_is_in_the_mesh_all_the_same()
  {
-    let cluster = Cluster::own();
-    may_patch(&cluster, false);
+    let (cluster, proxy) = Cluster::running_behind_proxy();
+    proxy.fault(Verb::Patch, "pods", usize::MAX, Act::Refuse(403, None));
     let pod = cluster.pod("web", Some("ambient"));
     cluster.node.until_whole(&pod.spec).unwrap();
     let words = until_condition(&cluster, "annotations", false);
-    for part in ["403", "pods/status"] {
+    for part in ["403", "the test answers 403"] {
         assert!(words.contains(part), "{part} is not in {words}");
     }
     assert!(cluster.node.api().status().unwrap().ready);
     let log = cluster.node.tail("pod-events", usize::MAX);
     assert_eq!(log.matches("ANNOTATION_FAILED").count(), 1);
-    may_patch(&cluster, true);
+    proxy.heal();
     until_condition(&cluster, "annotations", true);
     until_annotated_as(&cluster, "web", Some("enabled"));
 }
 
 #[test]
 fn a_pod_and_its_namespace_that_go_while_their_patch_fails_are_not_asked_for_any_more() {
-    let cluster = Cluster::own();
-    may_patch(&cluster, false);
+    let (cluster, proxy) = Cluster::running_behind_proxy();
+    proxy.fault(Verb::Patch, "pods", usize::MAX, Act::Refuse(403, None));
     cluster.pod("web", Some("ambient"));
     until_condition(&cluster, "annotations", false);
     let namespace = format!("/api/v1/namespaces/{}", cluster.namespace);
@@ -175,20 +175,23 @@ fn a_pod_and_its_namespace_that_go_while_their_patch_fails_are_not_asked_for_any
         .unwrap();
     until_condition(&cluster, "annotations", true);
     assert_eq!(counted(&cluster, "inpod_pod_events_annotations_unmet"), 0);
-    may_patch(&cluster, true);
-    cluster.make_namespace("later", &json!({}));
+    proxy.heal();
+    let later = format!("{}-later", cluster.namespace);
+    cluster.make_namespace(&later, &json!({}));
     let mut object = cluster.object("later", Some("ambient"));
-    object["metadata"]["namespace"] = "later".into();
+    object["metadata"]["namespace"] = later.as_str().into();
     let uid = cluster.create(&object);
     let spec = Spec {
-        namespace: "later".to_owned(),
+        namespace: later.clone(),
         uid,
         ..Spec::new("later")
     };
     let pod = cluster.node.sandbox(spec).unwrap();
     cluster.node.add(&pod).unwrap();
     eventually("another is annotated", TIMEOUT, || {
-        let pod = cluster.server.get("/api/v1/namespaces/later/pods/later")?;
+        let pod = cluster
+            .server
+            .get(&format!("/api/v1/namespaces/{later}/pods/later"))?;
         ensure!(pod.pointer(ANNOTATION) == Some(&json!("enabled")), "{pod}");
         anyhow::Ok(())
     })

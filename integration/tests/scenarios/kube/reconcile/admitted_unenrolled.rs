@@ -39,16 +39,7 @@ fn until_none(cluster: &Cluster) {
 
 /// The API server does not answer; these pods were admitted unenrolled.
 fn admitted_unenrolled(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec<Pod>) {
-    let (cluster, proxy) = Cluster::behind_proxy();
-    cluster.start();
-    cluster.node.ready().unwrap();
-    cluster.until_pods(true);
-    eventually("both watches are open", TIMEOUT, || {
-        let open = proxy.open_watches();
-        ensure!(open == 2, "{open} watches");
-        anyhow::Ok(())
-    })
-    .unwrap();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     proxy.fault(Verb::Any, "*", usize::MAX, Act::Refuse(500, None));
     proxy.cut(Cut::Broken);
     cluster.until_pods(false);

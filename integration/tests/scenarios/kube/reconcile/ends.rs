@@ -71,9 +71,7 @@ fn between_lists(cluster: &Cluster, proxy: &integration::ApiProxy, happens: impl
 
 #[test]
 fn a_deletion_and_a_creation_of_the_same_name_that_one_list_tells_are_two_pods() {
-    let (cluster, proxy) = Cluster::behind_proxy();
-    cluster.start();
-    cluster.node.ready().unwrap();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let first = cluster.pod("web", Some("ambient"));
     until_in(&cluster, &first, Reason::LabelOnPod);
     let mut uid = String::new();
@@ -93,9 +91,7 @@ fn a_deletion_and_a_creation_of_the_same_name_that_one_list_tells_are_two_pods()
 
 #[test]
 fn a_pod_that_serves_on_is_served_beside_the_successor_that_the_same_list_tells() {
-    let (cluster, proxy) = Cluster::behind_proxy();
-    cluster.start();
-    cluster.node.ready().unwrap();
+    let (cluster, proxy) = Cluster::running_behind_proxy();
     let outsider = outsider(&cluster);
     let first = cluster.pod("web", Some("ambient"));
     let _first = App::start(&first.netns, PORT).unwrap();

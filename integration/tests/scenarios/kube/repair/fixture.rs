@@ -4,7 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -28,34 +28,28 @@ pub(crate) enum Action {
 
 pub(crate) const LABEL: &str = "/metadata/labels/cni.istio.io~1uninitialized";
 
-pub(crate) fn manifest(name: &str) -> String {
+fn manifest(name: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     fs::read_to_string(root.join(format!("deploy/manifests/{name}.yaml"))).unwrap()
 }
 
-/// Tests of one action share a server with the deployed objects.
-pub(crate) fn server(action: Action) -> Arc<ApiServer> {
-    static SERVERS: [Mutex<Weak<ApiServer>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
-    let (at, over) = match action {
-        Action::Repair => (0, None),
-        Action::Label => (1, Some("repair-label")),
-        Action::Delete => (2, Some("repair-delete")),
+/// Deploys repair once for each action, under a name of its own. Returns that name, which is its account's, too.
+pub(crate) fn deployed(server: &ApiServer, action: Action) -> &'static str {
+    static DEPLOYED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    let (name, over) = match action {
+        Action::Repair => ("inpod-repair", None),
+        Action::Label => ("inpod-repair-label", Some("repair-label")),
+        Action::Delete => ("inpod-repair-delete", Some("repair-delete")),
     };
-    let mut shared = SERVERS
-        .get(at)
-        .unwrap()
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    if let Some(server) = shared.upgrade() {
-        return server;
+    let mut deployed = DEPLOYED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !deployed.contains(&name) {
+        for manifest in ["repair"].into_iter().chain(over) {
+            let renamed = self::manifest(manifest).replace("inpod-repair", name);
+            server.apply(&renamed).unwrap();
+        }
+        deployed.push(name);
     }
-    let server = Arc::new(ApiServer::start().unwrap());
-    server.apply(&manifest("repair")).unwrap();
-    if let Some(over) = over {
-        server.apply(&manifest(over)).unwrap();
-    }
-    *shared = Arc::downgrade(&server);
-    server
+    name
 }
 
 /// repair's identity on a node, a namespace, and scripted pod-events answers.
@@ -65,6 +59,7 @@ pub(crate) struct Fixture {
     pub(crate) namespace: String,
     kubeconfig: PathBuf,
     pub(crate) said: Fake,
+    pub(crate) account: &'static str,
     action: Action,
 }
 
@@ -86,10 +81,11 @@ impl Fixture {
         kubeconfig: &str,
         said: impl FnOnce(&Path) -> Fake,
     ) -> Self {
-        let server = server(action);
+        let server = ApiServer::shared().unwrap();
+        let account = deployed(&server, action);
         let node = Node::of_cluster(&server).unwrap();
         let kubeconfig = node.kubeconfig().with_file_name(kubeconfig);
-        let identity = server.kubeconfig_for("inpod-repair", node.name());
+        let identity = server.kubeconfig_for(account, node.name());
         fs::write(&kubeconfig, identity.unwrap()).unwrap();
         let namespace = format!("repair-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let object =
@@ -102,6 +98,7 @@ impl Fixture {
             namespace,
             kubeconfig,
             said,
+            account,
             action,
         }
     }

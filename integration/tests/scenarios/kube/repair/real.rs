@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::common::cluster::Cluster;
-use crate::kube::repair::fixture::manifest;
+use crate::kube::repair::fixture::{Action, deployed};
 
 /// Shows, like a kubelet, a running pod with a failed init container.
 fn fail(cluster: &Cluster, pod: &Pod) {
@@ -28,11 +28,11 @@ fn fail(cluster: &Cluster, pod: &Pod) {
 
 #[test]
 fn a_pod_that_the_real_pod_events_redirects_while_it_runs_is_reported_as_repaired() {
-    let cluster = Cluster::own();
-    cluster.server.apply(&manifest("repair")).unwrap();
+    let cluster = Cluster::shared();
+    let account = deployed(&cluster.server, Action::Repair);
     let kubeconfig = cluster
         .server
-        .kubeconfig_for("inpod-repair", cluster.node.name())
+        .kubeconfig_for(account, cluster.node.name())
         .unwrap();
     let path = cluster
         .node

@@ -22,7 +22,7 @@ impl Token {
     fn new(action: Action) -> Self {
         let fixture = Fixture::new(action);
         let node = format!("{}-x", fixture.node.name());
-        let token = fixture.server.token_of("inpod-repair", &node).unwrap();
+        let token = fixture.server.token_of(fixture.account, &node).unwrap();
         fixture.make_on(&node, "web", &json!({"app": "web"}));
         fixture.make_on("another-node", "far", &json!({}));
         for name in ["web", "far"] {

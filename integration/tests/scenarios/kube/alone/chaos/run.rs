@@ -122,7 +122,7 @@ pub(crate) struct Chaos {
 
 impl Chaos {
     pub(crate) fn new(seed: u64) -> anyhow::Result<Self> {
-        let cluster = Cluster::stopped();
+        let cluster = Cluster::on_own_server();
         cluster.label_namespace("ambient");
         for service in integration::SERVICES {
             cluster.node.start(service)?;
