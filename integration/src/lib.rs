@@ -42,7 +42,7 @@ pub use istio_cni::{IstioCni, istio_cni_programs};
 pub use node::{Node, SERVICES};
 pub use plugin::{Call, Outcome, Running};
 pub use pod::{Pod, Spec, fresh_netns};
-pub use process::{bin, bin_for_all, run};
+pub use process::{bin, bin_for_all, install_program, run};
 pub use proxy::{Held, Moment, Proxy, Step};
 pub use state::State;
 pub use stock::{Carried, STOCK_ZTUNNEL, stock_ztunnel};

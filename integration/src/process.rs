@@ -1,7 +1,7 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::{Mutex, PoisonError},
 };
@@ -33,16 +33,18 @@ pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
     let copy = PathBuf::from(format!("/run/{name}-{}", std::process::id()));
     if !copies.contains(&copy) {
-        // By another process: one that another thread starts would inherit the copy, open for writing.
-        let from = bin(name)?;
-        let mode = ["-m", "755"].map(OsStr::new);
-        run(
-            "install",
-            &[mode[0], mode[1], from.as_os_str(), copy.as_os_str()],
-        )?;
+        install_program(&bin(name)?, &copy)?;
         copies.insert(copy.clone());
     }
     Ok(copy)
+}
+
+/// Copies a program that is to be executed. Another process writes it: one that another thread of this process starts
+/// would inherit the copy, open for writing, and nobody can execute that.
+pub fn install_program(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let mode = ["-m", "755"].map(OsStr::new);
+    let paths = [from.as_os_str(), to.as_os_str()];
+    run("install", &[mode, paths].concat()).map(drop)
 }
 
 /// Returns standard output; an error contains standard error.

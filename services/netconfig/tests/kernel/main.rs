@@ -14,6 +14,7 @@ mod look;
 mod name;
 mod packets;
 mod probes;
+mod programs;
 mod selftest;
 mod service;
 mod support;

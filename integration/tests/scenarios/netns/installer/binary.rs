@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use integration::{bin, guard, run};
+use integration::{bin, guard, install_program, run};
 use nix::sys::signal::Signal;
 
 use crate::netns::installer::host::{Host, PRIMARY};
@@ -15,7 +15,7 @@ use crate::netns::installer::host::{Host, PRIMARY};
 fn the_real_plugin_is_upgraded_while_it_is_executed() {
     let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
     let source = host.path("image/inpod-cni");
-    fs::copy(bin("inpod-cni").unwrap(), &source).unwrap();
+    install_program(&bin("inpod-cni").unwrap(), &source).unwrap();
     host.start_ready(&[]);
     let mut running = Command::new(host.installed());
     running

@@ -3,16 +3,13 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::{
-        fs::{MetadataExt as _, PermissionsExt as _},
-        process::ExitStatusExt as _,
-    },
+    os::unix::{fs::MetadataExt as _, process::ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use integration::{TIMEOUT, bin, eventually};
+use integration::{TIMEOUT, bin, eventually, install_program};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -45,8 +42,9 @@ impl Host {
             host.put(name, text);
         }
         let plugin = host.path("image/inpod-cni");
-        fs::write(&plugin, PLUGIN).unwrap();
-        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+        let script = host.path("plugin");
+        fs::write(&script, PLUGIN).unwrap();
+        install_program(&script, &plugin).unwrap();
         host
     }
 

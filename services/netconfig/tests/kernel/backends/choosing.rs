@@ -1,6 +1,6 @@
 //! The backend is the configured one, or the one detected in this boot.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use inpod_proto::{failure_of, netconfig::v1};
 use inpod_types::Reason;
@@ -11,6 +11,7 @@ use crate::backends::{
     process::{Netconfig, command, pod_netns, programs_in},
     tools::{differences, program, saved},
 };
+use crate::programs::install_program;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_configured_backend_is_used_and_changes_what_is_there() {
@@ -110,7 +111,10 @@ async fn where_the_kernel_has_no_ipv6_only_rules_of_ipv4_are_written() {
     let (run_dir, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for act in ["save", "restore"] {
         let name = program(Backend::IptablesNft, Family::V4, act);
-        fs::copy("/usr/sbin/xtables-nft-multi", programs.path().join(name)).unwrap();
+        install_program(
+            Path::new("/usr/sbin/xtables-nft-multi"),
+            &programs.path().join(name),
+        );
     }
     let without_ipv6 = "mount -t tmpfs none /proc/sys/net;";
     let mounts = programs_in(programs.path()) + without_ipv6;

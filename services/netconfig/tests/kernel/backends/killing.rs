@@ -18,6 +18,7 @@ use crate::backends::{
     process::{Netconfig, apply_by, pod_netns, programs_in},
     tools::{IPTABLES, applied, everything, program, saved, write_script},
 };
+use crate::programs::install_program;
 
 /// Creates a `/usr/sbin` with iptables, of which one program, from [`delay`] on, reports that it
 /// runs and then sleeps.
@@ -26,7 +27,7 @@ fn slow(name: &str, running: &Path) -> TempDir {
     let real = directory.path().join("real");
     fs::create_dir(&real).unwrap();
     for binary in ["xtables-nft-multi", "xtables-legacy-multi"] {
-        fs::copy(Path::new("/usr/sbin").join(binary), real.join(binary)).unwrap();
+        install_program(&Path::new("/usr/sbin").join(binary), &real.join(binary));
     }
     for backend in IPTABLES {
         let binary = match backend {

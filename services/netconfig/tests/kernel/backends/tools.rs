@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::Write as _,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::OnceLock,
@@ -12,6 +12,7 @@ use std::{
 use netconfig::{Backend, Family, Programs, Variant, apply::Writer};
 use tempfile::TempDir;
 
+use crate::programs::install_program;
 use crate::support::{Fresh, ambient, sandbox};
 
 /// Of iptables, on the machines that run tests.
@@ -232,6 +233,7 @@ pub(crate) fn faked(fakes: &[(&str, &str)]) -> (TempDir, Programs) {
 }
 
 pub(crate) fn write_script(path: &Path, script: &str) {
-    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    let written = path.with_extension("script");
+    fs::write(&written, format!("#!/bin/sh\n{script}\n")).unwrap();
+    install_program(&written, path);
 }

@@ -22,6 +22,7 @@ use netconfig::{
 use crate::probes::place::{
     Arrival, Kind, OnNode, POD, Place, TIMEOUT, captured, dial, spared, within,
 };
+use crate::programs::install_program;
 use crate::support::{Fresh, ambient, plain, sandbox};
 
 fn settings(probe_match: &str) -> ProbeSettings {
@@ -206,7 +207,7 @@ impl Kubelet {
         use std::os::unix::process::CommandExt as _;
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("kubelet");
-        fs::copy("/bin/sleep", &program).unwrap();
+        install_program(std::path::Path::new("/bin/sleep"), &program);
         fs::set_permissions(
             directory.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o755),
