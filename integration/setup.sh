@@ -267,8 +267,9 @@ tests() { # ARGUMENTS of cargo test, --, ARGUMENTS of libtest
 }
 isolate=''
 
-# The same in a network namespace, with nothing left to build.
+# The same in a network namespace, with nothing left to build. These tests mostly wait, for timers, processes and the
+# kernel: more run at once than there are processors.
 isolated_tests() {
   local isolate=./integration/isolate
-  tests --offline "$@"
+  RUST_TEST_THREADS=$((3 * $(nproc))) tests --offline "$@"
 }

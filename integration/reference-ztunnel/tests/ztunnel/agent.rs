@@ -1,7 +1,7 @@
 //! The agent's side of ZDS, packet by packet, without logic.
 
 use std::fs::File;
-use std::io::{IoSlice, Read};
+use std::io::{self, IoSlice, Read};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -48,10 +48,21 @@ pub(crate) struct Connection(pub(crate) Socket);
 
 impl Connection {
     pub(crate) fn receive(&mut self) -> Vec<u8> {
+        self.try_receive().expect("a packet in time")
+    }
+
+    pub(crate) fn try_receive(&mut self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; 4096];
-        let length = self.0.read(&mut buffer).expect("a packet in time");
-        buffer.truncate(length);
-        buffer
+        loop {
+            match self.0.read(&mut buffer) {
+                // A read with a timeout is not restarted after a signal, such as glibc's own to all threads.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    buffer.truncate(read?);
+                    return Ok(buffer);
+                }
+            }
+        }
     }
 
     pub(crate) fn send(&self, packet: &[u8], descriptors: &[&File]) {
