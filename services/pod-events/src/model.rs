@@ -2,12 +2,12 @@
 //! tasks and pipeline as they are, against services of this process and under paused time.
 //!
 //! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules, the same each time. `MODEL_FIRST` sets the
-//! first seed, `MODEL_SCHEDULES` how many are played, or `MODEL_SECONDS` for how long: `integration/test --all` plays
+//! first seed, `MODEL_SCHEDULES` how many are played, or `MODEL_SECONDS` for how long: `integration/test --full` plays
 //! fresh ones for a minute. `MODEL_SEED` runs a single one and prints what happens in it. The seed of a failing schedule
 //! is printed, and the schedule reduced to the operations that it needs.
 //!
 //! With `--config 'profile.test.package.pod-events.opt-level=1'` three times as many are played in a time, but building
-//! the tests takes two minutes more: that is for long runs.
+//! the tests takes two minutes more: that is for the full run.
 
 mod api_server;
 mod cases;

@@ -54,7 +54,7 @@ fn check(count: &str, found: f64) {
     let (_, limit, why) = limit.unwrap_or_else(|| unreachable!("{count} has no limit"));
     eprintln!("  {count}: {found:.1} of {limit}");
     // The scheduler has a share in wake-ups.
-    let is_left_out = count.ends_with("wake-ups") && std::env::var_os("INPOD_TESTS_ALL").is_none();
+    let is_left_out = count.ends_with("wake-ups") && std::env::var_os("INTEGRATION_FULL").is_none();
     assert!(
         is_left_out || found <= *limit,
         "{count}: {found:.1}, at most {limit} ({why})"
@@ -263,7 +263,7 @@ fn an_add_and_a_del_make_no_more_system_calls_than_their_limits() {
 
 #[test]
 fn a_node_at_rest_costs_no_more_than_its_limits() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let node = node();

@@ -186,7 +186,7 @@ fn a_list_in_another_order_changes_nothing() {
 
 #[test]
 fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolled() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let (cluster, proxy) = Cluster::running_behind_proxy();
@@ -209,7 +209,7 @@ fn a_watch_that_says_nothing_is_noticed_within_65_seconds_and_its_pod_is_enrolle
 
 #[test]
 fn a_server_that_hangs_is_noticed_within_30_seconds_and_is_heard_again_when_it_speaks() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let (cluster, proxy) = Cluster::running_behind_proxy();
@@ -310,7 +310,7 @@ fn a_watch_whose_connection_breaks_is_taken_up_where_it_stood_without_a_list() {
 
 #[test]
 fn bookmarks_move_the_place_of_a_watch_that_has_nothing_to_tell() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let (cluster, proxy) = Cluster::running_behind_proxy();

@@ -18,7 +18,7 @@ const OWN: [&str; 3] = [
     "inpod.podevents.v1.PodEventsService",
 ];
 
-/// `integration/test` builds grpcurl for the long run.
+/// `integration/test` builds grpcurl for the full run.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "integration/test names grpcurl")]
 fn grpcurl_lists_and_describes_every_service_by_reflection() {

@@ -254,7 +254,7 @@ fn a_listener_that_is_lost_is_restored_while_its_ztunnel_goes_on() {
 
 #[test]
 fn another_agent_that_undoes_repairs_is_not_fought_for_long_and_the_pod_is_repaired_in_the_end() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let node = Node::running().unwrap();

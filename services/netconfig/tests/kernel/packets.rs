@@ -1,6 +1,6 @@
 //! Packets' real destinations: with every redirection, during changes, and without one rule. Needs root.
 //!
-//! A short run tries a sample of settings and rules; with `INPOD_TESTS_ALL=1` all are tried.
+//! A short run tries a sample of settings and rules; with `INTEGRATION_FULL=1` all are tried.
 
 mod before;
 mod checks;

@@ -3,7 +3,7 @@
 //! longer than a repair may take, and none that a promise covers is lost. In the end each pod is in the desired state
 //! and nothing of ended ones is left.
 //!
-//! `./integration/test --all` runs it for ten minutes. `CHAOS_SECONDS` sets another time, `CHAOS_SEED` repeats an earlier
+//! `./integration/test --full` runs it for ten minutes. `CHAOS_SECONDS` sets another time, `CHAOS_SEED` repeats an earlier
 //! run's choices. Figures over time and a picture are written to `CARGO_TARGET_TMPDIR`.
 
 mod acts;
@@ -43,7 +43,7 @@ fn setting(name: &str) -> Option<u64> {
 #[test]
 fn whatever_dies_hangs_and_changes_no_traffic_bypasses_the_mesh_and_no_promised_connection_is_lost()
 {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +93,7 @@ fn whatever_dies_hangs_and_changes_no_traffic_bypasses_the_mesh_and_no_promised_
 /// Without this, a run without violations would prove nothing.
 #[test]
 fn a_tear_that_nobody_repairs_and_a_ztunnel_that_dies_unannounced_are_violations() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

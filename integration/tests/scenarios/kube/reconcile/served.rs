@@ -103,7 +103,7 @@ fn a_pod_that_is_deleted_gracefully_is_served_until_its_last_process_exits() {
 
 #[test]
 fn a_pod_that_is_deleted_by_force_is_served_for_sixty_seconds_until_its_last_process_exits() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let ending = Ending::new();

@@ -87,7 +87,7 @@ fn restart(deployed: &DeployedNode, service: &str) {
 
 #[test]
 fn three_hundred_pods_are_enrolled_and_verified_after_every_restart_and_no_connection_ends() {
-    if !integration::is_long_run() {
+    if !integration::is_full_run() {
         return;
     }
     let deployed = running();

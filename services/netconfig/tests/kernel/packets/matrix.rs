@@ -18,7 +18,7 @@ use crate::packets::{
 use crate::support::sandbox;
 
 pub(crate) fn all() -> bool {
-    std::env::var_os("INPOD_TESTS_ALL").is_some_and(|value| value == "1")
+    std::env::var_os("INTEGRATION_FULL").is_some_and(|value| value == "1")
 }
 
 pub(crate) const MAX_PODS: usize = 4;
