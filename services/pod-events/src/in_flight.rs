@@ -32,10 +32,16 @@ impl InFlight {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers an ADD until the returned value is dropped.
-    pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> InFlightAdd {
+    /// Registers an ADD until the returned value is dropped. Returns the other pod if one has an ADD of the same
+    /// container in flight.
+    pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> Result<InFlightAdd, PodKey> {
         let (cancel, cancelled) = watch::channel(());
         let mut state = self.lock();
+        let is_other =
+            |add: &&Add| add.sandbox.container_id == sandbox.container_id && add.key != *key;
+        if let Some(add) = state.adds.values().find(is_other) {
+            return Err(add.key.clone());
+        }
         let number = state.next;
         state.next += 1;
         let add = Add {
@@ -44,11 +50,11 @@ impl InFlight {
             cancel,
         };
         state.adds.insert(number, add);
-        InFlightAdd {
+        Ok(InFlightAdd {
             in_flight: self.clone(),
             number,
             cancelled,
-        }
+        })
     }
 
     /// Cancels a sandbox's ADDs and returns once they have ended: later commands to their pod's task are ordered
@@ -106,8 +112,8 @@ mod tests {
     #[tokio::test]
     async fn a_delete_ends_the_adds_of_its_sandbox_and_waits_until_they_have_ended() {
         let in_flight = InFlight::default();
-        let mut add = in_flight.begin(&key(), &sandbox("a"));
-        let mut other = in_flight.begin(&key(), &sandbox("b"));
+        let mut add = in_flight.begin(&key(), &sandbox("a")).unwrap();
+        let mut other = in_flight.begin(&key(), &sandbox("b")).unwrap();
         let ends = sandbox("a");
         let mut delete = Box::pin(in_flight.cancel(&ends));
         assert_eq!(delete.as_mut().now_or_never(), None, "it has not ended");
@@ -123,9 +129,9 @@ mod tests {
     #[tokio::test]
     async fn an_add_that_begins_after_a_delete_or_was_answered_is_not_ended_by_it() {
         let in_flight = InFlight::default();
-        drop(in_flight.begin(&key(), &sandbox("a")));
+        drop(in_flight.begin(&key(), &sandbox("a")).unwrap());
         assert_eq!(in_flight.cancel(&sandbox("a")).await, None);
-        let mut later = in_flight.begin(&key(), &sandbox("a"));
+        let mut later = in_flight.begin(&key(), &sandbox("a")).unwrap();
         assert!(later.cancelled().now_or_never().is_none());
     }
 }

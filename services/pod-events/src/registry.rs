@@ -181,18 +181,28 @@ impl Registry {
 
     /// Handles an ADD. Waits for restarting services as long as the caller does. A DEL of the sandbox cancels it.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
-        let added = {
-            let mut in_flight = self.in_flight.begin(key, &call.sandbox);
-            tokio::select! {
-                biased;
-                failure = in_flight.cancelled() => Err(failure),
-                added = self.add_until(key, &call) => added,
-            }
-        };
+        let added = self.add_owned(key, &call).await;
         if let Err(failure) = &added {
             log_refusal(key, &call.sandbox, &call.trace, failure);
         }
         added
+    }
+
+    /// Refuses a container of another pod before anything is written: the claim and the checkpoint of a sandbox bear its
+    /// name, whichever pod a caller gives with it.
+    async fn add_owned(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
+        let mut in_flight = self
+            .in_flight
+            .begin(key, &call.sandbox)
+            .map_err(|other| of_another_pod(&call.sandbox, &other))?;
+        if let Some(other) = self.other_owner(key, &call.sandbox) {
+            return Err(of_another_pod(&call.sandbox, &other));
+        }
+        tokio::select! {
+            biased;
+            failure = in_flight.cancelled() => Err(failure),
+            added = self.add_until(key, call) => added,
+        }
     }
 
     async fn add_until(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
@@ -338,6 +348,12 @@ impl Registry {
             served.map(|record| workload_of(&record)).collect(),
         ))
     }
+}
+
+fn of_another_pod(sandbox: &SandboxRef, (namespace, name): &PodKey) -> Failure {
+    let container = &sandbox.container_id;
+    let message = format!("container {container} belongs to the pod {namespace}/{name}");
+    Failure::new(Reason::InvalidField, message).at_field("sandbox.container_id")
 }
 
 fn key_of(record: &Record) -> PodKey {

@@ -242,3 +242,26 @@ fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
         whole.timeline
     );
 }
+
+#[test]
+fn an_add_with_the_container_of_another_pod_changes_nothing_of_that() {
+    let node = Node::running().unwrap();
+    let victim = node.pod(Spec::new("victim").ambient()).unwrap();
+    let other = node.sandbox(Spec::new("other").ambient()).unwrap();
+    node.until_known(&other.spec).unwrap();
+    let before = State::of(&node, &[&victim]).unwrap();
+    let mut call = node.call(Call::add, &other);
+    for (name, value) in &mut call.environment {
+        if name == "CNI_CONTAINERID" {
+            value.clone_from(&victim.container_id);
+        }
+    }
+    let outcome = call.run().unwrap();
+    let text = "belongs to the pod shop/victim";
+    assert!(
+        outcome.code != 0 && outcome.stdout.contains(text),
+        "{outcome:?}"
+    );
+    before.unchanged(&node, &[&victim]).unwrap();
+    node.until_whole(&victim.spec).unwrap();
+}

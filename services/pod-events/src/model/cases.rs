@@ -90,6 +90,27 @@ fn a_del_alone_ends_no_sandbox_in_which_a_shown_pod_runs() {
 }
 
 #[test]
+fn repeated_wrong_dels_do_not_keep_a_pod_from_being_enrolled_again() {
+    let repeated = Op::Wait { millis: 20_000 };
+    let mut ops = vec![start(true, false), SETTLED, DELETE];
+    ops.extend([repeated, DELETE].repeat(2));
+    ops.push(Op::Wait { millis: 27_000 });
+    ops.push(DELETE);
+    // The first is a minute ago.
+    assert_eq!(
+        play(&ops, false).reached.pairs.get(&("enrolled", "DEL")),
+        Some(&2)
+    );
+}
+
+#[test]
+fn an_add_with_the_container_of_another_pod_changes_nothing_of_that() {
+    let confuse = Op::Confuse { back: 0 };
+    assert_holds(&[start(true, false), SETTLED, confuse, SETTLED]);
+    assert_holds(&[start(true, false), confuse, SETTLED]);
+}
+
+#[test]
 fn records_of_replaced_sandboxes_go_also_outside_the_mesh() {
     assert_holds(&[
         start(false, false),

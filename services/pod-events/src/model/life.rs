@@ -16,6 +16,7 @@ use std::{
 };
 
 use inpod_proto::{
+    failure_of,
     netconfig::v1::netconfig_service_server::NetconfigServiceServer,
     podevents::v1::{self as wire, pod_events_service_server::PodEventsService as _},
     types::v1 as types,
@@ -436,6 +437,35 @@ impl Run {
         }
     }
 
+    /// Adds the other pod with the container of this sandbox, which is refused and changes nothing.
+    async fn confuse(&self, index: usize) {
+        let Some(before) = self.registry.record(&sandbox_ref(index)) else {
+            return;
+        };
+        let selector = {
+            let node = self.node.lock();
+            let other = (node.sandboxes[index].pod + 1) % NAMES.len();
+            types::PodSelector {
+                namespace: "shop".to_owned(),
+                name: NAMES[other].to_owned(),
+                uid: uid(other, node.pods[other].generation),
+            }
+        };
+        let request = Request::new(wire::AddPodRequest {
+            sandbox: Some((&sandbox_ref(index)).into()),
+            pod: Some(selector),
+            netns: Some((&seen_netns(Path::new("/run/netns/of-another"), 1000 + index)).into()),
+            addresses: vec![address(index)],
+        });
+        let answer = self.server.add_pod(request).await;
+        let field = answer.err().map(|status| failure_of(&status).field);
+        let after = self.registry.record(&sandbox_ref(index));
+        if field.as_deref() != Some("sandbox.container_id") || after.as_ref() != Some(&before) {
+            let what = format!("another pod was added with the container of c{index}: {field:?}");
+            self.node.lock().violate(what);
+        }
+    }
+
     async fn check(&self, index: usize) {
         let before = oracle::disturbances(&self.node, index);
         let request = Request::new(wire::CheckPodRequest {
@@ -726,6 +756,11 @@ impl Driver<'_> {
                     self.call(run, index, call);
                 }
             }
+            Op::Confuse { back } => {
+                if let Some(index) = self.back(back) {
+                    run.confuse(index).await;
+                }
+            }
             Op::Delete { back } => {
                 if let Some(index) = self.back(back) {
                     let run = Arc::clone(run);
@@ -1014,6 +1049,7 @@ enum Scope {
 fn event_of(op: &Op) -> Option<(&'static str, Scope)> {
     Some(match *op {
         Op::ApiServer | Op::RanBefore { .. } | Op::Wait { .. } | Op::Check { .. } => return None,
+        Op::Confuse { back } => ("another pod's ADD", Scope::Sandbox(back)),
         Op::Patching { .. } => ("annotations' patches", Scope::Node),
         Op::Uninstall { requested: true } => ("uninstall", Scope::Node),
         Op::Uninstall { requested: false } => ("uninstall ended", Scope::Node),

@@ -41,6 +41,10 @@ pub(super) enum Op {
         back: usize,
         timeout: u64,
     },
+    /// An ADD of the other pod names the container of this sandbox.
+    Confuse {
+        back: usize,
+    },
     Delete {
         back: usize,
     },
@@ -231,6 +235,7 @@ fn op(rng: &mut Rng) -> Op {
         54..55 => Op::LoseListeners { back },
         number @ 55..84 => disturbance(number, rng),
         84..85 => Op::Inject { pod },
+        85..86 => Op::Confuse { back },
         _ => Op::Wait {
             millis: one_of(rng, &[0, 0, 1, 300, 1000, 2500, 6000, 20_000, 65_000]),
         },

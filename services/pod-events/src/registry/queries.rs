@@ -17,6 +17,12 @@ impl Registry {
         pods.find(|key| tasks.running.get(key).is_some_and(holds))
     }
 
+    /// Returns the other pod that a container belongs to, if any.
+    pub(super) fn other_owner(&self, key: &PodKey, sandbox: &SandboxRef) -> Option<Arc<PodKey>> {
+        let mut pods = self.shared.owners.candidates(sandbox).into_iter();
+        pods.find(|owner| **owner != *key)
+    }
+
     pub fn record(&self, sandbox: &SandboxRef) -> Option<Arc<Record>> {
         let key = self.owner(sandbox)?;
         let view = self.view(&key)?;

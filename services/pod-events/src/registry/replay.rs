@@ -27,6 +27,9 @@ impl Registry {
 
     /// Waits until the admission of a pod is recorded, and for nothing else.
     pub async fn replay_add(&self, key: &PodKey, admitted: OfflineAdd) -> ReplayOutcome {
+        if self.other_owner(key, &admitted.call.sandbox).is_some() {
+            return ReplayOutcome::Dropped("its container belongs to another pod".to_owned());
+        }
         let (reply, answer) = oneshot::channel();
         self.dispatch(key, Command::ReplayAdd(admitted, reply));
         await_reply(answer).await

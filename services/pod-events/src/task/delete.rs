@@ -39,9 +39,9 @@ impl Task {
                 self.records.remove(index);
                 return false;
             }
-            record.intent = Intent::Deleting {
-                since: BootInstant::now(),
-            };
+            // The first DEL counts: repeated ones would keep a pod that runs on from being enrolled again.
+            let since = deleted_since(record).unwrap_or_else(BootInstant::now);
+            record.intent = Intent::Deleting { since };
             if let Err(error) = pipeline.checkpoint.write(record) {
                 // A DEL never fails. The intent is kept in memory and acted on all the same.
                 tracing::error!(
