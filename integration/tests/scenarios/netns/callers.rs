@@ -7,6 +7,7 @@ use integration::{
     not_run_alone, run,
 };
 const UID: &str = "11111111-2222-3333-4444-555555555555";
+const OTHER: &str = "22222222-3333-4444-5555-666666666666";
 
 /// Runs a root process of a pod: in its cgroup, with its own mount, pid and network namespaces.
 fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
@@ -95,6 +96,53 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
         assert_eq!(check["verdict"], verdict, "{check}");
         let found = check["found"].as_str().unwrap();
         assert_eq!(found.contains("CALLER_REFUSED"), is_refused, "{check}");
+    }
+}
+
+/// Runs the words after it in a container of a pod, whose cgroup namespace begins there; `container` is a path below that of
+/// the pod. The directory of a token says that this is a pod.
+fn as_container(cgroups: &Cgroups, uid: &str, container: &str) -> Vec<String> {
+    let mut words = cgroups.container(uid, container, "+all").unwrap();
+    let script = "mkdir -p /run/secrets && mount -t tmpfs none /run/secrets && mkdir /run/secrets/kubernetes.io && exec \"$@\"";
+    let inside = ["unshare", "--cgroup", "--mount", "sh", "-ec", script, "sh"];
+    words.extend(inside.map(str::to_owned));
+    words
+}
+
+/// runc starts a container in its cgroup, crun in a cgroup `container` below that.
+#[test]
+fn containers_of_one_pod_know_each_other_under_runc_and_crun() {
+    let made = Cgroups::new();
+    let cgroups = match made {
+        Ok(made) => made,
+        Err(error) => return not_run_alone(format!("it cannot make a cgroup: {error:#}")),
+    };
+    let impostor = bin("impostor").unwrap().display().to_string();
+    for below in ["", "/container"] {
+        let container = |letter: &str| format!("{}{below}", letter.repeat(64));
+        let node = Node::new().unwrap();
+        let within = as_container(&cgroups, UID, &container("a"));
+        let within: Vec<_> = within.iter().map(String::as_str).collect();
+        node.start_within(&within, &node.run_dir(), "netconfig", &["--peer", "pod"])
+            .unwrap();
+        eventually("it serves", TIMEOUT, || node.api().claims()).unwrap();
+        let socket = inpod_service::socket(&node.run_dir(), "netconfig");
+        let socket = socket.display().to_string();
+        let method = "/inpod.netconfig.v1.NetconfigService/ReleaseNetns";
+        let call = [&impostor, "call", &socket, method];
+        let answer = |uid: &str, letter: &str| {
+            let within = as_container(&cgroups, uid, &container(letter));
+            let words: Vec<_> = within.iter().map(String::as_str).chain(call).collect();
+            run(words[0], &words[1..]).unwrap()
+        };
+        // It names no sandbox.
+        let sibling = answer(UID, "b");
+        assert!(sibling.starts_with("InvalidArgument"), "{below}: {sibling}");
+        let stranger = answer(OTHER, "b");
+        assert!(
+            stranger.starts_with("PermissionDenied"),
+            "{below}: {stranger}"
+        );
     }
 }
 

@@ -67,10 +67,23 @@ fn pod_of(path: &str) -> Option<String> {
         }
         end += 1;
     }
-    let (parent, container) = path.rsplit_once('/')?;
+    let (parent, container) = without_crun(path).rsplit_once('/')?;
     // Two levels up without a name is the root, no sibling.
     let is_sibling = parent.ends_with("..") && container != "..";
     is_sibling.then(|| parent.to_owned())
+}
+
+/// Returns the path of a sibling as runc has it. crun runs a container in a cgroup `container` below the container's own,
+/// where its cgroup namespace begins, too: siblings are one level further away and have that name below their own.
+fn without_crun(path: &str) -> &str {
+    let sibling = path
+        .strip_prefix("/..")
+        .and_then(|rest| rest.strip_suffix("/container"));
+    let name = sibling.and_then(|rest| rest.strip_prefix("/../"));
+    match (sibling, name) {
+        (Some(sibling), Some(name)) if names_container(name) => sibling,
+        _ => path,
+    }
 }
 
 /// Matches `pod<uid>` (cgroupfs) and `kubepods-burstable-pod<uid with underscores>.slice` (systemd). A static pod's
@@ -166,6 +179,25 @@ mod tests {
         assert_ne!(other.pod(), sibling.pod());
         for above in ["/..", "/../..", "/../../.."] {
             assert_eq!(cgroup(above).pod(), None, "{above}");
+        }
+    }
+
+    #[test]
+    fn a_sibling_under_crun_is_one_level_further_away() {
+        let id = "b".repeat(64);
+        let sibling = cgroup(&format!("/../../crio-{id}.scope/container"));
+        assert_eq!(sibling.pod().as_deref(), Some("/.."));
+        for other in [
+            // Of another pod, and of no pod.
+            format!("/../../../kubepods-pod{UID}.slice/crio-{id}.scope/container"),
+            format!("/../../../crio-{id}.scope/container"),
+            format!("/../../crio-{id}.scope/init.scope"),
+            format!("/../../crio-{id}.scope"),
+            "/../../session.scope/container".to_owned(),
+            "/../../container".to_owned(),
+        ] {
+            let pod = cgroup(&other).pod();
+            assert_ne!(pod.as_deref(), Some("/.."), "{other}");
         }
     }
 
