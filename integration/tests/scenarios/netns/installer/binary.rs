@@ -92,7 +92,7 @@ fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_i
     host.until_logged("read-only file system: set bin_dir");
     assert!(!host.is_ready() && host.read("02-inpod.conflist").is_none());
     run("mount", &["-o", "remount,rw", &dir]).unwrap();
-    fs::copy(host.path("image/inpod-cni"), host.installed()).unwrap();
+    install_program(&host.path("image/inpod-cni"), &host.installed()).unwrap();
     run("mount", &["-o", "remount,ro", &dir]).unwrap();
     host.until_ready();
     host.stop(Signal::SIGTERM);
@@ -104,5 +104,5 @@ fn a_read_only_directory_is_reported_with_the_platform_and_one_with_the_plugin_i
         String::from_utf8_lossy(&left.stderr)
     );
     assert!(host.installed().exists() && host.read("02-inpod.conflist").is_none());
-    run("umount", &[&dir]).unwrap();
+    run("umount", &["--lazy", &dir]).unwrap();
 }

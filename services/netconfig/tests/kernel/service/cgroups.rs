@@ -9,7 +9,7 @@ use std::{
 };
 
 use nix::{
-    mount::{MsFlags, mount},
+    mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, unshare},
 };
 use tempfile::TempDir;
@@ -78,7 +78,8 @@ fn serve(root: &str, queue: &Receiver<Job>) {
         done.send(()).unwrap();
     }
     remove(&root);
-    nix::mount::umount(directory.path()).unwrap();
+    // A process that another thread starts has copies of open descriptors until it executes.
+    umount2(directory.path(), MntFlags::MNT_DETACH).unwrap();
 }
 
 /// An ended process may still be counted: retries.
