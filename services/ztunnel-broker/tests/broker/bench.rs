@@ -24,6 +24,7 @@ use inpod_proto::{
     zds::{WorkloadRequest, workload_request::Payload},
 };
 use inpod_types::{NetnsId, Reason, Revision, SandboxRef, Workload, WorkloadInfo};
+use nix::sys::socket::{MsgFlags, send};
 use prost::Message as _;
 use sendfd::SendWithFd as _;
 use tokio::{
@@ -154,6 +155,14 @@ impl Ztunnel {
 
     pub(crate) async fn ack(&self) {
         self.send(b"\x0a\x00").await;
+    }
+
+    /// Sends two acknowledgements between which the broker cannot run, as it could while a task waits to send.
+    pub(crate) fn ack_twice_at_once(&self) {
+        for _ in 0..2 {
+            let sent = send(self.0.as_raw_fd(), b"\x0a\x00", MsgFlags::MSG_DONTWAIT);
+            assert_eq!(sent, Ok(2));
+        }
     }
 
     pub(crate) async fn nack(&self, error: &str) {

@@ -181,8 +181,7 @@ async fn of_two_acknowledgements_at_once_the_second_is_credited_to_no_pod() {
     bench.set(2, pods.collect());
     let ztunnel = bench.ztunnel().await;
     assert_eq!(describe(&ztunnel.next().await.0), "add p1");
-    ztunnel.ack().await;
-    ztunnel.ack().await;
+    ztunnel.ack_twice_at_once();
     assert!(ztunnel.hung_up(SOON).await, "p2 was sent");
 }
 
