@@ -3,7 +3,7 @@
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
-/// What tests of several modules share.
+/// Parts that tests of several modules share.
 mod common {
     pub(crate) mod asking;
     pub(crate) mod clients;

@@ -22,7 +22,7 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 /// inpod in its own namespace, and a user who may uninstall it.
 struct Cluster {
     server: Arc<ApiServer>,
-    /// Also the name of the user and of its roles.
+    /// The user and its roles have the same name.
     namespace: String,
     place: Node,
     kubeconfig: PathBuf,

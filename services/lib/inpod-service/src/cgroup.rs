@@ -188,7 +188,7 @@ mod tests {
         let sibling = cgroup(&format!("/../../crio-{id}.scope/container"));
         assert_eq!(sibling.pod().as_deref(), Some("/.."));
         for other in [
-            // Of another pod, and of no pod.
+            // A container of another pod, and cgroups of no pod.
             format!("/../../../kubepods-pod{UID}.slice/crio-{id}.scope/container"),
             format!("/../../../crio-{id}.scope/container"),
             format!("/../../crio-{id}.scope/init.scope"),
