@@ -227,8 +227,8 @@ fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_an_enrolled_pods_
 
 fn none_fails(enrolled: &[(Ambient, &[Family])]) {
     for backend in BACKENDS {
-        // Once in some thirty runs a connection that began during its apply got no answer: for the full run.
-        if *backend == Backend::IptablesNft && !all() {
+        // By iptables a connection that began during a change got no answer once in some thirty runs: for the full run.
+        if *backend != Backend::Nftables && !all() {
             continue;
         }
         let world = World::new(*backend, Pod::Dual);
