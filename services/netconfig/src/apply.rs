@@ -12,14 +12,13 @@ use inpod_linux::Netns;
 use inpod_types::SandboxRef;
 
 use crate::{
-    backend::{Backend, BackendError, Change, Observed},
-    error::{ApplyError, NoIpv6, VerifyError},
+    error::{ApplyError, KernelError, NoIpv6, VerifyError},
     family::Family,
     inspect::{self, Connections, GracePeriod},
-    iptables::Programs,
     netns_session::{NetnsSession, Prepared, ReachError, Visit},
+    nftables::{Change, Observed},
     plan::{self, Plan, State, Step},
-    rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
+    rules::{Fingerprint, Ipv6, Redirection, Tag},
     sysctl::Sysctls,
 };
 use undo::Undo;
@@ -30,33 +29,15 @@ const ATTEMPTS: usize = 8;
 /// For rules that another process changes while they are applied. Each may take a grace period.
 const APPLY_ATTEMPTS: usize = 3;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Writer {
-    /// For every pod, if configured. Pods that use another one are rewritten.
-    pub configured: Option<Backend>,
-    /// For pods without rules, unless one is configured.
-    pub detected: Backend,
-    pub programs: Programs,
     /// Shared by all pods: its cache makes each further pod cheaper.
     pub sysctls: Sysctls,
-}
-
-/// Uses nf_tables, without programs.
-impl Default for Writer {
-    fn default() -> Self {
-        Self {
-            configured: None,
-            detected: Backend::Nftables,
-            programs: Programs::default(),
-            sysctls: Sysctls::default(),
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
     pub fingerprint: Fingerprint,
-    pub backend: Backend,
     pub changed: bool,
     /// Existing connections that bypass ztunnel, where those are kept; otherwise 0.
     pub direct_flows: u32,
@@ -66,35 +47,23 @@ pub struct Applied {
 pub struct Verified {
     /// Of the expected rules.
     pub fingerprint: Fingerprint,
-    /// The one in use, or that an apply would use.
-    pub backend: Backend,
     pub differences: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
     pub verified: Verified,
-    /// The steps as commands of sysctl, ip, nft, conntrack, iptables-restore.
+    /// The steps as commands of sysctl, ip, nft and conntrack.
     pub transaction: String,
 }
 
 impl Writer {
-    /// Returns the backend for a pod without rules.
-    pub fn backend(&self) -> Backend {
-        self.configured.unwrap_or(self.detected)
-    }
-
-    /// Returns whether the kernel notifies of changes of the pods' rules.
-    pub(crate) fn is_notified(&self) -> bool {
-        self.backend() != Backend::IptablesLegacy
-    }
-
     /// Applies exactly this redirection and verifies it. Writes nothing if it is already in place.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or the rules differ afterwards. The previous state is then restored,
-    /// unless deletion of another backend's or Istio's rules had begun: then the new rules stay.
+    /// When the kernel refuses, or the rules differ afterwards. The previous state is then restored, unless rules of
+    /// Istio were deleted: then the new rules stay.
     pub fn apply(
         &self,
         netns: &Netns,
@@ -114,19 +83,17 @@ impl Writer {
         sandbox: &SandboxRef,
     ) -> Result<(Applied, Observation), ApplyError> {
         let (plan, changed, seen) = self.with_state(netns, prepared, |session, before| {
-            let plan = self.plan(session, &before, redirection)?;
+            let plan = plan_for(session, redirection)?;
             let (changed, after) = apply_plan(session, &plan, before, sandbox)?;
             let seen = Observation {
                 tag: after.tag(),
                 intact: after.tag().is_some(),
-                backend: after.backend(),
                 proxies: session.proxies(&plan.tables),
             };
             Ok::<_, ApplyError>((plan, changed, seen))
         })?;
         let applied = Applied {
             fingerprint: plan.fingerprint,
-            backend: plan.backend,
             changed,
             direct_flows: if redirection.keeps_existing() {
                 inspect::direct_flows(netns, &seen.proxies)?
@@ -152,7 +119,7 @@ impl Writer {
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
         self.with_state(netns, prepared, |session, state| {
-            let plan = self.plan(session, &state, redirection)?;
+            let plan = plan_for(session, redirection)?;
             Ok(to_verified(&plan, &state))
         })
     }
@@ -165,32 +132,32 @@ impl Writer {
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
         self.with_state(netns, None, |session, state| {
-            let plan = self.plan(session, &state, redirection)?;
+            let plan = plan_for(session, redirection)?;
             let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
             Ok(Planned {
                 verified: to_verified(&plan, &state),
-                transaction: plan::render(&steps, &state, &plan, |backend, seen, change| {
-                    session.script(backend, seen, change)
-                }),
+                transaction: plan::render(&steps),
             })
         })
     }
 
     /// Runs `work` with the state of a netns, which is read unless it is prepared.
-    fn with_state<'a, T, E: From<ReachError> + From<BackendError>>(
+    fn with_state<'a, T, E: From<ReachError> + From<KernelError>>(
         &'a self,
         netns: &'a Netns,
         prepared: Option<Prepared>,
         work: impl FnOnce(&mut NetnsSession<'a>, State) -> Result<T, E>,
     ) -> Result<T, E> {
         let (mut session, state) = match prepared {
-            Some(prepared) => prepared.resume(netns, &self.programs),
+            Some(prepared) => {
+                let (session, state) = prepared.resume(netns);
+                (session, Ok(state))
+            }
             None => {
                 let visit = netns.within(|| Visit::here(&self.sysctls));
                 let visit = visit.map_err(ReachError::from)?;
-                let mut session =
-                    NetnsSession::new(netns, &self.programs, visit.map_err(ReachError::from)?);
-                let state = self.read(&mut session);
+                let mut session = NetnsSession::new(netns, visit.map_err(ReachError::from)?);
+                let state = session.read();
                 (session, state)
             }
         };
@@ -199,65 +166,34 @@ impl Writer {
         session.visit.nftables.close();
         result
     }
+}
 
-    fn read(&self, session: &mut NetnsSession<'_>) -> Result<State, BackendError> {
-        session.read(self.backend())
+fn plan_for(session: &NetnsSession<'_>, redirection: &Redirection) -> Result<Plan, NoIpv6> {
+    let ipv6 = redirection.ipv6();
+    let families = match ipv6 {
+        Ipv6::Off => &[Family::V4],
+        Ipv6::Auto | Ipv6::On => session.families(),
+    };
+    if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
+        return Err(NoIpv6);
     }
-
-    fn plan(
-        &self,
-        session: &NetnsSession<'_>,
-        state: &State,
-        redirection: &Redirection,
-    ) -> Result<Plan, NoIpv6> {
-        let ipv6 = redirection.ipv6();
-        let families = match ipv6 {
-            Ipv6::Off => &[Family::V4],
-            Ipv6::Auto | Ipv6::On => session.families(),
-        };
-        if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
-            return Err(NoIpv6);
-        }
-        let (form, ruleset) = (redirection.form(), redirection.ruleset());
-        let plan = self.plan_for(session, state, form, &ruleset, families);
-        let new_only = redirection.for_new_connections_only();
-        let new_only =
-            new_only.map(|new_only| session.normalize(plan.backend, &new_only.ruleset()));
-        Ok(plan.with_new_only(new_only.unwrap_or_default()))
-    }
-
-    /// Keeps the pod's backend, unless another is configured. Where iptables cannot match socket owners,
-    /// nf_tables is used instead.
-    fn plan_for(
-        &self,
-        session: &NetnsSession<'_>,
-        state: &State,
-        form: Form,
-        ruleset: &Ruleset,
-        families: &[Family],
-    ) -> Plan {
-        let kept = self.configured.or_else(|| state.backend());
-        let backend = if session.has_other_users() && ruleset.matches_socket_owners() {
-            Backend::Nftables
-        } else {
-            kept.unwrap_or(self.detected)
-        };
-        Plan::new(backend, form, session.normalize(backend, ruleset), families)
-    }
+    let tables = redirection.ruleset().tables;
+    let plan = Plan::new(redirection.form(), tables, families);
+    let new_only = redirection.for_new_connections_only();
+    let new_only = new_only.map(|new_only| new_only.ruleset().tables);
+    Ok(plan.with_new_only(new_only.unwrap_or_default()))
 }
 
 fn to_verified(plan: &Plan, state: &State) -> Verified {
     Verified {
         fingerprint: plan.fingerprint,
-        backend: plan.backend,
         differences: plan.differences(state),
     }
 }
 
 /// Once inpod has enabled the sysctl, every later tag records it, so that removal disables it.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
-    let enabled_before = state.tag().is_some_and(|tag| tag.migrates);
-    let migrates = enabled_before || state.migrates == Some(false);
+    let migrates = state.has_enabled_migration() || state.migrates == Some(false);
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
@@ -283,10 +219,10 @@ fn apply_plan(
             Err(failure) => failure,
         };
         let is_disturbed = matches!(failure, ApplyError::Differs { .. }) && attempts > 0;
-        before = match is_disturbed.then(|| session.read(plan.backend)) {
+        before = match is_disturbed.then(|| session.read()) {
             Some(Ok(state)) => state,
             Some(Err(_)) | None => {
-                return Err(failure.with_undo_failures(undo.run(session, plan)));
+                return Err(failure.with_undo_failures(undo.run(session)));
             }
         };
     }
@@ -311,7 +247,7 @@ fn run_steps(
     if plan.needs_address() {
         session.visit.routes.wait_for_address()?;
     }
-    let state = session.read(plan.backend)?;
+    let state = session.read()?;
     ApplyError::unless_empty(plan.differences(&state))?;
     Ok(state)
 }
@@ -326,10 +262,10 @@ struct Progress {
 
 impl Progress {
     /// Returns the tables that a change is based on.
-    fn seen(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
+    fn seen(&self, session: &mut NetnsSession<'_>) -> Result<Observed, ApplyError> {
         match &self.interim {
             Some(interim) => read_tables(session, interim),
-            None => Ok(self.before.of(plan.backend).cloned().unwrap_or_default()),
+            None => Ok(self.before.nftables.clone()),
         }
     }
 }
@@ -354,9 +290,9 @@ fn execute(
         Step::Adopt(item) => session.visit.routes.adopt(*item)?,
         Step::WriteNewOnly(change) => {
             undo.tables_written = true;
-            let seen = progress.seen(session, plan)?;
+            let seen = progress.seen(session)?;
             let interim = plan.new_only_plan();
-            write_tables(session, &interim, change, tag, &seen)?;
+            undo.leftovers_deleted |= write_tables(session, &interim, change, tag, &seen)?;
             progress.interim = Some(interim);
         }
         Step::FlushUntranslated(families) => {
@@ -369,8 +305,8 @@ fn execute(
         Step::AwaitClosed => progress.unclosed = await_closed(session, plan)?,
         Step::WriteTables(change) => {
             undo.tables_written = true;
-            let seen = progress.seen(session, plan)?;
-            write_tables(session, plan, change, tag, &seen)?;
+            let seen = progress.seen(session)?;
+            undo.leftovers_deleted |= write_tables(session, plan, change, tag, &seen)?;
         }
         Step::FlushExisting(families) => {
             let proxied = proxy_connections(session, plan);
@@ -380,23 +316,13 @@ fn execute(
                 .nftables
                 .flush_existing(families, unclosed, &proxied)?;
         }
-        Step::FlushCaptured(families) => session.visit.nftables.flush_captured(families)?,
-        Step::DeleteLeftovers(backend, change) => {
-            if !undo.leftovers_deleted {
-                read_tables(session, plan)?;
-            }
-            let seen = session.read_backend(*backend)?;
-            undo.leftovers_deleted = true;
-            session.change(*backend, &seen, change)?;
-        }
         Step::Delete(item) => session.visit.routes.delete(*item)?,
         Step::FlushDns(captured) => session.visit.nftables.flush_dns(captured)?,
     }
     Ok(())
 }
 
-/// Fails as soon as what captures new connections is changed. iptables-legacy has no generation: its tables are
-/// compared at the end only.
+/// Fails as soon as what captures new connections is changed.
 fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connections, ApplyError> {
     let interim = plan.new_only_plan();
     let mut period = GracePeriod::begin(session.netns, session.proxies(&plan.tables));
@@ -421,30 +347,33 @@ fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
     })
 }
 
-/// Starts again from the current tables after a concurrent change.
+/// Starts again from the current tables after a concurrent change. Returns whether leftovers were deleted, too.
 fn write_tables(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
     first: &Change,
     tag: &Tag,
     seen: &Observed,
-) -> Result<(), ApplyError> {
-    let mut result = session.change(plan.backend, seen, first);
+) -> Result<bool, ApplyError> {
+    let nftables = &mut session.visit.nftables;
+    let mut change = first.clone();
+    let mut result = nftables.change(seen.generation, &change);
     for _ in 1..ATTEMPTS {
         match &result {
             Err(error) if error.is_race() => {}
             Ok(()) | Err(_) => break,
         }
-        let seen = session.read_backend(plan.backend)?;
-        let change = plan.write(&seen, tag);
-        result = session.change(plan.backend, &seen, &change);
+        let seen = nftables.read()?;
+        change = plan.write(&seen, tag);
+        result = nftables.change(seen.generation, &change);
     }
-    Ok(result?)
+    result?;
+    Ok(!change.leftovers.is_empty())
 }
 
 /// Fails if they are not those of the plan.
 fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
-    let seen = session.read_backend(plan.backend)?;
+    let seen = session.visit.nftables.read()?;
     ApplyError::unless_empty(plan.table_differences(&seen))?;
     Ok(seen)
 }

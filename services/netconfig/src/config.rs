@@ -3,10 +3,7 @@ use std::{path::PathBuf, time::Duration};
 use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::{
-    detect::BackendSetting,
-    probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
-};
+use crate::probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6};
 
 pub(crate) const KEYS: &[Key] = &[
     Key {
@@ -23,7 +20,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "verify_seconds",
         default: Some("300"),
-        help: "How often to read each claimed netns without a change notification; holds for 75 and grows with their number, unless the backend is iptables-legacy, which sends none",
+        help: "How often to read each claimed netns without a change notification; holds for 75 and grows with their number",
     },
     Key {
         name: "event_buffer_bytes",
@@ -33,7 +30,7 @@ pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "backend",
         default: Some("auto"),
-        help: "How to write rules: auto, nftables, iptables-nft or iptables-legacy",
+        help: "How to write rules: auto or nftables, which are the same",
     },
     Key {
         name: "probe_match",
@@ -69,8 +66,8 @@ pub struct Config {
     /// Of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
-    #[serde(deserialize_with = "inpod_service::config::parsed")]
-    pub backend: BackendSetting,
+    #[serde(deserialize_with = "nftables_only")]
+    pub backend: (),
     pub probe_match: ProbeMatch,
     pub probe_source_v4: SourceV4,
     pub probe_source_v6: SourceV6,
@@ -95,6 +92,17 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     }
 }
 
+/// Releases up to 0.1 could write iptables, too.
+fn nftables_only<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+    match String::deserialize(deserializer)?.as_str() {
+        "auto" | "nftables" => Ok(()),
+        other => Err(D::Error::custom(format!(
+            "{other} is neither auto nor nftables: netconfig writes rules with nf_tables only, for which the kernel \
+             needs CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT and CONFIG_NFT_REDIR"
+        ))),
+    }
+}
+
 fn buffer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     match usize::deserialize(deserializer)? {
         bytes @ 1024..=0x4000_0000 => Ok(bytes),
@@ -109,6 +117,18 @@ mod tests {
     use serde::de::{IntoDeserializer as _, value::Error};
 
     use super::*;
+
+    #[test]
+    fn another_way_to_write_rules_is_refused_with_what_the_kernel_needs() {
+        let parsed = |text: &'static str| {
+            nftables_only::<serde::de::value::StrDeserializer<'_, Error>>(text.into_deserializer())
+        };
+        assert_eq!((parsed("auto"), parsed("nftables")), (Ok(()), Ok(())));
+        for other in ["iptables-nft", "iptables-legacy", "", "Auto"] {
+            let error = parsed(other).unwrap_err().to_string();
+            assert!(error.contains("CONFIG_NF_TABLES_INET"), "{error}");
+        }
+    }
 
     #[test]
     fn a_buffer_is_neither_so_small_that_nothing_fits_nor_more_than_a_gibibyte() {

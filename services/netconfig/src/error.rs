@@ -8,14 +8,10 @@ use std::io;
 use inpod_linux::OpenError;
 use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
 
-pub(crate) use self::failure::{IntoFailure, reason_of_program};
+pub(crate) use self::failure::IntoFailure;
 use crate::netns_session::ReachError;
-pub use crate::{
-    backend::{BackendError, ProgramError},
-    inspect::InspectError,
-    netlink::KernelError,
-};
-pub use probes::{ClearError, ProbeSetError, RunError, SelectError, SetAddressesError};
+pub use crate::{inspect::InspectError, netlink::KernelError};
+pub use probes::{ClearError, ProbeSetError, SelectError, SetAddressesError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
@@ -33,8 +29,8 @@ pub enum ApplyError {
         undo_failures: Vec<String>,
     },
     #[error("cannot apply the rules")]
-    Backend {
-        source: BackendError,
+    Kernel {
+        source: KernelError,
         undo_failures: Vec<String>,
     },
     /// Accepted by the kernel, which holds something else.
@@ -46,9 +42,9 @@ pub enum ApplyError {
     },
 }
 
-impl From<BackendError> for ApplyError {
-    fn from(source: BackendError) -> Self {
-        Self::Backend {
+impl From<KernelError> for ApplyError {
+    fn from(source: KernelError) -> Self {
+        Self::Kernel {
             source,
             undo_failures: Vec::new(),
         }
@@ -68,12 +64,6 @@ impl From<SetAddressesError> for ApplyError {
     }
 }
 
-impl From<KernelError> for ApplyError {
-    fn from(source: KernelError) -> Self {
-        BackendError::from(source).into()
-    }
-}
-
 impl ApplyError {
     pub(crate) fn unless_empty(differences: Vec<String>) -> Result<(), Self> {
         if differences.is_empty() {
@@ -87,7 +77,7 @@ impl ApplyError {
 
     pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
         match &mut self {
-            Self::Backend { undo_failures, .. }
+            Self::Kernel { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
             Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
@@ -112,7 +102,7 @@ pub enum VerifyError {
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
     #[error("cannot read the rules")]
-    Backend(#[from] BackendError),
+    Kernel(#[from] KernelError),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +112,7 @@ pub enum RemoveError {
     #[error("cannot remove the rules")]
     Inspect(#[from] InspectError),
     #[error("cannot remove the rules")]
-    Backend(#[from] BackendError),
+    Kernel(#[from] KernelError),
     #[error("cannot remove the rules")]
     Drain(#[source] Box<ApplyError>),
     /// The rules are removed, but the addresses are still in the node's probe set.
@@ -131,12 +121,6 @@ pub enum RemoveError {
     /// A sentence per failed step, and per rule that is left.
     #[error("some rules were not removed: {}", .0.join("; "))]
     Left(Vec<String>),
-}
-
-impl From<KernelError> for RemoveError {
-    fn from(source: KernelError) -> Self {
-        BackendError::from(source).into()
-    }
 }
 
 impl RemoveError {

@@ -2,21 +2,18 @@
 //! process of inpod that enters a pod's netns.
 //!
 //! [`rules`] describes a redirection as data; [`apply`] applies, compares and removes it. Callers name a netns by
-//! their claim; only this process resolves paths. It holds no credential, keeps no state but the detected backend,
+//! their claim; only this process resolves paths. It holds no credential, keeps no state,
 //! and changes nothing outside of claimed netns but the probe set of [`probes`].
 
 pub mod apply;
-mod backend;
 mod claims;
 mod config;
 pub mod conflicts;
 mod conntrack;
-mod detect;
 pub mod discover;
 pub mod error;
 mod family;
 pub mod inspect;
-mod iptables;
 pub mod kernel_version;
 mod marks;
 mod metrics;
@@ -37,11 +34,8 @@ mod sysctl;
 mod uninstall;
 mod watch;
 
-pub use backend::{Backend, BackendError, ProgramError, Variant};
 pub use config::Config;
-pub use detect::{BackendSetting, InvalidBackendSetting};
 pub use family::Family;
-pub use iptables::{Programs, run_program, script as iptables_script};
 pub use marks::Mark;
 pub use netns_session::ReachError;
 pub use sysctl::Sysctls;
@@ -56,7 +50,6 @@ use tokio::task::JoinSet;
 use crate::{
     apply::Writer,
     claims::Claims,
-    detect::{SelectedBackend, select_backend},
     notifications::{DriftMetrics, Reader, Subscriptions},
     probes::ProbeSet,
     read_queue::Queue,
@@ -70,15 +63,12 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
     keys: config::KEYS,
 };
 
-/// Readiness condition: rules have a usable backend.
-const BACKEND: &str = "backend";
-
 /// Serves until the process stops, which ends claims; rules stay.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     kernel_version::check()?;
     let probes = config.probes();
-    let writer = select_writer(config.backend, &daemon).await?;
-    let queue = Arc::new(Queue::new(config.verify, writer.is_notified()));
+    let writer = Arc::new(Writer::default());
+    let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(DriftMetrics::register);
     let options = notifications::Options {
@@ -98,8 +88,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     );
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
-    let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
-    let probe_set = ProbeSet::start(probes.clone(), backend, daemon.readiness().clone());
+    let probe_set = ProbeSet::start(probes.clone(), daemon.readiness().clone());
     let probe_set = Arc::new(probe_set.context("cannot open a netlink socket")?);
     let _guard = probe_set
         .start_reconciler()
@@ -134,14 +123,4 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         netns_sock::remove(&daemon)?;
     }
     Ok(())
-}
-
-/// Sets the readiness condition [`BACKEND`].
-async fn select_writer(setting: BackendSetting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
-    let directory = daemon.directory(SERVICE.name);
-    let selection = tokio::task::spawn_blocking(move || select_backend(setting, &directory));
-    let SelectedBackend { writer, usable } = selection.await?;
-    daemon.readiness().require(BACKEND, "not checked yet");
-    daemon.readiness().set(BACKEND, usable);
-    Ok(Arc::new(writer))
 }

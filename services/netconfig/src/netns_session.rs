@@ -1,44 +1,30 @@
-//! A session in one netns: netlink sockets opened inside and used from outside, and programs that run inside.
+//! A session in one netns: netlink sockets and files that are opened inside and used from outside.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
     os::unix::fs::FileExt as _,
-    path::Path,
     time::{Duration, Instant},
 };
 
 use inpod_linux::{EnterError, Netns};
 
 use crate::{
-    backend::{Backend, BackendError, Change, Observed, RuleBackend, Variant, variant_of},
     family::Family,
     inspect::Proxies,
-    iptables::{Iptables, Programs},
+    netlink::KernelError,
     nftables::Nftables,
     plan::State,
     routes::Routes,
-    rules::{Ruleset, Table},
+    rules::Table,
     sysctl::{MigrateReq, Sysctls, TCP_MIGRATE_REQ_NAME},
 };
-
-/// iptables-legacy's tables in use, one name per line; absent before first use (ip_tables.c and ip6_tables.c). Of
-/// the reading thread's netns.
-const LEGACY_TABLES: [&str; 2] = [
-    "/proc/thread-self/net/ip_tables_names",
-    "/proc/thread-self/net/ip6_tables_names",
-];
 
 /// Of the reading thread's netns: a line of names and one of values per protocol (proc_net(5)).
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 
 /// TCP connections opened from and to the netns (RFC 4022). Forwarded ones do not count.
 const CONNECTION_COUNTERS: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
-
-const ROOT: u32 = 0;
-
-/// Prefixes of inpod's and Istio's node agent's chains.
-const CHAIN_PREFIXES: [&str; 2] = ["INPOD_", "ISTIO_"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReachError {
@@ -58,7 +44,6 @@ pub(crate) struct Visit {
     migrates: Option<MigrateReq>,
     counters: Option<File>,
     has_ipv6: bool,
-    has_legacy_tables: bool,
     /// Uid, as this process sees it, of root in the owning user namespace.
     root: u32,
 }
@@ -73,7 +58,6 @@ impl Visit {
             migrates: sysctls.migrates()?,
             counters: File::open(COUNTERS).ok(),
             has_ipv6: sysctls.has_ipv6(),
-            has_legacy_tables: LEGACY_TABLES.iter().any(is_nonempty),
             root: sysctls.root()?,
         })
     }
@@ -99,34 +83,25 @@ impl Prepared {
     }
 
     /// Counts connections anew: the pod may be running.
-    pub(crate) fn resume<'a>(
-        self,
-        netns: &'a Netns,
-        programs: &'a Programs,
-    ) -> (NetnsSession<'a>, Result<State, BackendError>) {
-        let session = NetnsSession::new(netns, programs, self.visit);
+    pub(crate) fn resume(self, netns: &Netns) -> (NetnsSession<'_>, State) {
+        let session = NetnsSession::new(netns, self.visit);
         let state = State {
             has_connected: session.has_connected(),
             ..self.state
         };
-        (session, Ok(state))
+        (session, state)
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct NetnsSession<'a> {
     pub(crate) netns: &'a Netns,
-    programs: &'a Programs,
     pub(crate) visit: Visit,
 }
 
 impl<'a> NetnsSession<'a> {
-    pub(crate) fn new(netns: &'a Netns, programs: &'a Programs, visit: Visit) -> Self {
-        Self {
-            netns,
-            programs,
-            visit,
-        }
+    pub(crate) fn new(netns: &'a Netns, visit: Visit) -> Self {
+        Self { netns, visit }
     }
 
     /// Keeps sockets and state for the next session.
@@ -156,14 +131,6 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Returns whether another user namespace owns the netns (`hostUsers: false`), unless its
-    /// root is also this process's. From outside of it the kernel refuses iptables' owner
-    /// match (owner_check in net/netfilter/xt_owner.c), but allows nf_tables' one; both count
-    /// uids in it (services/docs/facts/kernel.md, 15).
-    pub(crate) fn has_other_users(&self) -> bool {
-        self.visit.root != ROOT
-    }
-
     /// Returns users that `tables` take for a sidecar's proxy, as this process sees them. In another user namespace
     /// uids count from its root, as the kubelet maps them (`hostUsers: false`).
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
@@ -171,74 +138,13 @@ impl<'a> NetnsSession<'a> {
         Proxies::of(users.filter_map(|user| self.visit.root.checked_add(user)))
     }
 
-    /// Reads nf_tables' rules, the preferred backend's, and every other backend's that may hold rules.
-    pub(crate) fn read(&mut self, preferred: Backend) -> Result<State, BackendError> {
-        let nftables = self.visit.nftables.read()?;
-        let other_backends = [Variant::Nft, Variant::Legacy]
-            .into_iter()
-            .filter(|variant| {
-                preferred == (*variant).into() || self.may_hold_rules(*variant, &nftables)
-            });
-        let other_backends: Vec<_> = other_backends.collect();
-        let mut seen = vec![(Backend::Nftables, nftables)];
-        for variant in other_backends {
-            seen.push((variant.into(), self.iptables(variant).read()?));
-        }
+    pub(crate) fn read(&mut self) -> Result<State, KernelError> {
         Ok(State {
-            seen,
+            nftables: self.visit.nftables.read()?,
             routing: self.visit.routes.read()?,
             has_connected: self.has_connected(),
             migrates: self.visit.migrates.as_ref().map(|migrates| migrates.is_on),
         })
-    }
-
-    /// Returns whether a variant may hold rules of inpod or the incumbent. iptables-nft's chain names decide it. Of
-    /// iptables-legacy only the use of tables is known; if its programs are missing, none are inpod's.
-    fn may_hold_rules(&self, variant: Variant, nftables: &Observed) -> bool {
-        match variant {
-            Variant::Nft => nftables
-                .iptables_chains
-                .iter()
-                .any(|chain| CHAIN_PREFIXES.iter().any(|known| chain.starts_with(known))),
-            Variant::Legacy => self.visit.has_legacy_tables && self.programs.has(variant),
-        }
-    }
-
-    fn iptables(&self, variant: Variant) -> Iptables<'a> {
-        Iptables::new(self.programs, variant, self.netns)
-    }
-
-    pub(crate) fn normalize(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
-        match variant_of(backend) {
-            None => self.visit.nftables.normalize(ruleset),
-            Some(variant) => self.iptables(variant).normalize(ruleset),
-        }
-    }
-
-    pub(crate) fn read_backend(&mut self, backend: Backend) -> Result<Observed, BackendError> {
-        match variant_of(backend) {
-            None => self.visit.nftables.read(),
-            Some(variant) => self.iptables(variant).read(),
-        }
-    }
-
-    pub(crate) fn change(
-        &mut self,
-        backend: Backend,
-        seen: &Observed,
-        change: &Change,
-    ) -> Result<(), BackendError> {
-        match variant_of(backend) {
-            None => self.visit.nftables.change(seen, change),
-            Some(variant) => self.iptables(variant).change(seen, change),
-        }
-    }
-
-    pub(crate) fn script(&self, backend: Backend, seen: &Observed, change: &Change) -> String {
-        match variant_of(backend) {
-            None => self.visit.nftables.script(seen, change),
-            Some(variant) => self.iptables(variant).script(seen, change),
-        }
     }
 
     pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
@@ -264,10 +170,6 @@ fn read_whole(file: &File) -> io::Result<String> {
     let length = file.read_at(&mut text, 0)?;
     text.truncate(length);
     Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-fn is_nonempty(path: impl AsRef<Path>) -> bool {
-    fs::read(path).is_ok_and(|text| !text.is_empty())
 }
 
 #[cfg(test)]

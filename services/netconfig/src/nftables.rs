@@ -4,14 +4,19 @@ mod change;
 mod constants;
 mod decode;
 mod encode;
+pub(crate) mod leftovers;
 mod lift;
 mod lower;
+mod observed;
 mod op;
 mod read;
 mod script;
 mod sets;
 
+pub(crate) use leftovers::Author;
+pub(crate) use observed::{Change, NewTable, Observed, ObservedTable};
 pub(crate) use read::generation;
+pub(crate) use script::script;
 pub(crate) use sets::{AddressSet, Edit};
 
 use std::io;
@@ -19,23 +24,12 @@ use std::io;
 use nix::sys::socket::SockProtocol;
 
 use crate::{
-    backend::{BackendError, Change, Observed, RuleBackend},
     conntrack,
     family::Family,
     inspect::Connections,
     netlink::{KernelError, Socket},
-    rules::{Ruleset, Table, ambient::TABLES},
+    rules::ambient::TABLES,
 };
-
-/// Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
-const INCUMBENT_TABLES: [&str; 3] = [
-    "istio-ambient-nat",
-    "istio-ambient-mangle",
-    "istio-ambient-raw",
-];
-
-/// Istio's sidecar installer (services/docs/facts/istio-sidecar.md, 4.8).
-const SIDECAR_TABLES: [&str; 3] = ["istio-proxy-nat", "istio-proxy-mangle", "istio-proxy-raw"];
 
 /// Ten thousand set elements with the longest comments.
 const MAX_TRANSACTION_BYTES: usize = 4 << 20;
@@ -107,22 +101,15 @@ impl Nftables {
     }
 }
 
-impl RuleBackend for Nftables {
-    fn normalize(&self, ruleset: &Ruleset) -> Vec<Table> {
-        ruleset.tables.clone()
+impl Nftables {
+    /// Reads inpod's tables, and what it replaces.
+    pub(crate) fn read(&mut self) -> Result<Observed, KernelError> {
+        read::read(&mut self.socket, &TABLES)
     }
 
-    fn read(&mut self) -> Result<Observed, BackendError> {
-        Ok(read::read(&mut self.socket, &TABLES)?)
-    }
-
-    fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
-        self.has_deleted |=
-            !change.delete.is_empty() || change.delete_incumbent || change.delete_sidecar;
-        Ok(change::change(&mut self.socket, seen, change)?)
-    }
-
-    fn script(&self, seen: &Observed, change: &Change) -> String {
-        script::script(seen, change)
+    /// Applies a change if nothing has changed since the generation was read; otherwise the error is a race.
+    pub(crate) fn change(&mut self, generation: u32, change: &Change) -> Result<(), KernelError> {
+        self.has_deleted |= change.deletes();
+        change::change(&mut self.socket, generation, change)
     }
 }

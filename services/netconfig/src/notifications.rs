@@ -1,7 +1,7 @@
 //! Detects drift: receives the kernel's change notifications and reads the netns that changed.
 //!
 //! The kernel reports changes of nf_tables, routes and ip rules: [`subscriptions`] receives, the read queue schedules
-//! reads, [`reader`] reads and publishes changed states. iptables-legacy sends none, so every netns is also read
+//! reads, [`reader`] reads and publishes changed states. Every netns is also read
 //! periodically. Nothing here writes: repair is the caller's decision.
 
 mod metrics;

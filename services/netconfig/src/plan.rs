@@ -6,9 +6,9 @@ mod steps;
 pub(crate) use steps::{Step, render};
 
 use crate::{
-    backend::{Backend, Observed},
     family::Family,
     marks::ZTUNNEL_DNS_PORT,
+    nftables::{Author, Observed},
     routes::{self, Item, Part, Routing},
     rules::{
         Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, Tag, Transport, ambient::RAW,
@@ -18,8 +18,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct State {
-    /// Per backend; one without tables may be missing.
-    pub(crate) seen: Vec<(Backend, Observed)>,
+    pub(crate) nftables: Observed,
     pub(crate) routing: Routing,
     /// Any TCP connection was ever opened.
     pub(crate) has_connected: bool,
@@ -29,28 +28,23 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn of(&self, backend: Backend) -> Option<&Observed> {
-        let found = self.seen.iter().find(|(found, _)| *found == backend);
-        found.map(|(_, observed)| observed)
-    }
-
-    pub(crate) fn backend(&self) -> Option<Backend> {
-        let found = self.seen.iter().find(|(_, seen)| !seen.tables.is_empty());
-        found.map(|(backend, _)| *backend)
-    }
-
     pub(crate) fn tag(&self) -> Option<Tag> {
-        self.seen.iter().find_map(|(_, observed)| observed.tag())
+        self.nftables.tag()
     }
 
-    /// Remains of Istio's node agent exist.
+    /// inpod enabled [`Self::migrates`], so it has to disable it at the end.
+    pub(crate) fn has_enabled_migration(&self) -> bool {
+        self.nftables.leftovers.migrates || self.tag().is_some_and(|tag| tag.migrates)
+    }
+
+    /// Rules of Istio's node agent, or of an earlier inpod, are left.
     pub(crate) fn has_incumbent(&self) -> bool {
-        self.seen.iter().any(|(_, seen)| !seen.incumbent.is_empty())
+        self.nftables.leftovers.has(Author::is_replaced_by_all)
     }
 
     /// Remains of Istio's sidecar installer exist.
     pub(crate) fn has_sidecar(&self) -> bool {
-        let left = self.seen.iter().any(|(_, seen)| !seen.sidecar.is_empty());
+        let left = self.nftables.leftovers.has(|it| it == Author::Sidecar);
         left || !self.routing.incumbents().is_empty()
     }
 
@@ -68,25 +62,7 @@ impl State {
     }
 
     pub(crate) fn our_tables(&self) -> impl Iterator<Item = &Table> {
-        let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
-        tables.map(|seen| &seen.table)
-    }
-
-    /// Rules of Istio's sidecar installer do not count.
-    pub(crate) fn has_rules(&self) -> bool {
-        self.seen.iter().any(|(_, seen)| !seen.is_empty())
-    }
-
-    /// Returns whether rules, other than of Istio's sidecar installer, capture new connections of a family. iptables'
-    /// tables have one family each, and the kernel tracks no connections of others.
-    fn captures(&self, family: Family) -> bool {
-        self.seen.iter().any(|(_, seen)| seen.captures(family))
-    }
-
-    /// Like [`Self::captures`], for rules of Istio's sidecar installer.
-    fn captures_for_sidecar(&self, family: Family) -> bool {
-        let mut seen = self.seen.iter().map(|(_, seen)| seen);
-        seen.any(|seen| seen.captures_for_sidecar(family))
+        self.nftables.tables.iter().map(|seen| &seen.table)
     }
 
     fn captures_new_only(&self) -> bool {
@@ -125,9 +101,8 @@ fn dns_families(table: &Table) -> Vec<Family> {
 
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(crate) backend: Backend,
     pub(crate) form: Form,
-    /// In evaluation order, as the backend stores them.
+    /// In evaluation order.
     pub(crate) tables: Vec<Table>,
     /// Written before `tables` if uncaptured connections may exist: the same, for new connections
     /// only. Empty if equal.
@@ -138,15 +113,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(
-        backend: Backend,
-        form: Form,
-        tables: Vec<Table>,
-        families: &[Family],
-    ) -> Self {
+    pub(crate) fn new(form: Form, tables: Vec<Table>, families: &[Family]) -> Self {
         let routing = routes::needed(form, families);
         Self {
-            backend,
             form,
             fingerprint: fingerprint(&tables, &routing),
             tables,
@@ -163,6 +132,10 @@ impl Plan {
     /// Returns whether it replaces rules of Istio's sidecar installer.
     fn replaces_sidecar(&self) -> bool {
         self.form != Form::Ambient
+    }
+
+    fn replaces(&self, author: Author) -> bool {
+        author.is_replaced_by_all() || self.replaces_sidecar()
     }
 
     pub(crate) fn with_new_only(self, new_only: Vec<Table>) -> Self {
@@ -185,13 +158,10 @@ fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
 }
 
 /// Returns whether the state is exactly that of a fingerprint, for any form and families.
-pub(crate) fn is_intact(state: &State, backend: Backend, tagged: Fingerprint) -> bool {
-    let Some(seen) = state.of(backend) else {
-        return false;
-    };
-    let tables: Vec<_> = seen.tables.iter().map(|seen| seen.table.clone()).collect();
+pub(crate) fn is_intact(state: &State, tagged: Fingerprint) -> bool {
+    let tables: Vec<_> = state.our_tables().cloned().collect();
     let bears_it = |form, families: &[Family]| {
-        let plan = Plan::new(backend, form, tables.clone(), families);
+        let plan = Plan::new(form, tables.clone(), families);
         plan.fingerprint == tagged && plan.differences(state).is_empty()
     };
     let mut forms = Form::ALL.into_iter();

@@ -13,7 +13,6 @@ use tokio::{
 use tonic::Status;
 
 use crate::{
-    BACKEND,
     apply::Writer,
     error::IntoFailure as _,
     probes,
@@ -45,12 +44,7 @@ impl Recheck {
 }
 
 fn may_affect_all_pods(reason: Reason) -> bool {
-    [
-        Reason::KernelRefused,
-        Reason::BackendUnavailable,
-        Reason::BackendBusy,
-    ]
-    .contains(&reason)
+    reason == Reason::KernelRefused
 }
 
 /// Readiness depends on the first check.
@@ -85,10 +79,6 @@ async fn run(
         let work = spawn_blocking(move || selftest::preflight(&writer, &probes));
         let outcome = outcome(work, &readiness).await;
         failed = if outcome.is_ok() { 0 } else { failed + 1 };
-        if failed == 0 {
-            // Just used, whatever detection found at the start.
-            readiness.set(BACKEND, Ok(()));
-        }
         readiness.set(CONDITION, outcome);
         sleep(retry_interval(failed)).await;
         if failed == 0 {

@@ -4,16 +4,12 @@
 //! A set in the node's packet filter holds all pods' addresses, with sandbox names as comments. The kernel's elements
 //! are the state: a restart reads them and removes nothing. This is netconfig's only change to its own netns.
 
-mod backend;
 mod cgroup;
 mod eni;
-mod ipset;
-mod iptables;
 mod kubelet;
 mod nft;
 mod notifications;
 mod preflight;
-pub(crate) mod programs;
 mod reconciler;
 mod refcount;
 pub(crate) mod release;
@@ -22,8 +18,7 @@ mod selector;
 mod settings;
 mod state;
 
-pub use crate::error::{ClearError, ProbeSetError, RunError, SelectError, SetAddressesError};
-pub use iptables::Runner;
+pub use crate::error::{ClearError, ProbeSetError, SelectError, SetAddressesError};
 pub(crate) use preflight::preflight;
 pub use reconciler::ReconcilerGuard;
 pub use settings::{
@@ -45,29 +40,16 @@ use inpod_service::Readiness;
 use inpod_types::{SandboxRef, with_causes};
 use prometheus_client::metrics::counter::Counter;
 
-use crate::{backend::Variant, rules::sandbox_name};
-use backend::{Intervals, SetBackend};
+use crate::rules::sandbox_name;
 use eni::Eni;
 use reconciler::{Orphans, RepairBudget, RepairDecision};
-use state::State;
+use state::{READ_INTERVAL, State};
 
 /// Readiness condition: probe set and rule are in sync.
 const SET_CONDITION: &str = "probe-set";
 
 /// Readiness condition: it is known which packets are probes.
 const MATCH_CONDITION: &str = "probe-match";
-
-#[derive(Debug)]
-pub enum SetBackendKind {
-    /// nf_tables, changed over netlink.
-    Nftables,
-    /// An ipset, changed over netlink, with a rule by iptables programs.
-    Iptables {
-        /// The one that the node uses.
-        variant: Variant,
-        runner: Box<dyn Runner>,
-    },
-}
 
 /// The node's probe set. Works in the netns of the thread that started it, one call at a time.
 #[derive(Debug)]
@@ -102,18 +84,13 @@ pub struct AddressChange {
 }
 
 /// Returns `None` if probes are not exempted.
-fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<State>> {
+fn open(settings: ProbeSettings) -> io::Result<Option<State>> {
     if settings.probe_match == ProbeMatch::Off {
         return Ok(None);
     }
-    let backend: Box<dyn SetBackend> = match kind {
-        SetBackendKind::Nftables => Box::new(nft::Nft::open()?),
-        SetBackendKind::Iptables { variant, runner } => {
-            Box::new(iptables::Iptables::open(variant, runner)?)
-        }
-    };
+    let nft = nft::Nft::open()?;
     let eni = Eni::open(settings.aws_branch_eni)?;
-    Ok(Some(State::new(backend, settings, eni)))
+    Ok(Some(State::new(nft, settings, eni)))
 }
 
 impl ProbeSet {
@@ -123,12 +100,8 @@ impl ProbeSet {
     ///
     /// When a socket cannot be opened. Other problems show as the conditions `probe-set` and
     /// `probe-match`, and are retried.
-    pub fn start(
-        settings: ProbeSettings,
-        kind: SetBackendKind,
-        readiness: Readiness,
-    ) -> io::Result<Self> {
-        let state = open(settings, kind)?.map(Mutex::new);
+    pub fn start(settings: ProbeSettings, readiness: Readiness) -> io::Result<Self> {
+        let state = open(settings)?.map(Mutex::new);
         let set = Self {
             state,
             budget: Mutex::default(),
@@ -152,7 +125,7 @@ impl ProbeSet {
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or it is unknown which packets are probes.
+    /// When the kernel refuses, or it is unknown which packets are probes.
     pub fn set_addresses(
         &self,
         sandbox: &SandboxRef,
@@ -337,22 +310,14 @@ impl ProbeSet {
         selected.unwrap_or(false)
     }
 
-    fn needs_read(&self) -> bool {
-        self.lock().is_some_and(|mut state| state.needs_read())
-    }
-
     fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
         self.lock()
-            .is_some_and(|state| state.in_use && state.backend.is_relevant(family, table, port))
+            .is_some_and(|state| state.in_use && state.nft.is_relevant(family, table, port))
     }
 
-    fn intervals(&self, read_duration: Duration) -> Intervals {
-        const WHEN_OFF: Intervals = Intervals {
-            check: Duration::from_secs(60),
-            read: Duration::from_secs(60),
-        };
-        self.lock()
-            .map_or(WHEN_OFF, |state| state.intervals(read_duration))
+    fn check_interval(&self) -> Duration {
+        let state = self.lock();
+        state.map_or(READ_INTERVAL, |state| state.check_interval())
     }
 
     /// Returns the number of addresses.

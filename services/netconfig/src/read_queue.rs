@@ -25,9 +25,9 @@ pub(crate) struct Queue {
 impl Queue {
     /// Creates a queue that reads each netns every `period` even without a notification, or less often where the kernel
     /// notifies of changes and there are many.
-    pub(crate) fn new(period: Duration, is_notified: bool) -> Self {
+    pub(crate) fn new(period: Duration) -> Self {
         Self {
-            schedule: Mutex::new(Schedule::new(period, is_notified)),
+            schedule: Mutex::new(Schedule::new(period)),
             wakeup: Notify::new(),
             random: RandomState::new(),
         }

@@ -111,12 +111,6 @@ pub struct Table {
     pub chains: Vec<Chain>,
 }
 
-impl Ruleset {
-    pub(crate) fn matches_socket_owners(&self) -> bool {
-        self.tables.iter().any(Table::matches_socket_owners)
-    }
-}
-
 impl Table {
     /// Only a sidecar's rules do.
     pub(crate) fn matches_socket_owners(&self) -> bool {

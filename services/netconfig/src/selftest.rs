@@ -13,7 +13,6 @@ use inpod_types::{Reason, SandboxRef};
 
 use crate::{
     apply::Writer,
-    backend::Backend,
     error::{ApplyError, IntoFailure, ProbeSetError},
     family::Family,
     inspect::{self, InspectError},
@@ -34,7 +33,6 @@ pub struct Check {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    pub backend: Backend,
     pub checks: Vec<Check>,
 }
 
@@ -75,7 +73,7 @@ pub fn run_after(
         probe_sources: probe_sources.to_vec(),
         ..Ambient::default()
     });
-    let applied = writer.apply(&network.pod, &redirection, &sandbox()?)?;
+    writer.apply(&network.pod, &redirection, &sandbox()?)?;
     interfere(&network.pod);
     let listeners = Listeners::open(&network).map_err(TestNetworkError::from)?;
     let mut checks = Vec::new();
@@ -90,10 +88,7 @@ pub fn run_after(
             "the kernel has no IPv6: there is nothing to capture".to_owned()
         }),
     });
-    Ok(Report {
-        backend: applied.backend,
-        checks,
-    })
+    Ok(Report { checks })
 }
 
 /// Does all of an ADD in temporary netns, without packets: errors here would be errors there.
@@ -102,8 +97,7 @@ pub(crate) fn preflight(
     probes: &probes::ProbeSettings,
 ) -> Result<(), SelfTestError> {
     let node = network::netns_with_loopback()?;
-    let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
-    node.within(|| probes::preflight(probes.clone(), backend))
+    node.within(|| probes::preflight(probes.clone()))
         .map_err(TestNetworkError::from)??;
     let pod = network::netns_with_loopback()?;
     inspect::all_addresses(&pod)?;
@@ -203,9 +197,8 @@ impl fmt::Display for Check {
 impl IntoFailure for SelfTestError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Network(_) | Self::Inspect(_) => Reason::KernelRefused,
+            Self::Network(_) | Self::Inspect(_) | Self::ProbeSet(_) => Reason::KernelRefused,
             Self::Apply(error) => error.reason(),
-            Self::ProbeSet(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
         }
     }

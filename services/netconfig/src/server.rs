@@ -224,9 +224,13 @@ impl NetconfigService for Handler {
             let (applied, seen) = probe_addresses::apply(&probe_set, claim, &probed, || {
                 writer.apply_prepared(&claim.netns, prepared, &redirection, &claim.sandbox)
             })?;
-            let Applied { fingerprint, backend, changed, direct_flows } = applied;
+            let Applied {
+                fingerprint,
+                changed,
+                direct_flows,
+            } = applied;
             let sandbox = &claim.sandbox;
-            tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
+            tracing::info!(%sandbox, %fingerprint, changed, direct_flows, "Applied rules");
             Ok::<_, ApplyError>((applied, seen))
         });
         let (applied, _) = self.recheck.observe(applied.await)?;
@@ -234,7 +238,7 @@ impl NetconfigService for Handler {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
             changed: applied.changed,
-            backend: Backend::from(applied.backend).into(),
+            backend: Backend::Nftables.into(),
             direct_flows: applied.direct_flows,
         }))
     }
@@ -257,7 +261,7 @@ impl NetconfigService for Handler {
         Ok(Response::new(PlanRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: verified.fingerprint.to_string(),
-            backend: Backend::from(verified.backend).into(),
+            backend: Backend::Nftables.into(),
             differences: verified.differences,
             transaction,
         }))

@@ -205,6 +205,13 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_without_ipv6_has_none_in_any_netns() {
+        let without = tempfile::tempdir().unwrap();
+        let opened = File::open(without.path()).unwrap();
+        assert!(!NetnsSysctls(Arc::new(opened.into())).has_ipv6());
+    }
+
+    #[test]
     fn one_mount_shows_each_netns_its_own_sysctls() {
         let sysctls = Sysctls::default();
         in_a_new_netns(|| {

@@ -103,11 +103,13 @@ fn describe_state(state: &State) -> WatchDriftResponse {
     let Observation {
         tag,
         intact,
-        backend,
         proxies: _,
     } = &state.observation;
     let fingerprint = tag.as_ref().map(|tag| tag.fingerprint.to_string());
-    let backend = backend.map_or(v1::Backend::Unspecified, Into::into);
+    let backend = match tag {
+        Some(_) => v1::Backend::Nftables,
+        None => v1::Backend::Unspecified,
+    };
     response(ResponseEvent::State(NetnsState {
         sandbox: Some((&state.sandbox).into()),
         netns: Some(state.netns.into()),

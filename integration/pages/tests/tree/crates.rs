@@ -97,18 +97,16 @@ pub(crate) fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn only_netconfig_the_installer_and_doctor_execute_programs() {
+fn only_the_installer_and_doctor_execute_programs() {
     let root = root();
     let mut all = Vec::new();
     sources(&root.join("plugin/src"), &mut all);
     sources(&root.join("services"), &mut all);
     let found: BTreeSet<_> = all.into_iter().filter(|it| executes_programs(it)).collect();
-    // The plugin, for its versions; iptables programs, and before them netconfig itself.
+    // The plugin, for its versions.
     let allowed = [
         "services/inpod/src/doctor/collect/runtime.rs",
         "services/installer/src/binary.rs",
-        "services/netconfig/src/iptables/child.rs",
-        "services/netconfig/src/iptables/run.rs",
     ];
     assert_eq!(found, allowed.map(|it| root.join(it)).into());
 }

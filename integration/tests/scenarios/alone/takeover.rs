@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::clients::{Attempt, Clients, Tally, tally};
 use crate::common::flows::Flow;
-use crate::common::incumbent::{Incumbent, redirect};
+use crate::common::incumbent::{Form, Incumbent, redirect};
 use anyhow::{Context as _, ensure};
 use inpod_proto::{
     podevents::v1::PodState,
@@ -63,7 +63,9 @@ impl Scene {
         let start = || node.start_ztunnel(&[]);
         let mut incumbent = Incumbent::serve(&node.zds_socket(), start)?;
         incumbent.give(&pods)?;
-        pods.iter().try_for_each(redirect)?;
+        for (index, pod) in pods.iter().enumerate() {
+            redirect(pod, [Form::Iptables, Form::Nft][index % 2])?;
+        }
         let mut scene = Self {
             _app: App::start(&outsider.netns, PORT)?,
             pods,
@@ -175,7 +177,7 @@ fn of_the_incumbents_fifty_pods_none_is_cut_whether_its_netns_is_found_or_not() 
         scene.node.until_whole(&pod.spec).unwrap();
         let rules = pod.ruleset().unwrap();
         assert!(
-            rules.contains("inpod-nat") && !rules.contains("istio"),
+            rules.contains("inpod-nat") && !rules.to_lowercase().contains("istio"),
             "{rules}"
         );
     }
@@ -185,7 +187,8 @@ fn of_the_incumbents_fifty_pods_none_is_cut_whether_its_netns_is_found_or_not() 
     for pod in unfound {
         let kept = &workloads[&pod.spec.uid];
         assert_eq!(phase(kept), Some(WorkloadPhase::Kept), "{kept:?}");
-        assert!(pod.ruleset().unwrap().contains("istio-ambient-nat"));
+        let rules = pod.ruleset().unwrap().to_lowercase();
+        assert!(rules.contains("istio"), "{rules}");
     }
     flows.iter().for_each(|flow| flow.goes_on().unwrap());
     assert_eq!(scene.served().unwrap(), served);
@@ -257,7 +260,13 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
     scene.node.until(&unwanted, PodState::Out, TIMEOUT).unwrap();
     // A pod not found yet is withdrawn, too.
     eventually("nothing of ours or Istio's is left", TIMEOUT, || {
-        let (traces, desired) = (scene.pods[0].traces()?, scene.workloads()?);
+        let (mut traces, desired) = (scene.pods[0].traces()?, scene.workloads()?);
+        // The tables of iptables-nft stay, empty: others may use them.
+        traces.retain(|line| !line.starts_with("table ip"));
+        ensure!(
+            !scene.pods[0].ruleset()?.contains("ISTIO"),
+            "Istio's chains"
+        );
         ensure!(traces.is_empty() && desired.len() == 3, "{traces:?}");
         anyhow::Ok(())
     })

@@ -101,8 +101,15 @@ impl Incumbent {
     }
 }
 
-/// Applies its nftables rules, routes and ip rules, without DNS capture.
-pub(crate) fn redirect(pod: &Pod) -> anyhow::Result<()> {
+/// The forms of its rules; the node agent writes iptables unless `nativeNftables` is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Iptables,
+    Nft,
+}
+
+/// Applies its rules, routes and ip rules, without DNS capture.
+pub(crate) fn redirect(pod: &Pod, form: Form) -> anyhow::Result<()> {
     for family in ["-4", "-6"] {
         let rule = [
             "ip",
@@ -122,20 +129,59 @@ pub(crate) fn redirect(pod: &Pod) -> anyhow::Result<()> {
         ];
         pod.exec(&route)?;
     }
-    let mut nft = Command::new("nsenter")
+    match form {
+        Form::Nft => feed(pod, &["nft", "-f", "-"], NFTABLES),
+        Form::Iptables => {
+            feed(pod, &["iptables-nft-restore", "--noflush"], IPTABLES)?;
+            let v6 = IPTABLES.replace("127.0.0.1/32", "::1/128");
+            let v6 = v6.replace("169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff");
+            feed(pod, &["ip6tables-nft-restore", "--noflush"], &v6)
+        }
+    }
+}
+
+/// Runs a program with a standard input in the pod's netns.
+fn feed(pod: &Pod, command: &[&str], text: &str) -> anyhow::Result<()> {
+    let mut program = Command::new("nsenter")
         .arg(format!("--net={}", pod.path().display()))
-        .args(["nft", "-f", "-"])
+        .args(command)
         .stdin(Stdio::piped())
         .spawn()
-        .context("cannot run nft; is nftables installed?")?;
-    let mut input = nft.stdin.take().context("its input")?;
-    input.write_all(RULES.as_bytes())?;
+        .context("cannot run nsenter; is util-linux installed?")?;
+    let mut input = program.stdin.take().context("its input")?;
+    input.write_all(text.as_bytes())?;
     drop(input);
-    ensure!(nft.wait()?.success(), "nft refused the incumbent's rules");
+    ensure!(
+        program.wait()?.success(),
+        "{command:?} refused the incumbent's rules"
+    );
     Ok(())
 }
 
-const RULES: &str = r#"
+const IPTABLES: &str = "\
+*mangle
+:ISTIO_PRERT - [0:0]
+:ISTIO_OUTPUT - [0:0]
+-A PREROUTING -j ISTIO_PRERT
+-A OUTPUT -j ISTIO_OUTPUT
+-A ISTIO_PRERT -m mark --mark 0x539/0xfff -j CONNMARK --set-xmark 0x111/0xfff
+-A ISTIO_OUTPUT -m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff
+COMMIT
+*nat
+:ISTIO_PRERT - [0:0]
+:ISTIO_OUTPUT - [0:0]
+-A OUTPUT -j ISTIO_OUTPUT
+-A PREROUTING -j ISTIO_PRERT
+-A ISTIO_PRERT -s 169.254.7.127 -p tcp -m tcp -j ACCEPT
+-A ISTIO_OUTPUT -d 169.254.7.127 -p tcp -m tcp -j ACCEPT
+-A ISTIO_PRERT ! -d 127.0.0.1/32 -p tcp ! --dport 15008 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15006
+-A ISTIO_OUTPUT -p tcp -m mark --mark 0x111/0xfff -j ACCEPT
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -j ACCEPT
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
+COMMIT
+";
+
+const NFTABLES: &str = r#"
 add table inet istio-ambient-nat
 flush table inet istio-ambient-nat
 add chain inet istio-ambient-nat prerouting { type nat hook prerouting priority -100 ; }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::common::cluster::Cluster;
 use crate::common::flows::Flow;
-use crate::common::incumbent::{Incumbent, redirect};
+use crate::common::incumbent::{Form, Incumbent, redirect};
 use anyhow::ensure;
 use integration::{App, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use serde_json::json;
@@ -35,7 +35,8 @@ fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterw
     let start = || cluster.node.start_ztunnel(&[]);
     let mut incumbent = Incumbent::serve(&cluster.node.zds_socket(), start).unwrap();
     incumbent.give(&pods).unwrap();
-    pods.iter().for_each(|pod| redirect(pod).unwrap());
+    pods.iter()
+        .for_each(|pod| redirect(pod, Form::Iptables).unwrap());
     drop(incumbent);
     let to = SocketAddr::new(outsider.v4.into(), PORT);
     let flows = pods.each_ref().map(|pod| Flow::open(pod, to).unwrap());

@@ -131,24 +131,12 @@ fn a_reader_who_has_seen_enough_is_no_error() {
 // scenario: 5
 #[test]
 fn a_resync_repairs_drift_without_a_notification_and_is_logged() {
-    let node = Node::new().unwrap();
-    // The kernel sends no notifications about these rules.
-    let deaf = [
-        "--peer",
-        "uid",
-        "--backend",
-        "iptables-legacy",
-        "--verify-seconds",
-        "3600",
-    ];
-    node.start_with("netconfig", &deaf).unwrap();
-    node.start("ztunnel-broker").unwrap();
-    node.start("pod-events").unwrap();
-    node.start_ztunnel(&[]).unwrap();
-    node.ready().unwrap();
+    let node = Node::running().unwrap();
     let pod = node.pod(Spec::new("a").ambient()).unwrap();
     node.pod(Spec::new("b")).unwrap();
-    pod.exec(&["iptables-legacy", "-t", "nat", "-F"]).unwrap();
+    // The kernel sends no notifications of sysctls.
+    pod.exec(&["sysctl", "-qw", "net.ipv4.tcp_migrate_req=0"])
+        .unwrap();
     let text = explained(&node, "a");
     for said in [
         "\nBypasses\n  Its rules are not in sync.\n",

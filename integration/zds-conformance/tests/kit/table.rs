@@ -286,11 +286,7 @@ pub(crate) const OF_AN_AGENT: &[Row] = &[
         "a connection that stays",
     ),
     ("latest-only", "two-ztunnels", "a request within"),
-    (
-        "head-of-line",
-        "silent-ztunnels-hold-up-nobody",
-        "the add of p",
-    ),
+    ("head-of-line", "silent-ztunnels-hold-up-nobody", "A18"),
     ("unpaced", "connections-are-paced", "A20:"),
     ("leak-fd", "descriptors-are-returned", "A24:"),
     ("second-hello-ignored", "second-hello", "it stays"),

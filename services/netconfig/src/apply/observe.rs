@@ -4,7 +4,6 @@ use inpod_linux::Netns;
 
 use super::Writer;
 use crate::{
-    backend::Backend,
     error::VerifyError,
     inspect::Proxies,
     netns_session::{NetnsSession, Prepared, Visit},
@@ -17,7 +16,6 @@ pub struct Observation {
     pub tag: Option<Tag>,
     /// Tables, routes and sysctl are exactly those of the tag's fingerprint.
     pub intact: bool,
-    pub backend: Option<Backend>,
     /// Users whose sockets the rules treat as the sidecar's.
     pub proxies: Proxies,
 }
@@ -33,23 +31,20 @@ impl Writer {
         netns: &Netns,
         visit: Visit,
     ) -> Result<(Prepared, Observation), VerifyError> {
-        let mut session = NetnsSession::new(netns, &self.programs, visit);
-        let state = self.read(&mut session)?;
+        let mut session = NetnsSession::new(netns, visit);
+        let state = session.read()?;
         let observation = of_state(&session, &state);
         Ok((session.prepare(state), observation))
     }
 }
 
 fn of_state(session: &NetnsSession<'_>, state: &State) -> Observation {
-    let (tag, backend) = (state.tag(), state.backend());
-    let intact = match (&tag, backend) {
-        (Some(tag), Some(backend)) => plan::is_intact(state, backend, tag.fingerprint),
-        _ => false,
-    };
+    let tag = state.tag();
+    let is_intact = |tag: &Tag| plan::is_intact(state, tag.fingerprint);
+    let intact = tag.as_ref().is_some_and(is_intact);
     Observation {
         tag,
         intact,
-        backend,
         proxies: session.proxies(state.our_tables()),
     }
 }

@@ -3,12 +3,12 @@ use inpod_types::{SandboxRef, with_causes};
 
 use super::{ATTEMPTS, Writer, apply_plan};
 use crate::{
-    backend::{Backend, BackendError, Change},
-    error::{ApplyError, RemoveError},
+    error::{ApplyError, KernelError, RemoveError},
     family::Family,
     inspect,
     netns_session::NetnsSession,
-    plan::State,
+    nftables::{Author, Change},
+    plan::{Plan, State},
     rules::{Form, ambient},
 };
 
@@ -31,7 +31,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or something is left.
+    /// When the kernel refuses, or something is left.
     pub fn remove(
         &self,
         netns: &Netns,
@@ -40,91 +40,83 @@ impl Writer {
     ) -> Result<Removed, RemoveError> {
         let captured_flows = inspect::captured_flows(netns)?;
         self.with_state(netns, None, |session, before| match phase {
-            Phase::Drain => self.drain(session, before, sandbox),
-            Phase::Final => self.remove_all(session, &before),
+            Phase::Drain => drain(session, before, sandbox),
+            Phase::Final => remove_all(session, &before),
         })?;
         Ok(Removed { captured_flows })
     }
+}
 
-    /// Writes rules that capture nothing new; routes stay for captured connections. A sidecar's rules go at once: its
-    /// proxy lives as long as the pod, so there is nothing to drain.
-    fn drain(
-        &self,
-        session: &mut NetnsSession<'_>,
-        before: State,
-        sandbox: &SandboxRef,
-    ) -> Result<(), RemoveError> {
-        if !before.has_rules() {
-            return Ok(());
-        }
-        if before.is_of_sidecar() {
-            return self.remove_all(session, &before);
-        }
-        let families = session.families();
-        let plan = self.plan_for(session, &before, Form::Ambient, &ambient::drain(), families);
-        apply_plan(session, &plan, before, sandbox)
-            .map(drop)
-            .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
+/// Writes rules that capture nothing new; routes stay for captured connections. A sidecar's rules go at once: its
+/// proxy lives as long as the pod, so there is nothing to drain.
+fn drain(
+    session: &mut NetnsSession<'_>,
+    before: State,
+    sandbox: &SandboxRef,
+) -> Result<(), RemoveError> {
+    if !before.nftables.has_rules() {
+        return Ok(());
     }
+    if before.is_of_sidecar() {
+        return remove_all(session, &before);
+    }
+    let families = session.families();
+    let plan = Plan::new(Form::Ambient, ambient::drain().tables, families);
+    apply_plan(session, &plan, before, sandbox)
+        .map(drop)
+        .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
+}
 
-    /// Removes tables, ip rules, then routes: no ip rule may refer to an empty table. Goes on after a failure.
-    fn remove_all(&self, session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
-        let mut failures = Vec::new();
-        let mut record = |result: Result<(), BackendError>| {
-            failures.extend(result.err().map(|error| with_causes(&error)));
-        };
-        for (backend, _) in &seen.seen {
-            record(delete_tables(session, *backend));
+/// Removes tables, ip rules, then routes: no ip rule may refer to an empty table. Goes on after a failure.
+fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
+    let mut failures = Vec::new();
+    let mut record = |result: Result<(), KernelError>| {
+        failures.extend(result.err().map(|error| with_causes(&error)));
+    };
+    record(delete_tables(session));
+    if seen.has_incumbent() {
+        // Equivalents of ours were Istio's node agent's; adopting them makes them ours to delete.
+        for item in seen.routing.equivalent_for_ztunnel() {
+            record(session.visit.routes.adopt(item));
         }
-        if seen.has_incumbent() {
-            // Equivalents of ours were Istio's node agent's; adopting them makes them ours to delete.
-            for item in seen.routing.equivalent_for_ztunnel() {
-                record(session.visit.routes.adopt(item).map_err(Into::into));
-            }
-        }
-        let rest = State {
-            routing: session.visit.routes.read()?,
-            ..seen.clone()
-        };
-        for item in rest.own_routing() {
-            record(session.visit.routes.delete(item).map_err(Into::into));
-        }
-        if seen.captures_dns() {
-            record(session.visit.nftables.flush_dns(&[]).map_err(Into::into));
-        }
-        if seen.has_rules() {
-            record(
-                session
-                    .visit
-                    .nftables
-                    .flush_captured(&Family::ALL)
-                    .map_err(Into::into),
-            );
-        }
-        if seen.tag().is_some_and(|tag| tag.migrates) {
-            let disabled = session.set_migrates(false);
-            failures.extend(disabled.err().map(|error| with_causes(&error)));
-        }
-        failures.extend(remaining(&self.read(session)?));
-        RemoveError::unless_empty(failures)
     }
+    let rest = State {
+        routing: session.visit.routes.read()?,
+        ..seen.clone()
+    };
+    for item in rest.own_routing() {
+        record(session.visit.routes.delete(item));
+    }
+    if seen.captures_dns() {
+        record(session.visit.nftables.flush_dns(&[]));
+    }
+    if seen.nftables.has_rules() {
+        record(session.visit.nftables.flush_captured(&Family::ALL));
+    }
+    if seen.has_enabled_migration() {
+        let disabled = session.set_migrates(false);
+        failures.extend(disabled.err().map(|error| with_causes(&error)));
+    }
+    failures.extend(remaining(&session.read()?));
+    RemoveError::unless_empty(failures)
 }
 
 /// Retries after a concurrent change.
-fn delete_tables(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(), BackendError> {
+fn delete_tables(session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
+    let nftables = &mut session.visit.nftables;
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let seen = session.read_backend(backend)?;
+        let seen = nftables.read()?;
         let change = Change {
             delete: seen.ids(),
-            delete_incumbent: !seen.incumbent.is_empty(),
+            leftovers: seen.leftovers.of(Author::is_replaced_by_all),
             ..Change::default()
         };
         if change.is_empty() {
             return Ok(());
         }
-        match session.change(backend, &seen, &change) {
+        match nftables.change(seen.generation, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }
@@ -132,14 +124,13 @@ fn delete_tables(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(),
 }
 
 fn remaining(state: &State) -> Vec<String> {
-    let mut remaining = Vec::new();
-    for (backend, seen) in &state.seen {
-        let ours = seen.tables.iter().map(|seen| &seen.table.name);
-        remaining.extend(ours.map(|name| format!("table {name} is left in {backend}")));
-        let incumbent = seen.incumbent.iter();
-        remaining.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
-    }
+    let ours = state.our_tables();
+    let ours = ours.map(|table| format!("table {} is left", table.name));
+    let leftovers = &state.nftables.leftovers;
+    let others = [Author::Agent, Author::Inpod].map(|author| leftovers.names(author));
+    let others = others.concat().into_iter();
+    let others = others.map(|name| format!("{name} is left"));
     let items = state.own_routing().into_iter();
-    remaining.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
-    remaining
+    let items = items.map(|(family, part)| format!("the {family} {part} is left"));
+    ours.chain(others).chain(items).collect()
 }

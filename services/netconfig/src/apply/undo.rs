@@ -2,9 +2,10 @@ use super::ATTEMPTS;
 use inpod_types::with_causes;
 
 use crate::{
-    backend::{BackendError, Change, NewTable, Observed, ObservedTable},
+    error::KernelError,
     netns_session::NetnsSession,
-    plan::{Plan, State},
+    nftables::{Change, NewTable, ObservedTable},
+    plan::State,
     routes::Item,
 };
 
@@ -17,7 +18,7 @@ pub(super) struct Undo {
     pub(super) leftovers_deleted: bool,
 }
 
-const CANNOT_UNDO: &str = "the new rules stay: what they replace was already being deleted";
+const CANNOT_UNDO: &str = "the new rules stay: what they replace was deleted with them";
 
 impl Undo {
     pub(super) fn new(before: State) -> Self {
@@ -32,17 +33,13 @@ impl Undo {
 
     /// Restores in reverse order and goes on after failures. Verified rules whose predecessors may be gone stay:
     /// without them traffic would escape.
-    pub(super) fn run(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Vec<String> {
+    pub(super) fn run(&self, session: &mut NetnsSession<'_>) -> Vec<String> {
         if self.leftovers_deleted {
             return vec![CANNOT_UNDO.to_owned()];
         }
         let mut failures = Vec::new();
         if self.tables_written {
-            failures.extend(
-                self.restore(session, plan)
-                    .err()
-                    .map(|error| with_causes(&error)),
-            );
+            failures.extend(self.restore(session).err().map(|error| with_causes(&error)));
         }
         for item in self.added_routing.iter().rev() {
             let deleted = session.visit.routes.delete(*item);
@@ -55,12 +52,22 @@ impl Undo {
         failures
     }
 
-    fn restore(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), BackendError> {
-        let nothing = Observed::default();
-        let before = self.before.of(plan.backend).unwrap_or(&nothing);
-        change_with_retry(session, plan, |now| {
-            restoring_change(&now.tables, &before.tables)
-        })
+    /// Retries after a concurrent change.
+    fn restore(&self, session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
+        let nftables = &mut session.visit.nftables;
+        let mut attempts = ATTEMPTS;
+        loop {
+            attempts -= 1;
+            let now = nftables.read()?;
+            let change = restoring_change(&now.tables, &self.before.nftables.tables);
+            if change.is_empty() {
+                return Ok(());
+            }
+            match nftables.change(now.generation, &change) {
+                Err(error) if error.is_race() && attempts > 0 => {}
+                result => return result,
+            }
+        }
     }
 }
 
@@ -80,25 +87,5 @@ fn as_new(observed: &ObservedTable) -> NewTable {
     NewTable {
         table: observed.table.clone(),
         comment: observed.comment.clone().unwrap_or_default(),
-    }
-}
-
-fn change_with_retry(
-    session: &mut NetnsSession<'_>,
-    plan: &Plan,
-    wanted: impl Fn(&Observed) -> Change,
-) -> Result<(), BackendError> {
-    let mut attempts = ATTEMPTS;
-    loop {
-        attempts -= 1;
-        let now = session.read_backend(plan.backend)?;
-        let change = wanted(&now);
-        if change.is_empty() {
-            return Ok(());
-        }
-        match session.change(plan.backend, &now, &change) {
-            Err(error) if error.is_race() && attempts > 0 => {}
-            result => return result,
-        }
     }
 }

@@ -4,8 +4,7 @@ use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
 
 use super::{
-    ApplyError, BackendError, ClaimError, ClearError, FindError, InspectError, ProgramError,
-    RemoveError, VerifyError,
+    ApplyError, ClaimError, ClearError, FindError, InspectError, RemoveError, VerifyError,
 };
 
 pub(crate) trait IntoFailure: std::error::Error + Sized {
@@ -33,17 +32,19 @@ pub(crate) trait IntoFailure: std::error::Error + Sized {
 impl IntoFailure for ApplyError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) | Self::Inspect(_) | Self::Differs { .. } => Reason::KernelRefused,
+            Self::Reach(_)
+            | Self::Inspect(_)
+            | Self::Kernel { .. }
+            | Self::ProbeSet { .. }
+            | Self::Differs { .. } => Reason::KernelRefused,
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
-            Self::ProbeSet { source, .. } => source.reason(),
-            Self::Backend { source, .. } => reason_of_backend(source),
         }
     }
 
     fn undo_failures(&self) -> &[String] {
         match self {
             Self::Reach(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
-            Self::Backend { undo_failures, .. }
+            Self::Kernel { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
             | Self::ProbeSet { undo_failures, .. } => undo_failures,
         }
@@ -53,9 +54,8 @@ impl IntoFailure for ApplyError {
 impl IntoFailure for VerifyError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) => Reason::KernelRefused,
+            Self::Reach(_) | Self::Kernel(_) => Reason::KernelRefused,
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
-            Self::Backend(error) => reason_of_backend(error),
         }
     }
 }
@@ -63,10 +63,12 @@ impl IntoFailure for VerifyError {
 impl IntoFailure for RemoveError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) | Self::Inspect(_) | Self::Left(_) => Reason::KernelRefused,
-            Self::Backend(error) => reason_of_backend(error),
+            Self::Reach(_)
+            | Self::Inspect(_)
+            | Self::Kernel(_)
+            | Self::ProbeSet(_)
+            | Self::Left(_) => Reason::KernelRefused,
             Self::Drain(error) => error.reason(),
-            Self::ProbeSet(error) => error.reason(),
         }
     }
 
@@ -74,7 +76,7 @@ impl IntoFailure for RemoveError {
         match self {
             Self::Left(left) => left,
             Self::Drain(error) => error.undo_failures(),
-            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::ProbeSet(_) => &[],
+            Self::Reach(_) | Self::Inspect(_) | Self::Kernel(_) | Self::ProbeSet(_) => &[],
         }
     }
 }
@@ -83,7 +85,7 @@ impl IntoFailure for ClearError {
     fn reason(&self) -> Reason {
         match self {
             Self::Held(_) => Reason::NetnsInUse,
-            Self::ProbeSet(error) => error.reason(),
+            Self::ProbeSet(_) => Reason::KernelRefused,
         }
     }
 }
@@ -120,28 +122,6 @@ impl IntoFailure for ClaimError {
             Self::Unknown(_) => "sandbox",
             Self::Inspect(_) => "",
         }
-    }
-}
-
-fn reason_of_backend(error: &BackendError) -> Reason {
-    match error {
-        BackendError::Kernel(_) => Reason::KernelRefused,
-        BackendError::Program(error) => reason_of_program(error),
-    }
-}
-
-pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
-    match error {
-        // nf_tables helps against both: it needs no programs, and may match owners.
-        ProgramError::Missing { .. } | ProgramError::OwnerMatchRefused(_) => {
-            Reason::BackendUnavailable
-        }
-        ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
-        ProgramError::Spawn { .. }
-        | ProgramError::Lock { .. }
-        | ProgramError::Refused { .. }
-        | ProgramError::ConcurrentChange(_)
-        | ProgramError::Unreadable { .. } => Reason::KernelRefused,
     }
 }
 

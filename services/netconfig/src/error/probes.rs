@@ -1,6 +1,6 @@
 use std::{io, net::IpAddr};
 
-use inpod_types::{Reason, with_causes};
+use inpod_types::with_causes;
 
 use crate::netlink::KernelError;
 
@@ -8,8 +8,6 @@ use crate::netlink::KernelError;
 pub enum ProbeSetError {
     #[error("cannot change the node's probe set")]
     Kernel(#[from] KernelError),
-    #[error("cannot change the node's probe rule")]
-    Run(#[from] RunError),
     /// Unknown which packets are probes.
     #[error("cannot write the node's probe rule")]
     Select(#[from] SelectError),
@@ -42,25 +40,6 @@ impl ProbeSetError {
             Err(Self::Differs(differences))
         }
     }
-
-    pub(crate) fn reason(&self) -> Reason {
-        match self {
-            Self::Run(error) => error.reason,
-            Self::Kernel(_)
-            | Self::Select(_)
-            | Self::View(_)
-            | Self::Differs(_)
-            | Self::BranchEni { .. } => Reason::KernelRefused,
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct RunError {
-    pub reason: Reason,
-    /// The program's own, or a description.
-    pub message: String,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -41,11 +41,6 @@ impl KernelError {
         self.source.raw_os_error() == io::Error::from(errno).raw_os_error()
     }
 
-    /// The number may be specific to a subsystem.
-    pub(crate) fn is_number(&self, number: i32) -> bool {
-        self.source.raw_os_error() == Some(number)
-    }
-
     /// Returns whether a concurrent change was the cause: a retry makes sense.
     pub(crate) fn is_race(&self) -> bool {
         self.is(nix::Error::ERESTART) || self.is(nix::Error::EINTR)

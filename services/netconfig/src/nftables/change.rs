@@ -5,10 +5,11 @@ use netlink_bindings::nftables::{Nfgenmsg, Request};
 use super::{
     constants::{encode_comment, header, hook_number, kind_name, policy_number},
     encode,
+    leftovers::push_deletions,
     lower::lower,
+    observed::Change,
 };
 use crate::{
-    backend::{Change, Observed},
     netlink::{Batch, KernelError, Socket},
     rules::{Chain, Rule, Table, TableFamily},
 };
@@ -19,22 +20,17 @@ const SUBSYSTEM: u16 = 10;
 /// The kernel rejects it as a whole if the generation has changed or any part is refused.
 pub(super) fn change(
     socket: &mut Socket,
-    seen: &Observed,
+    generation: u32,
     change: &Change,
 ) -> Result<(), KernelError> {
     if change.is_empty() {
         return Ok(());
     }
-    let mut batch = begin(socket, seen.generation);
+    let mut batch = begin(socket, generation);
     for (family, name) in &change.delete {
         push_delete(&mut batch, *family, name);
     }
-    let incumbent = seen.incumbent.iter();
-    let incumbent = incumbent.filter(|_| change.delete_incumbent);
-    let sidecar = seen.sidecar.iter().filter(|_| change.delete_sidecar);
-    for name in incumbent.chain(sidecar) {
-        push_delete(&mut batch, TableFamily::Inet, name);
-    }
+    push_deletions(&mut batch, &change.leftovers);
     for new in &change.create {
         push_table(&mut batch, &new.table, &new.comment);
         push_chains(&mut batch, &new.table);

@@ -9,18 +9,20 @@ use netlink_bindings::{
 };
 
 use super::{
-    INCUMBENT_TABLES, SIDECAR_TABLES,
     constants::{decode_comment, every_family, family_of, header, hook_of, kind_of},
     decode,
+    leftovers::{self, Leftovers, Meaning, SeenChain, SeenRule},
     lift::lift,
+    observed::{Observed, ObservedTable},
 };
 use crate::{
-    backend::{Observed, ObservedTable},
     netlink::{KernelError, Socket},
     rules::{Base, Chain, Policy, Rule, Table, TableFamily},
 };
 
 const ATTEMPTS: usize = 8;
+
+const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
 
 /// Of a netns in which nothing of nf_tables was ever changed (nf_tables_init_net in net/netfilter/nf_tables_api.c).
 const FIRST_GENERATION: u32 = 1;
@@ -47,17 +49,24 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
             ..Observed::default()
         });
     }
-    let Found {
-        mut tables,
-        incumbent,
-        sidecar,
-    } = read_tables(socket, names)?;
-    let iptables_chains = read_chains(socket, &mut tables)?;
+    let found = read_tables(socket)?;
+    let named = |name: &&str| found.iter().find(|found| found.table.name == **name);
+    let mut tables: Vec<_> = names.iter().filter_map(named).cloned().collect();
+    let chains = read_chains(socket, &mut tables)?;
+    let rules = if chains.iter().any(|chain| leftovers::is_known(&chain.name)) {
+        let [v4, v6] = IPTABLES_FAMILIES.map(|family| read_iptables_rules(socket, family));
+        [v4?, v6?].concat()
+    } else {
+        Vec::new()
+    };
     if !tables.is_empty() {
         read_rules(socket, &mut tables)?;
-        if generation != self::generation(socket)? {
-            return Err(KernelError::new("read the tables", nix::Error::EINTR));
-        }
+    }
+    let names = found.iter().map(|found| found.table.name.as_str());
+    let leftovers = Leftovers::find(names, &chains, &rules);
+    let is_empty = tables.is_empty() && leftovers.is_empty();
+    if !is_empty && generation != self::generation(socket)? {
+        return Err(KernelError::new("read the tables", nix::Error::EINTR));
     }
     for observed in &mut tables {
         let chains = u32::try_from(observed.table.chains.len()).unwrap_or(u32::MAX);
@@ -66,10 +75,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
     Ok(Observed {
         generation,
         tables,
-        incumbent,
-        sidecar,
-        iptables_chains,
-        ..Observed::default()
+        leftovers,
     })
 }
 
@@ -82,34 +88,14 @@ pub(crate) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-/// The tables, still without their contents.
-struct Found {
-    tables: Vec<ObservedTable>,
-    /// Of Istio's node agent, then of its sidecar installer.
-    incumbent: Vec<String>,
-    sidecar: Vec<String>,
-}
-
-fn read_tables(socket: &mut Socket, wanted: &'static [&'static str]) -> Result<Found, KernelError> {
+/// Returns those of family inet, still without their contents.
+fn read_tables(socket: &mut Socket) -> Result<Vec<ObservedTable>, KernelError> {
     let request = Request::new().op_gettable_dump(&header(TableFamily::Inet));
     let payloads = socket.dump("read the tables", &request)?;
     let tables = payloads
         .iter()
         .map(|payload| OpGettableDump::decode_reply(payload).1);
-    let found: Vec<_> = tables.filter_map(|attributes| table(&attributes)).collect();
-    let known = |names: &'static [&str]| {
-        let named = |name: &&str| found.iter().find(|found| found.table.name == **name);
-        names.iter().filter_map(named)
-    };
-    let names = |names| {
-        let found = known(names).map(|found| found.table.name.clone());
-        found.collect()
-    };
-    Ok(Found {
-        tables: known(wanted).cloned().collect(),
-        incumbent: names(&INCUMBENT_TABLES),
-        sidecar: names(&SIDECAR_TABLES),
-    })
+    Ok(tables.filter_map(|attributes| table(&attributes)).collect())
 }
 
 fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
@@ -124,18 +110,18 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
     })
 }
 
-/// Adds their chains to the tables. Returns the names of those in families that iptables-nft uses.
+/// Adds their chains to the tables. Returns those in families that iptables-nft uses.
 fn read_chains(
     socket: &mut Socket,
     tables: &mut [ObservedTable],
-) -> Result<Vec<String>, KernelError> {
+) -> Result<Vec<SeenChain>, KernelError> {
     let request = Request::new().op_getchain_dump(&every_family());
     let mut iptables_chains = Vec::new();
     for payload in &socket.dump("read the chains", &request)? {
         let (header, attributes) = OpGetchainDump::decode_reply(payload);
         match family_of(&header) {
-            Some(TableFamily::Ip | TableFamily::Ip6) => {
-                iptables_chains.extend(attributes.get_name().ok().map(text));
+            Some(family @ (TableFamily::Ip | TableFamily::Ip6)) => {
+                iptables_chains.extend(iptables_chain(family, &attributes));
             }
             Some(TableFamily::Inet) => {
                 let Ok(name) = attributes.get_table().map(text) else {
@@ -150,6 +136,14 @@ fn read_chains(
         }
     }
     Ok(iptables_chains)
+}
+
+fn iptables_chain(family: TableFamily, attributes: &IterableChainAttrs<'_>) -> Option<SeenChain> {
+    Some(SeenChain {
+        table: (family, text(attributes.get_table().ok()?)),
+        name: text(attributes.get_name().ok()?),
+        uses: attributes.get_use().ok()?,
+    })
 }
 
 fn chain(attributes: &IterableChainAttrs<'_>) -> Option<Chain> {
@@ -189,6 +183,24 @@ fn read_rules(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), K
         }
     }
     Ok(())
+}
+
+fn read_iptables_rules(
+    socket: &mut Socket,
+    family: TableFamily,
+) -> Result<Vec<SeenRule>, KernelError> {
+    let request = Request::new().op_getrule_dump(&header(family));
+    let payloads = socket.dump("read the rules", &request)?;
+    let rule = |payload: &Vec<u8>| {
+        let (_, attributes) = OpGetruleDump::decode_reply(payload);
+        Some(SeenRule {
+            table: (family, text(attributes.get_table().ok()?)),
+            chain: text(attributes.get_chain().ok()?),
+            handle: attributes.get_handle().ok()?,
+            meaning: Meaning::of(&attributes),
+        })
+    };
+    Ok(payloads.iter().filter_map(rule).collect())
 }
 
 fn rule(attributes: &IterableRuleAttrs<'_>) -> Rule {

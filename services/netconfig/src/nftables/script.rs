@@ -1,21 +1,17 @@
 use std::fmt::Write as _;
 
-use crate::{
-    backend::{Change, NewTable, Observed},
-    rules::TableFamily,
+use super::{
+    leftovers::render_deletions,
+    observed::{Change, NewTable},
 };
 
 /// Renders for `nft -f`, in one transaction, too.
-pub(super) fn script(seen: &Observed, change: &Change) -> String {
+pub(crate) fn script(change: &Change) -> String {
     let ours = change.delete.iter();
     let mut lines: Vec<_> = ours
         .map(|(family, name)| format!("delete table {family} {name}\n"))
         .collect();
-    let incumbent = seen.incumbent.iter().filter(|_| change.delete_incumbent);
-    let sidecar = seen.sidecar.iter().filter(|_| change.delete_sidecar);
-    let family = TableFamily::Inet;
-    let others = incumbent.chain(sidecar);
-    lines.extend(others.map(|name| format!("delete table {family} {name}\n")));
+    lines.extend(render_deletions(&change.leftovers));
     lines.extend(change.create.iter().map(create));
     lines.concat()
 }

@@ -11,10 +11,10 @@ use netlink_bindings::{
 use super::{
     Nftables, change,
     constants::{decode_comment, encode_comment, header},
+    observed::Observed,
     read,
 };
 use crate::{
-    backend::Observed,
     family::Family,
     netlink::{Batch, KernelError},
     rules::{Table, TableFamily},

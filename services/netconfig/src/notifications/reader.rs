@@ -58,8 +58,7 @@ impl Reader {
     /// lock. `None` without a claim.
     pub(crate) async fn state(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
-        if self.writer.is_notified()
-            && self.queue.is_read(sandbox)
+        if self.queue.is_read(sandbox)
             && let Some(published) = self.claims.last_published(&claim)
         {
             return Some(published);
@@ -135,7 +134,7 @@ impl Reader {
     /// Publishes an unreadable netns as one without rules. Failure by concurrent changes proves nothing:
     /// the last state stays.
     fn publish_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
-        let is_race = matches!(error, VerifyError::Backend(error) if error.is_race());
+        let is_race = matches!(error, VerifyError::Kernel(error) if error.is_race());
         let known = self.claims.last_published(claim).filter(|_| is_race);
         known.or_else(|| self.publish(claim, Observation::default()))
     }

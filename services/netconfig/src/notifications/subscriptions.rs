@@ -194,7 +194,7 @@ mod tests {
             shared: false,
             buffer_bytes: 4096,
         };
-        let queue = Arc::new(Queue::new(std::time::Duration::from_secs(1), true));
+        let queue = Arc::new(Queue::new(std::time::Duration::from_secs(1)));
         let ears = Subscriptions::open(options, queue, DriftMetrics::default());
         let why = ears.are_shared().unwrap_err();
         assert!(why.ends_with("switched off"), "{why}");

@@ -2,15 +2,14 @@
 
 use super::{Plan, State};
 use crate::{
-    backend::{Observed, ObservedTable},
+    nftables::{Author, Observed, ObservedTable},
     routes::{Item, Routing},
     rules::{Chain, Rule, SCHEMA, Table, TableFamily, Tag},
 };
 
 impl Plan {
     pub(crate) fn differences(&self, state: &State) -> Vec<String> {
-        let nothing = Observed::default();
-        let mut differences = self.table_differences(state.of(self.backend).unwrap_or(&nothing));
+        let mut differences = self.table_differences(&state.nftables);
         differences.extend(self.leftovers(state));
         differences.extend(self.routing_differences(state));
         if state.migrates == Some(false) {
@@ -19,7 +18,6 @@ impl Plan {
         differences
     }
 
-    /// Compares only tables of the plan's backend.
     pub(crate) fn table_differences(&self, seen: &Observed) -> Vec<String> {
         let mut differences = Vec::new();
         for table in &self.tables {
@@ -43,23 +41,19 @@ impl Plan {
     }
 
     fn leftovers(&self, state: &State) -> Vec<String> {
-        let mut leftovers = Vec::new();
-        for (backend, seen) in &state.seen {
-            if *backend != self.backend && !seen.tables.is_empty() {
-                leftovers.push(format!("rules of inpod are left in {backend}"));
-            }
-            if !seen.incumbent.is_empty() {
-                let names = seen.incumbent.join(", ");
-                leftovers.push(format!("Istio's node agent left {names} in {backend}"));
-            }
-            if self.replaces_sidecar() && !seen.sidecar.is_empty() {
-                let names = seen.sidecar.join(", ");
-                leftovers.push(format!(
-                    "Istio's sidecar installer left {names} in {backend}"
-                ));
-            }
-        }
-        leftovers
+        let authors = [
+            (Author::Agent, "Istio's node agent"),
+            (Author::Sidecar, "Istio's sidecar installer"),
+            (Author::Inpod, "an earlier inpod"),
+        ];
+        let replaced = authors
+            .into_iter()
+            .filter(|(author, _)| self.replaces(*author));
+        let left = replaced.filter_map(|(author, who)| {
+            let names = state.nftables.leftovers.names(author).join(", ");
+            (!names.is_empty()).then(|| format!("{who} left {names}"))
+        });
+        left.collect()
     }
 
     fn routing_differences(&self, state: &State) -> Vec<String> {
@@ -185,20 +179,15 @@ fn unmatched<'a>(wanted: &'a [Rule], found: &'a [Rule]) -> (Vec<&'a Rule>, Vec<&
 mod tests {
     use super::*;
     use crate::{
-        backend::Backend,
         family::Family,
+        nftables::leftovers::tests::left_by_agent,
         routes::Routing,
         rules::{Ambient, Base, Expr, Form, Policy, Redirection},
     };
 
     fn plan() -> Plan {
         let ruleset = Redirection::Ambient(Ambient::default()).ruleset();
-        Plan::new(
-            Backend::Nftables,
-            Form::Ambient,
-            ruleset.tables,
-            &Family::ALL,
-        )
+        Plan::new(Form::Ambient, ruleset.tables, &Family::ALL)
     }
 
     fn applied(plan: &Plan) -> Vec<ObservedTable> {
@@ -281,43 +270,29 @@ mod tests {
         assert_eq!(differences, wanted);
     }
 
-    fn state(routing: Routing, seen: Vec<(Backend, Observed)>) -> State {
+    fn state(nftables: Observed) -> State {
         State {
-            seen,
-            routing,
+            nftables,
+            routing: Routing::default(),
             has_connected: false,
             migrates: Some(true),
         }
     }
 
     #[test]
-    fn what_is_left_in_another_backend_or_by_the_incumbent_is_named() {
-        let plan = plan();
-        let incumbent = Observed {
-            incumbent: vec!["istio-ambient-nat".into()],
+    fn what_the_incumbent_left_is_named() {
+        let differences = plan().leftovers(&state(Observed {
+            leftovers: left_by_agent(),
             ..Observed::default()
-        };
-        let other = Observed {
-            tables: applied(&plan),
-            ..Observed::default()
-        };
-        let seen = vec![
-            (Backend::Nftables, incumbent),
-            (Backend::IptablesNft, other),
-        ];
-        let differences = plan.leftovers(&state(Routing::default(), seen));
-        let wanted = [
-            "Istio's node agent left istio-ambient-nat in nftables",
-            "rules of inpod are left in iptables-nft",
-        ];
-        assert_eq!(differences, wanted);
+        }));
+        assert_eq!(differences, ["Istio's node agent left ip nat ISTIO_OUTPUT"]);
     }
 
     #[test]
     fn a_sysctl_that_was_switched_back_is_named() {
         let state = State {
             migrates: Some(false),
-            ..state(Routing::default(), Vec::new())
+            ..state(Observed::default())
         };
         let differences = plan().differences(&state);
         assert!(differences.contains(&"net.ipv4.tcp_migrate_req is 0".to_owned()));

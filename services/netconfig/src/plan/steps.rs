@@ -4,12 +4,11 @@ use std::fmt::Write as _;
 
 use super::{Plan, State, captures_new_only};
 use crate::{
-    backend::{Backend, Change, NewTable, Observed, ObservedTable},
     conntrack::stale_reply_port,
     family::Family,
     inspect::GRACE_PERIOD,
-    iptables,
     marks::DNS_PORT,
+    nftables::{Author, Change, NewTable, Observed, ObservedTable, script},
     routes::{self, Item},
     rules::{Table, Tag},
 };
@@ -24,7 +23,7 @@ pub(crate) enum Step {
     Adopt(Item),
     /// Deletes conntrack entries without NAT, older than our rules: conntrack did not see these connections begin.
     FlushUntranslated(Vec<Family>),
-    /// Captures only new connections, leaves existing ones alone.
+    /// Captures only new connections, leaves existing ones alone. Like the next, it deletes what is replaced.
     WriteNewOnly(Change),
     /// Existing connections may close during the grace period.
     AwaitClosed,
@@ -32,11 +31,6 @@ pub(crate) enum Step {
     /// Deletes entries of connections that conntrack did not see begin, or that outlived the grace period. Their next
     /// packet is captured, which breaks them.
     FlushExisting(Vec<Family>),
-    /// Deletes entries of captured connections of families without tables. They would apply to new connections
-    /// between the same endpoints.
-    FlushCaptured(Vec<Family>),
-    /// Rules of inpod in another backend, or of Istio.
-    DeleteLeftovers(Backend, Change),
     Delete(Item),
     /// Deletes entries of DNS queries whose path changes, given the families whose queries go to ztunnel. A socket
     /// that stays open would keep the old path (services/docs/facts/kernel.md, 5).
@@ -51,8 +45,7 @@ impl Plan {
             steps.push(Step::EnableMigration);
         }
         steps.extend(self.routing_additions(state));
-        let nothing = Observed::default();
-        let seen = state.of(self.backend).unwrap_or(&nothing);
+        let seen = &state.nftables;
         let uncaptured = self.uncaptured_families(state);
         let existing = if state.captures_new_only() {
             Family::ALL.to_vec()
@@ -75,12 +68,9 @@ impl Plan {
         if !existing.is_empty() && !self.tables.iter().any(captures_new_only) {
             steps.push(Step::FlushExisting(existing));
         }
-        steps.extend(self.leftover_deletions(state));
-        let released = self.released_families(state);
-        steps.extend((!released.is_empty()).then_some(Step::FlushCaptured(released)));
-        let is_rewrite =
-            |step: &Step| matches!(step, Step::WriteTables(_) | Step::DeleteLeftovers(..));
-        let rewrites = steps.iter().any(is_rewrite);
+        let rewrites = steps
+            .iter()
+            .any(|step| matches!(step, Step::WriteTables(_)));
         steps.extend(self.surplus(state).into_iter().map(Step::Delete));
         let captured = self.dns_families();
         // Queries may have bypassed ztunnel while a rule was missing.
@@ -94,9 +84,11 @@ impl Plan {
     fn uncaptured_families(&self, state: &State) -> Vec<Family> {
         let tables = || self.new_only.iter().filter(|table| table.captures());
         let is_of = |family: Family| tables().any(|table| table.family.has(family));
+        let sidecar = |author| author == Author::Sidecar;
         let captures = |family| {
-            state.captures(family)
-                || (self.replaces_sidecar() && state.captures_for_sidecar(family))
+            let seen = &state.nftables;
+            seen.captures(family)
+                || (self.replaces_sidecar() && seen.leftovers.captures(family, sidecar))
         };
         let escapes = |family| !captures(family) || self.is_drifted(state, family);
         let mut families = Family::ALL.to_vec();
@@ -107,24 +99,12 @@ impl Plan {
     /// Returns whether a table that captures a family was changed from outside, or left unfinished by a netconfig that
     /// was killed. Connections may have begun uncaptured, and connection tracking would keep them so.
     fn is_drifted(&self, state: &State, family: Family) -> bool {
-        let seen = state.of(self.backend);
-        let tag = seen.and_then(Observed::tag);
+        let tag = state.tag();
         let is_own = tag.is_some_and(|tag| tag.fingerprint == self.fingerprint);
         is_own
             && self.tables.iter().any(|table| {
-                table.family.has(family)
-                    && table.captures()
-                    && seen.is_none_or(|seen| self.differs(table, seen))
+                table.family.has(family) && table.captures() && self.differs(table, &state.nftables)
             })
-    }
-
-    /// Returns families with tables now and none in this plan.
-    fn released_families(&self, state: &State) -> Vec<Family> {
-        let is_released = |family: &Family| {
-            let is_of = |table: &Table| table.family.has(*family);
-            state.our_tables().any(is_of) && !self.tables.iter().any(is_of)
-        };
-        Family::ALL.into_iter().filter(is_released).collect()
     }
 
     /// Returns the intermediate state, with the final fingerprint.
@@ -161,7 +141,7 @@ impl Plan {
         Change {
             delete: seen.ids().into_iter().filter(goes).collect(),
             create: written.into_iter().map(|table| new(table, tag)).collect(),
-            ..Change::default()
+            leftovers: seen.leftovers.of(|author| self.replaces(author)),
         }
     }
 
@@ -182,31 +162,16 @@ impl Plan {
         };
         !alone.table_differences(&seen).is_empty()
     }
-
-    fn leftover_deletions(&self, state: &State) -> Vec<Step> {
-        let clearing = |(backend, seen): &(Backend, Observed)| {
-            let is_own = *backend == self.backend;
-            let change = Change {
-                delete: if is_own { Vec::new() } else { seen.ids() },
-                create: Vec::new(),
-                delete_incumbent: !seen.incumbent.is_empty(),
-                delete_sidecar: self.replaces_sidecar() && !seen.sidecar.is_empty(),
-            };
-            (!change.is_empty()).then_some(Step::DeleteLeftovers(*backend, change))
-        };
-        state.seen.iter().filter_map(clearing).collect()
-    }
 }
 
 fn after_change(seen: &Observed, change: &Change) -> Observed {
     let stays = |id: &_| !change.delete.contains(id);
     let mut after = seen.clone();
     after.tables.retain(|found| stays(&found.table.id()));
-    after.jumps.retain(|jump| stays(&jump.table));
     after.tables.extend(change.create.iter().map(observed));
-    after
-        .jumps
-        .extend(change.create.iter().flat_map(iptables::jumps));
+    after.leftovers = after
+        .leftovers
+        .of(|author| !change.leftovers.has(|it| it == author));
     after
 }
 
@@ -225,14 +190,7 @@ fn new(table: &Table, tag: &Tag) -> NewTable {
     }
 }
 
-pub(crate) fn render(
-    steps: &[Step],
-    state: &State,
-    plan: &Plan,
-    script: impl Fn(Backend, &Observed, &Change) -> String,
-) -> String {
-    let nothing = Observed::default();
-    let mut seen = state.of(plan.backend).unwrap_or(&nothing).clone();
+pub(crate) fn render(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps {
         // Writing to strings cannot fail.
@@ -242,10 +200,8 @@ pub(crate) fn render(
             Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
             Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
             Step::FlushDns(captured) => write_dns_flush(&mut text, captured),
-            Step::WriteNewOnly(change) => {
-                let script = script(plan.backend, &seen, change);
-                seen = after_change(&seen, change);
-                write!(text, "{script}")
+            Step::WriteNewOnly(change) | Step::WriteTables(change) => {
+                write!(text, "{}", script(change))
             }
             Step::FlushUntranslated(families) => writeln!(
                 text,
@@ -261,16 +217,6 @@ pub(crate) fn render(
                 "## conntrack: delete TCP entries of {} for connections that are older than the rules",
                 join_families(families)
             ),
-            Step::FlushCaptured(families) => writeln!(
-                text,
-                "## conntrack: delete captured TCP entries of {}",
-                join_families(families)
-            ),
-            Step::WriteTables(change) => write!(text, "{}", script(plan.backend, &seen, change)),
-            Step::DeleteLeftovers(backend, change) => {
-                let seen = state.of(*backend).unwrap_or(&nothing);
-                write!(text, "{}", script(*backend, seen, change))
-            }
         };
     }
     text
@@ -296,33 +242,20 @@ fn write_dns_flush(text: &mut String, captured: &[Family]) -> std::fmt::Result {
 mod tests {
     use super::*;
     use crate::{
-        backend::Jump,
         routes::Routing,
-        rules::{Ambient, Expr, Form, Redirection, Rule, TableFamily},
+        rules::{Ambient, Expr, Form, Redirection, Rule},
     };
-
-    const NAT: &str = "inpod-nat";
 
     fn plan() -> Plan {
         let redirection = Redirection::Ambient(Ambient::default());
-        let of = |redirection: &Redirection| {
-            let tables = redirection.ruleset().tables.into_iter();
-            let tables = tables.flat_map(|table| {
-                [TableFamily::Ip, TableFamily::Ip6].map(|family| Table {
-                    family,
-                    ..table.clone()
-                })
-            });
-            tables.collect::<Vec<_>>()
-        };
-        let new_only = of(&redirection.for_new_connections_only().unwrap());
-        let backend = Backend::IptablesNft;
-        Plan::new(backend, Form::Ambient, of(&redirection), &Family::ALL).with_new_only(new_only)
+        let new_only = redirection.for_new_connections_only().unwrap();
+        Plan::new(Form::Ambient, redirection.ruleset().tables, &Family::ALL)
+            .with_new_only(new_only.ruleset().tables)
     }
 
-    fn state(seen: Observed, has_connected: bool) -> State {
+    fn state(nftables: Observed, has_connected: bool) -> State {
         State {
-            seen: vec![(Backend::IptablesNft, seen)],
+            nftables,
             routing: Routing::default(),
             has_connected,
             migrates: Some(true),
@@ -333,10 +266,10 @@ mod tests {
         plan().uncaptured_families(&state(seen, has_connected))
     }
 
-    fn with_tables_of(family: TableFamily) -> Observed {
+    fn with_tables() -> Observed {
         let tables = plan().tables.into_iter();
         let tables = tables.map(|table| ObservedTable {
-            table: Table { family, ..table },
+            table,
             comment: None,
             unknown_objects: 0,
         });
@@ -347,40 +280,17 @@ mod tests {
     }
 
     fn with_chains(change: impl Fn(&mut crate::rules::Chain)) -> Observed {
-        let mut seen = with_tables_of(TableFamily::Ip);
+        let mut seen = with_tables();
         let chains = seen.tables.iter_mut().flat_map(|it| &mut it.table.chains);
         chains.for_each(change);
         seen
     }
 
-    fn with_incumbents(jumps: &[TableFamily]) -> Observed {
-        let jump = |family: &TableFamily| Jump {
-            table: (*family, NAT.to_owned()),
-            to: "ISTIO_OUTPUT".to_owned(),
-            rule: "OUTPUT -j ISTIO_OUTPUT".to_owned(),
-        };
-        Observed {
-            incumbent: vec!["theirs".to_owned()],
-            jumps: jumps.iter().map(jump).collect(),
-            ..Observed::default()
-        }
-    }
-
     #[test]
-    fn connections_are_unseen_of_the_families_that_nobodys_rules_are_of() {
-        use TableFamily::{Inet, Ip, Ip6};
+    fn connections_are_unseen_where_nobodys_rules_capture() {
         assert_eq!(uncaptured_families(Observed::default(), true), Family::ALL);
         assert_eq!(uncaptured_families(Observed::default(), false), []);
-        assert_eq!(uncaptured_families(with_tables_of(Ip), true), [Family::V6]);
-        assert_eq!(uncaptured_families(with_tables_of(Ip6), true), [Family::V4]);
-        assert_eq!(uncaptured_families(with_tables_of(Inet), true), []);
-        assert_eq!(
-            uncaptured_families(with_incumbents(&[Ip]), true),
-            [Family::V6]
-        );
-        assert_eq!(uncaptured_families(with_incumbents(&[Ip, Ip6]), true), []);
-        // No jump leads to nf_tables tables.
-        assert_eq!(uncaptured_families(with_incumbents(&[]), true), []);
+        assert_eq!(uncaptured_families(with_tables(), true), []);
     }
 
     #[test]
@@ -395,13 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn what_istios_sidecar_installer_left_is_asked_for_by_families_too() {
-        let seen = Observed {
-            sidecar: vec!["theirs".to_owned()],
-            incumbent: Vec::new(),
-            ..with_incumbents(&[TableFamily::Ip])
+    fn what_istio_left_captures_the_families_of_its_jumps() {
+        use crate::nftables::leftovers::tests::{left_by_agent, left_by_sidecar};
+        let seen = |leftovers| Observed {
+            leftovers,
+            ..Observed::default()
         };
-        let state = state(seen, true);
+        assert_eq!(
+            uncaptured_families(seen(left_by_agent()), true),
+            [Family::V6]
+        );
+        let state = state(seen(left_by_sidecar()), true);
         assert_eq!(plan().uncaptured_families(&state), Family::ALL);
         let replacing = Plan {
             form: Form::Sidecar,
@@ -412,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_is_written_first_replaces_what_is_there_and_is_replaced_itself() {
-        let seen = with_tables_of(TableFamily::Ip);
+        let seen = with_tables();
         let plan = plan();
         let tag: Tag = format!(
             "inpod schema=2 fingerprint={} sandbox=n/c/e",

@@ -1,20 +1,18 @@
 //! The probe set as our own nf_tables table. Each change is one transaction, void after concurrent changes.
 
-use std::{io, net::IpAddr, time::Duration};
+use std::{io, net::IpAddr};
 
 use super::{
     ProbeSetError,
-    backend::{DesiredOwner, Intervals, ObservedSet, SetBackend, UpdateOutcome},
     refcount::{Action, Elements, decide_action},
     rules::{SETS, TABLE, set_of, table, tag},
     selector::Selected,
     settings::ProbeSettings,
 };
 use crate::{
-    backend::Observed,
     family::Family,
     netlink::KernelError,
-    nftables::{Edit, Nftables},
+    nftables::{Edit, Nftables, Observed},
 };
 
 /// While others keep changing the node's tables.
@@ -23,15 +21,34 @@ const MAX_ATTEMPTS: usize = 16;
 /// NFPROTO_INET of linux/netfilter.h.
 const INET: u8 = 1;
 
+/// `None` to remove the address.
+pub(super) type DesiredOwner<'a> = (IpAddr, Option<&'a str>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ObservedSet {
+    /// One sentence each; without elements.
+    pub(super) differences: Vec<String>,
+    pub(super) elements: Elements,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UpdateOutcome {
+    /// The elements are as desired.
+    Done {
+        changed: bool,
+    },
+    SetMissing,
+}
+
 #[derive(Debug)]
-pub(crate) struct Nft {
+pub(super) struct Nft {
     nftables: Nftables,
     port: u32,
 }
 
 impl Nft {
     /// Opens the calling thread's netns.
-    pub(crate) fn open() -> io::Result<Self> {
+    pub(super) fn open() -> io::Result<Self> {
         let (nftables, port) = Nftables::open_persistent()?;
         Ok(Self { nftables, port })
     }
@@ -140,12 +157,9 @@ fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -
     differences
 }
 
-impl SetBackend for Nft {
-    fn families(&self) -> &'static [Family] {
-        &Family::ALL
-    }
-
-    fn read(
+impl Nft {
+    /// Returns `None` if there is no set of ours.
+    pub(super) fn read(
         &mut self,
         selected: &Selected,
         settings: &ProbeSettings,
@@ -154,7 +168,8 @@ impl SetBackend for Nft {
         Ok(retry_on_race(read)?)
     }
 
-    fn write(
+    /// Writes everything. Elements and rules that stay are never absent.
+    pub(super) fn write(
         &mut self,
         selected: &Selected,
         settings: &ProbeSettings,
@@ -179,7 +194,8 @@ impl SetBackend for Nft {
         ProbeSetError::unless_empty(left)
     }
 
-    fn clear(&mut self) -> Result<bool, ProbeSetError> {
+    /// Removes everything, and verifies that. Returns whether there was anything.
+    pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let cleared = retry_on_race(|| {
             let seen = self.nftables.read_table(&[TABLE])?;
             if seen.tables.is_empty() {
@@ -194,9 +210,9 @@ impl SetBackend for Nft {
         Ok(cleared)
     }
 
-    /// Adds without a read and a generation: the kernel refuses existing elements, in milliseconds. Only for elements
-    /// believed to be new.
-    fn add(
+    /// Adds elements believed to be new, without a read and a generation: the kernel refuses existing ones, in
+    /// milliseconds. Returns `None`, and adds nothing, if one exists.
+    pub(super) fn add(
         &mut self,
         requester: &str,
         addresses: &[IpAddr],
@@ -216,7 +232,7 @@ impl SetBackend for Nft {
         }
     }
 
-    fn update_owners(
+    pub(super) fn update_owners(
         &mut self,
         requester: &str,
         desired: &[DesiredOwner<'_>],
@@ -234,20 +250,10 @@ impl SetBackend for Nft {
         }
     }
 
-    /// Every change of a table is notified.
-    fn needs_read(&mut self, _elements: &Elements) -> bool {
-        false
-    }
-
-    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
+    /// Returns whether a change of an nf_tables table may concern the set: family (NFPROTO of linux/netfilter.h),
+    /// name, and netlink port of the socket that changed it.
+    pub(super) fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
         (family, table) == (INET, TABLE) && port != self.port
-    }
-
-    fn intervals(&self, _read_duration: Duration) -> Intervals {
-        Intervals {
-            check: Duration::from_secs(60),
-            read: Duration::from_secs(60),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{ProbeSetError, ProbeSettings, SetBackendKind, open};
+use super::{ProbeSetError, ProbeSettings, open};
 use crate::netlink::KernelError;
 
 /// For documentation (RFC 5737, RFC 3849).
@@ -12,11 +12,8 @@ const ADDRESSES: [IpAddr; 2] = [
 ];
 
 /// Works like [`super::ProbeSet::set_addresses`]. The calling thread's netns must be a temporary one.
-pub(crate) fn preflight(
-    settings: ProbeSettings,
-    kind: SetBackendKind,
-) -> Result<(), ProbeSetError> {
-    let opened = open(settings, kind);
+pub(crate) fn preflight(settings: ProbeSettings) -> Result<(), ProbeSetError> {
+    let opened = open(settings);
     let opened = opened.map_err(|error| KernelError::new("open a netlink socket", error))?;
     if let Some(mut state) = opened {
         state.set("self-test", &ADDRESSES.into())?;

@@ -14,6 +14,7 @@ use std::{
 use super::{
     ProbeSet, Trigger,
     notifications::{NftNotifications, Notification},
+    state::READ_INTERVAL,
 };
 
 /// The same transaction or tool may cause more notifications.
@@ -79,8 +80,7 @@ impl Reconciler {
 
     /// Waits for a notification or the next poll; reconciles if needed.
     fn tick(&mut self) {
-        let intervals = self.probe_set.intervals(self.read_duration);
-        let notification = self.wait(intervals.check.min(intervals.read));
+        let notification = self.wait(self.probe_set.check_interval());
         if notification != Notification::None {
             // Bounds the share of time spent in reads, however often others make relevant changes.
             thread::sleep(
@@ -94,8 +94,7 @@ impl Reconciler {
             self.reconcile(Trigger::Own);
         } else if notification != Notification::None
             || !self.is_in_sync
-            || self.last_read.elapsed() >= intervals.read
-            || self.probe_set.needs_read()
+            || self.last_read.elapsed() >= READ_INTERVAL
         {
             self.reconcile(Trigger::External);
         }

@@ -1,29 +1,26 @@
 //! The probe set's state and its changes, under a lock.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use super::{
-    ProbeSetError,
-    backend::{Intervals, SetBackend, UpdateOutcome},
-    cgroup,
+    ProbeSetError, cgroup,
     eni::Eni,
+    nft::{Nft, UpdateOutcome},
     refcount::{Elements, Owners},
     selector::{Selected, Selector},
     settings::{ProbeMatch, ProbeSettings},
 };
 use crate::error::SelectError;
-use crate::family::Family;
+
+/// Of reads without a reason. Every change of a table is notified.
+pub(super) const READ_INTERVAL: Duration = Duration::from_secs(60);
 
 /// For a kubelet that restarts as another user, or in another cgroup.
 const SELECTION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) backend: Box<dyn SetBackend>,
+    pub(super) nft: Nft,
     pub(super) settings: ProbeSettings,
     pub(super) selector: Selector,
     /// Of the written rule, once known.
@@ -35,13 +32,9 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(
-        backend: Box<dyn SetBackend>,
-        settings: ProbeSettings,
-        eni: Option<Eni>,
-    ) -> Self {
+    pub(super) fn new(nft: Nft, settings: ProbeSettings, eni: Option<Eni>) -> Self {
         Self {
-            backend,
+            nft,
             selector: Selector::new(settings.probe_match.clone()),
             settings,
             selected: None,
@@ -64,23 +57,21 @@ impl State {
             return Ok(false);
         }
         let is_new = is_new && affected.len() == addresses.len();
-        let families = self.backend.families();
         let affected: Vec<_> = affected.into_iter().collect();
-        let held = affected
+        let desired = affected
             .iter()
-            .filter(|address| families.contains(&Family::of(**address)));
-        let desired = held.map(|address| (*address, self.owners.owner_of(*address)));
+            .map(|address| (*address, self.owners.owner_of(*address)));
         let desired: Vec<_> = desired.collect();
         let is_wanted = desired.iter().any(|(_, wanted)| wanted.is_some());
         let added = if is_new {
             let addresses: Vec<_> = desired.iter().map(|(address, _)| *address).collect();
-            self.backend.add(owner, &addresses)?
+            self.nft.add(owner, &addresses)?
         } else {
             None
         };
         let outcome = match added {
             Some(outcome) => outcome,
-            None => self.backend.update_owners(owner, &desired)?,
+            None => self.nft.update_owners(owner, &desired)?,
         };
         let changed = match outcome {
             UpdateOutcome::Done { changed } => changed,
@@ -107,8 +98,8 @@ impl State {
     pub(super) fn write(&mut self) -> Result<(), ProbeSetError> {
         let selected = self.selected(true)?;
         let elements = self.elements();
-        let (backend, settings) = (&mut self.backend, &self.settings);
-        let mut write = || backend.write(&selected, settings, &elements);
+        let (nft, settings) = (&mut self.nft, &self.settings);
+        let mut write = || nft.write(&selected, settings, &elements);
         match &selected {
             Selected::Cgroup(_) => {
                 cgroup::in_host_cgroup_namespace(write).map_err(ProbeSetError::View)??;
@@ -120,12 +111,7 @@ impl State {
     }
 
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
-        let cleared = match self.selected(false) {
-            // iptables resolves the cgroup's path in the rule that it deletes.
-            Ok(Selected::Cgroup(_)) => cgroup::in_host_cgroup_namespace(|| self.backend.clear())
-                .map_err(ProbeSetError::View)??,
-            Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.backend.clear()?,
-        };
+        let cleared = self.nft.clear()?;
         self.in_use = false;
         Ok(cleared)
     }
@@ -135,7 +121,7 @@ impl State {
         let selected = self.selected(false);
         // Elements are read even if the right rule is unknown.
         let compared = selected.as_ref().unwrap_or(&Selected::Socket);
-        let Some(found) = self.backend.read(compared, &self.settings)? else {
+        let Some(found) = self.nft.read(compared, &self.settings)? else {
             return Ok(None);
         };
         self.owners.adopt(&found.elements);
@@ -155,10 +141,7 @@ impl State {
     }
 
     pub(super) fn elements(&self) -> Elements {
-        let families = self.backend.families();
-        let elements = self.owners.elements().into_iter();
-        let held = elements.filter(|(address, _)| families.contains(&Family::of(*address)));
-        held.collect::<BTreeMap<_, _>>()
+        self.owners.elements()
     }
 
     /// Prefers the one known from before.
@@ -184,20 +167,12 @@ impl State {
         Some(Ok(is_other))
     }
 
-    pub(super) fn needs_read(&mut self) -> bool {
-        let elements = self.elements();
-        self.in_use && self.backend.needs_read(&elements)
-    }
-
-    /// Checks more often where the sender of probes may change.
-    pub(super) fn intervals(&self, read_duration: Duration) -> Intervals {
-        let intervals = self.backend.intervals(read_duration);
+    /// Returns the time between two checks. Checks more often where the sender of probes may change.
+    pub(super) fn check_interval(&self) -> Duration {
         if self.settings.probe_match == ProbeMatch::Socket {
-            return intervals;
-        }
-        Intervals {
-            check: intervals.check.min(SELECTION_CHECK_INTERVAL),
-            ..intervals
+            READ_INTERVAL
+        } else {
+            SELECTION_CHECK_INTERVAL
         }
     }
 }

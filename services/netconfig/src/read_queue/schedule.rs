@@ -16,7 +16,7 @@ const MIN_READ_INTERVAL: Duration = Duration::from_millis(200);
 /// Between reads of all netns.
 const MIN_FULL_READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Claims that are read once in the configured period where the kernel notifies of changes. With more it grows, so
+/// Claims that are read once in the configured period. With more it grows, so
 /// that a node at rest works no more with each pod.
 const CLAIMS_PER_PERIOD: usize = 75;
 
@@ -36,8 +36,6 @@ pub(super) struct Schedule {
     ended: VecDeque<(SandboxRef, NetnsId)>,
     /// Of reads without a notification.
     period: Duration,
-    /// Whether the kernel notifies of changes of the rules.
-    is_notified: bool,
     /// Last or next read of all netns.
     full_read: Option<Instant>,
 }
@@ -67,14 +65,13 @@ impl ReadTimes {
 }
 
 impl Schedule {
-    pub(super) fn new(period: Duration, is_notified: bool) -> Self {
+    pub(super) fn new(period: Duration) -> Self {
         Self {
             claims: BTreeMap::new(),
             due: BTreeMap::new(),
             added: 0,
             ended: VecDeque::new(),
             period,
-            is_notified,
             full_read: None,
         }
     }
@@ -96,11 +93,7 @@ impl Schedule {
     }
 
     fn period(&self) -> Duration {
-        let factor = if self.is_notified {
-            self.claims.len().div_ceil(CLAIMS_PER_PERIOD).max(1)
-        } else {
-            1
-        };
+        let factor = self.claims.len().div_ceil(CLAIMS_PER_PERIOD).max(1);
         self.period
             .saturating_mul(u32::try_from(factor).unwrap_or(u32::MAX))
     }

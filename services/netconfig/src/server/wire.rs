@@ -15,7 +15,6 @@ use tonic::Status;
 
 use crate::{
     apply::Phase,
-    backend::Backend,
     claims::Claim,
     conflicts::{self, Kind},
     error::IntoFailure,
@@ -56,20 +55,10 @@ pub(super) fn describe_report(report: Report) -> v1::SelfTestResponse {
         evidence: check.outcome.unwrap_or_else(|why| why),
     };
     v1::SelfTestResponse {
-        backend: v1::Backend::from(report.backend).into(),
+        backend: v1::Backend::Nftables.into(),
         passed,
         checks: report.checks.into_iter().map(describe).collect(),
         ..v1::SelfTestResponse::default()
-    }
-}
-
-impl From<Backend> for v1::Backend {
-    fn from(backend: Backend) -> Self {
-        match backend {
-            Backend::Nftables => Self::Nftables,
-            Backend::IptablesNft => Self::IptablesNft,
-            Backend::IptablesLegacy => Self::IptablesLegacy,
-        }
     }
 }
 

@@ -162,22 +162,6 @@ async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
     assert!(netconfig.metric("drift_overruns_total").await > overruns);
 }
 
-/// iptables-legacy sends no notifications.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_taken_away_by_iptables_legacy_is_found_within_a_period() {
-    let settings = ["--verify-seconds", "2", "--backend", "iptables-legacy"];
-    let mut netconfig = start(NotificationSockets::Shared, &settings).await;
-    let pod = pod_netns();
-    netconfig.claim("c1", &pod).await.unwrap();
-    netconfig.apply("c1").await;
-    let (first, watcher) = Watcher::open(&mut netconfig).await;
-    assert!(first[0].intact, "{first:?}");
-    // Applying causes a read, which must not find this change.
-    quiet().await;
-    pod.command("iptables-legacy", &["-t", "nat", "-F", "INPOD_OUTPUT"]);
-    assert!(!watcher.wait_for_states("c1", 1).await.intact);
-}
-
 /// Own user namespace and netns, as in a pod with `hostUsers: false`.
 struct Foreign(Child);
 

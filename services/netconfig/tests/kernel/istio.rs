@@ -1,9 +1,20 @@
-//! The state of Istio's node agent in a pod with both families and DNS capture, in each of the three forms of its
-//! rules (services/docs/facts/istio-ambient.md, 6.1 to 6.3).
-
-use netconfig::Backend;
+//! The state of Istio's node agent in a pod with both families and DNS capture, in each form of its rules
+//! (services/docs/facts/istio-ambient.md, 6.1 to 6.3).
 
 use crate::support::Fresh;
+
+/// The forms of Istio's rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Tables of its own, by `nft`.
+    Nft,
+    /// Chains in the tables of iptables-nft.
+    Iptables,
+}
+
+impl Form {
+    pub(crate) const ALL: [Self; 2] = [Self::Nft, Self::Iptables];
+}
 
 /// Created over netlink (6.1).
 const ROUTING: [&str; 4] = [
@@ -96,21 +107,30 @@ add rule inet istio-ambient-raw istio-output udp dport 53 meta mark and 0xfff ==
 add rule inet istio-ambient-raw istio-prerouting udp sport 53 meta mark and 0xfff != 0x539 counter ct zone set 1
 ";
 
-pub(crate) fn leave(form: Backend, fresh: &Fresh) {
+pub(crate) fn leave(form: Form, fresh: &Fresh) {
     for command in ROUTING {
         fresh.ip(command);
     }
-    let programs = match form {
-        Backend::Nftables => return drop(fresh.nft(NFTABLES)),
-        Backend::IptablesNft => ["iptables-nft-restore", "ip6tables-nft-restore"],
-        Backend::IptablesLegacy => ["iptables-legacy-restore", "ip6tables-legacy-restore"],
-    };
+    restore_rules(form, fresh);
+}
+
+/// Leaves rules only.
+pub(crate) fn restore_rules(form: Form, fresh: &Fresh) {
+    if form == Form::Nft {
+        fresh.nft(NFTABLES);
+        return;
+    }
     let v6 = OF_IPV6
         .iter()
         .fold(IPTABLES.to_owned(), |rules, (v4, v6)| rules.replace(v4, v6));
-    for (program, rules) in programs.into_iter().zip([IPTABLES, &v6]) {
-        // Without it, all netns share one lock.
-        let script = format!("{program} --noflush -w 20 <<'END'\n{rules}END");
+    restore(fresh, [IPTABLES, &v6]);
+}
+
+/// Adds rules of IPv4 and of IPv6 by iptables-nft.
+pub(crate) fn restore(fresh: &Fresh, rules: [&str; 2]) {
+    let programs = ["iptables-nft-restore", "ip6tables-nft-restore"];
+    for (program, rules) in programs.into_iter().zip(rules) {
+        let script = format!("{program} --noflush <<'END'\n{rules}END");
         fresh.command("sh", &["-c", &script]);
     }
 }

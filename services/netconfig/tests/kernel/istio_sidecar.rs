@@ -1,9 +1,10 @@
-//! The state of Istio's sidecar installer in a pod with both families, in each of the three forms of its rules
+//! The state of Istio's sidecar installer in a pod with both families, in each form of its rules
 //! (services/docs/facts/istio-sidecar.md, 4.3 to 4.8).
 
-use netconfig::Backend;
-
-use crate::support::Fresh;
+use crate::{
+    istio::{Form, restore},
+    support::Fresh,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
@@ -196,9 +197,9 @@ table inet istio-proxy-mangle {
 }
 ";
 
-/// Creates routes, ip rules and address, then rules in a backend's form. Each start of the installer adds its
+/// Creates routes, ip rules and address, then rules in a form. Each start of the installer adds its
 /// ip rule once more.
-pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
+pub(crate) fn leave(form: Form, left: Left, fresh: &Fresh) {
     fresh.ip("-6 addr add ::6/128 dev lo");
     if left == Left::Tproxy {
         for family in ["-4", "-6"] {
@@ -211,11 +212,10 @@ pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
             ));
         }
     }
-    let programs = match form {
-        Backend::Nftables => return drop(fresh.nft(&native(left))),
-        Backend::IptablesNft => ["iptables-nft-restore", "ip6tables-nft-restore"],
-        Backend::IptablesLegacy => ["iptables-legacy-restore", "ip6tables-legacy-restore"],
-    };
+    if form == Form::Nft {
+        fresh.nft(&native(left));
+        return;
+    }
     let v4 = match left {
         Left::Redirect => [NAT, INBOUND, OUTPUT].concat(),
         Left::Tproxy => [MANGLE, NAT, ORPHANED, OUTPUT].concat(),
@@ -223,11 +223,7 @@ pub(crate) fn leave(form: Backend, left: Left, fresh: &Fresh) {
     let v6 = OF_IPV6
         .iter()
         .fold(v4.clone(), |rules, (v4, v6)| rules.replace(v4, v6));
-    for (program, rules) in programs.into_iter().zip([v4, v6]) {
-        // Without it, all netns share one lock.
-        let script = format!("{program} --noflush -w 20 <<'END'\n{rules}END");
-        fresh.command("sh", &["-c", &script]);
-    }
+    restore(fresh, [&v4, &v6]);
 }
 
 fn native(left: Left) -> String {

@@ -1,9 +1,8 @@
-//! netconfig in real network namespaces. Needs root, nft, iptables (both variants) and ipset.
+//! netconfig in real network namespaces. Needs root, nft and iptables.
 // With cfg(test), clippy treats all of this as tests.
 #![cfg(test)]
 
 mod apply;
-mod backends;
 mod drift;
 mod golden;
 mod harness;
@@ -18,3 +17,4 @@ mod programs;
 mod selftest;
 mod service;
 mod support;
+mod takeover;

@@ -1,4 +1,4 @@
-//! The node's probe set with each backend. Needs root, nft, iptables (both variants) and ipset.
+//! The node's probe set. Needs root, nft and iptables-nft.
 
 mod branch_eni;
 mod leaving;

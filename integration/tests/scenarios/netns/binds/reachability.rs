@@ -18,9 +18,6 @@ const SERVICE: [&str; 2] = ["10.96.0.10", "fd96::10"];
 /// A pod of the same bridge sees these as a Service client's source.
 const NODE_ADDRESSES: [&str; 2] = ["10.77.0.1", "fd77::1"];
 
-/// Values of netconfig's setting `backend`.
-pub(crate) const BACKENDS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
-
 /// Neither pod is in a mesh at first.
 pub(crate) struct Fixture {
     pub(crate) node: Node,
@@ -31,19 +28,7 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn new() -> Self {
-        Self::with("auto")
-    }
-
-    /// Creates the same with a backend for rules.
-    pub(crate) fn with(backend: &str) -> Self {
-        let node = Node::new().unwrap();
-        let settings = ["--peer", "uid", "--backend", backend];
-        node.start_with("netconfig", &settings).unwrap();
-        for service in ["ztunnel-broker", "pod-events"] {
-            node.start(service).unwrap();
-        }
-        node.start_ztunnel(&[]).unwrap();
-        node.ready().unwrap();
+        let node = Node::running().unwrap();
         let server = node.pod(Spec::new("server")).unwrap();
         let client = node.pod(Spec::new("client")).unwrap();
         let fixture = Self {
@@ -78,21 +63,6 @@ impl Fixture {
         ] {
             integration::run("nsenter", &[&[net.as_str()], command].concat()).unwrap();
         }
-    }
-
-    /// Expects the rules in this backend only.
-    pub(crate) fn is_written_with(&self, backend: &str) {
-        let net = format!("--net={}", self.server.path().display());
-        let has = |command: &[&str], ours| {
-            let listed = integration::run("nsenter", &[&[net.as_str()], command].concat());
-            listed.unwrap().contains(ours)
-        };
-        let found = [
-            has(&["nft", "list", "tables"], "inpod-nat"),
-            has(&["iptables-nft-save"], "INPOD_"),
-            has(&["iptables-legacy-save"], "INPOD_"),
-        ];
-        assert_eq!(found, BACKENDS.map(|it| it == backend), "{backend}");
     }
 
     pub(crate) fn join(&self) {
@@ -154,13 +124,10 @@ impl Fixture {
 
 #[test]
 fn who_reaches_an_application_is_the_same_without_a_mesh_and_in_it() {
-    for backend in BACKENDS {
-        let fixture = Fixture::with(backend);
-        assert_eq!(fixture.table(false).unwrap(), wanted(), "{backend}");
-        fixture.join();
-        fixture.is_written_with(backend);
-        assert_eq!(fixture.table(true).unwrap(), wanted(), "{backend}");
-    }
+    let fixture = Fixture::new();
+    assert_eq!(fixture.table(false).unwrap(), wanted());
+    fixture.join();
+    assert_eq!(fixture.table(true).unwrap(), wanted());
 }
 
 #[test]

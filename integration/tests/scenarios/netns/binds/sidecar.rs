@@ -21,7 +21,7 @@ use tonic::Request;
 
 use crate::netns::binds::{
     bound::{BindAddress, Table, table, wanted},
-    reachability::{BACKENDS, Fixture},
+    reachability::Fixture,
 };
 
 /// The ports of Istio's agent, which are never captured.
@@ -168,29 +168,23 @@ pub(crate) fn either(v4: &str, v6: &str) -> impl Fn(bool, bool) -> IpAddr {
 
 #[test]
 fn a_sidecar_that_connects_from_its_own_address_reaches_what_is_reached_without_it() {
-    for backend in BACKENDS {
-        let fixture = Fixture::with(backend);
-        redirect(&fixture, InboundCapture::Redirect);
-        fixture.is_written_with(backend);
-        let proxy = Proxy::start(&fixture, &["original"]);
-        let table = through(&fixture, &proxy, either("127.0.0.6", "::6")).unwrap();
-        assert_eq!(table, wanted(), "{backend}");
-        // Each request reached the proxy exactly once.
-        assert_eq!(proxy.connections().len(), table.len(), "{backend}");
-    }
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Redirect);
+    let proxy = Proxy::start(&fixture, &["original"]);
+    let table = through(&fixture, &proxy, either("127.0.0.6", "::6")).unwrap();
+    assert_eq!(table, wanted());
+    // Each request reached the proxy exactly once.
+    assert_eq!(proxy.connections().len(), table.len());
 }
 
 #[test]
 fn by_tproxy_the_application_sees_the_client() {
-    for backend in BACKENDS {
-        let fixture = Fixture::with(backend);
-        redirect(&fixture, InboundCapture::Tproxy);
-        fixture.is_written_with(backend);
-        let proxy = Proxy::start(&fixture, &["transparent"]);
-        let table = through(&fixture, &proxy, |service, v6| fixture.source(service, v6)).unwrap();
-        assert_eq!(table, wanted(), "{backend}");
-        assert_eq!(proxy.connections().len(), table.len(), "{backend}");
-    }
+    let fixture = Fixture::new();
+    redirect(&fixture, InboundCapture::Tproxy);
+    let proxy = Proxy::start(&fixture, &["transparent"]);
+    let table = through(&fixture, &proxy, |service, v6| fixture.source(service, v6)).unwrap();
+    assert_eq!(table, wanted());
+    assert_eq!(proxy.connections().len(), table.len());
 }
 
 #[test]

@@ -114,8 +114,12 @@ fn rules_that_were_lost_while_netconfig_was_away_are_repaired_when_it_is_back() 
     mesh.node.stop("netconfig", Signal::SIGKILL).unwrap();
     mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();
     mesh.node.start("netconfig").unwrap();
+    // Until netconfig has read the rules, pod-events tells what it knew before.
+    eventually("the rules are repaired", TIMEOUT, || {
+        mesh.reached_from_outside()
+    })
+    .unwrap();
     mesh.node.until_whole(&mesh.b.spec).unwrap();
-    mesh.reached_from_outside().unwrap();
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn reads(schedule: &mut Schedule, now: Instant) -> Vec<String> {
 /// Returns a schedule after its first reads, and their time.
 fn read_once(names: &[&str]) -> (Schedule, Instant) {
     let start = Instant::now();
-    let mut schedule = Schedule::new(MINUTE, true);
+    let mut schedule = Schedule::new(MINUTE);
     for name in names {
         schedule.add(sandbox(name), 999, start);
     }
@@ -126,7 +126,7 @@ fn everything_is_read_at_most_once_a_second_however_many_overruns_there_are() {
 #[test]
 fn each_claim_is_read_once_in_a_period_at_a_time_of_its_own() {
     let start = Instant::now();
-    let mut schedule = Schedule::new(MINUTE, true);
+    let mut schedule = Schedule::new(MINUTE);
     for (name, phase) in [("a", 250), ("b", 750)] {
         schedule.add(sandbox(name), phase, start);
     }
@@ -141,10 +141,10 @@ fn each_claim_is_read_once_in_a_period_at_a_time_of_its_own() {
 }
 
 #[test]
-fn periodic_reads_of_many_claims_are_no_more_than_of_few_where_the_kernel_notifies() {
+fn periodic_reads_of_many_claims_are_no_more_than_of_few() {
     let start = Instant::now();
-    let reads_in_an_hour = |claims, is_notified| {
-        let mut schedule = Schedule::new(MINUTE, is_notified);
+    let reads_in_an_hour = |claims| {
+        let mut schedule = Schedule::new(MINUTE);
         for claim in 0..claims {
             let sandbox = sandbox(&format!("c{claim}"));
             schedule.add(sandbox, 1 + claim % 999, start);
@@ -154,10 +154,9 @@ fn periodic_reads_of_many_claims_are_no_more_than_of_few_where_the_kernel_notifi
         let hour: Vec<_> = seconds.flat_map(|now| reads(&mut schedule, now)).collect();
         hour.len()
     };
-    assert_eq!(reads_in_an_hour(75, true), 75 * 60);
-    let many = reads_in_an_hour(750, true);
+    assert_eq!(reads_in_an_hour(75), 75 * 60);
+    let many = reads_in_an_hour(750);
     assert!((75 * 54..=75 * 66).contains(&many), "{many}");
-    assert_eq!(reads_in_an_hour(750, false), 750 * 60);
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn a_refused_transaction_takes_routes_and_rules_back() {
         .apply(&fresh.netns, &ambient(), &sandbox("c1"))
         .unwrap_err();
     assert!(
-        matches!(&error, ApplyError::Backend { undo_failures, .. } if undo_failures.is_empty()),
+        matches!(&error, ApplyError::Kernel { undo_failures, .. } if undo_failures.is_empty()),
         "{error:?}"
     );
     assert_eq!(everything(&fresh), before);

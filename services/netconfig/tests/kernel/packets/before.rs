@@ -10,18 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::{
-    Backend, Family,
-    apply::Phase,
-    rules::{Ambient, Ipv6},
-};
+use netconfig::{Family, apply::Phase, rules::Ambient};
 
 use crate::packets::{
     checks::FROM_ZTUNNEL,
     matrix::{MAX_PODS, all, scenario},
     probe::{Dial, Flow, TIMEOUT, at_once},
     stand_in::By,
-    world::{BACKENDS, Place, Pod, World, either, outside, pod},
+    world::{Place, Pod, World, either, outside, pod},
 };
 
 /// Earlier connections have one second. Half of it is observed even on a slow machine.
@@ -44,61 +40,22 @@ enum Gap {
 
 impl Gap {
     fn open(self, world: &World) {
-        let backend = world.writer.configured.unwrap();
-        match (self, backend) {
-            (Self::Drained, _) => {
+        match self {
+            Self::Drained => {
                 world.remove(Phase::Drain);
             }
-            (Self::TablesDeleted, Backend::Nftables | Backend::IptablesNft) => {
+            Self::TablesDeleted => {
                 world.pod.nft("flush ruleset");
             }
-            (Self::TablesDeleted, Backend::IptablesLegacy) => {
-                each_legacy(world, "-F OUTPUT", "-F PREROUTING");
-            }
-            (Self::ChainsFlushed, Backend::Nftables) => {
+            Self::ChainsFlushed => {
                 for table in ["inpod-raw", "inpod-mangle", "inpod-nat"] {
                     world.pod.nft(&format!("flush table inet {table}"));
                 }
             }
-            (Self::ChainsFlushed, Backend::IptablesNft) => {
-                for family in ["ip", "ip6"] {
-                    for table in ["raw", "mangle", "nat"] {
-                        for chain in ["INPOD_OUTPUT", "INPOD_PREROUTING"] {
-                            world
-                                .pod
-                                .nft(&format!("flush chain {family} {table} {chain}"));
-                        }
-                    }
-                }
-            }
-            (Self::ChainsFlushed, Backend::IptablesLegacy) => {
-                each_legacy(world, "-F INPOD_OUTPUT", "-F INPOD_PREROUTING");
-            }
-            (Self::InboundFlushed, Backend::Nftables) => {
+            Self::InboundFlushed => {
                 world.pod.nft("flush chain inet inpod-nat prerouting");
             }
-            (Self::InboundFlushed, Backend::IptablesNft) => {
-                for family in ["ip", "ip6"] {
-                    let flush = format!("flush chain {family} nat INPOD_PREROUTING");
-                    world.pod.nft(&flush);
-                }
-            }
-            (Self::InboundFlushed, Backend::IptablesLegacy) => {
-                for program in ["iptables-legacy", "ip6tables-legacy"] {
-                    let flush = ["-w", "-t", "nat", "-F", "INPOD_PREROUTING"];
-                    world.pod.command(program, &flush);
-                }
-            }
         }
-    }
-}
-
-/// Runs the commands in each table of both families.
-fn each_legacy(world: &World, one: &str, other: &str) {
-    let lines = ["raw", "mangle", "nat"].map(|table| format!("*{table}\n{one}\n{other}\nCOMMIT\n"));
-    for program in ["iptables-legacy-restore", "ip6tables-legacy-restore"] {
-        let script = format!("{program} --noflush -w 20 <<'END'\n{}END", lines.concat());
-        world.pod.command("sh", &["-c", &script]);
     }
 }
 
@@ -143,15 +100,15 @@ fn carried(world: &World) -> Vec<(Dial, Flow)> {
     dials.into_iter().flatten().map(hold).collect()
 }
 
-fn reopen(backend: Backend, gap: Gap, settings: &Ambient) -> Vec<String> {
-    let world = World::new(backend, Pod::Dual);
+fn reopen(gap: Gap, settings: &Ambient) -> Vec<String> {
+    let world = World::new(Pod::Dual);
     world.apply(settings);
     let mut carried = carried(&world);
     gap.open(&world);
     let dials = Family::ALL.map(|family| Dial::tcp(Place::Outside, pod(family), 8080));
     let mut past = dials.map(|dial| {
         let (flow, found) = dial.hold(&world);
-        assert_eq!(found.by(), Some(By::Application), "{backend} {gap:?}");
+        assert_eq!(found.by(), Some(By::Application), "{gap:?}");
         flow.unwrap()
     });
     let [first, second] = &mut past;
@@ -173,7 +130,7 @@ fn reopen(backend: Backend, gap: Gap, settings: &Ambient) -> Vec<String> {
             failed.push(format!("{family} goes past ztunnel"));
         }
     }
-    let when = format!("{backend} {gap:?}");
+    let when = format!("{gap:?}");
     failed
         .iter()
         .map(|failed| format!("{when}: {failed}"))
@@ -193,16 +150,7 @@ fn what_began_while_nothing_was_captured_has_a_second_to_end_and_what_ztunnel_ca
         (Gap::ChainsFlushed, scenario("dns")),
         (Gap::InboundFlushed, scenario("plain")),
     ];
-    let mut work = Vec::new();
-    for backend in BACKENDS {
-        work.extend(
-            gaps.iter()
-                .map(|(gap, settings)| (*backend, *gap, settings)),
-        );
-    }
-    let failures = at_once(MAX_PODS, &work, |(backend, gap, settings)| {
-        reopen(*backend, *gap, settings)
-    });
+    let failures = at_once(MAX_PODS, &gaps, |(gap, settings)| reopen(*gap, settings));
     assert_eq!(failures.concat(), [""; 0]);
 }
 
@@ -229,10 +177,8 @@ mod alone {
     #[test]
     fn rules_that_are_removed_while_earlier_connections_may_end_are_written_again_at_once() {
         let work = [Gap::TablesDeleted, Gap::InboundFlushed];
-        let backends = [Backend::Nftables, Backend::IptablesNft];
-        let work = backends.map(|backend| work.map(|gap| (backend, gap)));
-        let failures = at_once(MAX_PODS, &work.concat(), |(backend, gap)| {
-            let world = World::new(*backend, Pod::Dual);
+        let failures = at_once(MAX_PODS, &work, |gap| {
+            let world = World::new(Pod::Dual);
             let before = Dial::tcp(Place::Outside, pod(Family::V4), 8080).hold(&world);
             let mut before = before.0.unwrap();
             let (took, past, lasted) = thread::scope(|scope| {
@@ -259,7 +205,7 @@ mod alone {
             }
             failed
                 .iter()
-                .map(|failed| format!("{backend} {gap:?}: {failed}"))
+                .map(|failed| format!("{gap:?}: {failed}"))
                 .collect::<Vec<_>>()
         });
         assert_eq!(failures.concat(), [""; 0]);
@@ -270,7 +216,7 @@ mod alone {
 /// know which connections had not closed.
 #[test]
 fn where_an_apply_was_interrupted_earlier_connections_have_a_second_to_end_too() {
-    let world = World::new(Backend::Nftables, Pod::Dual);
+    let world = World::new(Pod::Dual);
     let settings = scenario("plain");
     let _before = Dial::tcp(Place::Outside, pod(Family::V4), 8080).hold(&world);
     let unfinished = thread::scope(|scope| {
@@ -351,92 +297,40 @@ fn goes_on(stream: &mut BufReader<TcpStream>) -> bool {
 /// tracked, and would never be captured.
 #[test]
 fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_good() {
-    let failures = at_once(BACKENDS.len(), BACKENDS, |backend| {
-        let world = World::new(*backend, Pod::Dual);
-        let ways = Family::ALL.map(|family| {
-            let at = |address| SocketAddr::new(address, 8080);
-            [
-                (Place::Outside, at(pod(family))),
-                (Place::Pod, at(outside(family))),
-            ]
-        });
-        let ways = ways.into_iter().flatten();
-        let kept = thread::scope(|scope| {
-            let opening = ways.map(|(place, to)| {
-                let netns = &world.at(place).netns;
-                let ready = std::sync::Arc::new(AtomicUsize::new(0));
-                let counter = std::sync::Arc::clone(&ready);
-                let open = move || netns.within(|| open_until_captured(to, &counter)).unwrap();
-                (scope.spawn(open), ready)
-            });
-            let opening: Vec<_> = opening.collect();
-            while opening
-                .iter()
-                .any(|(_, ready)| ready.load(Ordering::Relaxed) == 0)
-            {
-                thread::yield_now();
-            }
-            world.apply(&Ambient::default());
-            let kept = opening.into_iter().map(|(hand, _)| hand.join().unwrap());
-            kept.flatten().collect::<Vec<_>>()
-        });
-        assert!(kept.len() >= 4 * KEPT, "{backend}: {}", kept.len());
-        let past = thread::scope(|scope| {
-            let each = |mut stream| scope.spawn(move || goes_on(&mut stream));
-            let talking: Vec<_> = kept.into_iter().map(each).collect();
-            let went = talking.into_iter().filter_map(|hand| hand.join().ok());
-            went.filter(|goes_on| *goes_on).count()
-        });
-        (past > 0).then(|| format!("{backend}: {past} go past ztunnel"))
+    let world = World::new(Pod::Dual);
+    let ways = Family::ALL.map(|family| {
+        let at = |address| SocketAddr::new(address, 8080);
+        [
+            (Place::Outside, at(pod(family))),
+            (Place::Pod, at(outside(family))),
+        ]
     });
-    let failures: Vec<_> = failures.into_iter().flatten().collect();
-    assert_eq!(failures, [""; 0]);
-}
-
-/// Returns conntrack entries of captured connections: by the replying port, or by the mark of ztunnel's own with
-/// a client's source address.
-fn remembered(world: &World, family: Family) -> usize {
-    let family = match family {
-        Family::V4 => "ipv4",
-        Family::V6 => "ipv6",
-    };
-    let listed = world
-        .pod
-        .command("conntrack", &["-L", "-f", family, "-p", "tcp"]);
-    let captured = [" sport=15001 ", " sport=15006 ", " mark=273 "];
-    let is_captured = |line: &&str| captured.iter().any(|part| line.contains(part));
-    listed.lines().filter(is_captured).count()
-}
-
-/// Otherwise, once the family is captured again, a later connection of the same endpoints is routed like the captured
-/// one: the application's replies go to ztunnel, which never saw the request.
-#[test]
-fn nothing_is_remembered_of_what_was_captured_of_a_family_that_has_no_table_any_more() {
-    let without_ipv6 = Ambient {
-        ipv6: Ipv6::Off,
-        ..Ambient::default()
-    };
-    for backend in [Backend::IptablesNft, Backend::IptablesLegacy] {
-        let world = World::new(backend, Pod::Dual);
-        world.apply(&Ambient::default());
-        let held = Family::ALL.map(|family| {
-            let client = outside(family);
-            let dials = [
-                Dial::tcp(Place::Outside, pod(family), 8080),
-                Dial::tcp(Place::Pod, client, 8080),
-                Dial::tcp(Place::Pod, pod(family), 8080)
-                    .from(client)
-                    .marked(FROM_ZTUNNEL),
-            ];
-            dials.map(|dial| dial.hold(&world).0.unwrap())
+    let ways = ways.into_iter().flatten();
+    let kept = thread::scope(|scope| {
+        let opening = ways.map(|(place, to)| {
+            let netns = &world.at(place).netns;
+            let ready = std::sync::Arc::new(AtomicUsize::new(0));
+            let counter = std::sync::Arc::clone(&ready);
+            let open = move || netns.within(|| open_until_captured(to, &counter)).unwrap();
+            (scope.spawn(open), ready)
         });
-        assert_eq!(Family::ALL.map(|family| remembered(&world, family)), [3, 3]);
-        world.apply(&without_ipv6);
-        assert_eq!(Family::ALL.map(|family| remembered(&world, family)), [3, 0]);
-        let [mut of_ipv4, _] = held;
-        assert!(
-            of_ipv4.iter_mut().all(|flow| flow.talk().is_ok()),
-            "{backend}"
-        );
-    }
+        let opening: Vec<_> = opening.collect();
+        while opening
+            .iter()
+            .any(|(_, ready)| ready.load(Ordering::Relaxed) == 0)
+        {
+            thread::yield_now();
+        }
+        world.apply(&Ambient::default());
+        let kept = opening.into_iter().map(|(hand, _)| hand.join().unwrap());
+        kept.flatten().collect::<Vec<_>>()
+    });
+    assert!(kept.len() >= 4 * KEPT, "{}", kept.len());
+    let past = thread::scope(|scope| {
+        let each = |mut stream| scope.spawn(move || goes_on(&mut stream));
+        let talking: Vec<_> = kept.into_iter().map(each).collect();
+        let went = talking.into_iter().filter_map(|hand| hand.join().ok());
+        went.filter(|goes_on| *goes_on).count()
+    });
+    assert_eq!(past, 0, "connections go past ztunnel");
 }

@@ -6,12 +6,13 @@ use std::{
 };
 
 use netconfig::{
-    Backend, Family,
+    Family,
     apply::Phase,
     inspect,
     rules::{Ambient, InboundCapture, Ipv6},
 };
 
+use crate::istio::Form;
 use crate::packets::{
     checks::{Check, checks, direct},
     client::watch,
@@ -19,7 +20,7 @@ use crate::packets::{
     matrix::{MAX_PODS, all, name, run_all, scenario},
     probe::{ASK_PATIENCE, Dial, Flow, Step, at_once},
     stand_in::By,
-    world::{BACKENDS, Place, Pod, World, outside, pod, writer},
+    world::{Place, Pod, World, outside, pod},
 };
 
 /// The number of times that each setting is toggled.
@@ -108,13 +109,13 @@ fn toggled(base: &Ambient) -> Vec<Ambient> {
 #[test]
 fn no_toggle_cuts_refuses_or_lets_out_a_connection() {
     let mut work = Vec::new();
-    for (backend, base) in with_every_backend(&["plain", "everything", "everything-tproxy"]) {
+    for base in ["plain", "everything", "everything-tproxy"] {
         for toggled in toggled(&scenario(base)) {
-            work.push((backend, scenario(base), toggled));
+            work.push((scenario(base), toggled));
         }
     }
-    let failures = try_each(&work, |(backend, base, toggled)| {
-        toggle(&World::new(*backend, Pod::Dual), base, toggled)
+    let failures = try_each(&work, |(base, toggled)| {
+        toggle(&World::new(Pod::Dual), base, toggled)
     });
     assert_eq!(failures, [""; 0]);
 }
@@ -125,45 +126,36 @@ fn try_each<T: Sync>(work: &[T], act: impl Fn(&T) -> Vec<String> + Sync) -> Vec<
 }
 
 fn toggle(world: &World, base: &Ambient, toggled: &Ambient) -> Vec<String> {
-    let backend = world.writer.configured.unwrap();
     let mut failures = Vec::new();
     world.apply(base);
     let mut open = open_all(world, &checks(base, world.families()));
     for _ in 0..times() {
         for (from, to) in [(base, toggled), (toggled, base)] {
             let (before, after) = (checks(from, world.families()), checks(to, world.families()));
-            let mut failed = watch(world, &before, &after, || {
+            let failed = watch(world, &before, &after, || {
                 world.apply(to);
             });
             if to.ipv6 == Ipv6::Off {
-                open.retain(|(what, _)| !ends_with_ipv6(backend, what));
-                // Connections that had just begun end too.
-                failed.retain(|failed| backend == Backend::Nftables || !failed.contains("to: ["));
+                open.retain(|(what, _)| !ends_with_ipv6(what));
             }
             let failed = failed.into_iter().chain(cut(world, &mut open));
-            let when = format!("{backend} {} -> {}", name(from), name(to));
+            let when = format!("{} -> {}", name(from), name(to));
             failures.extend(failed.map(|failed| format!("{when}: {failed}")));
         }
     }
     failures
 }
 
-/// Without IPv6 capture, nothing routes replies to ztunnel's connections with a client's source address. IPv6 NAT
-/// ends with its table's last rule (services/docs/facts/kernel.md, 1), and tracking with it: when IPv6 is captured
-/// again, even ztunnel's own connections count as earlier ones.
-fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
-    let in_a_clients_name = what.starts_with("IPv6: TCP of ztunnel in the name of");
-    let is_tracked = ["is taken on", "of ztunnel", "back to ztunnel"];
-    let is_tracked = is_tracked.iter().any(|part| what.contains(part));
-    let ends = backend != Backend::Nftables && what.starts_with("IPv6: ") && is_tracked;
-    in_a_clients_name || ends
+/// Without IPv6 capture, nothing routes replies to ztunnel's connections with a client's source address.
+fn ends_with_ipv6(what: &str) -> bool {
+    what.starts_with("IPv6: TCP of ztunnel in the name of")
 }
 
 /// Damaged rules are repaired during traffic.
 #[test]
 fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
     let mut failures = Vec::new();
-    let world = World::new(Backend::Nftables, Pod::Dual);
+    let world = World::new(Pod::Dual);
     for settings in [scenario("everything"), scenario("everything-tproxy")] {
         world.apply(&settings);
         let checks = checks(&settings, world.families());
@@ -206,19 +198,19 @@ fn the_incumbents_rules_are_taken_over_and_no_connection_is_cut_refused_or_let_o
         &["probes", "everything"]
     };
     let mut work = Vec::new();
-    for (backend, incumbent) in with_every_backend(BACKENDS) {
-        work.extend(ours.iter().map(|ours| (backend, incumbent, scenario(ours))));
+    for form in Form::ALL {
+        work.extend(ours.iter().map(|ours| (form, scenario(ours))));
     }
-    let failures = try_each(&work, |(backend, incumbent, ours)| {
-        let failures = take_over(&World::new(*backend, Pod::Dual), *incumbent, ours).into_iter();
-        let when = format!("istio in {incumbent} -> {backend} {}", name(ours));
+    let failures = try_each(&work, |(form, ours)| {
+        let failures = take_over(&World::new(Pod::Dual), *form, ours).into_iter();
+        let when = format!("istio in {form:?} -> {}", name(ours));
         failures.map(|failed| format!("{when}: {failed}")).collect()
     });
     assert_eq!(failures, [""; 0]);
 }
 
-fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
-    crate::istio::leave(incumbent, &world.pod);
+fn take_over(world: &World, form: Form, ours: &Ambient) -> Vec<String> {
+    crate::istio::leave(form, &world.pod);
     let before = checks(&incumbent::settings(), world.families());
     let after = checks(ours, world.families());
     // Equivalent to our rules: the same checks hold.
@@ -239,39 +231,11 @@ fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
     failures
 }
 
-/// Needs more than one backend.
-#[test]
-fn another_backend_takes_over_and_no_connection_is_cut_refused_or_let_out() {
-    let mut work = Vec::new();
-    for (from, to) in with_every_backend(BACKENDS) {
-        if from != to {
-            work.extend(["everything", "everything-tproxy"].map(|name| (from, to, scenario(name))));
-        }
-    }
-    let failures = try_each(&work, |(from, to, settings)| {
-        let mut world = World::new(*from, Pod::Dual);
-        world.apply(settings);
-        let checks = checks(settings, world.families());
-        let mut open = open_all(&world, &checks);
-        world.writer = writer(*to);
-        let mut failures = watch(&world, &checks, &checks, || {
-            assert_eq!(world.apply(settings).backend, *to);
-        });
-        failures.extend(cut(&world, &mut open));
-        failures.extend(run_all(&world, &checks));
-        failures
-            .iter()
-            .map(|failed| format!("{from} -> {to}: {failed}"))
-            .collect()
-    });
-    assert_eq!(failures, [""; 0]);
-}
-
 /// The drain phase cuts nothing. The final phase cuts, and counts, exactly the connections still captured.
 #[test]
 fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
-    for (backend, name) in with_every_backend(&["plain", "everything", "everything-tproxy"]) {
-        let world = World::new(backend, Pod::Dual);
+    for name in ["plain", "everything", "everything-tproxy"] {
+        let world = World::new(Pod::Dual);
         world.apply(&scenario(name));
         let captured = checks(&scenario(name), world.families());
         let free = direct(world.families());
@@ -281,39 +245,29 @@ fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
         let failed = watch(&world, &captured, &free, || {
             assert!(world.remove(Phase::Drain).captured_flows > 1);
         });
-        assert_eq!(failed, [""; 0], "{backend} {name}");
-        assert_eq!(cut(&world, &mut of_before), [""; 0], "{backend} {name}");
+        assert_eq!(failed, [""; 0], "{name}");
+        assert_eq!(cut(&world, &mut of_before), [""; 0], "{name}");
         let mut of_drain = open_all(&world, &free);
         let failed = watch(&world, &free, &free, || {
             assert!(world.remove(Phase::Final).captured_flows > 1);
         });
-        assert_eq!(failed, [""; 0], "{backend} {name}");
-        assert_eq!(cut(&world, &mut of_drain), [""; 0], "{backend} {name}");
-        assert!(held.0.unwrap().talk().is_err(), "{backend} {name}");
+        assert_eq!(failed, [""; 0], "{name}");
+        assert_eq!(cut(&world, &mut of_drain), [""; 0], "{name}");
+        assert!(held.0.unwrap().talk().is_err(), "{name}");
     }
-}
-
-fn with_every_backend<T: Copy>(items: &[T]) -> Vec<(Backend, T)> {
-    let with = |backend: &Backend| {
-        items
-            .iter()
-            .map(|item| (*backend, *item))
-            .collect::<Vec<_>>()
-    };
-    BACKENDS.iter().flat_map(with).collect()
 }
 
 #[test]
 fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
     let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
-    for (backend, inbound_capture) in with_every_backend(&captures) {
+    for inbound_capture in captures {
         for keep_existing_connections in [true, false] {
             let settings = Ambient {
                 inbound_capture,
                 keep_existing_connections,
                 ..scenario("everything")
             };
-            let world = World::new(backend, Pod::Dual);
+            let world = World::new(Pod::Dual);
             let (before, after) = (
                 direct(world.families()),
                 checks(&settings, world.families()),
@@ -323,29 +277,17 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
                 let failed = watch(&world, &before, &after, || {
                     world.apply(&settings);
                 });
-                assert_eq!(failed, [""; 0], "{backend} {inbound_capture:?}");
-                assert_eq!(
-                    cut(&world, &mut open),
-                    [""; 0],
-                    "{backend} {inbound_capture:?}"
-                );
+                assert_eq!(failed, [""; 0], "{inbound_capture:?}");
+                assert_eq!(cut(&world, &mut open), [""; 0], "{inbound_capture:?}");
             } else {
                 let is_plain = |what: &str| {
                     what.contains(": inbound TCP reaches") || what.contains(": outbound TCP goes")
                 };
                 open.retain(|(what, _)| is_plain(what));
                 world.apply(&settings);
-                assert_eq!(
-                    cut(&world, &mut open).len(),
-                    4,
-                    "{backend} {inbound_capture:?}"
-                );
+                assert_eq!(cut(&world, &mut open).len(), 4, "{inbound_capture:?}");
             }
-            assert_eq!(
-                run_all(&world, &after),
-                [""; 0],
-                "{backend} {inbound_capture:?}"
-            );
+            assert_eq!(run_all(&world, &after), [""; 0], "{inbound_capture:?}");
         }
     }
 }
@@ -355,8 +297,8 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
 #[test]
 fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
     let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
-    for (backend, inbound_capture) in with_every_backend(&captures) {
-        let world = World::new(backend, Pod::Dual);
+    for inbound_capture in captures {
+        let world = World::new(Pod::Dual);
         let kept = Ambient {
             inbound_capture,
             keep_existing_connections: true,
@@ -376,7 +318,7 @@ fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
         let hold = |dial: &Dial| (format!("{dial:?}"), dial.hold(&world).0.unwrap());
         let mut of_before: Vec<_> = dials.iter().map(hold).collect();
         world.apply(&kept);
-        let when = format!("{backend} {inbound_capture:?}");
+        let when = format!("{inbound_capture:?}");
         assert_eq!(cut(&world, &mut of_before), [""; 0], "{when}");
         let mut captured: Vec<_> = dials.iter().map(hold).collect();
         world.apply(&chosen);
@@ -400,7 +342,7 @@ fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
         ),
     ] {
         // Each call takes one of a world's ports.
-        let world = World::new(Backend::Nftables, Pod::Dual);
+        let world = World::new(Pod::Dual);
         world.apply(&settings);
         let checks = checks(&settings, world.families());
         let failed = watch(&world, &checks, &checks, || {

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use netconfig::{
-    Backend,
     apply::Phase,
     error::ApplyError,
     rules::{Ambient, InboundCapture, Ipv6, Redirection, scenarios},
@@ -13,7 +12,7 @@ use crate::packets::{
     checks::{Check, checks, direct},
     pairwise::{every, pairwise},
     probe::{PATIENCE, TIMEOUT, at_once, run},
-    world::{BACKENDS, Pod, World},
+    world::{Pod, World},
 };
 use crate::support::sandbox;
 
@@ -27,23 +26,12 @@ pub(crate) const MAX_PODS: usize = 4;
 const MAX_WAITING_CHECKS: usize = 16;
 
 /// Each setting's number of values. Two means off and on, unless noted.
-const COLUMNS: [usize; 10] = [
-    BACKENDS.len(),
-    Pod::ALL.len(),
-    IPV6.len(),
-    2,
-    2,
-    2,
-    2,
-    2,
-    2,
-    2,
-];
+const COLUMNS: [usize; 9] = [Pod::ALL.len(), IPV6.len(), 2, 2, 2, 2, 2, 2, 2];
 
 const IPV6: [Ipv6; 3] = [Ipv6::Auto, Ipv6::On, Ipv6::Off];
 
-/// For pods of one kind, by one backend.
-type Groups = BTreeMap<(Backend, Pod), Vec<Ambient>>;
+/// For pods of one kind.
+type Groups = BTreeMap<Pod, Vec<Ambient>>;
 
 #[test]
 fn every_combination_of_settings_does_what_it_says() {
@@ -54,18 +42,16 @@ fn every_combination_of_settings_does_what_it_says() {
     };
     let mut groups = Groups::new();
     for row in &rows {
-        let (backend, pod, settings) = combination(row);
-        groups.entry((backend, pod)).or_default().push(settings);
+        let (pod, settings) = combination(row);
+        groups.entry(pod).or_default().push(settings);
     }
     // A pod's client ports are the limit.
     let pods = groups
         .iter()
         .flat_map(|(pod, settings)| settings.chunks(100).map(move |some| (pod, some)));
-    let failures = at_once(
-        MAX_PODS,
-        &pods.collect::<Vec<_>>(),
-        |((backend, pod), settings)| try_pod(&World::new(*backend, *pod), settings),
-    );
+    let failures = at_once(MAX_PODS, &pods.collect::<Vec<_>>(), |(pod, settings)| {
+        try_pod(&World::new(**pod), settings)
+    });
     let failures: Vec<_> = failures.into_iter().flatten().collect();
     assert!(
         failures.is_empty(),
@@ -77,26 +63,24 @@ fn every_combination_of_settings_does_what_it_says() {
 
 #[test]
 fn where_ipv6_is_switched_off_it_is_refused_to_capture_it_and_nothing_is_changed() {
-    for backend in BACKENDS {
-        let world = World::new(*backend, Pod::V4);
-        let settings = Ambient {
-            ipv6: Ipv6::On,
-            ..scenario("everything")
-        };
-        let redirection = Redirection::Ambient(settings);
-        let refused = world
-            .writer
-            .apply(&world.pod.netns, &redirection, &sandbox("c1"));
-        assert!(matches!(refused, Err(ApplyError::NoIpv6(_))), "{refused:?}");
-        assert_eq!(run_all(&world, &direct(world.families())), [""; 0]);
-    }
+    let world = World::new(Pod::V4);
+    let settings = Ambient {
+        ipv6: Ipv6::On,
+        ..scenario("everything")
+    };
+    let redirection = Redirection::Ambient(settings);
+    let refused = world
+        .writer
+        .apply(&world.pod.netns, &redirection, &sandbox("c1"));
+    assert!(matches!(refused, Err(ApplyError::NoIpv6(_))), "{refused:?}");
+    assert_eq!(run_all(&world, &direct(world.families())), [""; 0]);
 }
 
-fn combination(row: &[usize]) -> (Backend, Pod, Ambient) {
-    let [backend, pod, ipv6, rest @ ..] = row else {
+fn combination(row: &[usize]) -> (Pod, Ambient) {
+    let [pod, ipv6, rest @ ..] = row else {
         unreachable!("{row:?}")
     };
-    let (backend, pod) = (BACKENDS[*backend], Pod::ALL[*pod]);
+    let pod = Pod::ALL[*pod];
     let on: Vec<_> = rest.iter().map(|value| *value == 1).collect();
     let everything = scenario("everything");
     let chosen = |is_on, what| if is_on { what } else { Default::default() };
@@ -127,7 +111,7 @@ fn combination(row: &[usize]) -> (Backend, Pod, Ambient) {
         },
         exclusions: chosen(on[6], everything.exclusions),
     };
-    (backend, pod, settings)
+    (pod, settings)
 }
 
 pub(crate) fn name(settings: &Ambient) -> String {
@@ -203,10 +187,9 @@ fn try_pod(world: &World, settings: &[Ambient]) -> Vec<String> {
 }
 
 fn labelled_failures(world: &World, when: &str, checks: &[Check]) -> Vec<String> {
-    let backend = world.writer.configured.unwrap();
     let failed = run_all(world, checks).into_iter();
     failed
-        .map(|failure| format!("{backend} {:?} {when}: {failure}", world.kind))
+        .map(|failure| format!("{:?} {when}: {failure}", world.kind))
         .collect()
 }
 

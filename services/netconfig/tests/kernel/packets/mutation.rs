@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use netconfig::{
-    Backend, Family,
+    Family,
     rules::{Ambient, Ipv6, Redirection, scenarios},
 };
 
@@ -117,7 +117,7 @@ fn every_rule_is_needed_by_a_check() {
         work.extend(some);
     }
     let idle = at_once(MAX_PODS, &work, |(name, settings, chosen)| {
-        let world = World::new(Backend::Nftables, Pod::Dual);
+        let world = World::new(Pod::Dual);
         try_without(&world, name, settings, chosen)
     });
     let idle: Vec<_> = idle.into_iter().flatten().collect();

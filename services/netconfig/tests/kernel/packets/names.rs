@@ -1,18 +1,18 @@
 //! An open socket for DNS queries follows DNS capture on and off.
 
 use netconfig::{
-    Backend,
     apply::Phase,
     rules::{Ambient, Ipv6},
 };
 
+use crate::istio::Form;
 use crate::packets::{
     checks::{checks, direct},
     client::wanted,
     incumbent,
     matrix::scenario,
     probe::{Dial, Flow},
-    world::{BACKENDS, Place, Pod, World, outside},
+    world::{Place, Pod, World, outside},
 };
 
 /// One socket per family.
@@ -48,42 +48,38 @@ fn names() -> Ambient {
 
 #[test]
 fn a_socket_that_is_held_open_follows_dns_capture_in_both_directions() {
-    for backend in BACKENDS {
-        let world = World::new(*backend, Pod::Dual);
-        let mut sockets = Sockets::open(&world);
-        let plain = scenario("plain");
-        for round in 0..3 {
-            for (what, settings) in [("on", &names()), ("off", &plain)] {
-                world.apply(settings);
-                sockets.are_answered(&world, &format!("{backend} {what} {round}"), Some(settings));
-            }
+    let world = World::new(Pod::Dual);
+    let mut sockets = Sockets::open(&world);
+    let plain = scenario("plain");
+    for round in 0..3 {
+        for (what, settings) in [("on", &names()), ("off", &plain)] {
+            world.apply(settings);
+            sockets.are_answered(&world, &format!("{what} {round}"), Some(settings));
         }
-        world.apply(&names());
-        sockets.are_answered(&world, "on", Some(&names()));
-        for phase in [Phase::Drain, Phase::Final] {
-            world.remove(phase);
-            sockets.are_answered(&world, &format!("{backend} {phase:?}"), None);
-        }
+    }
+    world.apply(&names());
+    sockets.are_answered(&world, "on", Some(&names()));
+    for phase in [Phase::Drain, Phase::Final] {
+        world.remove(phase);
+        sockets.are_answered(&world, &format!("{phase:?}"), None);
     }
 }
 
 #[test]
 fn a_socket_that_is_held_open_follows_the_capture_of_ipv6() {
-    for backend in BACKENDS {
-        let world = World::new(*backend, Pod::Dual);
-        let mut sockets = Sockets::open(&world);
-        for ipv6 in [Ipv6::Auto, Ipv6::Off, Ipv6::On, Ipv6::Off] {
-            let settings = Ambient { ipv6, ..names() };
-            world.apply(&settings);
-            sockets.are_answered(&world, &format!("{backend} {ipv6:?}"), Some(&settings));
-        }
+    let world = World::new(Pod::Dual);
+    let mut sockets = Sockets::open(&world);
+    for ipv6 in [Ipv6::Auto, Ipv6::Off, Ipv6::On, Ipv6::Off] {
+        let settings = Ambient { ipv6, ..names() };
+        world.apply(&settings);
+        sockets.are_answered(&world, &format!("{ipv6:?}"), Some(&settings));
     }
 }
 
 /// It bypassed ztunnel without the rules.
 #[test]
 fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
-    let world = World::new(Backend::Nftables, Pod::Dual);
+    let world = World::new(Pod::Dual);
     let mut sockets = Sockets::open(&world);
     for script in [
         "delete table inet inpod-nat",
@@ -104,14 +100,12 @@ fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
 
 #[test]
 fn a_socket_that_is_held_open_follows_a_takeover_from_the_incumbent() {
-    for backend in BACKENDS {
-        for settings in [names(), scenario("plain")] {
-            let world = World::new(*backend, Pod::Dual);
-            crate::istio::leave(Backend::Nftables, &world.pod);
-            let mut sockets = Sockets::open(&world);
-            sockets.are_answered(&world, "theirs", Some(&incumbent::settings()));
-            world.apply(&settings);
-            sockets.are_answered(&world, "ours", Some(&settings));
-        }
+    for settings in [names(), scenario("plain")] {
+        let world = World::new(Pod::Dual);
+        crate::istio::leave(Form::Nft, &world.pod);
+        let mut sockets = Sockets::open(&world);
+        sockets.are_answered(&world, "theirs", Some(&incumbent::settings()));
+        world.apply(&settings);
+        sockets.are_answered(&world, "ours", Some(&settings));
     }
 }

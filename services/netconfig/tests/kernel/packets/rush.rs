@@ -13,7 +13,7 @@ use std::{
 };
 
 use netconfig::{
-    Backend, Family,
+    Family,
     apply::Phase,
     inspect,
     rules::{Ambient, Ipv6},
@@ -21,10 +21,9 @@ use netconfig::{
 use socket2::{Domain, Socket, Type};
 
 use crate::packets::{
-    matrix::all,
     probe::{PATIENCE, SetOnDrop},
     stand_in::{Answer, By},
-    world::{BACKENDS, Place, Pod, World, outside, pod},
+    world::{Place, Pod, World, outside, pod},
 };
 
 const ROUNDS: usize = 8;
@@ -226,43 +225,37 @@ fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_an_enrolled_pods_
 }
 
 fn none_fails(enrolled: &[(Ambient, &[Family])]) {
-    for backend in BACKENDS {
-        // By iptables a connection that began during a change got no answer once in some thirty runs: for the full run.
-        if *backend != Backend::Nftables && !all() {
-            continue;
-        }
-        let world = World::new(*backend, Pod::Dual);
-        for place in [Place::Pod, Place::Outside] {
-            world.at(place).run(|| {
-                std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", PORTS).unwrap();
-            });
-        }
-        let since = Instant::now();
-        let clients = [Family::V4, Family::V6].map(|family| {
-            [
-                Client::new(Place::Outside, pod(family), since),
-                Client::new(Place::Pod, outside(family), since),
-            ]
+    let world = World::new(Pod::Dual);
+    for place in [Place::Pod, Place::Outside] {
+        world.at(place).run(|| {
+            std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", PORTS).unwrap();
         });
-        let clients = clients.into_iter().flatten().collect::<Vec<_>>();
-        let stop = AtomicBool::new(false);
-        let mut failures = thread::scope(|scope| {
-            for client in &clients {
-                let netns = &world.at(client.at).netns;
-                scope.spawn(|| netns.within(|| client.run(&stop)).unwrap());
-            }
-            let _stop = SetOnDrop(&stop);
-            enroll_and_withdraw(&world, &clients, enrolled)
-        });
-        for place in [Place::Pod, Place::Outside] {
-            let resent = world.at(place).run(syns_sent_again);
-            failures.extend((resent > 0).then(|| format!("{place:?}: {resent} SYNs were lost")));
-        }
-        let made: usize = clients
-            .iter()
-            .map(|it| it.count.load(Ordering::Relaxed))
-            .sum();
-        println!("{backend}: {made} connections in {ROUNDS} rounds");
-        assert_eq!(failures, [""; 0], "{backend}, of {made}");
     }
+    let since = Instant::now();
+    let clients = [Family::V4, Family::V6].map(|family| {
+        [
+            Client::new(Place::Outside, pod(family), since),
+            Client::new(Place::Pod, outside(family), since),
+        ]
+    });
+    let clients = clients.into_iter().flatten().collect::<Vec<_>>();
+    let stop = AtomicBool::new(false);
+    let mut failures = thread::scope(|scope| {
+        for client in &clients {
+            let netns = &world.at(client.at).netns;
+            scope.spawn(|| netns.within(|| client.run(&stop)).unwrap());
+        }
+        let _stop = SetOnDrop(&stop);
+        enroll_and_withdraw(&world, &clients, enrolled)
+    });
+    for place in [Place::Pod, Place::Outside] {
+        let resent = world.at(place).run(syns_sent_again);
+        failures.extend((resent > 0).then(|| format!("{place:?}: {resent} SYNs were lost")));
+    }
+    let made: usize = clients
+        .iter()
+        .map(|it| it.count.load(Ordering::Relaxed))
+        .sum();
+    println!("{made} connections in {ROUNDS} rounds");
+    assert_eq!(failures, [""; 0], "of {made}");
 }

@@ -2,16 +2,12 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::Path,
-    sync::{
-        OnceLock,
-        atomic::{AtomicU16, Ordering},
-    },
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
 use netconfig::{
-    Backend, Family, Programs,
+    Family,
     apply::{Applied, Phase, Removed, Writer},
     rules::{Ambient, Redirection},
 };
@@ -23,26 +19,6 @@ use crate::packets::{
     stand_in::{By, Listener},
 };
 use crate::support::{Fresh, sandbox};
-
-pub(crate) const BACKENDS: &[Backend] = &Backend::ALL;
-
-pub(crate) fn writer(backend: Backend) -> Writer {
-    static FOUND: OnceLock<Programs> = OnceLock::new();
-    let find = || {
-        let directories = ["/usr/sbin", "/sbin"].map(Path::new);
-        let runner = Path::new(env!("CARGO_BIN_EXE_netconfig"));
-        let locks = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks-of-packets");
-        // Many programs run at once on machines of unknown speed.
-        let timeout = Duration::from_secs(30);
-        Programs::search_in(&directories, runner, &locks).with_timeout(timeout)
-    };
-    Writer {
-        configured: Some(backend),
-        detected: backend,
-        programs: FOUND.get_or_init(find).clone(),
-        ..Writer::default()
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pod {
@@ -131,8 +107,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(backend: Backend, kind: Pod) -> Self {
-        let mut world = Self::without_ztunnel(backend, kind, Fresh::new(), 0);
+    pub(crate) fn new(kind: Pod) -> Self {
+        let mut world = Self::without_ztunnel(kind, Fresh::new(), 0);
         let ztunnels = world.listen_as_ztunnel();
         world.listeners.extend(ztunnels);
         for port in TRANSPARENT {
@@ -142,17 +118,12 @@ impl World {
     }
 
     /// Nothing listens for captured traffic.
-    pub(crate) fn without_ztunnel(
-        backend: Backend,
-        kind: Pod,
-        pod: Fresh,
-        users_from: u32,
-    ) -> Self {
+    pub(crate) fn without_ztunnel(kind: Pod, pod: Fresh, users_from: u32) -> Self {
         let world = Self {
             pod,
             kind,
             users_from,
-            writer: writer(backend),
+            writer: Writer::default(),
             outside: Fresh::new(),
             guest: Fresh::new(),
             next_port: AtomicU16::new(CLIENT_PORTS.start),

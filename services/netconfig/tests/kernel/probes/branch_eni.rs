@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use netconfig::probes::{AwsBranchEni, ProbeSettings};
 
-use crate::probes::place::{Kind, OnNode};
+use crate::probes::place::OnNode;
 use crate::support::Fresh;
 
 /// An AWS node with two such pods and another.
@@ -32,7 +32,7 @@ fn node() -> Arc<Fresh> {
 }
 
 fn start(node: &Arc<Fresh>) -> OnNode {
-    OnNode::start(node, ProbeSettings::default(), Kind::Nft)
+    OnNode::start(node, ProbeSettings::default())
 }
 
 fn ours(node: &Fresh, family: &str) -> Vec<String> {
@@ -80,7 +80,7 @@ fn nothing_is_led_where_the_node_is_not_set_up_for_it_or_it_is_switched_off() {
         aws_branch_eni: AwsBranchEni::Off,
         ..ProbeSettings::default()
     };
-    OnNode::start(&node, off, Kind::Nft).set_addresses("c1", &["10.0.0.5"]);
+    OnNode::start(&node, off).set_addresses("c1", &["10.0.0.5"]);
     assert_eq!(ours(&node, "-4"), [""; 0]);
     node.command("sysctl", &["-qw", "net.ipv4.tcp_early_demux=1"]);
     start(&node).set_addresses("c1", &["10.0.0.5"]);

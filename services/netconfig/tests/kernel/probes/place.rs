@@ -2,18 +2,14 @@
 
 use std::{
     collections::BTreeSet,
-    io::Write as _,
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    process::{Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use inpod_service::Readiness;
-use inpod_types::Reason;
 use netconfig::{
-    Family, Variant,
-    probes::{ProbeSet, ProbeSettings, ReconcilerGuard, RunError, Runner, SetBackendKind},
+    probes::{ProbeSet, ProbeSettings, ReconcilerGuard},
     rules::{Ambient, Redirection},
 };
 use nix::unistd::{Uid, setfsuid};
@@ -28,84 +24,6 @@ pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];
 const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
 const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Nft,
-    IptablesNft,
-    IptablesLegacy,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 3] = [Self::Nft, Self::IptablesNft, Self::IptablesLegacy];
-
-    pub(crate) fn by(self) -> SetBackendKind {
-        let by = |variant, name| SetBackendKind::Iptables {
-            variant,
-            runner: Box::new(Programs(name)),
-        };
-        match self {
-            Self::Nft => SetBackendKind::Nftables,
-            Self::IptablesNft => by(Variant::Nft, "nft"),
-            Self::IptablesLegacy => by(Variant::Legacy, "legacy"),
-        }
-    }
-}
-
-/// The named variant's installed programs.
-#[derive(Debug)]
-pub(crate) struct Programs(pub(crate) &'static str);
-
-impl Programs {
-    fn run(
-        &self,
-        family: Family,
-        what: &str,
-        arguments: &[&str],
-        input: &str,
-    ) -> Result<String, RunError> {
-        let start = match family {
-            Family::V4 => "iptables",
-            Family::V6 => "ip6tables",
-        };
-        let program = format!("{start}-{}-{what}", self.0);
-        let mut child = Command::new(&program)
-            .args(arguments)
-            .env("XTABLES_LOCKFILE", "/dev/null")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{program} is needed (install iptables): {error}"));
-        child
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(input.as_bytes())
-            .unwrap();
-        let output = child.wait_with_output().unwrap();
-        if output.status.success() {
-            Ok(String::from_utf8(output.stdout).unwrap())
-        } else {
-            let output = String::from_utf8_lossy(&output.stderr);
-            Err(RunError {
-                reason: Reason::KernelRefused,
-                message: format!("{program} {arguments:?}: {output}{input}"),
-            })
-        }
-    }
-}
-
-impl Runner for Programs {
-    fn save(&self, family: Family) -> Result<String, RunError> {
-        self.run(family, "save", &["-t", "nat"], "")
-    }
-
-    fn restore(&self, family: Family, script: &str) -> Result<(), RunError> {
-        self.run(family, "restore", &["--noflush"], script)
-            .map(drop)
-    }
-}
-
 /// Works on the node's thread, as netconfig does in its own netns.
 #[derive(Clone)]
 pub(crate) struct OnNode {
@@ -115,15 +33,11 @@ pub(crate) struct OnNode {
 }
 
 impl OnNode {
-    pub(crate) fn start(node: &Arc<Fresh>, settings: ProbeSettings, kind: Kind) -> Self {
-        Self::start_by(node, settings, kind.by())
-    }
-
-    pub(crate) fn start_by(node: &Arc<Fresh>, settings: ProbeSettings, by: SetBackendKind) -> Self {
+    pub(crate) fn start(node: &Arc<Fresh>, settings: ProbeSettings) -> Self {
         let readiness = Readiness::default();
         let conditions = readiness.clone();
         let host = node
-            .run(move || ProbeSet::start(settings, by, conditions))
+            .run(move || ProbeSet::start(settings, conditions))
             .unwrap();
         Self {
             node: Arc::clone(node),

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::packets::{
     probe::{Dial, Owner, TIMEOUT},
-    world::{BACKENDS, Place, Pod, outside, pod},
+    world::{Place, Pod, outside, pod},
 };
 
 /// Reads each listener's report on the path, in order; then exchanges an echo.
@@ -43,53 +43,50 @@ fn way(mesh: &Mesh, dial: &Dial) -> Vec<String> {
 }
 
 fn everything_goes_through_once(settings: &Sidecar, proxy: Owner, role: Role) {
-    for backend in BACKENDS {
-        let mesh = Mesh::new(*backend, Pod::Dual, proxy, role);
-        mesh.apply(settings);
-        for family in mesh.world.families() {
-            let (pod, outside) = (pod(*family), outside(*family));
-            let lines_of =
-                |text: String| -> Vec<String> { text.lines().map(str::to_owned).collect() };
-            let at = |address, port| std::net::SocketAddr::new(address, port);
-            let (own, out) = (at(pod, EVERYWHERE), at(outside, EVERYWHERE));
-            let keeps = role == Role::ForwardsInTheClientsName;
-            let caller = |client| if keeps { client } else { returning(*family) };
-            let (from_outside, from_pod) = (caller(outside), caller(pod));
-            let application = format!("application {EVERYWHERE}");
-            let arrives = Dial::tcp(Place::Outside, pod, EVERYWHERE);
-            assert_eq!(
-                way(&mesh, &arrives),
-                lines_of(format!(
-                    "through 15006 {outside} {own}\n{application} {from_outside} {own}"
-                )),
-                "{backend} {family}"
-            );
-            let leaves = Dial::tcp(Place::Pod, outside, EVERYWHERE).of(APPLICATION);
-            assert_eq!(
-                way(&mesh, &leaves),
-                lines_of(format!(
-                    "through 15001 {pod} {out}\noutside {EVERYWHERE} {pod} {out}"
-                )),
-                "{backend} {family}"
-            );
-            // The proxy to itself, by the pod's address.
-            let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(proxy);
-            assert_eq!(
-                way(&mesh, &itself),
-                lines_of(format!(
-                    "through 15006 {pod} {own}\n{application} {from_pod} {own}"
-                )),
-                "{backend} {family}"
-            );
-            // The application to itself, and traffic that has passed the proxy.
-            let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(APPLICATION);
-            let direct = lines_of(format!("{application} {pod} {own}"));
-            assert_eq!(way(&mesh, &itself), direct, "{backend} {family}");
-            let back = returning(*family);
-            let returned = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(proxy).from(back);
-            let direct = lines_of(format!("{application} {back} {own}"));
-            assert_eq!(way(&mesh, &returned), direct, "{backend} {family}");
-        }
+    let mesh = Mesh::new(Pod::Dual, proxy, role);
+    mesh.apply(settings);
+    for family in mesh.world.families() {
+        let (pod, outside) = (pod(*family), outside(*family));
+        let lines_of = |text: String| -> Vec<String> { text.lines().map(str::to_owned).collect() };
+        let at = |address, port| std::net::SocketAddr::new(address, port);
+        let (own, out) = (at(pod, EVERYWHERE), at(outside, EVERYWHERE));
+        let keeps = role == Role::ForwardsInTheClientsName;
+        let caller = |client| if keeps { client } else { returning(*family) };
+        let (from_outside, from_pod) = (caller(outside), caller(pod));
+        let application = format!("application {EVERYWHERE}");
+        let arrives = Dial::tcp(Place::Outside, pod, EVERYWHERE);
+        assert_eq!(
+            way(&mesh, &arrives),
+            lines_of(format!(
+                "through 15006 {outside} {own}\n{application} {from_outside} {own}"
+            )),
+            "{family}"
+        );
+        let leaves = Dial::tcp(Place::Pod, outside, EVERYWHERE).of(APPLICATION);
+        assert_eq!(
+            way(&mesh, &leaves),
+            lines_of(format!(
+                "through 15001 {pod} {out}\noutside {EVERYWHERE} {pod} {out}"
+            )),
+            "{family}"
+        );
+        // The proxy to itself, by the pod's address.
+        let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(proxy);
+        assert_eq!(
+            way(&mesh, &itself),
+            lines_of(format!(
+                "through 15006 {pod} {own}\n{application} {from_pod} {own}"
+            )),
+            "{family}"
+        );
+        // The application to itself, and traffic that has passed the proxy.
+        let itself = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(APPLICATION);
+        let direct = lines_of(format!("{application} {pod} {own}"));
+        assert_eq!(way(&mesh, &itself), direct, "{family}");
+        let back = returning(*family);
+        let returned = Dial::tcp(Place::Pod, pod, EVERYWHERE).of(proxy).from(back);
+        let direct = lines_of(format!("{application} {back} {own}"));
+        assert_eq!(way(&mesh, &returned), direct, "{family}");
     }
 }
 
@@ -108,7 +105,7 @@ fn by_tproxy_everything_goes_through_once_and_the_application_sees_the_clients_a
 /// Negative control: without the proxy's exemption, traffic returns until the proxy detects a loop.
 #[test]
 fn without_the_rule_for_its_user_the_proxy_calls_itself_for_ever() {
-    let mesh = Mesh::new(BACKENDS[0], Pod::Dual, PROXY, Role::Forwards);
+    let mesh = Mesh::new(Pod::Dual, PROXY, Role::Forwards);
     mesh.apply(&settings::basic());
     for table_and_text in ["meta skuid 1337 counter", "meta skgid 1337 counter"] {
         let listed = mesh.world.pod.command(

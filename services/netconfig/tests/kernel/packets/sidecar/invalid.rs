@@ -16,7 +16,7 @@ use super::{
 };
 use crate::packets::{
     probe::SILENCE,
-    world::{BACKENDS, Pod, World, outside, pod},
+    world::{Pod, World, outside, pod},
 };
 
 /// The wait for a packet that comes.
@@ -92,27 +92,25 @@ fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
 #[test]
 fn what_belongs_to_no_connection_is_dropped_only_where_that_is_wished() {
     assert_ne!(outside(Family::V6), IpAddr::V6(Ipv6Addr::LOCALHOST));
-    for backend in BACKENDS {
-        let mesh = Mesh::new(*backend, Pod::Dual, PROXY, Role::Answers);
-        let check = |settings: Option<&Sidecar>, wanted: [bool; 2]| {
-            settings.inspect(|settings| assert!(mesh.apply(settings)));
-            for (family, wanted) in Family::ALL.into_iter().zip(wanted) {
-                let wait = if wanted { PATIENCE } else { SILENCE };
-                let found = is_seen(&mesh.world, family, wait);
-                assert_eq!(found, wanted, "{backend} {family} {settings:?}");
-            }
-        };
-        check(None, [true; 2]);
-        check(Some(&settings::basic()), [true; 2]);
-        let drops = Sidecar {
-            drop_invalid: true,
-            ..settings::basic()
-        };
-        check(Some(&drops), [false; 2]);
-        let of_ipv4 = Sidecar {
-            ipv6: netconfig::rules::Ipv6::Off,
-            ..drops
-        };
-        check(Some(&of_ipv4), [false, true]);
-    }
+    let mesh = Mesh::new(Pod::Dual, PROXY, Role::Answers);
+    let check = |settings: Option<&Sidecar>, wanted: [bool; 2]| {
+        settings.inspect(|settings| assert!(mesh.apply(settings)));
+        for (family, wanted) in Family::ALL.into_iter().zip(wanted) {
+            let wait = if wanted { PATIENCE } else { SILENCE };
+            let found = is_seen(&mesh.world, family, wait);
+            assert_eq!(found, wanted, "{family} {settings:?}");
+        }
+    };
+    check(None, [true; 2]);
+    check(Some(&settings::basic()), [true; 2]);
+    let drops = Sidecar {
+        drop_invalid: true,
+        ..settings::basic()
+    };
+    check(Some(&drops), [false; 2]);
+    let of_ipv4 = Sidecar {
+        ipv6: netconfig::rules::Ipv6::Off,
+        ..drops
+    };
+    check(Some(&of_ipv4), [false, true]);
 }

@@ -15,7 +15,7 @@ use crate::packets::{
     checks::Check,
     matrix::{MAX_PODS, controls, run_all},
     probe::{Dial, Evidence, SILENCE, at_once},
-    world::{BACKENDS, Place, Pod, pod},
+    world::{Place, Pod, pod},
 };
 
 type Named = (&'static str, Sidecar);
@@ -26,15 +26,13 @@ fn every_redirection_of_a_sidecar_does_what_it_says() {
     let is_tproxied = |(_, settings): &Named| settings.inbound_capture == InboundCapture::Tproxy;
     let (tproxied, others): (Vec<_>, Vec<_>) = settings::all().into_iter().partition(is_tproxied);
     let mut work = Vec::new();
-    for backend in BACKENDS {
-        for kind in Pod::ALL {
-            work.push((*backend, kind, true, sample(kind, &tproxied)));
-            work.push((*backend, kind, false, sample(kind, &others)));
-        }
+    for kind in Pod::ALL {
+        work.push((kind, true, sample(kind, &tproxied)));
+        work.push((kind, false, sample(kind, &others)));
     }
-    let failures = at_once(MAX_PODS, &work, |(backend, kind, is_tproxied, settings)| {
+    let failures = at_once(MAX_PODS, &work, |(kind, is_tproxied, settings)| {
         let owner = if *is_tproxied { PRIVILEGED } else { PROXY };
-        let mut mesh = Mesh::new(*backend, *kind, owner, Role::Answers);
+        let mut mesh = Mesh::new(*kind, owner, Role::Answers);
         if *is_tproxied {
             mesh.proxy.set_transparent(true);
         }
@@ -54,11 +52,10 @@ fn sample(kind: Pod, all: &[Named]) -> Vec<Named> {
 fn try_pod(mesh: &Mesh, all: &[Named]) -> Vec<String> {
     let world = &mesh.world;
     let families = world.families();
-    let backend = world.writer.configured.unwrap();
     let labelled_failures = |when: &str, failed: Vec<String>| -> Vec<String> {
         let failed = failed.into_iter();
         failed
-            .map(|failure| format!("{backend} {:?} {when}: {failure}", world.kind))
+            .map(|failure| format!("{:?} {when}: {failure}", world.kind))
             .collect()
     };
     let mut every: Vec<Check> = Vec::new();
@@ -91,25 +88,23 @@ fn try_pod(mesh: &Mesh, all: &[Named]) -> Vec<String> {
 
 #[test]
 fn what_was_applied_ten_times_is_there_once() {
-    for backend in BACKENDS {
-        let mesh = Mesh::new(*backend, Pod::Dual, PRIVILEGED, Role::Answers);
-        let settings = settings::by_tproxy(settings::rich());
-        let pod = &mesh.world.pod;
-        let shown = || {
-            let shown = ["rule", "-6 rule", "-6 addr show dev lo"].map(|what| pod.ip(what));
-            shown.concat() + &pod.ip("route show table 133") + &pod.ip("-6 route show table 133")
-        };
+    let mesh = Mesh::new(Pod::Dual, PRIVILEGED, Role::Answers);
+    let settings = settings::by_tproxy(settings::rich());
+    let pod = &mesh.world.pod;
+    let shown = || {
+        let shown = ["rule", "-6 rule", "-6 addr show dev lo"].map(|what| pod.ip(what));
+        shown.concat() + &pod.ip("route show table 133") + &pod.ip("-6 route show table 133")
+    };
+    assert!(mesh.apply(&settings));
+    let first = shown();
+    assert_eq!(first.matches("lookup 133").count(), 2, "{first}");
+    assert_eq!(first.matches("inet6 ::6/128").count(), 1, "{first}");
+    for _ in 0..10 {
+        assert!(!mesh.apply(&settings));
+        assert!(mesh.apply(&settings::basic()));
+        assert!(!shown().contains("133"));
         assert!(mesh.apply(&settings));
-        let first = shown();
-        assert_eq!(first.matches("lookup 133").count(), 2, "{first}");
-        assert_eq!(first.matches("inet6 ::6/128").count(), 1, "{first}");
-        for _ in 0..10 {
-            assert!(!mesh.apply(&settings), "{backend}");
-            assert!(mesh.apply(&settings::basic()), "{backend}");
-            assert!(!shown().contains("133"), "{backend}");
-            assert!(mesh.apply(&settings), "{backend}");
-            assert_eq!(shown(), first, "{backend}");
-        }
+        assert_eq!(shown(), first);
     }
 }
 
@@ -136,19 +131,16 @@ pub(super) fn admitted_past_a_nontransparent_proxy(mesh: &mut Mesh, ports: &[u16
 
 #[test]
 fn by_tproxy_nothing_is_let_in_past_a_proxy_that_does_not_take_it() {
-    for backend in BACKENDS {
-        let mut mesh = Mesh::new(*backend, Pod::Dual, PRIVILEGED, Role::Answers);
-        mesh.proxy.set_transparent(true);
-        assert_ne!(
-            admitted_past_a_nontransparent_proxy(&mut mesh, &[8080]),
-            [""; 0],
-            "without rules"
-        );
-        mesh.apply(&settings::by_tproxy(settings::basic()));
-        assert_eq!(
-            admitted_past_a_nontransparent_proxy(&mut mesh, &[8080]),
-            [""; 0],
-            "{backend}"
-        );
-    }
+    let mut mesh = Mesh::new(Pod::Dual, PRIVILEGED, Role::Answers);
+    mesh.proxy.set_transparent(true);
+    assert_ne!(
+        admitted_past_a_nontransparent_proxy(&mut mesh, &[8080]),
+        [""; 0],
+        "without rules"
+    );
+    mesh.apply(&settings::by_tproxy(settings::basic()));
+    assert_eq!(
+        admitted_past_a_nontransparent_proxy(&mut mesh, &[8080]),
+        [""; 0]
+    );
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use netconfig::{
-    Backend, Family,
+    Family,
     rules::{Redirection, Sidecar},
 };
 
@@ -52,20 +52,19 @@ pub(super) struct Mesh {
 }
 
 impl Mesh {
-    pub(super) fn new(backend: Backend, kind: Pod, owner: Owner, role: Role) -> Self {
-        Self::within(backend, kind, Fresh::new(), None, (owner, role))
+    pub(super) fn new(kind: Pod, owner: Owner, role: Role) -> Self {
+        Self::within(kind, Fresh::new(), None, (owner, role))
     }
 
     /// The netns belongs to a process's user namespace, whose IDs begin at a number.
     pub(super) fn within(
-        backend: Backend,
         kind: Pod,
         fresh: Fresh,
         users: Option<(u32, u32)>,
         (owner, role): (Owner, Role),
     ) -> Self {
         let first = users.map_or(0, |(_, first)| first);
-        let mut world = World::without_ztunnel(backend, kind, fresh, first);
+        let mut world = World::without_ztunnel(kind, fresh, first);
         let more = more_listeners(&world);
         world.add(more);
         world.pod.nft(FIREWALL);

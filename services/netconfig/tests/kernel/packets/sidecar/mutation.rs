@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use netconfig::{
-    Backend, Family,
+    Family,
     rules::{InboundCapture, Ipv6, Redirection, Selection, Sidecar},
 };
 
@@ -98,7 +98,7 @@ fn parts(settings: &Sidecar) -> Vec<Part> {
 }
 
 fn try_without(proxy: Owner, name: &str, settings: &Sidecar, chosen: &[Part]) -> Vec<Part> {
-    let mut mesh = Mesh::new(Backend::Nftables, Pod::Dual, proxy, Role::Answers);
+    let mut mesh = Mesh::new(Pod::Dual, proxy, Role::Answers);
     let is_tproxied = settings.inbound_capture == InboundCapture::Tproxy;
     if is_tproxied {
         mesh.proxy.set_transparent(true);

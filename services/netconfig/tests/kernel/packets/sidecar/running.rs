@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use netconfig::{
-    Backend,
     apply::{Applied, Phase},
     inspect::{self, Proxies},
     rules::{Redirection, Sidecar},
@@ -17,7 +16,7 @@ use super::{
 use crate::packets::{
     probe::Dial,
     stand_in::By,
-    world::{BACKENDS, Place, Pod, World, outside, pod},
+    world::{Place, Pod, World, outside, pod},
 };
 
 fn held(world: &World, dial: &Dial) -> (crate::packets::probe::Flow, Option<By>) {
@@ -29,28 +28,26 @@ fn held(world: &World, dial: &Dial) -> (crate::packets::probe::Flow, Option<By>)
 /// Connections that bypassed the proxy are cut; the proxy's own continue.
 #[test]
 fn connections_from_before_end_but_for_the_proxys_own() {
-    for backend in BACKENDS {
-        let mesh = Mesh::new(*backend, Pod::Dual, PROXY, Role::Answers);
-        let world = &mesh.world;
-        for family in world.families() {
-            let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE);
-            let into = Dial::tcp(Place::Outside, pod(*family), EVERYWHERE);
-            let (mut proxys, _) = held(world, &out.clone().of(PROXY));
-            let past = [out.of(APPLICATION), into].map(|dial| held(world, &dial));
-            mesh.apply(&settings::basic());
-            proxys.talk().unwrap();
-            for (mut flow, by) in past {
-                assert!(flow.talk().is_err(), "{backend} {family}: {by:?} goes on");
-            }
-            world.remove(Phase::Final);
+    let mesh = Mesh::new(Pod::Dual, PROXY, Role::Answers);
+    let world = &mesh.world;
+    for family in world.families() {
+        let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE);
+        let into = Dial::tcp(Place::Outside, pod(*family), EVERYWHERE);
+        let (mut proxys, _) = held(world, &out.clone().of(PROXY));
+        let past = [out.of(APPLICATION), into].map(|dial| held(world, &dial));
+        mesh.apply(&settings::basic());
+        proxys.talk().unwrap();
+        for (mut flow, by) in past {
+            assert!(flow.talk().is_err(), "{family}: {by:?} goes on");
         }
+        world.remove(Phase::Final);
     }
 }
 
 /// Some of the proxy's connections, such as to its control plane, last forever.
 #[test]
 fn nobody_waits_for_the_proxys_own_connections_and_others_have_a_second_to_end() {
-    let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
+    let mesh = Mesh::new(Pod::Dual, PROXY, Role::Answers);
     let world = &mesh.world;
     let redirection = Redirection::Sidecar(settings::basic());
     let second = Duration::from_secs(1);
@@ -77,57 +74,53 @@ fn nobody_waits_for_the_proxys_own_connections_and_others_have_a_second_to_end()
 /// Returns the application's connections that bypass the proxy. Without its rules no process is the proxy.
 #[test]
 fn the_proxys_own_connections_are_not_direct_and_those_that_go_past_it_are() {
-    for backend in BACKENDS {
-        let mesh = Mesh::new(*backend, Pod::Dual, PROXY, Role::Answers);
-        let world = &mesh.world;
-        let mut flows = Vec::new();
-        for family in world.families() {
-            let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE);
-            flows.extend([PROXY, APPLICATION].map(|owner| held(world, &out.clone().of(owner))));
-        }
-        let seen = || {
-            let proxies = world.writer.observe(&world.pod.netns).unwrap().proxies;
-            inspect::sockets(&world.pod.netns, &proxies)
-                .unwrap()
-                .direct_flows
-        };
-        assert_eq!(seen(), 4, "{backend}");
-        let keeps = Redirection::Sidecar(Sidecar {
-            keep_existing_connections: true,
-            ..settings::basic()
-        });
-        let Applied { direct_flows, .. } = world.redirect(&keeps);
-        assert_eq!((direct_flows, seen()), (2, 2), "{backend}");
-        let all = inspect::direct_flows(&world.pod.netns, &Proxies::default());
-        assert_eq!(all.unwrap(), 4, "{backend}");
+    let mesh = Mesh::new(Pod::Dual, PROXY, Role::Answers);
+    let world = &mesh.world;
+    let mut flows = Vec::new();
+    for family in world.families() {
+        let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE);
+        flows.extend([PROXY, APPLICATION].map(|owner| held(world, &out.clone().of(owner))));
     }
+    let seen = || {
+        let proxies = world.writer.observe(&world.pod.netns).unwrap().proxies;
+        inspect::sockets(&world.pod.netns, &proxies)
+            .unwrap()
+            .direct_flows
+    };
+    assert_eq!(seen(), 4);
+    let keeps = Redirection::Sidecar(Sidecar {
+        keep_existing_connections: true,
+        ..settings::basic()
+    });
+    let Applied { direct_flows, .. } = world.redirect(&keeps);
+    assert_eq!((direct_flows, seen()), (2, 2));
+    let all = inspect::direct_flows(&world.pod.netns, &Proxies::default());
+    assert_eq!(all.unwrap(), 4);
 }
 
 /// Counts them whichever way they came.
 #[test]
 fn connections_that_the_proxy_took_are_counted() {
-    for backend in BACKENDS {
-        for by_tproxy in [false, true] {
-            let owner = if by_tproxy { PRIVILEGED } else { PROXY };
-            let mut mesh = Mesh::new(*backend, Pod::Dual, owner, Role::Answers);
-            let settings = if by_tproxy {
-                mesh.proxy.set_transparent(true);
-                settings::by_tproxy(settings::basic())
-            } else {
-                settings::basic()
-            };
-            mesh.apply(&settings);
-            let world = &mesh.world;
-            let mut flows = Vec::new();
-            for family in world.families() {
-                let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE).of(APPLICATION);
-                let into = Dial::tcp(Place::Outside, pod(*family), EVERYWHERE);
-                flows.extend([out, into].map(|dial| held(world, &dial)));
-            }
-            let by = [By::Ztunnel(15001), By::Ztunnel(15006)];
-            assert!(flows.iter().all(|(_, found)| by.map(Some).contains(found)));
-            let captured = inspect::captured_flows(&world.pod.netns).unwrap();
-            assert_eq!(captured, 4, "{backend} {by_tproxy}");
+    for by_tproxy in [false, true] {
+        let owner = if by_tproxy { PRIVILEGED } else { PROXY };
+        let mut mesh = Mesh::new(Pod::Dual, owner, Role::Answers);
+        let settings = if by_tproxy {
+            mesh.proxy.set_transparent(true);
+            settings::by_tproxy(settings::basic())
+        } else {
+            settings::basic()
+        };
+        mesh.apply(&settings);
+        let world = &mesh.world;
+        let mut flows = Vec::new();
+        for family in world.families() {
+            let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE).of(APPLICATION);
+            let into = Dial::tcp(Place::Outside, pod(*family), EVERYWHERE);
+            flows.extend([out, into].map(|dial| held(world, &dial)));
         }
+        let by = [By::Ztunnel(15001), By::Ztunnel(15006)];
+        assert!(flows.iter().all(|(_, found)| by.map(Some).contains(found)));
+        let captured = inspect::captured_flows(&world.pod.netns).unwrap();
+        assert_eq!(captured, 4, "{by_tproxy}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use netconfig::{Backend, Family, apply::Phase};
+use netconfig::{Family, apply::Phase};
 
 use super::{
     mesh::{EVERYWHERE, Mesh, PRIVILEGED, PROXY},
@@ -10,16 +10,17 @@ use super::{
     process::Role,
     settings,
 };
+use crate::istio::Form;
 use crate::istio_sidecar::Left;
 use crate::packets::{
     before::{HALF_A_SECOND, last_answer},
     checks::{Check, answer, question},
     client::watch,
     incumbent,
-    matrix::{MAX_PODS, all, run_all},
+    matrix::{MAX_PODS, run_all},
     probe::{Dial, Evidence, Flow, Step, at_once},
     stand_in::By,
-    world::{BACKENDS, Place, Pod, World, outside, pod},
+    world::{Place, Pod, World, outside, pod},
 };
 
 /// Returns a client's calls, and the expected answers before and after.
@@ -51,21 +52,13 @@ fn always(families: &[Family], left: Left) -> Vec<Check> {
 #[test]
 fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_let_out() {
     let mut work = Vec::new();
-    for (number, form) in BACKENDS.iter().enumerate() {
-        for (other, backend) in BACKENDS.iter().enumerate() {
-            for left in Left::ALL {
-                // A sample tries each form and each backend.
-                let is_chosen = number == other || (number + 1) % BACKENDS.len() == other;
-                if is_chosen || all() {
-                    work.push((*form, *backend, left));
-                }
-            }
-        }
+    for form in Form::ALL {
+        work.extend(Left::ALL.map(|left| (form, left)));
     }
-    let failures = at_once(MAX_PODS, &work, |(form, backend, left)| {
-        let failed = take_over(*form, *backend, *left).into_iter();
+    let failures = at_once(MAX_PODS, &work, |(form, left)| {
+        let failed = take_over(*form, *left).into_iter();
         failed
-            .map(|failed| format!("{left:?} in {form} -> {backend}: {failed}"))
+            .map(|failed| format!("{left:?} in {form:?}: {failed}"))
             .collect::<Vec<_>>()
     });
     assert_eq!(failures.concat(), [""; 0]);
@@ -74,9 +67,9 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
 /// Istio's installer captures only IPv4 by default: tracking has not seen IPv6 connections begin.
 #[test]
 fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_their_second() {
-    let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
+    let mesh = Mesh::new(Pod::Dual, PROXY, Role::Answers);
     let world = &mesh.world;
-    crate::istio_sidecar::leave(Backend::IptablesNft, Left::Redirect, &world.pod);
+    crate::istio_sidecar::leave(Form::Iptables, Left::Redirect, &world.pod);
     for table in ["nat", "raw"] {
         world.pod.nft(&format!("delete table ip6 {table}"));
     }
@@ -108,10 +101,10 @@ fn wait_for_address(world: &World) {
     }
 }
 
-fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
+fn take_over(form: Form, left: Left) -> Vec<String> {
     let by_tproxy = left == Left::Tproxy;
     let owner = if by_tproxy { PRIVILEGED } else { PROXY };
-    let mut mesh = Mesh::new(backend, Pod::Dual, owner, Role::Answers);
+    let mut mesh = Mesh::new(Pod::Dual, owner, Role::Answers);
     let settings = if by_tproxy {
         mesh.proxy.set_transparent(true);
         settings::by_tproxy(settings::names())
@@ -134,7 +127,7 @@ fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
             open.extend(flow.map(|flow| (check.to_string(), flow)));
         }
     }
-    assert!(open.len() > 2 * always.len(), "{form} {backend}");
+    assert!(open.len() > 2 * always.len(), "{form:?}");
     failures.extend(watch(world, &always, &always, || {
         assert!(mesh.apply(&settings));
     }));
@@ -150,7 +143,7 @@ fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
         }
     }
     failures.extend(run_all(world, &checks));
-    assert!(!mesh.apply(&settings), "{form} {backend}");
+    assert!(!mesh.apply(&settings), "{form:?}");
     world.remove(Phase::Final);
     let address = world.pod.ip("-6 addr show dev lo");
     let routes = ["route show table all", "-6 route show table all"].map(|what| world.pod.ip(what));

@@ -6,9 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use netconfig::{
-    Backend, BackendError, ProgramError, error::ApplyError, inspect, rules::Redirection,
-};
+use netconfig::{inspect, rules::Redirection};
 use nix::sched::{CloneFlags, setns};
 
 use super::{
@@ -20,9 +18,9 @@ use super::{
 use crate::packets::{
     matrix::run_all,
     probe::Dial,
-    world::{BACKENDS, Place, Pod, outside},
+    world::{Place, Pod, outside},
 };
-use crate::support::{Fresh, sandbox};
+use crate::support::Fresh;
 
 /// Such pods' first ID and number of IDs, as with the kubelet.
 const FIRST: u32 = 1_000_000;
@@ -72,41 +70,32 @@ impl Drop for Holder {
     }
 }
 
-fn mesh(backend: Backend, holder: &Holder) -> Mesh {
+fn mesh(holder: &Holder) -> Mesh {
     let users = Some((holder.0.id(), FIRST));
-    Mesh::within(
-        backend,
-        Pod::Dual,
-        holder.enter(),
-        users,
-        (PROXY, Role::Answers),
-    )
+    Mesh::within(Pod::Dual, holder.enter(), users, (PROXY, Role::Answers))
 }
 
-/// iptables may not match owners there: nf_tables is used whatever is configured.
 #[test]
 fn in_a_netns_of_another_user_namespace_its_own_users_are_meant() {
-    for backend in BACKENDS {
-        let holder = Holder::start();
-        let mesh = mesh(*backend, &holder);
-        let world = &mesh.world;
-        for settings in [settings::names(), settings::rich()] {
-            let redirection = Redirection::Sidecar(settings.clone());
-            let applied = world.redirect(&redirection);
-            assert_eq!(applied.backend, Backend::Nftables, "{backend}");
-            let checks = checks(&settings, world.families());
-            assert_eq!(run_all(world, &checks), [""; 0], "{backend}");
-            let verified = world.writer.verify(&world.pod.netns, &redirection);
-            assert_eq!(verified.unwrap().differences, [""; 0], "{backend}");
-            assert!(!world.redirect(&redirection).changed, "{backend}");
-        }
+    let holder = Holder::start();
+    let mesh = mesh(&holder);
+    let world = &mesh.world;
+    for settings in [settings::names(), settings::rich()] {
+        let redirection = Redirection::Sidecar(settings.clone());
+        let applied = world.redirect(&redirection);
+        assert!(applied.changed);
+        let checks = checks(&settings, world.families());
+        assert_eq!(run_all(world, &checks), [""; 0]);
+        let verified = world.writer.verify(&world.pod.netns, &redirection);
+        assert_eq!(verified.unwrap().differences, [""; 0]);
+        assert!(!world.redirect(&redirection).changed);
     }
 }
 
 #[test]
 fn in_a_netns_of_another_user_namespace_its_own_proxys_connections_are_not_direct() {
     let holder = Holder::start();
-    let mesh = mesh(Backend::Nftables, &holder);
+    let mesh = mesh(&holder);
     let world = &mesh.world;
     mesh.apply(&settings::basic());
     let mut held = Vec::new();
@@ -125,7 +114,7 @@ fn in_a_netns_of_another_user_namespace_its_own_proxys_connections_are_not_direc
 #[test]
 fn the_machines_numbers_of_those_users_are_not_meant() {
     let holder = Holder::start();
-    let mesh = mesh(Backend::Nftables, &holder);
+    let mesh = mesh(&holder);
     let owner = |number: u32| netconfig::rules::Owner::new(FIRST + number).unwrap();
     let settings = netconfig::rules::Sidecar {
         proxy_users: vec![owner(PROXY.user)],
@@ -142,44 +131,4 @@ fn the_machines_numbers_of_those_users_are_not_meant() {
             .any(|failure| failure.to_lowercase().contains(&of_proxy.to_lowercase())),
         "{failed:#?}"
     );
-}
-
-/// If both user namespaces have the same root user, netconfig cannot detect the other one, and iptables refuses all
-/// of it. The error names the line (nft variant), or the table's end (legacy).
-#[test]
-fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
-    let mut command = Command::new("unshare");
-    command
-        .args(["--user", "--map-root-user", "--net", "sh", "-c"])
-        .arg("ip link set lo up && echo here && exec cat")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let holder = Holder(child);
-    let fresh = holder.enter();
-    let before = fresh.nft("list ruleset");
-    let redirection = Redirection::Sidecar(settings::basic());
-    for (backend, line) in [
-        (Backend::IptablesNft, "--uid-owner 1337"),
-        (Backend::IptablesLegacy, "COMMIT"),
-    ] {
-        let writer = crate::packets::world::writer(backend);
-        let refused = writer.apply(&fresh.netns, &redirection, &sandbox("c1"));
-        let error = refused.unwrap_err();
-        let text = format!("{error:?}");
-        let ApplyError::Backend {
-            source: BackendError::Program(ProgramError::OwnerMatchRefused(refusal)),
-            undo_failures,
-        } = error
-        else {
-            panic!("{backend}: {text}");
-        };
-        assert!(refusal.to_string().contains(line), "{backend}: {text}");
-        assert_eq!(undo_failures, [""; 0], "{backend}");
-        assert_eq!(fresh.nft("list ruleset"), before, "{backend}");
-    }
 }

@@ -1,0 +1,82 @@
+//! nf_tables of a netns at one point in time, and a change of it.
+
+use super::leftovers::{Author, Leftovers};
+use crate::{
+    family::Family,
+    rules::{Table, TableFamily, Tag},
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Observed {
+    /// The kernel's count of changes.
+    pub(crate) generation: u32,
+    pub(crate) tables: Vec<ObservedTable>,
+    pub(crate) leftovers: Leftovers,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ObservedTable {
+    pub(crate) table: Table,
+    pub(crate) comment: Option<String>,
+    /// Sets and the like; inpod's tables have none.
+    pub(crate) unknown_objects: u32,
+}
+
+pub(crate) type TableId = (TableFamily, String);
+
+impl Observed {
+    /// Rules of Istio's sidecar installer do not count.
+    pub(crate) fn has_rules(&self) -> bool {
+        !self.tables.is_empty() || self.leftovers.has(Author::is_replaced_by_all)
+    }
+
+    /// Returns whether rules, other than of Istio's sidecar installer, capture new connections of a family. Rules of
+    /// draining pods and broken remains capture nothing.
+    pub(crate) fn captures(&self, family: Family) -> bool {
+        let mut ours = self.tables.iter().map(|found| &found.table);
+        ours.any(|table| table.family.has(family) && table.captures())
+            || self.leftovers.captures(family, Author::is_replaced_by_all)
+    }
+
+    pub(crate) fn ids(&self) -> Vec<TableId> {
+        self.tables.iter().map(|found| found.table.id()).collect()
+    }
+
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        self.tables.iter().find_map(ObservedTable::tag)
+    }
+}
+
+impl ObservedTable {
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        self.comment.as_deref()?.parse().ok()
+    }
+}
+
+/// Made in one transaction, which the kernel refuses as a whole.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Change {
+    /// Must exist: nft deletes a table that may be missing by creating it first, and closing a socket that deleted
+    /// something takes the kernel tens of milliseconds.
+    pub(crate) delete: Vec<TableId>,
+    /// Must not exist after the deletions.
+    pub(crate) create: Vec<NewTable>,
+    /// Deleted, too.
+    pub(crate) leftovers: Leftovers,
+}
+
+impl Change {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.delete.is_empty() && self.create.is_empty() && self.leftovers.is_empty()
+    }
+
+    pub(crate) fn deletes(&self) -> bool {
+        !self.delete.is_empty() || !self.leftovers.is_empty()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NewTable {
+    pub(crate) table: Table,
+    pub(crate) comment: String,
+}

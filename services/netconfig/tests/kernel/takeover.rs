@@ -1,0 +1,9 @@
+//! Pods in which others wrote rules, or whose netns or node differs. Needs root and iptables-nft.
+
+mod confined;
+mod flows;
+mod incumbent;
+mod process;
+mod sidecar;
+mod tools;
+mod users;
