@@ -40,12 +40,12 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::AddressMismatch
         | Reason::ClaimUnknown
         | Reason::RulesDiffer
-        | Reason::BackendUnavailable
         | Reason::Ipv6Unavailable
         | Reason::SandboxAwaited
         | Reason::NotPermitted
         | Reason::RulesContested
         | Reason::DeleteRejected
+        | Reason::LegacyRules
         | Reason::NotSeeded => Code::FailedPrecondition,
         Reason::Starting
         | Reason::DependencyUnavailable
@@ -55,7 +55,6 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::ListenerLost
         | Reason::AgentUnavailable
         | Reason::NetnsUnreachable
-        | Reason::BackendBusy
         | Reason::ZtunnelNeverConnected
         | Reason::ZtunnelLost
         | Reason::ZtunnelSnapshotUnfinished

@@ -88,6 +88,7 @@ impl Writer {
             let seen = Observation {
                 tag: after.tag(),
                 intact: after.tag().is_some(),
+                has_rules: true,
                 proxies: session.proxies(&plan.tables),
             };
             Ok::<_, ApplyError>((plan, changed, seen))

@@ -1,7 +1,6 @@
 //! Finds foreign rules and settings that can defeat inpod's rules.
 //!
-//! Analyses nf_tables, including iptables-nft. No kernel interface available here reads iptables-legacy's
-//! tables. Rules that exclude all packets that inpod's rules act on (`decode`), or that no base chain leads to
+//! Analyses nf_tables, including iptables-nft. Of iptables' legacy tables only their use is known. Rules that exclude all packets that inpod's rules act on (`decode`), or that no base chain leads to
 //! (`walk`), are no conflict.
 
 mod decode;
@@ -19,6 +18,7 @@ use nix::sys::socket::SockProtocol;
 
 use crate::{
     inspect::InspectError,
+    legacy,
     netlink::{KernelError, Socket},
 };
 
@@ -47,13 +47,15 @@ pub enum Kind {
     LoopbackDown,
     Ipv6Disabled,
     Incumbent,
+    /// iptables' legacy table nat is in use; its rules are unknown.
+    LegacyNat,
 }
 
 /// Finds conflicts in the netns of a pod with these addresses.
 pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
-    let (socket, reader) = netns.within(|| {
+    let (socket, reader, uses_legacy_nat) = netns.within(|| {
         let socket = Socket::open(SockProtocol::NetlinkNetFilter);
-        (socket, environment::Reader::open())
+        (socket, environment::Reader::open(), legacy::uses_nat())
     })?;
     let reader = reader.map_err(|source| InspectError::Read {
         what: "the interfaces",
@@ -61,8 +63,19 @@ pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding
     })?;
     let mut found = environment::findings(&reader.read()?, addresses);
     found.extend(shadow::findings(&tables(socket)?));
+    found.extend(uses_legacy_nat.then(legacy_nat));
     found.truncate(MAX_FINDINGS);
     Ok(found)
+}
+
+fn legacy_nat() -> Finding {
+    Finding {
+        kind: Kind::LegacyNat,
+        subject: "legacy table nat".to_owned(),
+        sentence: "iptables' legacy table nat is in use; its rules cannot be seen here, and may translate connections \
+                   before inpod's do."
+            .to_owned(),
+    }
 }
 
 /// Kernels without nfnetlink have no such socket and no tables.

@@ -180,6 +180,8 @@ pub enum FindError {
     Claim(#[from] ClaimError),
     #[error("cannot name the sandbox")]
     Name(#[from] InvalidIdentifier),
+    #[error(transparent)]
+    Rules(#[from] VerifyError),
 }
 
 fn describe_rejected(hidden: usize, others: &[String]) -> String {

@@ -15,6 +15,7 @@ pub mod error;
 mod family;
 pub mod inspect;
 pub mod kernel_version;
+mod legacy;
 mod marks;
 mod metrics;
 mod netlink;

@@ -12,7 +12,7 @@ use futures_util::Stream;
 use inpod_proto::{
     addresses_from, addresses_to,
     netconfig::v1::{
-        ApplyRulesRequest, ApplyRulesResponse, Backend, ClaimNetnsRequest, ClaimNetnsResponse,
+        ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, ClaimNetnsResponse,
         FindNetnsRequest, FindNetnsResponse, InspectNetnsRequest, InspectNetnsResponse,
         LeaveNodeRequest, LeaveNodeResponse, ListClaimsRequest, ListClaimsResponse,
         ListListenersRequest, ListListenersResponse, PlanRulesRequest, PlanRulesResponse,
@@ -238,7 +238,6 @@ impl NetconfigService for Handler {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
             changed: applied.changed,
-            backend: Backend::Nftables.into(),
             direct_flows: applied.direct_flows,
         }))
     }
@@ -261,7 +260,6 @@ impl NetconfigService for Handler {
         Ok(Response::new(PlanRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: verified.fingerprint.to_string(),
-            backend: Backend::Nftables.into(),
             differences: verified.differences,
             transaction,
         }))
@@ -269,13 +267,16 @@ impl NetconfigService for Handler {
 
     async fn find_netns(&self, request: Request<FindNetnsRequest>) -> Answer<FindNetnsResponse> {
         let (pod, addresses) = pod_of(&request.into_inner())?;
-        let claims = Arc::clone(&self.claims);
+        let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
         let found = detached(blocking(move || {
-            discover::find_and_claim(&claims, &pod, &addresses)
+            let (claim, process) = discover::find_and_claim(&claims, &pod, &addresses)?;
+            let only_legacy_nat = writer.has_only_legacy_nat(&claim.netns)?;
+            Ok::<_, crate::error::FindError>((claim, process, only_legacy_nat))
         }));
-        let (claim, process) = found.await?;
+        let (claim, process, only_legacy_nat) = found.await?;
         Ok(Response::new(FindNetnsResponse {
             instance_id: self.instance_id.clone(),
+            only_legacy_nat,
             ..describe_found(&claim, process)
         }))
     }

@@ -7,7 +7,7 @@ use futures_util::{
     stream::{self, BoxStream},
 };
 use inpod_proto::netconfig::v1::{
-    self, ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
+    ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
 };
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
@@ -103,19 +103,15 @@ fn describe_state(state: &State) -> WatchDriftResponse {
     let Observation {
         tag,
         intact,
+        has_rules: _,
         proxies: _,
     } = &state.observation;
     let fingerprint = tag.as_ref().map(|tag| tag.fingerprint.to_string());
-    let backend = match tag {
-        Some(_) => v1::Backend::Nftables,
-        None => v1::Backend::Unspecified,
-    };
     response(ResponseEvent::State(NetnsState {
         sandbox: Some((&state.sandbox).into()),
         netns: Some(state.netns.into()),
         fingerprint: fingerprint.unwrap_or_default(),
         intact: *intact,
-        backend: backend.into(),
     }))
 }
 

@@ -98,7 +98,12 @@ impl Record {
     }
 
     pub fn is_managed(&self) -> bool {
-        self.intent.has_effects() && !self.is_detached()
+        self.intent.has_effects() && !self.is_detached() && !self.is_legacy()
+    }
+
+    /// Returns whether another agent's rules, which inpod cannot replace, lead its traffic to ztunnel.
+    pub(crate) fn is_legacy(&self) -> bool {
+        matches!(self.intent, Intent::Legacy { .. })
     }
 
     /// Returns whether another agent enrolled the pod and its netns is not known yet.

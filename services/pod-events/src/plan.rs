@@ -46,6 +46,8 @@ pub enum Action {
     WaitUntil(BootInstant),
     /// Put every part in place, whatever is there already.
     Enroll,
+    /// Give ztunnel the netns of a sandbox whose rules are another agent's.
+    Serve,
     Update,
     Detach,
     Undo,
@@ -87,6 +89,13 @@ pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing)
         (_, Desired::Gone { since }) => Action::GarbageCollect {
             overdue: elapsed(since, GONE_TIMEOUT),
         },
+        (Intent::Legacy { is_served }, _) => {
+            if *is_served {
+                Action::Idle
+            } else {
+                Action::Serve
+            }
+        }
         (Intent::Enrolled { .. }, Desired::In { in_sync: true })
         | (Intent::Enrolled { .. }, Desired::Detached { is_claimed: false })
         | (Intent::Out, Desired::Out { .. } | Desired::Detached { .. }) => Action::Idle,
@@ -173,6 +182,16 @@ mod tests {
             .filter(|intent| *intent != enrolled())
         {
             assert_eq!(next_at(1, &intent, IN), Action::Enroll, "{intent:?}");
+        }
+    }
+
+    #[test]
+    fn what_another_agent_redirected_by_legacy_rules_is_served_and_never_withdrawn() {
+        let at = |is_served, desired| next_at(9, &Intent::Legacy { is_served }, desired);
+        let detached = Desired::Detached { is_claimed: true };
+        for desired in [IN, Desired::In { in_sync: false }, OUT, detached] {
+            assert_eq!(at(false, desired), Action::Serve, "{desired:?}");
+            assert_eq!(at(true, desired), Action::Idle, "{desired:?}");
         }
     }
 

@@ -104,7 +104,7 @@ impl Uninstaller {
         let done = match leave {
             UninstallMode::Uninstall => {
                 let refused = self.shared.status.refused();
-                describe_result(before, self.detached_pods(), refused)
+                describe_result(before, self.detached_pods(), refused) + &self.describe_legacy()
             }
             UninstallMode::Handover => format!("{before} pods stay as they are"),
         };
@@ -148,6 +148,19 @@ impl Uninstaller {
     fn detached_pods(&self) -> usize {
         let records = self.registry.records().into_iter();
         records.filter(|record| record.is_detached()).count()
+    }
+
+    /// Names the pods that keep another agent's rules.
+    fn describe_legacy(&self) -> String {
+        let records = self.registry.records().into_iter();
+        let pods = records.filter(|record| record.is_legacy());
+        let pods: Vec<_> = pods.map(|record| record.pod.to_string()).collect();
+        if pods.is_empty() {
+            String::new()
+        } else {
+            let pods = pods.join(" ");
+            format!(", restart what keeps another agent's rules in iptables' legacy tables: {pods}")
+        }
     }
 
     /// No pod may be in the mesh, all annotations must be withdrawn, and the plugin must have seen it.

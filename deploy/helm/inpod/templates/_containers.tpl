@@ -30,16 +30,12 @@
   - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 
-{{- define "inpod.usesIptables" -}}
-{{- if hasPrefix "iptables" (toString (default "" (get (default dict .Values.netconfig.settings) "backend"))) }}yes{{ end }}
-{{- end }}
-
 {{- define "inpod.netconfig" -}}
 {{- $values := .Values }}
 {{- $usual := eq $values.cniNetnsDir "/var/run/netns" }}
 {{- $roots := ternary (list "/run/netns" "/var/run/netns" "/proc") (list $values.cniNetnsDir "/proc") $usual }}
 - name: netconfig
-  {{- include "inpod.image" (list . (ternary "netconfig-iptables" "netconfig" (include "inpod.usesIptables" . | not | not)) $values.netconfig.image) | nindent 2 }}
+  {{- include "inpod.image" (list . "netconfig" $values.netconfig.image) | nindent 2 }}
   env:
   {{- include "inpod.env" (list . (dict "netns_roots" $roots "health_address" (include "inpod.healthAddress" (list . "netconfig"))) $values.netconfig.settings) | trim | nindent 2 }}
   {{- include "inpod.probes" (list . "netconfig") | trim | nindent 2 }}
@@ -52,9 +48,6 @@
   - {name: netns, mountPath: {{ $values.cniNetnsDir }}, mountPropagation: HostToContainer, readOnly: true}
   {{- if $usual }}
   - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer, readOnly: true}
-  {{- end }}
-  {{- if include "inpod.usesIptables" . }}
-  - {name: xtables-lock, mountPath: /run/xtables.lock}
   {{- end }}
   {{- include "inpod.inPod" . | trim | nindent 2 }}
 {{- end }}
@@ -115,9 +108,6 @@
 {{ include "inpod.hostPath" (list "plugin-state" (printf "%s/plugin" $values.stateDir) "DirectoryOrCreate") }}
 {{ include "inpod.hostPath" (list "cni-conf" $values.cniConfDir "DirectoryOrCreate") }}
 {{ include "inpod.hostPath" (list "cni-bin" $values.cniBinDir "DirectoryOrCreate") }}
-{{- if include "inpod.usesIptables" . }}
-{{ include "inpod.hostPath" (list "xtables-lock" "/run/xtables.lock" "FileOrCreate") }}
-{{- end }}
 {{- if eq $values.topology "combined" }}
 {{ include "inpod.hostPath" (list "ztunnel" $values.ztunnelDir "DirectoryOrCreate") }}
 {{- end }}

@@ -70,9 +70,6 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- $level := dig "logging" "level" "" $global }}
 {{- if $level }}{{ $_ := set .logging "level" $level }}{{ end }}
 {{- if hasKey $global "logAsJson" }}{{ $_ := set . "logAsJson" $global.logAsJson }}{{ end }}
-{{- if $global.nativeNftables }}
-{{- include "inpod.fill" (list .netconfig (dict "settings" (dict "backend" "nftables"))) }}
-{{- end }}
 {{- end }}
 
 {{/* Refuses values of istio-cni that inpod cannot honor. */}}

@@ -85,13 +85,8 @@ fn each_image_is_a_stage_from_scratch_with_its_binaries_its_labels_and_its_user(
     for (image, binaries) in components() {
         let stage = stages.iter().find(|it| it.name == image);
         let stage = stage.unwrap_or_else(|| panic!("the Containerfile has no {image}"));
-        if image == "netconfig-iptables" {
-            assert_eq!(stage.base, "netconfig");
-            assert_eq!(stage.all("COPY").collect::<Vec<_>>(), ["xtables/ /"]);
-        } else {
-            assert_eq!(stage.base, "scratch", "{image}");
-            is_made_from_scratch(stage, &binaries);
-        }
+        assert_eq!(stage.base, "scratch", "{image}");
+        is_made_from_scratch(stage, &binaries);
     }
     let known: BTreeSet<_> = components().into_iter().map(|(image, _)| image).collect();
     let others = stages.iter().filter(|it| !known.contains(&it.name));

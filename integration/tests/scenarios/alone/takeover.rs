@@ -14,11 +14,13 @@ use crate::common::incumbent::{Form, Incumbent, redirect};
 use anyhow::{Context as _, ensure};
 use inpod_proto::{
     podevents::v1::PodState,
+    types::v1::Reason,
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
 };
 use integration::{
     App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, is_alone, not_run,
 };
+use nix::sys::signal::Signal;
 
 const PORT: u16 = 8080;
 
@@ -42,6 +44,17 @@ struct Scene {
 impl Scene {
     /// Returns `None` in an isolation without root, which can make no cgroups.
     fn new(found: usize, unfound: usize) -> anyhow::Result<Option<Self>> {
+        Self::with(found, unfound, |index| {
+            [Form::Iptables, Form::Nft][index % 2]
+        })
+    }
+
+    /// Creates the same with a form of the incumbent's rules for each pod.
+    fn with(
+        found: usize,
+        unfound: usize,
+        form: impl Fn(usize) -> Form,
+    ) -> anyhow::Result<Option<Self>> {
         let node = Node::new()?;
         let cgroups = match Cgroups::new() {
             Ok(cgroups) => cgroups,
@@ -64,7 +77,7 @@ impl Scene {
         let mut incumbent = Incumbent::serve(&node.zds_socket(), start)?;
         incumbent.give(&pods)?;
         for (index, pod) in pods.iter().enumerate() {
-            redirect(pod, [Form::Iptables, Form::Nft][index % 2])?;
+            redirect(pod, form(index))?;
         }
         let mut scene = Self {
             _app: App::start(&outsider.netns, PORT)?,
@@ -275,10 +288,7 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
     let starts = scene.starts();
     for services in [&["pod-events"][..], &["netconfig"], &SERVICES] {
         for service in services {
-            scene
-                .node
-                .stop(service, nix::sys::signal::Signal::SIGKILL)
-                .unwrap();
+            scene.node.stop(service, Signal::SIGKILL).unwrap();
             scene.node.start(service).unwrap();
         }
         scene.node.ready().unwrap();
@@ -302,5 +312,124 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
             .workloads()
             .unwrap()
             .contains_key(&scene.pods[1].spec.uid)
+    );
+}
+
+/// Returns once a pod is known to have rules that inpod can neither see nor replace.
+fn until_legacy(scene: &Scene, spec: &Spec) {
+    eventually("its legacy rules are told", TIMEOUT, || {
+        let known = scene.node.explain(spec)?;
+        let reason = known.last_failure.as_ref().map(|it| it.reason());
+        ensure!(
+            reason == Some(Reason::LegacyRules) && known.state() == PodState::Enrolled,
+            "{known:?}"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+fn leave_settings(scene: &Scene) -> [String; 2] {
+    ["leave", "receipt"].map(|name| scene.node.run_dir().join(name).display().to_string())
+}
+
+#[test]
+fn a_pod_with_the_incumbents_rules_in_legacy_tables_keeps_them_until_it_ends() {
+    let legacy = |index| [Form::Legacy, Form::Legacy, Form::Iptables][index];
+    let Some(scene) = Scene::with(3, 0, legacy).unwrap() else {
+        return;
+    };
+    let [wanted, unwanted, listed] = &scene.pods[..] else {
+        unreachable!("there are three")
+    };
+    // To list a table puts it into use, which is nobody's rule.
+    listed
+        .exec(&["iptables-legacy", "-t", "nat", "-L"])
+        .unwrap();
+    let without_label = Spec {
+        mode: None,
+        ..unwanted.spec.clone()
+    };
+    scene.node.write_manifest(&without_label).unwrap();
+    let flows = [0, 1, 2].map(|index| scene.flow(index).unwrap());
+    let starts = scene.starts();
+    for service in ["netconfig", "ztunnel-broker"] {
+        scene.node.start(service).unwrap();
+    }
+    let [word, receipt] = leave_settings(&scene);
+    let settings = [
+        "--peer",
+        "uid",
+        "--leave-file",
+        &word,
+        "--receipt-file",
+        &receipt,
+    ];
+    scene.node.start_with("pod-events", &settings).unwrap();
+    scene.node.ready().unwrap();
+    scene.node.until_whole(&listed.spec).unwrap();
+    until_legacy(&scene, &wanted.spec);
+    until_legacy(&scene, &without_label);
+    for pod in [wanted, unwanted] {
+        let rules = pod.exec(&["iptables-legacy-save", "-t", "nat"]).unwrap();
+        assert!(rules.contains("ISTIO_OUTPUT"), "{rules}");
+        assert!(!pod.ruleset().unwrap().contains("inpod"));
+    }
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    assert_eq!(scene.starts(), starts, "a pod was cut");
+
+    // A ztunnel that starts anew is given their netns.
+    restart_ztunnel(&scene);
+    for index in 0..2 {
+        scene.flow(index).unwrap().goes_on().unwrap();
+    }
+    // A pod-events that starts anew knows them again.
+    scene.node.stop("pod-events", Signal::SIGKILL).unwrap();
+    scene.node.start_with("pod-events", &settings).unwrap();
+    scene.node.ready().unwrap();
+    until_legacy(&scene, &wanted.spec);
+    until_legacy(&scene, &without_label);
+
+    fs::write(&word, "uninstall\n").unwrap();
+    assert!(scene.node.until_ended("pod-events").unwrap().success());
+    let receipt = fs::read_to_string(receipt).unwrap();
+    assert!(receipt.contains("1 pods were withdrawn"), "{receipt}");
+    for pod in [wanted, unwanted] {
+        assert!(receipt.contains(&pod.spec.name), "{receipt}");
+    }
+    for index in 0..2 {
+        scene.flow(index).unwrap().goes_on().unwrap();
+    }
+}
+
+fn restart_ztunnel(scene: &Scene) {
+    scene.node.stop("ztunnel", Signal::SIGKILL).unwrap();
+    scene.node.start_ztunnel(&[]).unwrap();
+    eventually("it serves the pods", TIMEOUT, || {
+        let served = scene.served()?;
+        ensure!(served.len() == scene.pods.len(), "{served:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+/// Without the annotation of another agent, rules in legacy tables are the pod's own.
+#[test]
+fn a_pod_that_uses_legacy_tables_itself_is_enrolled_and_it_is_told() {
+    let node = Node::running().unwrap();
+    let spec = Spec::new("own");
+    let pod = node.pod(spec.clone()).unwrap();
+    let rule = [
+        "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "--dport", "81", "-j", "ACCEPT",
+    ];
+    pod.exec(&[&["iptables-legacy"][..], &rule].concat())
+        .unwrap();
+    let spec = spec.ambient();
+    node.write_manifest(&spec).unwrap();
+    let known = node.until_whole(&spec).unwrap();
+    let findings = format!("{known:?}");
+    assert!(
+        findings.contains("legacy table nat is in use"),
+        "{findings}"
     );
 }

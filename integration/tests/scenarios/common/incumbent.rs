@@ -106,6 +106,8 @@ impl Incumbent {
 pub(crate) enum Form {
     Iptables,
     Nft,
+    /// Chosen where rules are in iptables' legacy tables already.
+    Legacy,
 }
 
 /// Applies its rules, routes and ip rules, without DNS capture.
@@ -131,13 +133,16 @@ pub(crate) fn redirect(pod: &Pod, form: Form) -> anyhow::Result<()> {
     }
     match form {
         Form::Nft => feed(pod, &["nft", "-f", "-"], NFTABLES),
-        Form::Iptables => {
-            feed(pod, &["iptables-nft-restore", "--noflush"], IPTABLES)?;
-            let v6 = IPTABLES.replace("127.0.0.1/32", "::1/128");
-            let v6 = v6.replace("169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff");
-            feed(pod, &["ip6tables-nft-restore", "--noflush"], &v6)
-        }
+        Form::Iptables => restore(pod, ["iptables-nft-restore", "ip6tables-nft-restore"]),
+        Form::Legacy => restore(pod, ["iptables-legacy-restore", "ip6tables-legacy-restore"]),
     }
+}
+
+fn restore(pod: &Pod, [v4, v6]: [&str; 2]) -> anyhow::Result<()> {
+    feed(pod, &[v4, "--noflush", "-w", "20"], IPTABLES)?;
+    let rules = IPTABLES.replace("127.0.0.1/32", "::1/128");
+    let rules = rules.replace("169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff");
+    feed(pod, &[v6, "--noflush", "-w", "20"], &rules)
 }
 
 /// Runs a program with a standard input in the pod's netns.

@@ -134,7 +134,6 @@ fn every_image_is_built_twice_with_the_same_digest_and_runs_as_containerd_has_im
             .unwrap();
         assert!(said.starts_with(&format!("{binary} ")), "{said}");
     }
-    programs_of_iptables_run(&runtime);
 }
 
 #[test]
@@ -156,30 +155,6 @@ fn binaries_of_another_architecture_go_into_no_image() {
     let expected = format!("inpod is not for {other} but for ");
     assert!(error.to_string().contains(&expected), "{error}");
     assert!(!archive.exists());
-}
-
-/// The only image with iptables' programs must find an extension.
-fn programs_of_iptables_run(runtime: &Runtime) {
-    let version = env!("CARGO_PKG_VERSION");
-    let image = format!("localhost/netconfig-iptables:{version}");
-    for variant in ["nft", "legacy"] {
-        for family in ["iptables", "ip6tables"] {
-            for act in ["save", "restore"] {
-                let program = format!("/usr/sbin/{family}-{variant}-{act}");
-                let said = runtime.contained(&image, &[&program, "--version"]).unwrap();
-                assert!(said.contains(" v1."), "{said}");
-            }
-        }
-        let program = format!("/usr/sbin/iptables-{variant}");
-        let said = runtime
-            .contained(&image, &[&program, "-j", "REDIRECT", "--help"])
-            .unwrap();
-        assert!(said.contains("REDIRECT target options"), "{said}");
-    }
-    let said = runtime
-        .contained(&image, &["/usr/sbin/ipset", "--version"])
-        .unwrap();
-    assert!(said.starts_with("ipset v"), "{said}");
 }
 
 #[test]

@@ -90,9 +90,7 @@ codes! {
     ServiceSilent = "SERVICE_SILENT", Failed, "A service's socket exists, but the service does not answer.", "Check that the service runs, and its log.";
     ServiceNotReady = "SERVICE_NOT_READY", Failed, "A service reports that it is not ready.", "Check its conditions (inpod status) and its log.";
     ConditionBad = "CONDITION_BAD", Failed, "A service reports that one of its conditions is not met.", "Read the condition's message; the service's log has the details.";
-    BackendUnusable = "BACKEND_UNUSABLE", Failed, "netconfig found no backend that can write rules.", "Check netconfig's log for what it tried; load nf_tables, or use the image with the iptables programs.";
     AddsRefused = "ADDS_REFUSED", Failed, "netconfig could not apply rules in temporary network namespaces, so ADDs of ambient pods would fail.", "Read the reason in netconfig's log, and check what confines it: AppArmor, SELinux, seccomp, or missing capabilities.";
-    BackendsMixed = "BACKENDS_MIXED", Warning, "Pods' rules are written with more than one backend.", "Nothing to do: a pod keeps its backend until it is restarted.";
     VersionsDiffer = "VERSIONS_DIFFER", Warning, "Services run two different releases, which are compatible.", "Finish the upgrade.";
     VersionsTooFar = "VERSIONS_TOO_FAR", Failed, "Services are more than one release apart.", "Upgrade the older ones; a release is compatible with the one before it.";
     InstallerAbsent = "INSTALLER_ABSENT", Warning, "The installer does not run on this node, so nothing restores the plugin if it is removed from the chain.", "Start the installer, unless you manage the chain yourself.";

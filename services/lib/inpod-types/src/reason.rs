@@ -127,10 +127,6 @@ reasons! {
 
     /// None of the pod's processes is in a network namespace with its address.
     NetnsNotFound = 51, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that the runtime calls CNI for it.";
-    /// The configured backend's programs cannot be used.
-    BackendUnavailable = 52, "BACKEND_UNAVAILABLE", "Install iptables in netconfig's image, or set backend to nftables.";
-    /// A backend's program did not get its lock, or did not end, in time.
-    BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is retried. Look for a process that holds the lock.";
     /// IPv6 is to be captured where there is none.
     Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or enable IPv6 in the pod.";
 
@@ -163,6 +159,8 @@ reasons! {
     ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Check ztunnel's log for errors about the pod; inpod retries it, at growing intervals.";
     /// There is no such session.
     SessionUnknown = 70, "SESSION_UNKNOWN", "Read the sessions again: ztunnel has reconnected, or the broker was restarted.";
+    /// Another agent redirected the pod with rules that inpod can neither see nor replace.
+    LegacyRules = 71, "LEGACY_RULES", "Restart the pod; until then it stays in the mesh as the other agent left it.";
 }
 
 impl fmt::Display for Reason {

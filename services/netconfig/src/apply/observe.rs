@@ -6,7 +6,8 @@ use super::Writer;
 use crate::{
     error::VerifyError,
     inspect::Proxies,
-    netns_session::{NetnsSession, Prepared, Visit},
+    legacy,
+    netns_session::{NetnsSession, Prepared, ReachError, Visit},
     plan::{self, State},
     rules::Tag,
 };
@@ -16,6 +17,8 @@ pub struct Observation {
     pub tag: Option<Tag>,
     /// Tables, routes and sysctl are exactly those of the tag's fingerprint.
     pub intact: bool,
+    /// Tables of inpod, or rules of Istio, are in nf_tables.
+    pub has_rules: bool,
     /// Users whose sockets the rules treat as the sidecar's.
     pub proxies: Proxies,
 }
@@ -23,6 +26,12 @@ pub struct Observation {
 impl Writer {
     pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
         self.with_state(netns, None, |session, state| Ok(of_state(session, &state)))
+    }
+
+    /// Returns whether iptables' legacy table nat is in use, and nf_tables hold no rules of inpod or Istio.
+    pub(crate) fn has_only_legacy_nat(&self, netns: &Netns) -> Result<bool, VerifyError> {
+        let uses_legacy_nat = netns.within(legacy::uses_nat).map_err(ReachError::from)?;
+        Ok(uses_legacy_nat && !self.observe(netns)?.has_rules)
     }
 
     /// Observes a netns through the visit of a claim, and prepares the operation that follows.
@@ -45,6 +54,7 @@ fn of_state(session: &NetnsSession<'_>, state: &State) -> Observation {
     Observation {
         tag,
         intact,
+        has_rules: !state.nftables.tables.is_empty() || !state.nftables.leftovers.is_empty(),
         proxies: session.proxies(state.our_tables()),
     }
 }

@@ -132,6 +132,7 @@ impl IntoFailure for FindError {
             Self::Nowhere { .. } => Reason::NetnsNotFound,
             Self::Claim(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
+            Self::Rules(error) => error.reason(),
         }
     }
 }

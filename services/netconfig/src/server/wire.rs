@@ -55,7 +55,6 @@ pub(super) fn describe_report(report: Report) -> v1::SelfTestResponse {
         evidence: check.outcome.unwrap_or_else(|why| why),
     };
     v1::SelfTestResponse {
-        backend: v1::Backend::Nftables.into(),
         passed,
         checks: report.checks.into_iter().map(describe).collect(),
         ..v1::SelfTestResponse::default()
@@ -69,6 +68,7 @@ pub(super) fn describe_found(claim: &Claim, process: inspect::Process) -> v1::Fi
         netns: Some(claim.netns.id().into()),
         path: claim.netns.path().to_string_lossy().into_owned(),
         process: Some(describe_process(process)),
+        only_legacy_nat: false,
     }
 }
 
@@ -109,6 +109,7 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
         Kind::LoopbackDown => FindingKind::LoopbackDown,
         Kind::Ipv6Disabled => FindingKind::Ipv6Disabled,
         Kind::Incumbent => FindingKind::Incumbent,
+        Kind::LegacyNat => FindingKind::LegacyNat,
     };
     v1::Finding {
         kind: kind.into(),

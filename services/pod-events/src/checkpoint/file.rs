@@ -74,6 +74,7 @@ enum FileIntent {
     Out,
     Enrolling,
     Inherited,
+    Legacy,
     Enrolled { fingerprint: String },
     Announcing,
     Leaving { since_ms: u64 },
@@ -183,6 +184,7 @@ impl From<FileIntent> for Intent {
             FileIntent::Out => Self::Out,
             FileIntent::Enrolling => Self::Enrolling,
             FileIntent::Inherited => Self::Adopted,
+            FileIntent::Legacy => Self::Legacy { is_served: false },
             FileIntent::Enrolled { fingerprint } => Self::Enrolled { fingerprint },
             FileIntent::Announcing => Self::Announcing,
             FileIntent::Leaving { since_ms } => Self::Leaving {
@@ -206,6 +208,7 @@ impl From<&Intent> for FileIntent {
             Intent::Out => Self::Out,
             Intent::Enrolling => Self::Enrolling,
             Intent::Adopted => Self::Inherited,
+            Intent::Legacy { .. } => Self::Legacy,
             Intent::Enrolled { fingerprint } => Self::Enrolled {
                 fingerprint: fingerprint.clone(),
             },

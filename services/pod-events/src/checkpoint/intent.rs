@@ -10,6 +10,12 @@ pub enum Intent {
     /// Enrolled by another agent, as far as known. Rules and ztunnel's listeners may be in place, and stay until
     /// replaced or withdrawn in order.
     Adopted,
+    /// Enrolled by another agent with rules in iptables' legacy tables, which inpod can neither see nor replace. The
+    /// sandbox keeps them, its workload and its listeners until it ends.
+    Legacy {
+        /// The broker has the sandbox; not checkpointed.
+        is_served: bool,
+    },
     Enrolled {
         fingerprint: String,
     },
@@ -36,6 +42,7 @@ impl Intent {
             Self::Out
             | Self::Enrolling
             | Self::Adopted
+            | Self::Legacy { .. }
             | Self::Announcing
             | Self::Leaving { .. }
             | Self::Draining { .. }
@@ -47,12 +54,18 @@ impl Intent {
     pub fn is_settled(&self) -> bool {
         matches!(
             self,
-            Self::Out | Self::Enrolled { .. } | Self::Deleting { .. }
+            Self::Out
+                | Self::Legacy { is_served: true }
+                | Self::Enrolled { .. }
+                | Self::Deleting { .. }
         )
     }
 
     pub fn is_stable(&self) -> bool {
-        matches!(self, Self::Out | Self::Enrolled { .. } | Self::Adopted)
+        matches!(
+            self,
+            Self::Out | Self::Enrolled { .. } | Self::Adopted | Self::Legacy { .. }
+        )
     }
 
     pub fn has_effects(&self) -> bool {
@@ -64,6 +77,7 @@ impl Intent {
         matches!(
             self,
             Self::Adopted
+                | Self::Legacy { .. }
                 | Self::Enrolled { .. }
                 | Self::Announcing
                 | Self::Leaving { .. }

@@ -12,6 +12,8 @@ pub struct FoundNetns {
     /// The path at which it was opened.
     pub netns: NetnsRef,
     pub id: NetnsId,
+    /// It holds rules that netconfig can neither see nor replace, and none that it can.
+    pub only_legacy_nat: bool,
 }
 
 impl Clients {
@@ -64,6 +66,7 @@ impl Clients {
             sandbox: required("sandbox", found.sandbox).map_err(invalid)?,
             netns: NetnsRef::from_path(found.path),
             id: required("netns", found.netns).map_err(invalid)?,
+            only_legacy_nat: found.only_legacy_nat,
         })
     }
 }

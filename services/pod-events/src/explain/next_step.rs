@@ -26,12 +26,14 @@ fn step(current: &Record, action: Option<Action>) -> &'static str {
             Intent::Out
             | Intent::Enrolling
             | Intent::Adopted
+            | Intent::Legacy { .. }
             | Intent::Enrolled { .. }
             | Intent::Announcing
             | Intent::Draining { .. }
             | Intent::Deleting { .. } => "check whether the pod is deleted for good",
         },
         Some(Action::Enroll) => "enroll it",
+        Some(Action::Serve) => "give ztunnel its netns",
         Some(Action::Detach) => "release its netns; its sidecar's redirection stays",
         Some(Action::Undo) => "undo an unfinished enrollment",
         Some(Action::Update) => "apply changed annotations or addresses",

@@ -17,6 +17,7 @@ use super::{Pipeline, is_gone, workload_of};
 use crate::{
     admission::Permit,
     checkpoint::{Intent, Record},
+    clients::deadline_in,
     counters::{Phase, Phases},
     timeline::Timeline,
 };
@@ -182,6 +183,27 @@ impl Pipeline {
             None => failure.undo_failures = self.undo(record, log).await,
         }
         Err(failure)
+    }
+
+    /// Gives ztunnel the netns of a sandbox whose rules are another agent's.
+    pub async fn serve(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        let broker = self.broker()?;
+        let (deadline, began) = (deadline_in(5), Instant::now());
+        let (netns, addresses) = (record.expected_netns(), &record.addresses);
+        let claim = self
+            .clients
+            .claim(&record.sandbox, &netns, addresses, deadline);
+        record.netns_id = Some(claim.await?.id);
+        let workload = workload_of(record);
+        self.clients
+            .add_workload(&broker, &workload, deadline)
+            .await?;
+        log.note_since(
+            "acknowledged by ztunnel; its rules are another agent's",
+            began,
+        );
+        record.intent = Intent::Legacy { is_served: true };
+        Ok(self.checkpoint.write(record)?)
     }
 
     async fn run_steps(

@@ -4,16 +4,22 @@ use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
 
 use super::Pipeline;
-use crate::checkpoint::Record;
+use crate::checkpoint::{Intent, Record};
 use crate::clients::deadline_in;
 
 impl Pipeline {
-    /// Searches for a pod's netns. Returns the record of the sandbox, named after one of its containers.
+    /// Searches for a pod's netns. Returns the record of the sandbox, named after one of its containers. If another
+    /// agent redirected the pod (`is_foreign`), it may have done so with rules that inpod cannot replace.
     ///
     /// # Errors
     ///
     /// netconfig's failure, or `NETNS_NOT_FOUND` at once if no address is known to verify the netns by.
-    pub async fn find(&self, record: &Record, deadline: Instant) -> Result<Record, Failure> {
+    pub async fn find(
+        &self,
+        record: &Record,
+        is_foreign: bool,
+        deadline: Instant,
+    ) -> Result<Record, Failure> {
         if record.addresses.is_empty() {
             let message = format!("no address of pod {} is known", record.pod);
             return Err(Failure::new(Reason::NetnsNotFound, message));
@@ -24,7 +30,13 @@ impl Pipeline {
             .clients
             .find_netns(uid, &record.addresses, deadline)
             .await?;
+        let is_legacy = is_foreign && found.only_legacy_nat && !record.redirection.is_sidecar();
         Ok(Record {
+            intent: if is_legacy {
+                Intent::Legacy { is_served: false }
+            } else {
+                record.intent.clone()
+            },
             sandbox: found.sandbox,
             netns: found.netns,
             netns_id: Some(found.id),
@@ -39,7 +51,7 @@ impl Pipeline {
         if record.sandbox.network_name != NetworkName::default() {
             return Ok(false);
         }
-        let found = match self.find(record, deadline_in(5)).await {
+        let found = match self.find(record, false, deadline_in(5)).await {
             Err(failure) if failure.reason == Reason::NetnsNotFound => return Ok(false),
             found => found?,
         };

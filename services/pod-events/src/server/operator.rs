@@ -98,6 +98,7 @@ impl Server {
         if record.is_detached() {
             return ServiceReports::default();
         }
+        let has_own_rules = !record.is_legacy();
         if record.netns_id.is_none() {
             // netconfig has no claim to inspect.
             let workloads = self.clients().list_workloads(deadline).await;
@@ -113,12 +114,12 @@ impl Server {
             OptionFuture::from(is_ambient.then(query)).await
         };
         let (plan, netns, workloads) = tokio::join!(
-            self.clients().plan_rules(record, deadline),
+            OptionFuture::from(has_own_rules.then(|| self.clients().plan_rules(record, deadline))),
             self.clients().inspect(&record.sandbox, deadline),
             workloads,
         );
         ServiceReports {
-            plan: Some(plan),
+            plan,
             netns: Some(netns),
             workloads,
         }

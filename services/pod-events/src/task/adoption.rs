@@ -36,7 +36,7 @@ impl Task {
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             ..record_without_netns(pod)?
         };
-        let found = pipeline.find(&unlocated, until).await;
+        let found = pipeline.find(&unlocated, pod.is_redirected(), until).await;
         self.failure = found.as_ref().err().cloned();
         let record = found.unwrap_or(unlocated);
         pipeline.checkpoint.write(&record)?;
@@ -80,7 +80,9 @@ impl Task {
         let ended =
             matches!(action, Action::GarbageCollect { .. }) || pod.is_some_and(|pod| pod.terminal);
         let pipeline = &self.shared.pipeline;
-        let found = match pipeline.find(record, deadline_in(SEARCH_SECONDS)).await {
+        let is_foreign = pod.is_some_and(Pod::is_redirected);
+        let found = pipeline.find(record, is_foreign, deadline_in(SEARCH_SECONDS));
+        let found = match found.await {
             Err(failure) if failure.reason == Reason::NetnsNotFound && ended => {
                 return self.forget_current().await;
             }

@@ -149,7 +149,7 @@ impl Task {
         if !record.intent.has_effects() {
             return Ok(Step::Wait(GONE_POLL_INTERVAL));
         }
-        if overdue {
+        if overdue && !record.is_legacy() {
             pipeline.withdraw_now(record).await?;
             tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Withdrew a pod that is gone from the source");
         }

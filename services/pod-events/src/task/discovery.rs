@@ -54,7 +54,9 @@ impl Task {
             redirection: self.redirection_for_discovery(pod)?,
             ..record_without_netns(pod)?
         };
-        let mut found = pipeline.find(&desired, deadline_in(SEARCH_SECONDS)).await?;
+        let mut found = pipeline
+            .find(&desired, pod.is_redirected(), deadline_in(SEARCH_SECONDS))
+            .await?;
         // Sidecar rules may be in place, from another agent or an earlier inpod: a failed enrollment
         // must not remove them.
         if !pod.is_redirected() && !found.redirection.is_sidecar() {

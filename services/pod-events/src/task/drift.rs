@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn only_refused_repairs_count_as_undone() {
-        assert!(was_refused(Reason::KernelRefused) && was_refused(Reason::BackendUnavailable));
+        assert!(was_refused(Reason::KernelRefused) && was_refused(Reason::Ipv6Unavailable));
         for away in [
             Reason::DependencyUnavailable,
             Reason::DeadlineExceeded,

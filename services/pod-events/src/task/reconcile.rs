@@ -147,6 +147,7 @@ impl Task {
             Action::Idle => Ok(Step::Done),
             Action::WaitUntil(then) => Ok(Step::Wait(then.since(BootInstant::now()))),
             Action::Enroll => self.enroll_in_background().await,
+            Action::Serve => pipeline.serve(record, log).await.map(|()| Step::Continue),
             Action::Update => self.update().await,
             Action::Detach => pipeline.detach(record, log).await.map(|()| Step::Continue),
             Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT_POLL_INTERVAL)),
@@ -251,7 +252,10 @@ impl Task {
     /// The failed action was done since, or is no longer desired.
     fn clear_failure(&mut self, desired: Desired) {
         let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
-        if is_known && self.drifted.is_none() {
+        if self.records.last().is_some_and(|record| record.is_legacy()) {
+            let message = "another agent redirected the pod by iptables' legacy tables";
+            self.failure = Some(Failure::new(Reason::LegacyRules, message));
+        } else if is_known && self.drifted.is_none() {
             self.failure = None;
         }
     }

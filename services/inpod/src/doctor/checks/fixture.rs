@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use inpod_proto::{
-    netconfig::v1::{Backend, NetnsState, SelfTestResponse},
+    netconfig::v1::{NetnsState, SelfTestResponse},
     podevents::v1::{Condition, GetStatusResponse, PodSummary},
     types::v1::SandboxRef,
     ztunnelbroker::v1::{
@@ -49,7 +49,7 @@ pub(super) fn service<'a>(facts: &'a mut Facts, name: &str) -> &'a mut Service {
         .unwrap()
 }
 
-pub(super) fn state(container: &str, intact: bool, backend: Backend) -> NetnsState {
+pub(super) fn state(container: &str, intact: bool) -> NetnsState {
     NetnsState {
         sandbox: Some(SandboxRef {
             container_id: container.to_owned(),
@@ -57,7 +57,6 @@ pub(super) fn state(container: &str, intact: bool, backend: Backend) -> NetnsSta
         }),
         fingerprint: "f".to_owned(),
         intact,
-        backend: backend.into(),
         ..NetnsState::default()
     }
 }
@@ -70,7 +69,7 @@ pub(super) fn healthy_service(pid: i32, name: &'static str) -> Service {
         ready: Ok(true),
         refuses: false,
         version: Ok("1.2.3".to_owned()),
-        conditions: ["apply", "backend", "probe-set"]
+        conditions: ["apply", "probe-set"]
             .map(|name| (name.to_owned(), true))
             .into(),
         process: Ok(Process {
@@ -181,10 +180,7 @@ pub(super) fn healthy() -> Facts {
             socket: Ok(Some(inode(Kind::Socket, 0o600))),
             holders: Ok(vec![(11, "ztunnel-broker".to_owned())]),
         },
-        states: Ok(vec![
-            state("c1", true, Backend::Nftables),
-            NetnsState::default(),
-        ]),
+        states: Ok(vec![state("c1", true), NetnsState::default()]),
         findings: Ok(Findings::default()),
         sysctls: sysctls(),
         directories: vec![directory()],

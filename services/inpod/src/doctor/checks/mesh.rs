@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use inpod_proto::{
-    netconfig::v1::{Backend, SelfTestResponse},
+    netconfig::v1::SelfTestResponse,
     ztunnelbroker::v1::{SessionPhase, WorkloadPhase},
 };
 
@@ -178,38 +178,17 @@ fn rules(facts: &Facts) -> Vec<Check> {
         .filter(|state| !state.intact)
         .filter_map(|state| Some(state.sandbox.as_ref()?.container_id.as_str()))
         .collect();
-    let mut backends: BTreeMap<&str, usize> = BTreeMap::new();
-    for state in &ours {
-        *backends.entry(backend(state.backend())).or_default() += 1;
-    }
-    let used: Vec<_> = backends
-        .iter()
-        .map(|(name, count)| format!("{count} with {name}"))
-        .collect();
-    let shown = format!(
-        "rules in {} of {} netns: {}",
-        ours.len(),
-        states.len(),
-        or_none(&used)
-    );
-    vec![
-        Check::whether(backends.len() > 1, Code::BackendsMixed, "", shown),
-        Check::whether(
-            !drifted.is_empty(),
-            Code::RulesDrifted,
-            "",
-            format!("{} of {}: {}", drifted.len(), ours.len(), some(&drifted)),
+    vec![Check::whether(
+        !drifted.is_empty(),
+        Code::RulesDrifted,
+        "",
+        format!(
+            "{} of {} netns with rules: {}",
+            drifted.len(),
+            ours.len(),
+            some(&drifted)
         ),
-    ]
-}
-
-fn backend(backend: Backend) -> &'static str {
-    match backend {
-        Backend::Unspecified => "an unknown backend",
-        Backend::Nftables => "nftables",
-        Backend::IptablesNft => "iptables-nft",
-        Backend::IptablesLegacy => "iptables-legacy",
-    }
+    )]
 }
 
 fn findings(facts: &Facts) -> Check {
@@ -258,11 +237,7 @@ fn tested(answer: &SelfTestResponse) -> String {
         .map(|check| format!("{}: {}", check.name, check.evidence))
         .collect();
     if failed.is_empty() {
-        return format!(
-            "{} checks passed, with {}",
-            answer.checks.len(),
-            backend(answer.backend())
-        );
+        return format!("{} checks passed", answer.checks.len());
     }
     failed.join("; ")
 }

@@ -169,7 +169,6 @@ fn answer(service: &Service) -> Vec<Check> {
 
 fn own(service: &str, condition: &str, ok: bool) -> Check {
     let (code, subject) = match condition {
-        "backend" => (Code::BackendUnusable, service.to_owned()),
         "apply" => (Code::AddsRefused, service.to_owned()),
         _ => (Code::ConditionBad, format!("{service}/{condition}")),
     };

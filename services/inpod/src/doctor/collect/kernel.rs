@@ -7,7 +7,7 @@ use crate::host_fs::{HostFs, Observed};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Needed with the default backend.
+    /// Needed by every pod's rules.
     Always,
     /// Needed with a certain setting.
     For(&'static str),
@@ -48,7 +48,7 @@ const fn with(
     }
 }
 
-pub(crate) const FEATURES: [Feature; 11] = [
+pub(crate) const FEATURES: [Feature; 10] = [
     always("nfnetlink", "nfnetlink", "nfnetlink_rcv_msg"),
     always("nf_tables", "nf_tables", "nft_do_chain"),
     always("nf_conntrack", "nf_conntrack", "nf_conntrack_in"),
@@ -72,12 +72,6 @@ pub(crate) const FEATURES: [Feature; 11] = [
         "nft socket",
         "nft_socket",
         "nft_socket_eval",
-    ),
-    with(
-        "backend = iptables-nft or iptables-legacy",
-        "ipset",
-        "ip_set_hash_ip",
-        "hash_ip4_kadt",
     ),
 ];
 

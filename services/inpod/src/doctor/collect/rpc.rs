@@ -164,12 +164,7 @@ async fn self_test(node: &Node) -> Observed<SelfTestResponse> {
 
 /// Returns whether rules cannot be written at all.
 fn is_of_rules(reason: Reason) -> bool {
-    [
-        Reason::KernelRefused,
-        Reason::BackendUnavailable,
-        Reason::BackendBusy,
-    ]
-    .contains(&reason)
+    reason == Reason::KernelRefused
 }
 
 /// Converts a self-test that could not send traffic.
@@ -192,7 +187,6 @@ mod tests {
     fn a_self_test_that_is_refused_has_failed_and_one_that_is_not_answered_has_not() {
         for (reason, is_told) in [
             (Reason::KernelRefused, true),
-            (Reason::BackendUnavailable, true),
             (Reason::CallerRefused, false),
             (Reason::Overloaded, false),
         ] {

@@ -107,15 +107,12 @@ mod tests {
     #[test]
     fn version_and_conditions_are_read_from_metrics() {
         let text = "# TYPE x info\ninpod_netconfig_build_info{version=\"1.2.3\"} 1\n\
-                    inpod_netconfig_condition{name=\"backend\"} 1\ninpod_netconfig_condition{name=\"probe-set\"} 0\n";
+                    inpod_netconfig_condition{name=\"apply\"} 1\ninpod_netconfig_condition{name=\"probe-set\"} 0\n";
         assert_eq!(version(text), Ok("1.2.3".to_owned()));
         let found: Vec<_> = conditions(text).into_iter().collect();
         assert_eq!(
             found,
-            [
-                ("backend".to_owned(), true),
-                ("probe-set".to_owned(), false)
-            ]
+            [("apply".to_owned(), true), ("probe-set".to_owned(), false)]
         );
         assert!(version("").is_err());
     }

@@ -35,7 +35,6 @@ fn describe(event: &DriftEvent) -> wire::WatchDriftResponse {
             netns: index_of(&sandbox.container_id).map(|index| netns_id(index).into()),
             fingerprint: rules.map(|_| FINGERPRINT.to_owned()).unwrap_or_default(),
             intact: *rules == Some(Rules::Complete),
-            backend: 0,
         }),
         DriftEvent::Released(sandbox, index) => Event::ClaimReleased(wire::ClaimReleased {
             sandbox: Some(sandbox.into()),

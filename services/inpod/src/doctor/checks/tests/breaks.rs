@@ -1,7 +1,7 @@
 //! One fault for every code.
 
 use inpod_proto::{
-    netconfig::v1::{Backend, Finding, FindingKind, SelfTestCheck},
+    netconfig::v1::{Finding, FindingKind, SelfTestCheck},
     types::v1::{Failure, Reason},
     ztunnelbroker::v1::{SessionPhase, WorkloadPhase},
 };
@@ -11,7 +11,7 @@ use super::super::{
         codes::Code,
         facts::{Presence, Space},
     },
-    fixture::{inode, network, networks, service, state},
+    fixture::{inode, network, networks, service},
     *,
 };
 
@@ -115,19 +115,9 @@ pub(super) const BREAKS: &[(Code, Break)] = &[
         service(it, "netconfig").ready = Ok(false);
     }),
     (Code::ConditionBad, |it| condition(it, "pods")),
-    (Code::BackendUnusable, |it| {
-        let conditions = &mut service(it, "netconfig").conditions;
-        conditions.insert("backend".to_owned(), false);
-    }),
     (Code::AddsRefused, |it| {
         let conditions = &mut service(it, "netconfig").conditions;
         conditions.insert("apply".to_owned(), false);
-    }),
-    (Code::BackendsMixed, |it| {
-        it.states
-            .as_mut()
-            .unwrap()
-            .push(state("c2", true, Backend::IptablesNft));
     }),
     (Code::VersionsDiffer, |it| {
         service(it, "installer").version = Ok("1.1.0".to_owned());
