@@ -224,20 +224,15 @@ ISTIO_VERSION=v0.0.0-20260827124520-eed52ebb66ad
 ISTIO_TAGS=agent,disable_pgv,grpcnotrace,retrynotrace
 need_istio_cni() {
   ISTIO_CNI=$tools/istio-cni-$ISTIO_VERSION-${ISTIO_TAGS//,/-}
-  [ -d "$ISTIO_CNI/chart" ] && return
+  [ -x "$ISTIO_CNI/istio-cni" ] && return
   need_go
   say "Building istio-cni $ISTIO_VERSION (a few minutes, once)"
   mkdir -p "$ISTIO_CNI"
-  local module=istio.io/istio program source
+  local program
   for program in install-cni istio-cni; do
-    GOBIN=$ISTIO_CNI CGO_ENABLED=0 "$GO" install -trimpath -tags "$ISTIO_TAGS" -ldflags '-s -w' "$module/cni/cmd/$program@$ISTIO_VERSION" ||
+    GOBIN=$ISTIO_CNI CGO_ENABLED=0 "$GO" install -trimpath -tags "$ISTIO_TAGS" -ldflags '-s -w' "istio.io/istio/cni/cmd/$program@$ISTIO_VERSION" ||
       die "go failed to build Istio's $program"
   done
-  # From /: below a go.mod, go would look the module up among that file's dependencies.
-  source=$("$GO" -C / list -m -f '{{.Dir}}' "$module@$ISTIO_VERSION") && [ -d "$source" ] || die "go did not report the directory of $module"
-  rm -rf "$ISTIO_CNI/chart.new"
-  cp -r "$source/manifests/charts/istio-cni" "$ISTIO_CNI/chart.new" && mv "$ISTIO_CNI/chart.new" "$ISTIO_CNI/chart" ||
-    die "Failed to copy the chart of istio-cni"
 }
 
 # The last release; proto/releases has its descriptors.

@@ -1,6 +1,7 @@
-//! A real istio-cni: its program, and its chart's ConfigMap and RBAC.
+//! A real istio-cni: its programs, with the settings and rights that its chart gives by default.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -34,30 +35,8 @@ pub fn istio_cni_programs() -> anyhow::Result<PathBuf> {
         .context("ISTIO_CNI names no directory with install-cni: run ./integration/test kubernetes")
 }
 
-/// Renders Istio's chart with `NAME=VALUE` beside its profile `ambient`.
-fn chart(programs: &Path, values: &[&str]) -> anyhow::Result<String> {
-    let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
-    let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
-    let chart = programs.join("chart").display().to_string();
-    let words = ["template", "istio-cni", &chart, "--namespace=istio-system"];
-    let release = [
-        &words[..],
-        &["--kube-version=v1.34.0", "--set=profile=ambient"],
-    ]
-    .concat();
-    let set: Vec<_> = values
-        .iter()
-        .map(|value| format!("--set={value}"))
-        .collect();
-    run(
-        &helm,
-        &[
-            &release[..],
-            &set.iter().map(String::as_str).collect::<Vec<_>>(),
-        ]
-        .concat(),
-    )
-}
+/// The objects of its chart that its processes or tests read.
+const OBJECTS: &str = include_str!("istio_cni/objects.yaml");
 
 /// A real istio-cni on a node.
 #[derive(Debug)]
@@ -88,12 +67,15 @@ impl IstioCni {
         }
     }
 
-    /// Creates what the chart renders, except for the processes; returns the manifest.
-    pub fn deploy(&self, values: &[&str]) -> anyhow::Result<String> {
-        let manifest = chart(&self.programs, values)?;
-        self.server.apply(&manifest)?;
+    /// Creates its objects, except for the processes, with settings that differ from the chart's defaults; returns
+    /// their manifest.
+    pub fn deploy(&self, settings: &[(&str, &str)]) -> anyhow::Result<&'static str> {
+        self.server.apply(OBJECTS)?;
+        let config = format!("{NAMESPACE}/configmaps/istio-cni-config");
+        let settings: BTreeMap<_, _> = settings.iter().copied().collect();
+        self.server.patch(&config, &json!({"data": settings}))?;
         self.account()?;
-        Ok(manifest)
+        Ok(OBJECTS)
     }
 
     /// Starts the agent, which `within` executes, with a log level; returns once it is ready.
@@ -198,7 +180,7 @@ impl IstioCni {
         Ok(())
     }
 
-    /// Returns the chart's ConfigMap, the DaemonSet's additions, and this test's paths.
+    /// Returns the ConfigMap, the DaemonSet's additions, and this test's paths.
     fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
         let path = format!("{NAMESPACE}/configmaps/istio-cni-config");
         let map = self.server.get(&path)?;

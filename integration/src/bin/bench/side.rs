@@ -66,7 +66,7 @@ impl Side {
         let node = Node::of_cluster(server)?;
         let (istio, manifest) = if programs.join("install-cni").is_file() {
             let (agent, manifest) = istio_cni(server, &node, programs)?;
-            (Some(RefCell::new(agent)), manifest)
+            (Some(RefCell::new(agent)), manifest.to_owned())
         } else {
             let manifest = fs::read_to_string(programs.join(MANIFEST));
             (
@@ -377,7 +377,7 @@ fn istio_cni(
     server: &Arc<ApiServer>,
     node: &Node,
     programs: &Path,
-) -> anyhow::Result<(IstioCni, String)> {
+) -> anyhow::Result<(IstioCni, &'static str)> {
     let dir = node.run_dir().with_file_name("node");
     let network = dir.join("host/etc/cni/net.d");
     fs::create_dir_all(&network)?;

@@ -4,7 +4,13 @@
 
 mod runtime;
 
-use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::Duration,
+};
 
 use crate::common::clients::{Clients, Tally, tally};
 use crate::common::cluster::Cluster;
@@ -38,11 +44,29 @@ struct Scene<'a> {
 
 #[derive(Clone, Copy)]
 struct ChainForm {
-    istio: &'static [&'static str],
+    istio: &'static [(&'static str, &'static str)],
     mode: &'static str,
     /// True if istio-cni ends on SIGTERM. If another file sorts before its own, it rewrites its own in a loop
     /// and ignores the signal.
     ends: bool,
+}
+
+/// A process named kubelet, without whose user istio-cni writes no nf_tables. Ended on drop.
+struct Kubelet(Child);
+
+impl Kubelet {
+    fn start(dir: &Path) -> Self {
+        let program = dir.join("kubelet").display().to_string();
+        integration::run("install", &["-m755", "/bin/sleep", &program]).unwrap();
+        Self(Command::new(program).arg("infinity").spawn().unwrap())
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }
 
 /// A process where agents search for one, ended on drop.
@@ -120,7 +144,7 @@ impl<'a> Scene<'a> {
     fn until_enrolled_by_istio(&self, pod: &Pod) {
         eventually("istio-cni has the pod", AGENT_TIMEOUT, || {
             let (rules, shown) = (rules(pod)?, self.redirection(pod));
-            ensure!(rules.contains("ISTIO_OUTPUT"), "{rules}");
+            ensure!(rules.to_lowercase().contains("istio"), "{rules}");
             ensure!(shown == "enabled", "the annotation is {shown:?}");
             anyhow::Ok(())
         })
@@ -132,7 +156,7 @@ impl<'a> Scene<'a> {
         self.cluster().node.until_whole(&pod.spec).unwrap();
         let rules = rules(pod).unwrap();
         assert!(
-            rules.contains("inpod-nat") && !rules.contains("ISTIO"),
+            rules.contains("inpod-nat") && !rules.to_lowercase().contains("istio"),
             "{rules}"
         );
         assert_eq!(self.redirection(pod), "enabled");
@@ -308,7 +332,7 @@ fn install(istio: &mut IstioCni, way: ChainForm) {
 }
 
 fn there_and_back(way: ChainForm) {
-    let cluster = Cluster::waiting();
+    let cluster = Cluster::on_own_server();
     let scene = Scene::new(&cluster, way);
     let to = SocketAddr::new(scene.outsider.v4.into(), PORT);
     let _app = App::start(&scene.outsider.netns, PORT).unwrap();
@@ -317,6 +341,7 @@ fn there_and_back(way: ChainForm) {
         .server
         .create("/api/v1/namespaces", &namespace)
         .unwrap();
+    let _kubelet = Kubelet::start(&scene.dir);
     let programs = istio_cni_programs().unwrap();
     let mut istio = IstioCni::new(&cluster.server, &cluster.node, &programs, &scene.dir);
     cluster.node.start_ztunnel(&[]).unwrap();
@@ -372,6 +397,15 @@ fn a_node_goes_from_a_real_istio_cni_to_inpod_and_back_without_a_failed_connecti
 }
 
 #[test]
+fn so_does_one_where_istio_cni_writes_nf_tables() {
+    there_and_back(ChainForm {
+        istio: &[("NATIVE_NFTABLES", "true")],
+        mode: "owned",
+        ends: true,
+    });
+}
+
+#[test]
 fn so_does_one_where_inpod_is_in_the_file_of_the_primary() {
     there_and_back(ChainForm {
         istio: &[],
@@ -383,7 +417,7 @@ fn so_does_one_where_inpod_is_in_the_file_of_the_primary() {
 #[test]
 fn so_does_one_where_istio_cni_has_a_file_of_its_own() {
     there_and_back(ChainForm {
-        istio: &["istioOwnedCNIConfig=true"],
+        istio: &[("ISTIO_OWNED_CNI_CONFIG", "true")],
         mode: "owned",
         ends: false,
     });
