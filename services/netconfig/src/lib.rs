@@ -35,6 +35,14 @@ mod sysctl;
 mod uninstall;
 mod watch;
 
+// The scenarios of the tests in tests/ name this crate.
+#[cfg(test)]
+extern crate self as netconfig;
+
+#[cfg(test)]
+#[path = "../tests/scenarios/scenarios.rs"]
+mod scenarios;
+
 pub use config::Config;
 pub use family::Family;
 pub use marks::Mark;

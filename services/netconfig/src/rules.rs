@@ -7,7 +7,6 @@ pub mod ambient;
 mod expr;
 mod fingerprint;
 mod render;
-pub mod scenarios;
 mod settings;
 pub mod sidecar;
 mod tag;

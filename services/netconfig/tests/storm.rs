@@ -18,7 +18,7 @@ use std::{
 
 use netconfig::{
     apply::Phase,
-    rules::{Redirection, scenarios},
+    rules::{Ambient, Ipv6, Redirection},
 };
 
 use support::{Fresh, plain, sandbox};
@@ -75,8 +75,19 @@ fn storm<T: Send>(items: impl Iterator<Item = T> + Send, call: impl Fn(T) + Sync
 #[test]
 fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
     let pods = pods(PODS);
-    let (before, scenarios) = (descriptors(), scenarios::all().collect::<Vec<_>>());
-    let of = |number: usize| Redirection::Ambient(scenarios[number % scenarios.len()].1.clone());
+    let before = descriptors();
+    let of = |number: usize| {
+        Redirection::Ambient(Ambient {
+            dns_capture: number.is_multiple_of(2),
+            keep_existing_connections: number.is_multiple_of(3),
+            ipv6: if number.is_multiple_of(5) {
+                Ipv6::Off
+            } else {
+                Ipv6::Auto
+            },
+            ..Ambient::default()
+        })
+    };
     let is_done = AtomicBool::new(false);
     let abroad = thread::scope(|scope| {
         let most = scope.spawn(|| most_strays(&is_done));

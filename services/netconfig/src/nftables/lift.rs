@@ -281,7 +281,7 @@ fn interface_name(data: &[u8]) -> Option<InterfaceName> {
 #[cfg(test)]
 mod tests {
     use super::{super::lower::lower, *};
-    use crate::rules::{ambient, scenarios};
+    use crate::{rules::ambient, scenarios};
 
     #[test]
     fn every_rule_of_ours_survives_the_way_to_the_kernels_form_and_back() {

@@ -12,9 +12,10 @@ use std::{
 
 use netconfig::{
     inspect::{self, Proxies},
-    rules::{Tag, scenarios},
+    rules::Tag,
 };
 
+use crate::scenarios;
 use crate::support::{Fresh, ambient, plain, sandbox};
 
 fn applied() -> Fresh {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use netconfig::rules::scenarios;
+use crate::scenarios;
 
 #[test]
 fn every_scenario_renders_as_recorded() {

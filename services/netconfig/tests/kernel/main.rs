@@ -14,6 +14,8 @@ mod name;
 mod packets;
 mod probes;
 mod programs;
+#[path = "../scenarios/scenarios.rs"]
+mod scenarios;
 mod selftest;
 mod service;
 mod support;

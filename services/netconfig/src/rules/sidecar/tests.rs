@@ -1,5 +1,5 @@
 use super::*;
-use crate::rules::{Redirection, scenarios};
+use crate::{rules::Redirection, scenarios};
 
 fn scenario(name: &str) -> Ruleset {
     let mut all = scenarios::sidecar::all();

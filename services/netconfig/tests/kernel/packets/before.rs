@@ -15,7 +15,7 @@ use netconfig::{Family, apply::Phase, rules::Ambient};
 use crate::packets::{
     checks::FROM_ZTUNNEL,
     matrix::{MAX_PODS, all, scenario},
-    probe::{Dial, Flow, TIMEOUT, at_once},
+    probe::{Dial, Flow, PATIENCE, TIMEOUT, at_once},
     stand_in::By,
     world::{Place, Pod, World, either, outside, pod},
 };
@@ -209,6 +209,39 @@ mod alone {
                 .collect::<Vec<_>>()
         });
         assert_eq!(failures.concat(), [""; 0]);
+    }
+
+    /// Tracking begins with the rules: of what a connection says then, it sees no beginning. The other end speaks first
+    /// afterwards, and would be captured if the entry were forgotten like that of a connection past ztunnel.
+    #[test]
+    fn what_ztunnel_opened_goes_on_though_tracking_met_it_midway() {
+        let world = World::new(Pod::Dual);
+        let settings = scenario("plain");
+        world.apply(&settings);
+        let own = Dial::tcp(Place::Pod, outside(Family::V4), 8080).marked(FROM_ZTUNNEL);
+        let port = world.port();
+        let mut own = own.open(&world, port, PATIENCE).0.unwrap();
+        Gap::TablesDeleted.open(&world);
+        world.pod.command("conntrack", &["-F"]);
+        // The rules for new connections only wait for it.
+        let _past = Dial::tcp(Place::Outside, pod(Family::V4), 8080).hold(&world);
+        thread::scope(|scope| {
+            let applying = scope.spawn(|| world.apply(&settings));
+            let port = port.to_string();
+            let is_tracked = || {
+                let listed = world
+                    .pod
+                    .command("conntrack", &["-L", "-p", "tcp", "--sport", &port]);
+                listed.contains("ESTABLISHED")
+            };
+            while !is_tracked() {
+                own.talk().unwrap();
+                assert!(!applying.is_finished(), "its second is over");
+            }
+            applying.join().unwrap();
+        });
+        world.speak();
+        own.hear().and_then(|()| own.talk()).unwrap();
     }
 }
 

@@ -1,8 +1,9 @@
 //! Istio's node agent's state next to ours.
 
-use netconfig::rules::{Ambient, scenarios};
+use netconfig::rules::Ambient;
 
 use crate::packets::world::World;
+use crate::scenarios;
 
 pub(crate) fn settings() -> Ambient {
     let found = scenarios::all().find(|(name, _)| *name == "probes");

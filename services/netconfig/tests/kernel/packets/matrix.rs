@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use netconfig::{
     apply::Phase,
     error::ApplyError,
-    rules::{Ambient, InboundCapture, Ipv6, Redirection, scenarios},
+    rules::{Ambient, InboundCapture, Ipv6, Redirection},
 };
 
 use crate::packets::{
@@ -14,6 +14,7 @@ use crate::packets::{
     probe::{PATIENCE, TIMEOUT, at_once, run},
     world::{Pod, World},
 };
+use crate::scenarios;
 use crate::support::sandbox;
 
 pub(crate) fn all() -> bool {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use netconfig::{
     Family,
-    rules::{Ambient, Ipv6, Redirection, scenarios},
+    rules::{Ambient, Ipv6, Redirection},
 };
 
 use crate::packets::{
@@ -13,6 +13,7 @@ use crate::packets::{
     probe::at_once,
     world::{Pod, World},
 };
+use crate::scenarios;
 
 /// Scenarios with the most rules first. Unless all are tried, the others contribute only new rules.
 const RICHEST: [&str; 3] = ["everything", "everything-tproxy", "tproxy"];

@@ -3,13 +3,11 @@
 
 use std::net::TcpListener;
 
-use netconfig::{
-    apply::Phase,
-    rules::{Redirection, scenarios},
-};
+use netconfig::{apply::Phase, rules::Redirection};
 
 use crate::istio::Form;
 use crate::istio_sidecar::Left;
+use crate::scenarios;
 use crate::support::{Fresh, ambient, plain, sandbox};
 use crate::takeover::tools::everything;
 

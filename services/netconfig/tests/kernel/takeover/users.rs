@@ -7,11 +7,9 @@ use std::{
 };
 
 use inpod_linux::Netns;
-use netconfig::{
-    apply::Phase,
-    rules::{Redirection, scenarios},
-};
+use netconfig::{apply::Phase, rules::Redirection};
 
+use crate::scenarios;
 use crate::support::{ambient, plain, roots, sandbox};
 
 /// A process with its own user namespace and netns.

@@ -1,6 +1,8 @@
 //! Settings for tests with packets: one per option, with existing addresses and ports.
 
-use netconfig::rules::{InboundCapture, Ipv6, Owner, Selection, Sidecar, scenarios};
+use netconfig::rules::{InboundCapture, Ipv6, Owner, Selection, Sidecar};
+
+use crate::scenarios;
 
 pub(super) fn all() -> Vec<(&'static str, Sidecar)> {
     [

@@ -3,12 +3,12 @@
 
 use std::str::FromStr;
 
-use super::super::{InboundCapture, Ipv6, Owner, Selection, Sidecar};
+use netconfig::rules::{InboundCapture, Ipv6, Owner, Selection, Sidecar};
 
 /// Probes and metrics of Istio's agent and proxy; Istio always excludes them.
 const STATUS_PORTS: [u16; 3] = [15020, 15021, 15090];
 
-pub fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
+pub(crate) fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
     let by_istio_cni = by_istio_cni().into_iter();
     by_istio_cni
         .chain(inbound())
@@ -18,7 +18,7 @@ pub fn all() -> impl Iterator<Item = (&'static str, Sidecar)> {
         .chain(richest())
 }
 
-pub fn usual() -> Sidecar {
+pub(crate) fn usual() -> Sidecar {
     Sidecar {
         proxy_users: owners_of(&[1337]),
         proxy_groups: owners_of(&[1337]),

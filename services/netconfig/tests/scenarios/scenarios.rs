@@ -1,11 +1,11 @@
-//! Named redirections, at least one per setting, for golden, packet and backend tests.
+//! Named redirections, at least one per setting, for golden, packet and unit tests.
 
-pub mod sidecar;
+pub(crate) mod sidecar;
 
-use super::{Ambient, Exclusions, InboundCapture, Ipv6, Redirection};
+use netconfig::rules::{Ambient, Exclusions, InboundCapture, Ipv6, Redirection};
 
 /// Both modes. Sidecar names begin with `sidecar-`.
-pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
+pub(crate) fn redirections() -> impl Iterator<Item = (String, Redirection)> {
     let ambient = all().map(|(name, settings)| (name.to_owned(), Redirection::Ambient(settings)));
     let sidecar = sidecar::all().map(|(name, settings)| {
         let name = format!("sidecar-{name}");
@@ -14,7 +14,7 @@ pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
     ambient.chain(sidecar)
 }
 
-pub fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
+pub(crate) fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
     [
         ("plain", Ambient::default()),
         ("ipv4", ipv4()),
