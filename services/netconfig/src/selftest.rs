@@ -4,6 +4,7 @@
 //! arrives, not just that something replied.
 
 mod listeners;
+mod missing;
 mod network;
 
 use std::{fmt, net::IpAddr};
@@ -46,14 +47,31 @@ pub enum SelfTestError {
     ProbeSet(#[from] ProbeSetError),
     #[error("cannot run the self-test")]
     Inspect(#[from] InspectError),
+    #[error("the kernel lacks {option}, without which inpod cannot redirect a pod")]
+    Missing {
+        option: &'static str,
+        source: Box<Self>,
+    },
     /// A bug: the test's own name is invalid.
     #[error("cannot run the self-test: {0}")]
     Name(#[from] inpod_types::InvalidIdentifier),
 }
 
+impl SelfTestError {
+    fn with_missing_option(self) -> Self {
+        match missing::missing_option_here(&self) {
+            Some(option) => Self::Missing {
+                option,
+                source: Box::new(self),
+            },
+            None => self,
+        }
+    }
+}
+
 /// Applies rules with all features between two netns, and checks them. Failed checks are part of the report.
 pub fn run(writer: &Writer, probe_sources: &[IpAddr]) -> Result<Report, SelfTestError> {
-    run_after(writer, probe_sources, |_pod| ())
+    run_after(writer, probe_sources, |_pod| ()).map_err(SelfTestError::with_missing_option)
 }
 
 /// Adds a hook between rules and checks, by which tests show that checks can fail.
@@ -91,11 +109,16 @@ pub fn run_after(
     Ok(Report { checks })
 }
 
-/// Does all of an ADD in temporary netns, without packets: errors here would be errors there.
+/// Does all of an ADD in temporary netns, without packets: errors here would be errors there. Names an option that the
+/// kernel lacks.
 pub(crate) fn preflight(
     writer: &Writer,
     probes: &probes::ProbeSettings,
 ) -> Result<(), SelfTestError> {
+    try_add(writer, probes).map_err(SelfTestError::with_missing_option)
+}
+
+fn try_add(writer: &Writer, probes: &probes::ProbeSettings) -> Result<(), SelfTestError> {
     let node = network::netns_with_loopback()?;
     node.within(|| probes::preflight(probes.clone()))
         .map_err(TestNetworkError::from)??;
@@ -199,6 +222,7 @@ impl IntoFailure for SelfTestError {
         match self {
             Self::Network(_) | Self::Inspect(_) | Self::ProbeSet(_) => Reason::KernelRefused,
             Self::Apply(error) => error.reason(),
+            Self::Missing { source, .. } => source.reason(),
             Self::Name(_) => Reason::Internal,
         }
     }

@@ -1,0 +1,113 @@
+//! Names the option that a kernel lacks if it refuses rules: each table needs one more than the one before it.
+
+use inpod_linux::Netns;
+use inpod_types::Reason;
+
+use super::{SelfTestError, network};
+use crate::{
+    error::IntoFailure as _,
+    netlink::KernelError,
+    nftables::{Change, NewTable, Nftables},
+    rules::{Base, Chain, Expr, Hook, Kind, Policy, Rule, Table, TableFamily, Transport},
+};
+
+const NAME: &str = "inpod-options";
+
+/// Asks in a temporary netns, if the kernel refused something.
+pub(super) fn missing_option_here(error: &SelfTestError) -> Option<&'static str> {
+    let netns = (error.reason() == Reason::KernelRefused).then(network::netns_with_loopback);
+    missing_option(&netns?.ok()?)
+}
+
+/// Returns the option, or `None` if the kernel has all.
+fn missing_option(netns: &Netns) -> Option<&'static str> {
+    let opened = netns.within(Nftables::open).ok()?;
+    let mut nftables = opened.ok();
+    first_refused(|table| match &mut nftables {
+        None => false,
+        Some(nftables) => write_and_delete(nftables, table).is_ok(),
+    })
+}
+
+fn first_refused(mut is_accepted: impl FnMut(Table) -> bool) -> Option<&'static str> {
+    let mut parts = parts().into_iter();
+    parts.find_map(|(option, chains)| {
+        let table = Table {
+            family: TableFamily::Inet,
+            name: NAME.to_owned(),
+            chains,
+        };
+        (!is_accepted(table)).then_some(option)
+    })
+}
+
+fn parts() -> [(&'static str, Vec<Chain>); 4] {
+    let redirect = [Expr::Protocol(Transport::Tcp), Expr::Redirect(15001)];
+    [
+        ("CONFIG_NF_TABLES_INET", Vec::new()),
+        ("CONFIG_NFT_NAT", vec![chain(Kind::Nat, Vec::new())]),
+        ("CONFIG_NFT_REDIR", vec![chain(Kind::Nat, redirect.into())]),
+        (
+            "CONFIG_NFT_CT",
+            vec![chain(Kind::Filter, vec![Expr::NewConnection])],
+        ),
+    ]
+}
+
+fn chain(kind: Kind, rule: Vec<Expr>) -> Chain {
+    Chain {
+        name: "output".to_owned(),
+        base: Some(Base {
+            kind,
+            hook: Hook::Output,
+            priority: -100,
+            policy: Policy::Accept,
+        }),
+        rules: vec![Rule(rule)],
+    }
+}
+
+fn write_and_delete(nftables: &mut Nftables, table: Table) -> Result<(), KernelError> {
+    let id = table.id();
+    let create = vec![NewTable {
+        table,
+        comment: String::new(),
+    }];
+    let written = Change {
+        create,
+        ..Change::default()
+    };
+    let generation = nftables.generation()?;
+    nftables.change(generation, &written)?;
+    let deleted = Change {
+        delete: vec![id],
+        ..Change::default()
+    };
+    let generation = nftables.generation()?;
+    nftables.change(generation, &deleted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_option_is_that_of_the_first_table_that_is_refused() {
+        let options = parts().map(|(option, _)| option);
+        for (accepted, option) in options.into_iter().enumerate() {
+            let mut seen = 0;
+            let is_accepted = |_: Table| {
+                seen += 1;
+                seen <= accepted
+            };
+            assert_eq!(first_refused(is_accepted), Some(option));
+        }
+        assert_eq!(first_refused(|_| true), None);
+    }
+
+    #[test]
+    fn this_kernel_has_every_option() {
+        let netns = network::netns_with_loopback().unwrap();
+        assert_eq!(missing_option(&netns), None);
+    }
+}
