@@ -14,6 +14,8 @@ pub struct Access {
     pub listener: u64,
     pub destination: Option<SocketAddr>,
     pub source: Option<SocketAddr>,
+    /// Whom the other end of a tunnel proved to be; of `closed` lines.
+    pub peer: Option<String>,
     pub error: Option<String>,
 }
 
@@ -35,6 +37,7 @@ impl Access {
                 .context("listener")?,
             destination: text("original_destination").and_then(|text| text.parse().ok()),
             source: text("source").and_then(|text| text.parse().ok()),
+            peer: text("peer_identity"),
             error: text("error"),
         })
     }

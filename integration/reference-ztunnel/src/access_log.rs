@@ -30,6 +30,7 @@ struct Line<'a> {
     upstream_source: Option<SocketAddr>,
     bytes_from_source: u64,
     bytes_from_destination: u64,
+    peer_identity: Option<&'a str>,
     error: Option<&'a str>,
 }
 
@@ -85,6 +86,7 @@ pub(crate) struct Entry {
     source: SocketAddr,
     original_destination: Option<SocketAddr>,
     upstream_source: Option<SocketAddr>,
+    peer_identity: Option<String>,
     error: Option<String>,
     pub(crate) from_source: AtomicU64,
     pub(crate) from_destination: AtomicU64,
@@ -109,6 +111,7 @@ impl Entry {
             source: accepted.source,
             original_destination: accepted.original_destination,
             upstream_source: None,
+            peer_identity: None,
             // Replaced if the connection ends by itself.
             error: Some("cut by ztunnel".to_owned()),
             from_source: AtomicU64::new(0),
@@ -120,6 +123,10 @@ impl Entry {
 
     pub(crate) const fn destination_is(&mut self, destination: SocketAddr) {
         self.original_destination = Some(destination);
+    }
+
+    pub(crate) fn peer_is(&mut self, identity: Option<String>) {
+        self.peer_identity = identity;
     }
 
     pub(crate) const fn connected_from(&mut self, upstream_source: SocketAddr) {
@@ -143,6 +150,7 @@ impl Entry {
             upstream_source: self.upstream_source,
             bytes_from_source: self.from_source.load(Ordering::Relaxed),
             bytes_from_destination: self.from_destination.load(Ordering::Relaxed),
+            peer_identity: self.peer_identity.as_deref(),
             error,
         });
     }

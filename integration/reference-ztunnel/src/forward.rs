@@ -12,7 +12,8 @@ use tokio::net::TcpStream;
 use crate::access_log::{Accepted, Entry};
 use crate::connect_request::{self, ACCEPTED, ConnectRequest, REFUSED, RequestError, UNAVAILABLE};
 use crate::listeners::Listener;
-use crate::proxy::Pod;
+use crate::proxy::{Member, Pod};
+use crate::tunnel;
 use crate::upstream::Upstream;
 
 const COPY_BUFFER: usize = 16 * 1024;
@@ -33,6 +34,12 @@ enum ForwardError {
     Request(#[from] RequestError),
     #[error("failed to connect to {0}: {1}")]
     Connect(SocketAddr, io::Error),
+    #[error("failed to open a tunnel to {0}: {1}")]
+    Tunnel(SocketAddr, io::Error),
+    #[error("failed to receive a tunnel: {0}")]
+    Receive(io::Error),
+    #[error("not a CONNECT request to an ip:port")]
+    NoTarget,
     #[error("failed to forward: {0}")]
     Copy(#[from] io::Error),
 }
@@ -66,7 +73,12 @@ pub(crate) async fn forward(incoming: Incoming, pod: Arc<Pod>) {
         Listener::Outbound | Listener::Inbound => {
             redirected(stream, listener, route, &pod, &mut entry).await
         }
-        Listener::Hbone => tunnelled(stream, route, &pod, &mut entry).await,
+        Listener::Hbone => match &pod.member {
+            Some(member) if is_tls(&stream).await => {
+                received(stream, route, &pod, member, &mut entry).await
+            }
+            Some(_) | None => tunnelled(stream, route, &pod, &mut entry).await,
+        },
     };
     entry.close(outcome.err().map(|error| error.to_string()));
 }
@@ -120,12 +132,84 @@ async fn redirected(
     entry: &mut Entry,
 ) -> Result<(), ForwardError> {
     refuse_loop(listener, route)?;
+    if let Some(member) = pod
+        .member
+        .as_ref()
+        .filter(|_| listener == Listener::Outbound)
+        && let Some(peer) = member.mesh.name_at(route.original.ip()).await
+    {
+        return through_tunnel(stream, route.original, (member, peer), pod, entry).await;
+    }
     let upstream = Upstream {
         destination: route.original,
         client: (listener == Listener::Inbound).then_some(route.source),
     };
     let destination = connect(upstream, pod, entry).await?;
     exchange(stream, destination, &[], entry).await
+}
+
+/// A peer that says nothing is not taken for one that speaks TLS.
+async fn is_tls(stream: &TcpStream) -> bool {
+    tunnel::is_tls(stream).await.unwrap_or(false)
+}
+
+async fn through_tunnel(
+    mut stream: TcpStream,
+    original: SocketAddr,
+    (member, peer): (&Member, Arc<str>),
+    pod: &Pod,
+    entry: &mut Entry,
+) -> Result<(), ForwardError> {
+    let upstream = Upstream {
+        destination: SocketAddr::new(original.ip(), Listener::Hbone.port()),
+        client: None,
+    };
+    let outer = connect(upstream, pod, entry).await?;
+    let opened = tunnel::open(outer, original, &member.identity, &peer, &member.baggage).await;
+    let (tunnel, connection) = opened.map_err(|error| ForwardError::Tunnel(original, error))?;
+    entry.peer_is(Some(peer.to_string()));
+    let exchanged = tunnel.exchange(&mut stream, &entry.from_source, &entry.from_destination);
+    // The connection ends with the tunnel's last handle.
+    let (exchanged, _ended) = tokio::join!(exchanged, connection);
+    Ok(exchanged?)
+}
+
+/// Serves a tunnel that a peer opens.
+async fn received(
+    stream: TcpStream,
+    route: Route,
+    pod: &Pod,
+    member: &Member,
+    entry: &mut Entry,
+) -> Result<(), ForwardError> {
+    let received = tunnel::receive(stream, &member.identity).await;
+    let (asked, mut connection) = received.map_err(ForwardError::Receive)?;
+    entry.peer_is(asked.peer.clone());
+    let target = asked.target.ok_or(ForwardError::NoTarget);
+    let upstream = target.and_then(|target| upstream_of(target, route, entry));
+    let connected = match upstream {
+        Ok(upstream) => connect(upstream, pod, entry).await,
+        Err(error) => Err(error),
+    };
+    let mut destination = match connected {
+        Ok(destination) => destination,
+        Err(error) => {
+            asked.refuse(http::StatusCode::BAD_REQUEST);
+            tunnel::close(connection).await;
+            return Err(error);
+        }
+    };
+    let tunnel = asked.accept().map_err(ForwardError::Receive)?;
+    let exchanged = {
+        let (to, from) = (&entry.from_destination, &entry.from_source);
+        let exchange = tunnel.exchange(&mut destination, to, from);
+        tokio::select! {
+            exchanged = exchange => exchanged,
+            () = tunnel::drive(&mut connection) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    };
+    tunnel::close(connection).await;
+    Ok(exchanged?)
 }
 
 async fn tunnelled(
@@ -158,7 +242,15 @@ fn accept_target(
     route: Route,
     entry: &mut Entry,
 ) -> Result<(ConnectRequest, Upstream), ForwardError> {
-    let target = request.target;
+    let upstream = upstream_of(request.target, route, entry)?;
+    Ok((request, upstream))
+}
+
+fn upstream_of(
+    target: SocketAddr,
+    route: Route,
+    entry: &mut Entry,
+) -> Result<Upstream, ForwardError> {
     entry.destination_is(target);
     if target.ip() != route.local.ip() {
         return Err(ForwardError::ForeignTarget(target));
@@ -166,11 +258,10 @@ fn accept_target(
     if Listener::has(target.port()) {
         return Err(ForwardError::Loop(target));
     }
-    let upstream = Upstream {
+    Ok(Upstream {
         destination: target,
         client: Some(route.source),
-    };
-    Ok((request, upstream))
+    })
 }
 
 /// Sends `answer` to a client that still reads.

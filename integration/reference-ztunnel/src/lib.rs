@@ -1,4 +1,4 @@
-//! A plaintext ztunnel for tests and demos that behaves like stock ztunnel on ZDS.
+//! A ztunnel for tests and demos that behaves like stock ztunnel on ZDS.
 //!
 //! For each pod that the agent adds, it opens stock ztunnel's three TCP listeners inside the pod's network namespace
 //! and forwards their connections:
@@ -7,10 +7,13 @@
 //! |---|---|---|
 //! | 15001 | outbound | the original destination, from the pod |
 //! | 15006 | inbound, plaintext | the application in the pod, with the client's address kept |
-//! | 15008 | inbound, HBONE | a **stand-in**: plaintext HTTP/1.1 `CONNECT ip:port`, then bytes; no TLS, no HTTP/2 |
+//! | 15008 | inbound, HBONE | the application in the pod, with the client's address kept |
 //!
-//! It deliberately has no identity, encryption, policy, control plane or DNS proxy (15053). Start reading with
-//! [`serve`]: `session` follows one connection to the agent, `pods` decides about requests, `proxy` serves one
+//! With `--ca`, it speaks HBONE like stock ztunnel between the pods that it serves: an HTTP/2 CONNECT within TLS 1.3,
+//! in which both ends prove a SPIFFE identity of namespace and service account. All other connections are plaintext,
+//! and without `--ca` so are these: 15008 then takes a stand-in, an HTTP/1.1 `CONNECT ip:port`.
+//!
+//! It deliberately has no policy, control plane, pool of tunnels or DNS proxy (15053). Start reading with [`serve`]: `session` follows one connection to the agent, `pods` decides about requests, `proxy` serves one
 //! pod, `forward` one connection.
 //!
 //! # The access log
@@ -23,10 +26,10 @@
 //! {"time":"2026-01-31T12:00:00.000000Z","event":"closed","connection":7,"uid":"uid-1",
 //!  "listener":15006,"direction":"inbound","source":"10.0.0.1:40000",
 //!  "original_destination":"10.0.0.2:8080","upstream_source":"10.0.0.1:33333",
-//!  "bytes_from_source":78,"bytes_from_destination":165,"error":null}
+//!  "bytes_from_source":78,"bytes_from_destination":165,"peer_identity":null,"error":null}
 //! ```
 //!
-//! `connection` counts from 1 and links the two lines. `upstream_source` is the local address of the connection to
+//! `peer_identity` is whom the other end of a tunnel proved to be. `connection` counts from 1 and links the two lines. `upstream_source` is the local address of the connection to
 //! the destination. `error` begins with `refused: ` for a connection that would have come back to ztunnel, and is
 //! `cut by ztunnel` if a Del, a new snapshot or the end of the process cut it.
 //!
@@ -48,12 +51,16 @@ mod connect_request;
 mod dial;
 mod enter;
 mod forward;
+mod identity;
 mod listeners;
+mod mesh;
 mod options;
 mod pods;
 mod proxy;
 mod session;
 mod state_file;
+mod tls;
+mod tunnel;
 mod upstream;
 
 pub use options::{Fault, Options};

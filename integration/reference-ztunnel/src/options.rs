@@ -11,6 +11,8 @@ pub struct Options {
     pub uds: PathBuf,
     /// Standard output if unset.
     pub access_log: Option<PathBuf>,
+    /// The directory of the CA; plaintext only if unset.
+    pub ca: Option<PathBuf>,
     /// The state file's path; none if unset.
     pub status: Option<PathBuf>,
     /// Time for live connections after SIGTERM.
@@ -64,6 +66,7 @@ impl Options {
         Self {
             uds: path("uds").unwrap_or_default(),
             access_log: path("access-log"),
+            ca: path("ca"),
             status: path("status"),
             termination_deadline: Duration::from_secs(seconds.unwrap_or_default()),
             fault: matches.get_one("fault").copied().unwrap_or_default(),
@@ -80,7 +83,7 @@ const FAULT_HELP: &str = "Misbehave on purpose: \
 fn command() -> Command {
     Command::new("reference-ztunnel")
         .term_width(80)
-        .about("A plaintext ztunnel that behaves like the stock one on ZDS")
+        .about("A ztunnel that behaves like the stock one on ZDS")
         .version(env!("CARGO_PKG_VERSION"))
         .arg(
             path("uds", "The agent's ZDS socket")
@@ -90,6 +93,11 @@ fn command() -> Command {
         .arg(path(
             "access-log",
             "Append a JSON line per connection event to this file [default: standard output]",
+        ))
+        .arg(path(
+            "ca",
+            "Speak HBONE between the pods of this process, with identities from the CA in this directory, \
+             which is made if it is missing [default: plaintext]",
         ))
         .arg(path("status", "Keep the state in this file, as JSON"))
         .arg(

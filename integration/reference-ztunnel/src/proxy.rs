@@ -10,9 +10,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::access_log::AccessLog;
-use crate::enter::{Inside, Netns};
+use crate::enter::Inside;
 use crate::forward::{Incoming, forward};
+use crate::identity::Identity;
 use crate::listeners::Listener;
+use crate::mesh::Mesh;
+use crate::pods::Workload;
 
 /// The kernel may refuse to accept, for example for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -24,6 +27,8 @@ pub(crate) enum StartError {
     Enter(io::Error),
     #[error("Bind({0}, {1:?})")]
     Bind(SocketAddr, io::Error),
+    #[error("Identity({0:?})")]
+    Identity(io::Error),
     #[error("refused by --fault nack-adds")]
     Fault,
 }
@@ -32,6 +37,23 @@ pub(crate) struct Pod {
     pub(crate) uid: Arc<str>,
     pub(crate) inside: Inside,
     pub(crate) log: AccessLog,
+    /// Plaintext only if unset.
+    pub(crate) member: Option<Member>,
+}
+
+/// A pod's place in the mesh, which it leaves on drop.
+pub(crate) struct Member {
+    pub(crate) mesh: Arc<Mesh>,
+    pub(crate) identity: Identity,
+    /// What the pod tells its peers of itself.
+    pub(crate) baggage: String,
+    uid: Arc<str>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.mesh.leave(&self.uid);
+    }
 }
 
 /// Dropping it closes the listeners and cuts the connections.
@@ -41,8 +63,13 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    pub(crate) async fn start(uid: &str, netns: Netns, log: AccessLog) -> Result<Self, StartError> {
-        let inside = Inside::enter(netns).await.map_err(StartError::Enter)?;
+    pub(crate) async fn start(
+        workload: &Workload,
+        log: AccessLog,
+        mesh: Option<Arc<Mesh>>,
+    ) -> Result<Self, StartError> {
+        let inside = Inside::enter(workload.netns.clone()).await;
+        let inside = inside.map_err(StartError::Enter)?;
         let mut open = Vec::new();
         for listener in Listener::ALL {
             let socket = bind(&inside, listener)
@@ -50,8 +77,16 @@ impl Proxy {
                 .map_err(|error| StartError::Bind(listener.address(), error))?;
             open.push((listener, socket));
         }
-        let uid = uid.into();
-        Ok(Self::serve(open, &Arc::new(Pod { uid, inside, log })))
+        let uid = Arc::from(workload.uid.as_str());
+        let member = mesh.map(|mesh| join(mesh, &uid, workload, &inside));
+        let member = member.transpose().map_err(StartError::Identity)?;
+        let pod = Pod {
+            uid,
+            inside,
+            log,
+            member,
+        };
+        Ok(Self::serve(open, &Arc::new(pod)))
     }
 
     fn serve(open: Vec<(Listener, TcpListener)>, pod: &Arc<Pod>) -> Self {
@@ -75,6 +110,24 @@ impl Proxy {
     pub(crate) async fn stop(mut self) {
         self.listeners.shutdown().await;
     }
+}
+
+fn join(
+    mesh: Arc<Mesh>,
+    uid: &Arc<str>,
+    workload: &Workload,
+    inside: &Inside,
+) -> io::Result<Member> {
+    let info = &workload.info;
+    Ok(Member {
+        identity: mesh.join(uid, info, inside)?,
+        baggage: format!(
+            "k8s.namespace.name={},k8s.pod.name={}",
+            info.namespace, info.name
+        ),
+        uid: Arc::clone(uid),
+        mesh,
+    })
 }
 
 async fn bind(inside: &Inside, listener: Listener) -> io::Result<TcpListener> {

@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -11,6 +12,7 @@ use zds_client::{Client, ProtocolError, Received, RecvError};
 use crate::access_log::AccessLog;
 use crate::dial;
 use crate::enter::Netns;
+use crate::mesh::Mesh;
 use crate::options::{Fault, Options};
 use crate::pods::{Admission, Pods, Workload};
 use crate::proxy::{Proxy, StartError};
@@ -59,6 +61,7 @@ async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
 struct Ztunnel {
     options: Options,
     log: AccessLog,
+    mesh: Option<Arc<Mesh>>,
     state_file: StateFile,
     pods: Pods<Proxy>,
     connected: bool,
@@ -74,6 +77,12 @@ impl Ztunnel {
     fn new(options: Options) -> io::Result<Self> {
         let mut ztunnel = Self {
             log: AccessLog::open(options.access_log.as_deref())?,
+            mesh: options
+                .ca
+                .as_deref()
+                .map(Mesh::open)
+                .transpose()?
+                .map(Arc::new),
             state_file: StateFile::new(options.status.clone()),
             pods: Pods::new(),
             connected: false,
@@ -205,7 +214,7 @@ impl Ztunnel {
         if self.options.fault == Fault::NackAdds {
             return Err(StartError::Fault);
         }
-        Proxy::start(&workload.uid, workload.netns.clone(), self.log.clone()).await
+        Proxy::start(workload, self.log.clone(), self.mesh.clone()).await
     }
 
     async fn retry(&mut self) -> Option<End> {

@@ -126,7 +126,7 @@ pub(crate) fn add(uid: &str) -> Payload {
         workload_info: Some(WorkloadInfo {
             name: format!("name-of-{uid}"),
             namespace: "default".to_owned(),
-            service_account: "default".to_owned(),
+            service_account: uid.to_owned(),
         }),
     })
 }

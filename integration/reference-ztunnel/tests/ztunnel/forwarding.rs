@@ -34,10 +34,10 @@ table inet redirection {
 }
 ";
 
-const A: [&str; 2] = ["10.7.0.1", "fd07::1"];
-const B: [&str; 2] = ["10.7.0.2", "fd07::2"];
+pub(crate) const A: [&str; 2] = ["10.7.0.1", "fd07::1"];
+pub(crate) const B: [&str; 2] = ["10.7.0.2", "fd07::2"];
 
-fn pods() -> (Netns, Netns) {
+pub(crate) fn pods() -> (Netns, Netns) {
     let (a, b) = (Netns::new(), Netns::new());
     a.ip(&format!(
         "link add eth0 type veth peer name eth0 netns {}",
@@ -51,7 +51,7 @@ fn pods() -> (Netns, Netns) {
     (a, b)
 }
 
-fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
+pub(crate) fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
     assert_eq!(connection.add(uid, pod), ACK);
     for family in ["-4", "-6"] {
         pod.ip(&format!(
@@ -65,7 +65,7 @@ fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
 }
 
 /// Replies with the client's address until the test ends.
-fn application(pod: &Netns, port: u16) {
+pub(crate) fn application(pod: &Netns, port: u16) {
     let any = (std::net::Ipv6Addr::UNSPECIFIED, port);
     let listener = pod.within(|| TcpListener::bind(any)).expect("bind");
     thread::spawn(move || {
@@ -76,20 +76,20 @@ fn application(pod: &Netns, port: u16) {
     });
 }
 
-fn connect(from: &Netns, to: SocketAddr) -> TcpStream {
+pub(crate) fn connect(from: &Netns, to: SocketAddr) -> TcpStream {
     let connect = || TcpStream::connect_timeout(&to, DEADLINE);
     let stream = from.within(connect).expect("connect");
     stream.set_read_timeout(Some(DEADLINE)).expect("timeout");
     stream
 }
 
-fn read_all(mut stream: TcpStream) -> String {
+pub(crate) fn read_all(mut stream: TcpStream) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
     text
 }
 
-fn address(ip: &str, port: u16) -> SocketAddr {
+pub(crate) fn address(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().expect("an address"), port)
 }
 

@@ -9,6 +9,7 @@
 mod agent;
 mod faults;
 mod forwarding;
+mod hbone;
 mod network;
 mod zds;
 mod ztunnel;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
-use integration::{Access, App, Node, Pod, Spec, ask};
+use integration::{Access, App, Node, Pod, SERVICES, Spec, ask};
 
 pub(crate) const PORT: u16 = 8080;
 
@@ -18,7 +18,20 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let node = Node::running()?;
+        Self::on(Node::running()?)
+    }
+
+    /// Creates the same with a ztunnel that speaks HBONE.
+    pub(crate) fn by_hbone() -> anyhow::Result<Self> {
+        let node = Node::new()?;
+        SERVICES.iter().try_for_each(|it| node.start(it))?;
+        let ca = node.run_dir().display().to_string();
+        node.start_ztunnel(&["--ca", &ca])?;
+        node.ready()?;
+        Self::on(node)
+    }
+
+    fn on(node: Node) -> anyhow::Result<Self> {
         let a = node.pod(Spec::new("a").ambient())?;
         let b = node.pod(Spec::new("b").ambient())?;
         let outsider = node.pod(Spec::new("outsider"))?;
@@ -60,11 +73,16 @@ impl Mesh {
     }
 
     pub(crate) fn between_enrolled_pods(&self) -> anyhow::Result<()> {
+        self.a_reaches_b_by(15006)
+    }
+
+    /// Expects connections to arrive at a listener of b.
+    pub(crate) fn a_reaches_b_by(&self, listener: u64) -> anyhow::Result<()> {
         for (from, to) in self.a.addresses().into_iter().zip(self.b.addresses()) {
             let (source, taken) = self.follow(&self.a.netns, SocketAddr::new(to, PORT))?;
             let wanted = [
                 (self.a.spec.uid.as_str(), 15001),
-                (self.b.spec.uid.as_str(), 15006),
+                (self.b.spec.uid.as_str(), listener),
             ];
             ensure!(
                 Self::path(&taken) == wanted,

@@ -13,6 +13,33 @@ fn between_two_enrolled_pods_traffic_passes_15001_of_the_one_and_15006_of_the_ot
     mesh.between_enrolled_pods().unwrap();
 }
 
+/// A pod that no ztunnel serves is the negative control: it comes in by 15006, without an identity.
+#[test]
+fn by_hbone_traffic_passes_15001_and_15008_and_both_ends_prove_who_they_are() {
+    let mesh = Mesh::by_hbone().unwrap();
+    mesh.a_reaches_b_by(15008).unwrap();
+    mesh.reached_from_outside().unwrap();
+    let peers = || {
+        let all = mesh.node.accesses()?.into_iter();
+        let peers = all.filter(|it| it.event == "closed" && it.listener != 15006);
+        let peers: Vec<_> = peers.map(|it| (it.uid, it.peer)).collect();
+        ensure!(peers.len() == 4, "{peers:?}");
+        anyhow::Ok(peers)
+    };
+    let peers = eventually("the connections have ended", TIMEOUT, peers).unwrap();
+    let (a, b) = (&mesh.a.spec, &mesh.b.spec);
+    for (own, other) in [(a, b), (b, a)] {
+        let (namespace, name) = (&other.namespace, &other.name);
+        let name = format!("spiffe://cluster.local/ns/{namespace}/sa/sa-{name}");
+        let wanted = (own.uid.clone(), Some(name));
+        assert_eq!(
+            peers.iter().filter(|it| **it == wanted).count(),
+            2,
+            "{peers:?}"
+        );
+    }
+}
+
 #[test]
 fn from_outside_the_mesh_traffic_passes_15006() {
     let mesh = Mesh::new().unwrap();
