@@ -10,6 +10,7 @@ mod apiserver;
 mod call;
 mod cgroups;
 pub mod chart;
+pub mod clients;
 mod command_line;
 mod deployed;
 mod evidence;

@@ -6,7 +6,6 @@
 /// Parts that tests of several modules share.
 mod common {
     pub(crate) mod asking;
-    pub(crate) mod clients;
     pub(crate) mod cluster;
     pub(crate) mod flows;
     pub(crate) mod incumbent;

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::clients::{Attempt, Clients, Tally, tally};
 use crate::common::flows::Flow;
 use crate::common::incumbent::{Form, Incumbent, redirect};
 use anyhow::{Context as _, ensure};
@@ -17,6 +16,7 @@ use inpod_proto::{
     types::v1::Reason,
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
 };
+use integration::clients::{Attempt, Clients, Tally, tally};
 use integration::{
     App, Cgroups, Inhabitant, Node, Pod, SERVICES, Spec, TIMEOUT, eventually, is_alone, not_run,
 };

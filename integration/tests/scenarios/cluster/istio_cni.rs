@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
-use crate::common::clients::{Clients, Tally, tally};
 use crate::common::cluster::Cluster;
 use anyhow::ensure;
+use integration::clients::{Clients, Tally, tally};
 use integration::{
     App, Cgroups, Inhabitant, IstioCni, Pod, Spec, TIMEOUT, bin, connect, eventually,
     istio_cni_programs, source_seen,

@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::clients::{Attempt, Clients, Tally, sources, tally};
 use anyhow::{Context as _, ensure};
 use inpod_proto::ztunnelbroker::v1::WorkloadPhase;
+use integration::clients::{Attempt, Clients, Tally, sources, tally};
 use integration::{App, Node, Pod, SERVICES, Spec, TIMEOUT, eventually};
 use nix::sys::signal::Signal;
 use serde_json::Value;

@@ -13,12 +13,12 @@ use inpod_proto::podevents::v1::PodState;
 use integration::{Pod, Spec, TIMEOUT, ask, connect, eventually, exchange, source_seen};
 use nix::sys::signal::Signal;
 
-use crate::common::clients::{Attempt, Clients};
 use crate::common::flows::Flow;
 use crate::ztunnel::{
     loss::Loss,
     mesh::{FIRST, HBONE, Mesh, PORT},
 };
+use integration::clients::{Attempt, Clients};
 
 const SECOND: &str = "ztunnel-second";
 

@@ -17,10 +17,10 @@ use integration::source_seen;
 use serde_json::json;
 
 use super::*;
-use crate::common::clients::Clients;
 use crate::kube::reconcile::traffic::{
     PERIOD, ROUNDS, assert_captured_inside, assert_none_failed, pair, toggle,
 };
+use integration::clients::Clients;
 
 /// Shorter than the pod's stay in the mesh.
 const STEP: Duration = Duration::from_secs(1);

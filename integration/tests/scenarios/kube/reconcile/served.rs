@@ -6,7 +6,7 @@ use integration::{App, Inhabitant};
 use serde_json::json;
 
 use super::*;
-use crate::common::clients::{Attempt, Clients};
+use integration::clients::{Attempt, Clients};
 
 const PERIOD: Duration = Duration::from_millis(50);
 

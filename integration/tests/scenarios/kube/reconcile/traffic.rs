@@ -10,7 +10,7 @@ use integration::{Access, App};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::common::clients::{Attempt, Clients};
+use integration::clients::{Attempt, Clients};
 
 /// Between two connections of one client.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);

@@ -14,24 +14,26 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_linux::Netns;
-use integration::{Access, Pod, TIMEOUT, eventually, source_seen};
 use socket2::{Domain, Socket, Type};
+
+use crate::{Access, Pod, TIMEOUT, eventually, source_seen};
 
 /// For a connection and its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
-pub(crate) struct Attempt {
-    pub(crate) uid: String,
-    pub(crate) at: Instant,
+pub struct Attempt {
+    pub uid: String,
+    pub at: Instant,
     /// None if not even a port could be bound.
-    pub(crate) from: Option<SocketAddr>,
+    pub from: Option<SocketAddr>,
     /// The source that the application saw, or the error.
-    pub(crate) outcome: Result<IpAddr, String>,
+    pub outcome: Result<IpAddr, String>,
 }
 
 /// One client in each pod, at a constant rate.
-pub(crate) struct Clients {
+#[derive(Debug)]
+pub struct Clients {
     stop: Arc<AtomicBool>,
     made: Arc<AtomicU64>,
     threads: Vec<JoinHandle<anyhow::Result<Vec<Attempt>>>>,
@@ -39,13 +41,13 @@ pub(crate) struct Clients {
 
 impl Clients {
     /// Attempts are spread over the period.
-    pub(crate) fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
+    pub fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
         let places = pods.iter().map(|pod| (pod.spec.uid.as_str(), pod.path()));
         Self::start_in(&places.collect::<Vec<_>>(), to, period)
     }
 
     /// Starts them in any netns, each with a name instead of a UID.
-    pub(crate) fn start_in(places: &[(&str, &Path)], to: SocketAddr, period: Duration) -> Self {
+    pub fn start_in(places: &[(&str, &Path)], to: SocketAddr, period: Duration) -> Self {
         let (stop, made) = (Arc::default(), Arc::default());
         let spread = period / u32::try_from(places.len().max(1)).unwrap_or(u32::MAX);
         let threads = places.iter().zip(0_u32..).map(|((uid, netns), turn)| {
@@ -69,7 +71,7 @@ impl Clients {
         }
     }
 
-    pub(crate) fn make(&self, more: u64) -> anyhow::Result<()> {
+    pub fn make(&self, more: u64) -> anyhow::Result<()> {
         let wanted = self.made.load(Ordering::Relaxed) + more;
         eventually("connections are made", TIMEOUT, || {
             let made = self.made.load(Ordering::Relaxed);
@@ -78,7 +80,7 @@ impl Clients {
         })
     }
 
-    pub(crate) fn stop(self) -> anyhow::Result<Vec<Attempt>> {
+    pub fn stop(self) -> anyhow::Result<Vec<Attempt>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Vec::new();
         for thread in self.threads {
@@ -132,17 +134,17 @@ impl Client {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) made: usize,
-    pub(crate) failed: usize,
+pub struct Tally {
+    pub made: usize,
+    pub failed: usize,
     /// By the ztunnel that accepted them, in the order of the logs.
-    pub(crate) taken_by: Vec<usize>,
+    pub taken_by: Vec<usize>,
     /// Successful attempts that bypassed every ztunnel.
-    pub(crate) around: usize,
+    pub around: usize,
 }
 
 /// The ztunnels' logs are the evidence of the path.
-pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
+pub fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     let mut tally = Tally {
         made: attempts.len(),
         taken_by: vec![0; logs.len()],
@@ -164,7 +166,7 @@ pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
     tally
 }
 
-pub(crate) fn sources(log: &[Access]) -> BTreeSet<(String, SocketAddr)> {
+pub fn sources(log: &[Access]) -> BTreeSet<(String, SocketAddr)> {
     let outbound = log
         .iter()
         .filter(|access| access.event == "accepted" && access.listener == 15001);
