@@ -84,6 +84,11 @@ impl Node {
         self.start_ztunnel_as("ztunnel", arguments)
     }
 
+    /// Starts the reference ztunnel with a CA, so that it speaks HBONE.
+    pub fn start_hbone_ztunnel(&self) -> anyhow::Result<()> {
+        self.start_ztunnel(&["--ca", &self.dir.display().to_string()])
+    }
+
     /// Starts another reference ztunnel under its own name.
     pub fn start_ztunnel_as(&self, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
         self.start_ztunnel_within(&[], name, arguments)

@@ -25,8 +25,7 @@ impl Mesh {
     pub(crate) fn by_hbone() -> anyhow::Result<Self> {
         let node = Node::new()?;
         SERVICES.iter().try_for_each(|it| node.start(it))?;
-        let ca = node.run_dir().display().to_string();
-        node.start_ztunnel(&["--ca", &ca])?;
+        node.start_hbone_ztunnel()?;
         node.ready()?;
         Self::on(node)
     }
