@@ -70,7 +70,8 @@ pub fn listen(port: u16) -> io::Result<TcpListener> {
 fn serve(mut stream: TcpStream, peer: SocketAddr) {
     let served = (|| -> io::Result<()> {
         stream.set_nonblocking(false)?;
-        writeln!(stream, "{}", peer.ip().to_canonical())?;
+        let source = format!("{}\n", peer.ip().to_canonical());
+        stream.write_all(source.as_bytes())?;
         let mut buffer = [0; 4096];
         loop {
             match stream.read(&mut buffer)? {

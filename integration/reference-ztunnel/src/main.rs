@@ -1,4 +1,4 @@
-//! A plaintext ztunnel that behaves like stock ztunnel on ZDS.
+//! A ztunnel for tests and demos that behaves like stock ztunnel on ZDS.
 
 use std::process::ExitCode;
 
