@@ -45,7 +45,7 @@ pub(crate) struct Pod {
 pub(crate) struct Member {
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) identity: Identity,
-    /// What the pod tells its peers of itself.
+    /// The pod's description of itself, which its peers receive.
     pub(crate) baggage: String,
     uid: Arc<str>,
 }

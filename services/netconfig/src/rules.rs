@@ -1,7 +1,7 @@
 //! The rules of a redirection, as data.
 //!
-//! A pure function turns a [`Redirection`] into a [`Ruleset`], independent of the backend and printed as a
-//! script for `nft -f`.
+//! A pure function turns a [`Redirection`] into a [`Ruleset`], which does not depend on netlink and is printed
+//! as a script for `nft -f`.
 
 pub mod ambient;
 mod expr;

@@ -17,7 +17,7 @@ const SECRET: &[u8] = b"nobody but the two pods may read this";
 
 const END: &[u8] = b"the capture ends here";
 
-/// What passes a pod's interface, which is its second, after `lo`.
+/// A capture of the packets on a pod's interface, which is its second, after `lo`.
 struct Capture(OwnedFd);
 
 impl Capture {

@@ -182,7 +182,7 @@ pub(crate) fn wait(node: &Node) -> anyhow::Result<Pod> {
 
 /// Labels a pod whose application takes a port of ztunnel.
 pub(crate) fn refuse(node: &Node) -> anyhow::Result<Pod> {
-    print_promise("4. A running pod that cannot join is told why, and works on as before.");
+    print_promise("4. A running pod that cannot join gets a reason, and works on as before.");
     let pod = node.pod(Spec::new("refused"))?;
     let app = App::start(&pod.netns, 15006)?;
     print_line(

@@ -1,4 +1,4 @@
-//! What passes a link, as `tcpdump` sees it.
+//! A capture of the packets on a link, like `tcpdump`.
 
 use std::{
     os::fd::{AsRawFd as _, OwnedFd},

@@ -317,7 +317,7 @@ fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_cha
 
 /// Returns once a pod is known to have rules that inpod can neither see nor replace.
 fn until_legacy(scene: &Scene, spec: &Spec) {
-    eventually("its legacy rules are told", TIMEOUT, || {
+    eventually("its legacy rules are reported", TIMEOUT, || {
         let known = scene.node.explain(spec)?;
         let reason = known.last_failure.as_ref().map(|it| it.reason());
         ensure!(

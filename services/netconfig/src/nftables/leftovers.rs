@@ -255,7 +255,7 @@ fn author_of_rule(rule: &SeenRule, authors: &Authors) -> Option<Author> {
     author.filter(|author| of_chain(&rule.chain) != Some(*author))
 }
 
-/// Excluded interfaces, and marks for TPROXY. Once the installer's chains are gone, such rules can no longer be told
+/// Excluded interfaces, and marks for TPROXY. Once the installer's chains are gone, such rules can no longer be distinguished
 /// from the user's, so they count only beside these.
 fn is_standalone(rule: &SeenRule, authors: &Authors) -> bool {
     let (family, table) = &rule.table;

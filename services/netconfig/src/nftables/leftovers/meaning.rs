@@ -27,7 +27,7 @@ pub(in super::super) struct Meaning {
     others: usize,
 }
 
-/// What a register holds.
+/// The content of a register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Value {
     #[default]
