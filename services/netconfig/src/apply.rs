@@ -23,15 +23,16 @@ use crate::{
 };
 use undo::Undo;
 
-/// For tables that another process changes at the same time.
+/// Limits the retries of a transaction while another process keeps changing the same tables.
 const ATTEMPTS: usize = 8;
 
-/// For rules that another process changes while they are applied. Each may take a grace period.
+/// Limits the restarts while another process changes rules as they are applied. Each attempt may take a grace
+/// period.
 const APPLY_ATTEMPTS: usize = 3;
 
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
-    /// Shared by all pods: its cache makes each further pod cheaper.
+    /// All pods share the sysctls, because the cache makes each further pod cheaper.
     pub sysctls: Sysctls,
 }
 
@@ -39,13 +40,14 @@ pub struct Writer {
 pub struct Applied {
     pub fingerprint: Fingerprint,
     pub changed: bool,
-    /// Existing connections that bypass ztunnel, where those are kept; otherwise 0.
+    /// The number of existing connections bypassing ztunnel if the redirection keeps existing connections;
+    /// otherwise 0.
     pub direct_flows: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Of the expected rules.
+    /// The fingerprint of the expected rules, whether or not the kernel holds them.
     pub fingerprint: Fingerprint,
     pub differences: Vec<String>,
 }
@@ -58,12 +60,13 @@ pub struct Planned {
 }
 
 impl Writer {
-    /// Applies exactly this redirection and verifies it. Writes nothing if it is already in place.
+    /// Applies exactly the given redirection and verifies the result. Writes nothing if the redirection is already
+    /// in place.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses, or the rules differ afterwards. The previous state is then restored, unless rules of
-    /// Istio were deleted: then the new rules stay.
+    /// Fails if the kernel refuses a step, or if the rules differ afterwards. A failed call restores the previous
+    /// state, unless rules of Istio were deleted: then the new rules stay.
     pub fn apply(
         &self,
         netns: &Netns,
@@ -74,7 +77,7 @@ impl Writer {
         Ok(applied)
     }
 
-    /// Returns the state that was read back, too, as [`Self::observe`] would.
+    /// Applies like [`Self::apply`], and also returns the state read back, as [`Self::observe`] would.
     pub(crate) fn apply_prepared(
         &self,
         netns: &Netns,
@@ -125,7 +128,7 @@ impl Writer {
         })
     }
 
-    /// Computes what [`Self::apply`] would do now.
+    /// Computes the steps of an [`Self::apply`] at this moment without executing them.
     pub fn preview(
         &self,
         netns: &Netns,
@@ -142,7 +145,7 @@ impl Writer {
         })
     }
 
-    /// Runs `work` with the state of a netns, which is read unless it is prepared.
+    /// Runs `work` with the state of a netns, and reads the state unless `prepared` already holds a copy.
     fn with_state<'a, T, E: From<ReachError> + From<KernelError>>(
         &'a self,
         netns: &'a Netns,
@@ -192,14 +195,15 @@ fn to_verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// Once inpod has enabled the sysctl, every later tag records it, so that removal disables it.
+/// Returns the tag for the rules. Once inpod has enabled the sysctl, every later tag records so, and removal
+/// disables the sysctl.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     let migrates = state.has_enabled_migration() || state.migrates == Some(false);
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
-/// Returns whether anything was changed, and the state that was read last. Starts again if another process changes
-/// the rules meanwhile: connections that begin then would not be captured.
+/// Returns whether anything was changed, and the state read last. Starts again if another process changes the rules
+/// meanwhile, since connections beginning after such a change would not be captured.
 fn apply_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
@@ -253,16 +257,16 @@ fn run_steps(
     Ok(state)
 }
 
-/// Results of earlier steps that later ones need.
+/// Results of earlier steps, needed by later ones.
 struct Progress {
     before: State,
-    /// For new connections only, once written.
+    /// The plan that captures new connections only, once its rules are written.
     interim: Option<Plan>,
     unclosed: Connections,
 }
 
 impl Progress {
-    /// Returns the tables that a change is based on.
+    /// Returns the observed tables on which a change is based.
     fn seen(&self, session: &mut NetnsSession<'_>) -> Result<Observed, ApplyError> {
         match &self.interim {
             Some(interim) => read_tables(session, interim),
@@ -323,7 +327,8 @@ fn execute(
     Ok(())
 }
 
-/// Fails as soon as what captures new connections is changed.
+/// Waits until existing connections have closed or the grace period is over. Fails as soon as another process
+/// changes the interim rules or routing, which capture new connections.
 fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connections, ApplyError> {
     let interim = plan.new_only_plan();
     let mut period = GracePeriod::begin(session.netns, session.proxies(&plan.tables));
@@ -339,7 +344,7 @@ fn await_closed(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Connectio
     Ok(period.unclosed())
 }
 
-/// Returns none if they cannot be listed.
+/// Returns the connections of ztunnel or the sidecar's proxy, and none if the kernel cannot list connections.
 fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
     let proxied = inspect::proxied(session.netns, &session.proxies(&plan.tables));
     proxied.unwrap_or_else(|error| {
@@ -348,7 +353,8 @@ fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
     })
 }
 
-/// Starts again from the current tables after a concurrent change. Returns whether leftovers were deleted, too.
+/// Writes the tables, and starts again from the current tables after a concurrent change. Returns whether the
+/// transaction also deleted leftovers.
 fn write_tables(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
@@ -372,7 +378,7 @@ fn write_tables(
     Ok(!change.leftovers.is_empty())
 }
 
-/// Fails if they are not those of the plan.
+/// Reads the tables, and fails if the tables differ from the plan.
 fn read_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<Observed, ApplyError> {
     let seen = session.visit.nftables.read()?;
     ApplyError::unless_empty(plan.table_differences(&seen))?;

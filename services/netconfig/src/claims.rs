@@ -1,5 +1,5 @@
-//! The claims: which netns is held for which sandbox, and its last published state. Callers refer to a
-//! netns by sandbox only.
+//! The claims record the netns held for each sandbox, and its last published state. Callers refer to a netns by
+//! sandbox only.
 
 mod path_watcher;
 pub(crate) mod sweep;
@@ -24,7 +24,7 @@ use crate::{
 };
 use validate::ValidatedNetns;
 
-/// Events that a slow watcher may lag behind before it needs a new watch.
+/// The number of events by which a slow watcher may lag behind before it needs a new watch.
 const EVENT_BACKLOG: usize = 1024;
 
 /// A claimed network namespace.
@@ -34,11 +34,12 @@ pub(crate) struct Claim {
     pub(crate) netns: Netns,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) since: SystemTime,
-    /// Held during each change and each read of this netns.
+    /// Held during each change and each read of the netns.
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
-    /// Read by the claim itself, under that lock, for the operation that follows.
+    /// The state read by the claim itself, under `change_lock`, for the operation that follows.
     prepared: Mutex<Option<Prepared>>,
-    /// No event reports its end: its path was gone before its last process, or is a process's own.
+    /// Whether no event reports the end of the netns: its path vanished before its last process ended, or lies in
+    /// procfs.
     ends_unnoticed: AtomicBool,
 }
 
@@ -76,7 +77,7 @@ impl Claim {
         self.lock_prepared().take_if(|prepared| prepared.is_stale());
     }
 
-    /// Poisoning is harmless: the value is only moved in and out.
+    /// Locks the prepared state. Poisoning is harmless, because the value is only moved in and out.
     fn lock_prepared(&self) -> MutexGuard<'_, Option<Prepared>> {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,7 +88,7 @@ pub(crate) struct State {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: NetnsId,
     pub(crate) observation: Observation,
-    /// Increases with every event of any claim.
+    /// A number that increases with every event of any claim.
     pub(crate) revision: u64,
 }
 
@@ -98,12 +99,12 @@ pub(crate) struct Released {
     pub(crate) revision: u64,
 }
 
-/// A change of claims. Names only: an event that waits for a slow watcher must not hold a netns open.
+/// A change of claims. Holds names only, because an event waiting for a slow watcher must not hold a netns open.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// New, or its netns moved to another path.
+    /// The claim is new, or its netns moved to another path.
     Claimed(SandboxRef),
-    /// Differs from the state published before.
+    /// The state of the netns differs from the state published before.
     State(Arc<State>),
     Released(Released),
 }
@@ -118,7 +119,7 @@ pub(crate) struct Claims {
 #[derive(Debug, Default)]
 struct Table {
     held: BTreeMap<SandboxRef, Held>,
-    /// Whose netns it is.
+    /// Maps each claimed netns to the sandbox holding the claim.
     sandboxes: HashMap<NetnsId, SandboxRef>,
     revision: u64,
 }
@@ -126,9 +127,9 @@ struct Table {
 #[derive(Debug)]
 struct Held {
     claim: Arc<Claim>,
-    /// Published last; none before the first read.
+    /// The state published last; `None` before the first read.
     published: Option<Arc<State>>,
-    /// At least once since the claim.
+    /// Whether the netns was read at least once since the claim.
     was_read: bool,
 }
 
@@ -146,7 +147,7 @@ impl Table {
 }
 
 impl Claims {
-    /// `queue` receives every claim, to have it read.
+    /// Creates an empty table of claims. `queue` receives every claim and has its netns read.
     pub(crate) fn new(queue: Arc<Queue>) -> Self {
         Self {
             table: Mutex::default(),
@@ -155,10 +156,10 @@ impl Claims {
         }
     }
 
-    /// Claims a validated netns for a sandbox. A claim of the same netns is confirmed; one of another netns is
-    /// replaced only if that is gone.
+    /// Claims a validated netns for a sandbox. A claim of the same netns is confirmed; a claim of another netns is
+    /// replaced only if the other netns is gone.
     ///
-    /// May scan the node's processes, and hence block.
+    /// Blocks while scanning the node's processes, which replacing a claim may require.
     pub(crate) fn claim(
         &self,
         sandbox: &SandboxRef,
@@ -179,7 +180,7 @@ impl Claims {
         self.insert(sandbox, validated)
     }
 
-    /// If its old path is gone, the claim moves to the new one.
+    /// Confirms a claim. If the old path is gone, the claim moves to the validated path.
     fn confirm(
         &self,
         held: Arc<Claim>,
@@ -191,7 +192,7 @@ impl Claims {
         let mut table = self.lock();
         let Some(current) = table.current(&held) else {
             drop(table);
-            // The claim ended after it was looked up.
+            // Another task ended the claim after the lookup.
             return self.insert(&held.sandbox, validated);
         };
         let lock = Arc::clone(&held.change_lock);
@@ -209,7 +210,7 @@ impl Claims {
     ) -> Result<Arc<Claim>, ClaimError> {
         let mut table = self.lock();
         let found = validated.netns.id();
-        // Another sandbox's claim, or this one's from a concurrent call.
+        // Another sandbox holds the netns, or a concurrent call has just claimed the netns for the same sandbox.
         if let Some(other) = table.sandboxes.get(&found) {
             return match table.held.get(sandbox) {
                 Some(held) if other == sandbox => Ok(Arc::clone(&held.claim)),
@@ -247,7 +248,7 @@ impl Claims {
         table.held.get(sandbox).map(|held| Arc::clone(&held.claim))
     }
 
-    /// Returns claims ordered by sandbox.
+    /// Returns all claims, ordered by sandbox.
     pub(crate) fn list(&self) -> Vec<Arc<Claim>> {
         let table = self.lock();
         let claims = table.held.values().map(|held| Arc::clone(&held.claim));
@@ -258,12 +259,13 @@ impl Claims {
         self.lock().held.len()
     }
 
-    /// Returns whether it has not ended.
+    /// Returns whether the claim still holds, which includes a claim confirmed at another path.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
         self.lock().current(claim).is_some()
     }
 
-    /// Ends a claim, unless another netns replaced it. Its descriptor closes with the last call that uses it.
+    /// Ends a claim, unless another netns replaced the claimed one. The descriptor of the netns closes when the
+    /// last running operation drops the claim.
     pub(crate) fn release(&self, claim: &Claim) -> bool {
         let mut table = self.lock();
         if table.current(claim).is_none() {
@@ -281,16 +283,17 @@ impl Claims {
         true
     }
 
-    /// Makes the next state count as new even if it equals the last: repaired and broken again differs from never
-    /// repaired.
+    /// Makes the next state count as new even if it equals the previous state, so that a netns repaired and broken
+    /// again is reported, unlike a netns never repaired.
     pub(crate) fn unpublish(&self, claim: &Claim) {
         if let Some(held) = self.lock().current(claim) {
             held.published = None;
         }
     }
 
-    /// Publishes the state if it differs from the last; that a new claim has no rules is recorded only. Returns the
-    /// current state and whether it was published, or `None` if the claim has ended.
+    /// Publishes the state if it differs from the last published state. The first state of a claim without rules is
+    /// recorded, but causes no event. Returns the current state and whether an event was sent, or `None` if the
+    /// claim has ended.
     pub(crate) fn publish(
         &self,
         claim: &Claim,
@@ -329,18 +332,18 @@ impl Claims {
     }
 
     fn send_event(&self, event: Event) {
-        // Fails if there are no watchers.
+        // Sending fails if there are no watchers.
         drop(self.events.send(event));
     }
 
-    /// Poisoning is harmless: no code under this lock panics half way through a change.
+    /// Locks the table. Poisoning is harmless, because no code under this lock panics half way through a change.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns whether the path leads elsewhere and no process is in the netns. Scans the node's
-/// processes in the worst case.
+/// Returns whether the path leads elsewhere and no process is in the netns. Scans the node's processes in the worst
+/// case.
 pub(crate) fn is_gone(claim: &Claim) -> bool {
     if claim.netns.path_intact() {
         return false;

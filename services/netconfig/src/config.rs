@@ -8,7 +8,7 @@ use crate::probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6};
 pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "netns_roots",
-        // /var/run may be a directory of its own; dockershim passes the third, cri-dockerd the last.
+        // /var/run may be a directory of its own; dockershim passes the third root, cri-dockerd the last.
         default: Some("/run/netns,/var/run/netns,/var/run/docker/netns,/proc"),
         help: "Directories in which a network namespace may be, separated by commas",
     },
@@ -60,10 +60,10 @@ pub struct Config {
     pub netns_roots: Vec<PathBuf>,
     #[serde(rename = "sweep_seconds", deserialize_with = "seconds")]
     pub sweep: Duration,
-    /// Interval of reads without a notification.
+    /// The interval between reads of a netns without a notification.
     #[serde(rename = "verify_seconds", deserialize_with = "seconds")]
     pub verify: Duration,
-    /// Of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
+    /// The size of the buffer of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
     #[serde(deserialize_with = "nftables_only")]
@@ -92,7 +92,7 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     }
 }
 
-/// Releases up to 0.1 could write iptables, too.
+/// Accepts the values of `backend` that mean nf_tables. Releases up to 0.1 could write iptables as well.
 fn nftables_only<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     match String::deserialize(deserializer)?.as_str() {
         "auto" | "nftables" => Ok(()),

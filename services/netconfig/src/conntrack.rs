@@ -23,7 +23,7 @@ const DELETE: u16 = (1 << 8) | 2;
 const GET_STATS: u16 = (1 << 8) | 5;
 /// CTA_STATS_GLOBAL_ENTRIES: the number of entries of the socket's netns (ctnetlink_stat_ct_fill_info).
 const STATS_ENTRIES: u16 = 1;
-/// Of struct nfgenmsg.
+/// The size of struct nfgenmsg.
 const HEADER_BYTES: usize = 4;
 /// CTA_TUPLE_ORIG: the endpoints of the first packet.
 const TUPLE_ORIG: u16 = 1;
@@ -32,11 +32,11 @@ const ID: u16 = 12;
 const ZONE: u16 = 18; // CTA_ZONE
 const NESTED: u16 = 0x8000; // NLA_F_NESTED
 const UDP: u8 = 17; // IPPROTO_UDP
-/// To get a dump during which no entry changed.
+/// Limits the attempts to get a dump during which no entry changed.
 const ATTEMPTS: usize = 8;
 
-/// Returns the source port of answers in stale entries of DNS queries, given the families whose queries go to
-/// ztunnel. Entries on the right path stay: an outstanding answer needs its own.
+/// Returns the source port by which answers in stale entries of DNS queries are recognised, given the families
+/// whose queries go to ztunnel. Entries on the right path stay, because an outstanding answer needs its entry.
 pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
     if captured.contains(&family) {
         DNS_PORT
@@ -52,8 +52,9 @@ pub(crate) fn flush_dns(socket: &mut Socket, captured: &[Family]) -> Result<(), 
     })
 }
 
-/// Asks first whether the netns has entries at all: a dump takes the locks of the whole node's table, 9 ms for an
-/// empty one, and the packet path waits for them (ctnetlink_dump_table in net/netfilter/nf_conntrack_netlink.c).
+/// Deletes the selected entries. Asks first whether the netns has entries at all: a dump takes the locks of the
+/// whole node's table, 9 ms for an empty table, while the packet path waits for these locks (ctnetlink_dump_table
+/// in net/netfilter/nf_conntrack_netlink.c).
 fn delete_matching(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
@@ -63,7 +64,7 @@ fn delete_matching(
     }
     for entry in entries(socket, is_selected)? {
         match socket.act("delete a connection tracking entry", &entry) {
-            // Expired by itself.
+            // The entry expired by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
             result => result?,
         }
@@ -71,7 +72,7 @@ fn delete_matching(
     Ok(())
 }
 
-/// Returns `true` if the kernel's answer has no count.
+/// Returns whether the netns has entries, and `true` if the kernel's answer has no count.
 fn has_entries(socket: &mut Socket) -> Result<bool, KernelError> {
     let request = RawRequest {
         kind: GET_STATS,
@@ -83,7 +84,7 @@ fn has_entries(socket: &mut Socket) -> Result<bool, KernelError> {
     Ok(count.is_none_or(|bytes| bytes.iter().any(|byte| *byte != 0)))
 }
 
-/// Dumps since the start: each walks the table of the whole node.
+/// The number of dumps since the start. Each dump walks the table of the whole node.
 static DUMPS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn dumps() -> u64 {
@@ -118,7 +119,8 @@ impl NetlinkRequest for RawRequest {
 
 const PROTOCOL: u16 = 12; // NETLINK_NETFILTER of linux/netlink.h
 
-/// Repeats dumps during which entries changed: they may be incomplete.
+/// Returns a request to delete each selected entry. Repeats a dump during which entries changed, because such a
+/// dump may be incomplete.
 fn entries(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
@@ -148,7 +150,7 @@ fn family_of(header: &Nfgenmsg) -> Option<Family> {
     families.find(|family| family.number() == header.nfgen_family)
 }
 
-/// Returns `None` unless it is a DNS query.
+/// Returns whether the entry is a DNS query on a stale path, and `None` if fields are missing.
 fn is_stale_query(
     header: &Nfgenmsg,
     attributes: &IterableConntrackAttrs<'_>,
@@ -163,7 +165,8 @@ fn is_stale_query(
     Some(is_question && is_wrong)
 }
 
-/// Identifies the entry by first packet, zone and id: the first two may have been reused.
+/// Builds the request to delete an entry, identified by first packet, zone and id, since the first two may have
+/// been reused.
 fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<RawRequest> {
     let mut payload = vec![header.nfgen_family, 0, 0, 0];
     push(

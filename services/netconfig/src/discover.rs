@@ -1,4 +1,4 @@
-//! Finds a pod's netns without a CNI call, by its processes' cgroups.
+//! Finds a pod's netns by the cgroups of the pod's processes, without a CNI call.
 
 use std::{
     collections::BTreeMap,
@@ -24,12 +24,12 @@ use crate::{
     inspect::{self, PROC, Process},
 };
 
-/// Every runtime gives a pod's first interface this name.
+/// The name of a pod's first interface with every runtime.
 const IFNAME: &str = "eth0";
 
 #[derive(Debug)]
 pub struct DiscoveredNetns {
-    /// The pod's oldest in the netns.
+    /// The pod's oldest process in the netns.
     pub process: Process,
     pub container_id: ContainerId,
     validated: ValidatedNetns,
@@ -41,10 +41,11 @@ impl DiscoveredNetns {
     }
 }
 
-/// Finds a pod's netns: of those that its processes are in, other than the node's and netconfig's, that of the oldest
-/// process with one of the addresses. `proc` is the path of procfs.
+/// Finds a pod's netns. Candidates are the netns of the pod's processes, except the node's netns and netconfig's
+/// own. Among candidates with one of `addresses`, the netns of the oldest process is returned. `proc` is the path
+/// of procfs.
 ///
-/// Scans all of the node's processes, and may block.
+/// Scans all processes of the node, and may block.
 pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
@@ -53,7 +54,7 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
-            // Another may still be the pod's.
+            // A later candidate may still be the pod's netns.
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -67,8 +68,8 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
     ))
 }
 
-/// Finds and claims a pod's netns for a sandbox named after the oldest process's container. A netns discovered before
-/// keeps its sandbox, even if that container has ended.
+/// Finds and claims a pod's netns for a sandbox named after the oldest process's container. A netns discovered
+/// before keeps its sandbox, even if the container of the sandbox has ended.
 pub(crate) fn find_and_claim(
     claims: &Claims,
     pod: &PodUid,
@@ -91,10 +92,10 @@ pub(crate) fn find_and_claim(
 
 #[derive(Debug)]
 struct Member {
-    /// First field: the derived order is by start time, then pid.
+    /// The first field, since the derived order is by start time, then pid.
     process: Process,
     path: PathBuf,
-    /// Device and inode number.
+    /// The device and inode number of the netns.
     netns: (u64, u64),
     container_id: ContainerId,
 }
@@ -102,11 +103,11 @@ struct Member {
 #[derive(Debug, Default)]
 struct Scan {
     members: Vec<Member>,
-    /// The pod's processes that could not be inspected.
+    /// The number of the pod's processes that netconfig could not inspect.
     hidden: usize,
 }
 
-/// Lists the pod's processes in a netns of their own. Omits processes that end meanwhile.
+/// Lists the pod's processes whose netns is neither the node's nor netconfig's. Omits processes that end meanwhile.
 fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let Some(pod) = PodKey::from_uid(pod.as_str()) else {
@@ -142,14 +143,15 @@ fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Mem
     })
 }
 
-/// A cgroup's name may contain any bytes.
+/// Returns the container of a process if the process belongs to the pod. Decodes lossily, because a cgroup's name
+/// may contain any bytes.
 fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
     let cgroup = fs::read(process.join("cgroup")).ok()?;
     let place = find_container(&String::from_utf8_lossy(&cgroup))?;
     (place.pod == pod).then_some(place.container)
 }
 
-/// Starts each group, and the list of groups, with the oldest process.
+/// Groups processes by netns. Each group, and the list of groups, starts with the oldest process.
 fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     members.sort_by(|a, b| a.process.cmp(&b.process));
     let mut netns: BTreeMap<_, usize> = BTreeMap::new();
@@ -164,7 +166,7 @@ fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     groups
 }
 
-/// Validates a netns through its first process that still runs; `None` if none does.
+/// Validates a netns through the first member still running; returns `None` if no member is running.
 fn validate_group(
     members: Vec<Member>,
     addresses: &[IpAddr],
@@ -184,7 +186,7 @@ fn validate_group(
                     validated,
                 }));
             }
-            // Ended or moved, or another process reuses its pid.
+            // The process ended or moved to another netns, or another process reuses its pid.
             Ok(_) | Err(ClaimError::Open(OpenError::Missing(_)) | ClaimError::Mismatch { .. }) => {}
             Err(refusal) => return Err(refusal),
         }
@@ -198,7 +200,7 @@ fn is_same_process(member: &Member) -> bool {
         .is_some_and(|now| now.start_time == member.process.start_time)
 }
 
-/// Returns the sandbox for which an earlier search claimed it.
+/// Returns the sandbox for which an earlier search claimed the netns.
 fn existing_discovery(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
     let held = claims.list();
     let held = held.iter().find(|claim| claim.netns.same_as(netns))?;

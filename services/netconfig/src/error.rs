@@ -1,4 +1,4 @@
-//! Errors of each operation. `failure` maps them for callers.
+//! Errors of each operation; `failure` maps the errors to failures for callers.
 
 mod failure;
 mod probes;
@@ -19,7 +19,7 @@ pub enum ApplyError {
     Reach(#[from] ReachError),
     #[error(transparent)]
     NoIpv6(#[from] NoIpv6),
-    /// Rules are applied, but connections that bypass ztunnel could not be counted.
+    /// The rules are applied, but connections bypassing ztunnel could not be counted.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
     /// The addresses could not be added to the node's probe set; no rules were written.
@@ -33,7 +33,7 @@ pub enum ApplyError {
         source: KernelError,
         undo_failures: Vec<String>,
     },
-    /// Accepted by the kernel, which holds something else.
+    /// The kernel accepted the rules, but reading back shows other rules.
     #[error("the kernel holds other rules than were written: {}", .differences.join("; "))]
     Differs {
         /// One sentence per difference.
@@ -90,7 +90,7 @@ impl ApplyError {
     }
 }
 
-/// The error that IPv6 capture finds no IPv6.
+/// The error of a redirection that requires IPv6 capture in a netns without IPv6.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
 pub struct NoIpv6;
@@ -118,7 +118,7 @@ pub enum RemoveError {
     /// The rules are removed, but the addresses are still in the node's probe set.
     #[error("the rules are removed")]
     ProbeSet(#[from] ProbeSetError),
-    /// A sentence per failed step, and per rule that is left.
+    /// A sentence per failed step, and per rule left in the kernel.
     #[error("some rules were not removed: {}", .0.join("; "))]
     Left(Vec<String>),
 }
@@ -137,23 +137,23 @@ impl RemoveError {
 pub enum ClaimError {
     #[error("cannot open the netns")]
     Open(#[from] OpenError),
-    /// Cannot be opened at the path, but processes use the netns.
+    /// The netns cannot be opened at the path, but processes use the netns.
     #[error("the netns is in use, but cannot be opened at its path")]
     Unreachable(#[source] OpenError),
     #[error("cannot validate the netns")]
     Inspect(#[from] InspectError),
-    /// The node's own, or netconfig's.
+    /// The netns is the node's own, or netconfig's.
     #[error("{0} is the node's own netns")]
     HostNetns(NetnsId),
-    /// Not the one that the caller identified.
+    /// The netns at the path is not the one identified by the caller.
     #[error("found {found}, which is not the requested netns")]
     Mismatch { found: NetnsId },
-    /// The sandbox holds another netns, still in use.
+    /// The sandbox holds another netns, which is still in use.
     #[error("the sandbox holds {held}, which is still in use, and the request names {found}")]
     Held { held: NetnsId, found: NetnsId },
     #[error("{found} is claimed for sandbox {other}")]
     InUse { found: NetnsId, other: SandboxRef },
-    /// Has none of the expected addresses.
+    /// The netns has none of the expected addresses.
     #[error("the netns holds {found}, none of the expected addresses")]
     Address { found: String },
     #[error("no netns is claimed for sandbox {0}")]
@@ -170,12 +170,12 @@ pub enum FindError {
     )]
     Nowhere {
         pod: PodUid,
-        /// The pod's processes that could not be inspected.
+        /// The number of the pod's processes that netconfig could not inspect.
         hidden: usize,
         /// A sentence per rejected netns.
         others: Vec<String>,
     },
-    /// Found, but not validated or claimed.
+    /// The netns was found, but could not be validated or claimed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
     #[error("cannot name the sandbox")]

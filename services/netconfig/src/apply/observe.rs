@@ -1,4 +1,4 @@
-//! Reads a redirection without a desired state to compare.
+//! Reads a pod's redirection without a desired state for comparison.
 
 use inpod_linux::Netns;
 
@@ -15,11 +15,11 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     pub tag: Option<Tag>,
-    /// Tables, routes and sysctl are exactly those of the tag's fingerprint.
+    /// Whether tables, routes and sysctl are exactly those belonging to the tag's fingerprint.
     pub intact: bool,
-    /// Tables of inpod, or rules of Istio, are in nf_tables.
+    /// Whether nf_tables hold tables of inpod or rules of Istio.
     pub has_rules: bool,
-    /// Users whose sockets the rules treat as the sidecar's.
+    /// Users whose sockets the rules treat as the sidecar proxy's.
     pub proxies: Proxies,
 }
 
@@ -28,13 +28,13 @@ impl Writer {
         self.with_state(netns, None, |session, state| Ok(of_state(session, &state)))
     }
 
-    /// Returns whether iptables' legacy table nat is in use, and nf_tables hold no rules of inpod or Istio.
+    /// Returns whether iptables' legacy table nat is in use while nf_tables hold no rules of inpod or Istio.
     pub(crate) fn has_only_legacy_nat(&self, netns: &Netns) -> Result<bool, VerifyError> {
         let uses_legacy_nat = netns.within(legacy::uses_nat).map_err(ReachError::from)?;
         Ok(uses_legacy_nat && !self.observe(netns)?.has_rules)
     }
 
-    /// Observes a netns through the visit of a claim, and prepares the operation that follows.
+    /// Observes a netns through the visit of a claim, and prepares the operation following the claim.
     pub(crate) fn prepare(
         &self,
         netns: &Netns,

@@ -14,24 +14,25 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// New connections go direct, captured ones continue. A sidecar's redirection is removed completely.
+    /// New connections go direct while captured connections continue. A sidecar's redirection is removed
+    /// completely.
     Drain,
-    /// Removes all that inpod wrote.
+    /// Everything written by inpod is removed.
     Final,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// Connections captured at the time of removal.
+    /// The number of connections that were captured at the time of removal.
     pub captured_flows: u32,
 }
 
 impl Writer {
-    /// Removes as much as the phase requires.
+    /// Removes as much of the redirection as the phase requires.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses, or something is left.
+    /// Fails if the kernel refuses a step, or if something is left afterwards.
     pub fn remove(
         &self,
         netns: &Netns,
@@ -47,8 +48,8 @@ impl Writer {
     }
 }
 
-/// Writes rules that capture nothing new; routes stay for captured connections. A sidecar's rules go at once: its
-/// proxy lives as long as the pod, so there is nothing to drain.
+/// Writes rules that capture no new connections; routes stay for captured connections. A sidecar's rules are
+/// removed at once: the proxy lives as long as the pod, so there is nothing to drain.
 fn drain(
     session: &mut NetnsSession<'_>,
     before: State,
@@ -67,7 +68,7 @@ fn drain(
         .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
 }
 
-/// Removes tables, ip rules, then routes: no ip rule may refer to an empty table. Goes on after a failure.
+/// Removes tables, ip rules, then routes, because no ip rule may refer to an empty table. Goes on after a failure.
 fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
     let mut failures = Vec::new();
     let mut record = |result: Result<(), KernelError>| {
@@ -75,7 +76,7 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
     };
     record(delete_tables(session));
     if seen.has_incumbent() {
-        // Equivalents of ours were Istio's node agent's; adopting them makes them ours to delete.
+        // Routing equivalent to inpod's belonged to Istio's node agent; adopting the items lets inpod delete them.
         for item in seen.routing.equivalent_for_ztunnel() {
             record(session.visit.routes.adopt(item));
         }
@@ -101,7 +102,7 @@ fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), Remove
     RemoveError::unless_empty(failures)
 }
 
-/// Retries after a concurrent change.
+/// Deletes the tables of inpod and the leftovers, and retries after a concurrent change.
 fn delete_tables(session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
     let nftables = &mut session.visit.nftables;
     let mut attempts = ATTEMPTS;

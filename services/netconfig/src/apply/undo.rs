@@ -14,7 +14,7 @@ pub(super) struct Undo {
     pub(super) migration_enabled: bool,
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
-    /// Rules that inpod cannot write again may be gone.
+    /// Whether rules may be gone that inpod cannot write again.
     pub(super) leftovers_deleted: bool,
 }
 
@@ -31,8 +31,8 @@ impl Undo {
         }
     }
 
-    /// Restores in reverse order and goes on after failures. Verified rules whose predecessors may be gone stay:
-    /// without them traffic would escape.
+    /// Restores the previous state in reverse order and goes on after failures. If the predecessors of the new
+    /// rules may be gone, the new rules stay, because traffic would escape without any rules.
     pub(super) fn run(&self, session: &mut NetnsSession<'_>) -> Vec<String> {
         if self.leftovers_deleted {
             return vec![CANNOT_UNDO.to_owned()];
@@ -52,7 +52,7 @@ impl Undo {
         failures
     }
 
-    /// Retries after a concurrent change.
+    /// Restores the previous tables, and retries after a concurrent change.
     fn restore(&self, session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
         let nftables = &mut session.visit.nftables;
         let mut attempts = ATTEMPTS;
@@ -71,8 +71,8 @@ impl Undo {
     }
 }
 
-/// Returns the change back to the previous tables. Omits unchanged ones: a step that was refused
-/// would be refused again.
+/// Returns the change back to the previous tables. Omits unchanged tables, because the kernel would refuse a
+/// refused step again.
 fn restoring_change(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
     let changed = now.iter().filter(|table| !before.contains(table));
     let gone = before.iter().filter(|table| !now.contains(table));

@@ -1,6 +1,6 @@
-//! Detects by inotify(7) that a claimed netns's path is gone, by a watch on its directory.
+//! Detects by inotify(7), with a watch on the directory, that the path of a claimed netns is gone.
 //!
-//! procfs has no such events (inotify(7), "pseudo-filesystems"): there, the periodic sweep finds ended processes.
+//! procfs has no such events (inotify(7), "pseudo-filesystems"); the periodic sweep finds processes that ended.
 
 use std::{
     collections::BTreeMap,
@@ -15,16 +15,16 @@ use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 #[derive(Debug)]
 pub(super) struct PathWatcher {
     events: EventStream<[u8; 4096]>,
-    /// By watch descriptor. Several paths may lead to one directory, such as `/run/netns` and `/var/run/netns`. Few,
-    /// as runtimes keep all netns in one or two directories.
+    /// Watched directories by watch descriptor. Several paths may lead to one directory, such as `/run/netns` and
+    /// `/var/run/netns`. The map stays small, as runtimes keep all netns in one or two directories.
     watched: BTreeMap<i32, Vec<PathBuf>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PathEvent {
-    /// Gone or leads to another file. Lists all paths that lead to the directory.
+    /// The file is gone, or the path leads to another file. Lists all watched paths leading to the file.
     Removed(Vec<PathBuf>),
-    /// A directory is gone, or events were dropped.
+    /// A directory is gone, or the kernel dropped events.
     Lost,
     Irrelevant,
 }
@@ -37,7 +37,7 @@ impl PathWatcher {
         })
     }
 
-    /// Watches the path's directory, unless already watched.
+    /// Watches the path's directory, unless the directory is already watched.
     pub(super) fn watch(&mut self, name: &Path) -> io::Result<()> {
         let Some(directory) = name.parent() else {
             return Ok(());
@@ -48,7 +48,7 @@ impl PathWatcher {
         {
             return Ok(());
         }
-        // Mounting onto the path has no event, but its unmount is followed by one of these.
+        // A mount onto the path causes no event, but an unmount is followed by one of the events in this mask.
         let mask =
             WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO | WatchMask::ONLYDIR;
         let watch = self.events.watches().add(directory, mask)?;

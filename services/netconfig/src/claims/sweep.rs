@@ -1,6 +1,6 @@
 //! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, with the host side of its
-//! veth (services/docs/facts/kernel.md, 7). A removed path is noticed at once; the rest, such as a process that ends
-//! later, by a periodic sweep, which looks at all claims only now and then.
+//! veth (services/docs/facts/kernel.md, 7). inotify reports a removed path at once. A periodic sweep finds the
+//! remaining cases, such as a process ending later; only some sweeps check all claims.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
     path_watcher::{PathEvent, PathWatcher},
 };
 
-/// Sweeps until all claims are looked at again: each look is a system call.
+/// Checks all claims in every twelfth sweep only, because each check is a system call.
 const SWEEPS_PER_FULL_SWEEP: u32 = 12;
 
 pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
@@ -69,14 +69,15 @@ async fn sweep_all(claims: &Arc<Claims>, is_full: bool) {
 
 fn sweep(claims: &Claims, claims_to_check: &[Arc<Claim>]) {
     for claim in claims_to_check {
-        // If the lock is held, its holder finds out by itself.
+        // If another operation holds the lock, its holder finds out by itself.
         if let Ok(_turn) = claim.change_lock.try_lock() {
             release_if_gone(claims, claim);
         }
     }
 }
 
-/// Looks the claim up again: it may have been confirmed at another path meanwhile.
+/// Releases a claim whose netns is gone. Looks the claim up again, because another call may have confirmed the
+/// claim at another path meanwhile.
 fn release_if_gone(claims: &Claims, claim: &Claim) {
     let found = claims.find(&claim.sandbox);
     let Some(claim) = found.filter(|found| found.netns.same_as(&claim.netns)) else {
@@ -90,7 +91,7 @@ fn release_if_gone(claims: &Claims, claim: &Claim) {
 
 struct Sweeper {
     claims: Arc<Claims>,
-    /// `None` if the kernel refuses another (fs.inotify.max_user_instances).
+    /// `None` if the kernel refuses another inotify instance (fs.inotify.max_user_instances).
     path_watcher: Option<PathWatcher>,
 }
 
@@ -111,7 +112,7 @@ impl Sweeper {
             Ok(Event::Claimed(sandbox)) => {
                 if let Some(claim) = self.claims.find(&sandbox) {
                     self.watch_path(&claim);
-                    // It may have been removed before the watch was added.
+                    // The path may have been removed before the watch was added.
                     if !claim.netns.path_intact() {
                         self.release_when_idle(claim);
                     }
@@ -119,7 +120,7 @@ impl Sweeper {
                 PathEvent::Irrelevant
             }
             Err(RecvError::Lagged(_)) => PathEvent::Lost,
-            // Closed is impossible: `self.claims` owns the sender.
+            // `Closed` is impossible, because `self.claims` owns the sender.
             Ok(Event::State(_) | Event::Released(_)) | Err(RecvError::Closed) => {
                 PathEvent::Irrelevant
             }
@@ -157,7 +158,7 @@ impl Sweeper {
             .for_each(|claim| self.release_when_idle(claim));
     }
 
-    /// Waits for operations in the netns to end.
+    /// Releases a claim whose netns is gone, once no operation in the netns holds the lock.
     fn release_when_idle(&self, claim: Arc<Claim>) {
         let claims = Arc::clone(&self.claims);
         tokio::spawn(async move {

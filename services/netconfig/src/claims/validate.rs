@@ -13,7 +13,7 @@ use crate::{
     sysctl::Sysctls,
 };
 
-/// The node's netns, if visible (needs SYS_PTRACE and the host's pid namespace), and this process's own.
+/// The node's netns, if visible (which needs SYS_PTRACE and the host's pid namespace), and netconfig's own.
 const HOST_NETNS_PATHS: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
 
 #[derive(Debug)]
@@ -22,12 +22,12 @@ pub(crate) struct ValidatedNetns {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// Opens a netns; refuses others than the requested one, and the node's.
+/// Opens the requested netns; refuses a netns with another identity, and the node's.
 pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
     Ok(open_with(wanted, roots, || ())?.0)
 }
 
-/// Runs `visit` in it as well.
+/// Opens a netns like [`open`], and runs `visit` inside.
 fn open_with<T>(
     wanted: &NetnsRef,
     roots: &[PathBuf],
@@ -48,8 +48,9 @@ fn open_with<T>(
     Ok((netns, visited))
 }
 
-/// A missing path means that the sandbox is gone, unless the netns is in use: then the caller's path resolves
-/// differently here. Without mount propagation, a bind-mounted netns is an empty file here.
+/// Classifies a failure to open. A missing path means that the sandbox is gone, unless processes use the netns:
+/// then the caller's path resolves differently for netconfig. Without mount propagation, netconfig sees an empty
+/// file in place of a bind-mounted netns.
 fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
     if is_absent && inspect::has_processes_in(wanted) {
@@ -59,8 +60,8 @@ fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     }
 }
 
-/// Opens a netns that must have one of the expected addresses. If none are given, it must have at least one that a
-/// pod can have; those are returned.
+/// Opens a netns that must have one of the expected addresses. If the caller expects none, the netns must have at
+/// least one address that a pod can have, and all such addresses are returned.
 pub(crate) fn validate(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
@@ -71,7 +72,7 @@ pub(crate) fn validate(
     Ok(ValidatedNetns { netns, addresses })
 }
 
-/// Validates it like [`validate`], and keeps what its only visit opened.
+/// Validates a netns like [`validate`], with a single visit, and keeps the sockets and files opened by the visit.
 pub(crate) fn validate_visited(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,

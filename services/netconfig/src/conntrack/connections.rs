@@ -1,4 +1,4 @@
-//! Deletes entries of TCP connections that must not outlive the rules of their time.
+//! Deletes entries of TCP connections that must not outlive the rules under which the connections began.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,14 +17,15 @@ const TRANSLATED: u32 = 0x30;
 
 const TCP: u8 = 6; // IPPROTO_TCP
 
-/// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h): set for the sender of a first packet that was not
-/// a SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of the same name does not set it.
+/// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h). The kernel sets the flag for the sender of a
+/// first packet that was not a SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of the same name
+/// does not set the flag.
 const BE_LIBERAL: u8 = 0x08;
 
 /// Deletes entries of families that no rules capture yet: remains of an earlier enrollment, which a new connection
-/// with the same ports would match, connections that others have tracked, and those begun meanwhile. Entries with
-/// foreign NAT, within the pod, and of ztunnel or a sidecar's proxy stay: the latter would be captured if their other
-/// end sent the next packet.
+/// with the same ports would match, connections tracked on behalf of others, and connections begun meanwhile.
+/// Entries with foreign NAT, within the pod, and of ztunnel or a sidecar's proxy stay: rules would capture a
+/// connection of the proxy if its other end sent the next packet.
 pub(crate) fn flush_untranslated(
     socket: &mut Socket,
     families: &[Family],
@@ -38,9 +39,9 @@ pub(crate) fn flush_untranslated(
     })
 }
 
-/// Deletes entries of connections older than the rules: their next packet counts as a first one and meets the rules.
-/// Those that connection tracking saw begin before the rules are identified by the endpoints in `unclosed`.
-/// Connections of ztunnel and of a sidecar's proxy stay.
+/// Deletes entries of connections older than the rules, so that the next packet counts as a first packet and meets
+/// the rules. The endpoints in `unclosed` identify connections which connection tracking saw begin before the
+/// rules. Connections of ztunnel and of a sidecar's proxy stay.
 pub(crate) fn flush_existing(
     socket: &mut Socket,
     families: &[Family],
@@ -56,8 +57,8 @@ pub(crate) fn flush_existing(
     })
 }
 
-/// Deletes entries of connections that ztunnel or a sidecar's proxy accepted, or opened from a client's address. The
-/// kernel keeps them for minutes, and would treat a new connection with the same ports alike.
+/// Deletes entries of connections that ztunnel or a sidecar's proxy accepted, or opened from a client's address.
+/// The kernel keeps these entries for minutes, and would treat a new connection with the same ports alike.
 pub(crate) fn flush_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
     delete_matching(socket, |header, attributes| {
         is_of(header, families)
@@ -70,7 +71,7 @@ fn is_of(header: &Nfgenmsg, families: &[Family]) -> bool {
     family_of(header).is_some_and(|family| families.contains(&family))
 }
 
-/// Returns `None` unless of a TCP connection.
+/// Returns whether conntrack saw the connection only after its begin, and `None` if the entry is not of TCP.
 fn is_picked_up(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let tcp = attributes.get_protoinfo().ok()?.get_protoinfo_tcp().ok()?;
     let first = tcp.get_tcp_flags_original().ok()?;
@@ -94,7 +95,7 @@ fn is_among(attributes: &IterableConntrackAttrs<'_>, connections: &Connections) 
     ends(attributes).is_some_and(|(from, to)| connections.has(from, to))
 }
 
-/// Returns the first packet's source and destination.
+/// Returns the source and the destination of the connection's first packet.
 fn ends(attributes: &IterableConntrackAttrs<'_>) -> Option<(SocketAddr, SocketAddr)> {
     let asked = attributes.get_tuple_orig().ok()?;
     let (address, port) = (asked.get_tuple_ip().ok()?, asked.get_tuple_proto().ok()?);

@@ -7,7 +7,7 @@ use super::*;
 const POD: &str = "11111111-2222-3333-4444-55555555abcd";
 const OTHER: &str = "99999999-2222-3333-4444-55555555abcd";
 
-/// A fake `/proc`. Netns are plain files: only device and inode are compared.
+/// A fake `/proc`. Each netns is a plain file, because the search compares only device and inode.
 struct Proc(TempDir);
 
 impl Proc {
@@ -34,7 +34,7 @@ impl Proc {
         self.process(pid, start_time, netns, &cgroup);
     }
 
-    /// Pids by netns, in the order tried.
+    /// Returns the pids by netns, in the order in which the search tries them.
     fn order(&self) -> Vec<Vec<u32>> {
         let scan = scan(self.0.path(), &POD.parse().unwrap()).unwrap();
         let groups = group_by_netns(scan.members).into_iter();
@@ -78,7 +78,7 @@ fn processes_of_others_and_what_is_no_process_are_left_out() {
     proc.process(30, 500, "a", &format!("0::/kubepods/pod{OTHER}/c1\n"));
     proc.process(31, 500, "b", "0::/system.slice/docker-c1.scope\n");
     fs::create_dir(proc.0.path().join("sys")).unwrap();
-    // Ends during the scan.
+    // The directory without files stands for a process that ends during the scan.
     fs::create_dir(proc.0.path().join("32")).unwrap();
     assert_eq!(proc.order(), [[0; 0]; 0]);
 }

@@ -15,12 +15,12 @@ pub(crate) trait IntoFailure: std::error::Error + Sized {
         ""
     }
 
-    /// Steps not undone, or rules that are left.
+    /// Returns the steps that could not be undone, or the rules left in the kernel.
     fn undo_failures(&self) -> &[String] {
         &[]
     }
 
-    /// Uses the chain of causes as the message.
+    /// Builds the failure, with the chain of causes as its message.
     fn into_failure(self) -> Failure {
         Failure {
             undo_failures: self.undo_failures().to_vec(),

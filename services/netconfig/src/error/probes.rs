@@ -8,13 +8,13 @@ use crate::netlink::KernelError;
 pub enum ProbeSetError {
     #[error("cannot change the node's probe set")]
     Kernel(#[from] KernelError),
-    /// Unknown which packets are probes.
+    /// netconfig cannot determine which packets are probes.
     #[error("cannot write the node's probe rule")]
     Select(#[from] SelectError),
     /// The node's cgroup namespace could not be entered.
     #[error("cannot write the node's probe rule from the node's cgroup namespace")]
     View(#[source] io::Error),
-    /// Accepted by the kernel, which holds something else.
+    /// The kernel accepted the probe set, but reading back shows other elements.
     #[error("the node's probe set differs from what was written: {}", .0.join("; "))]
     Differs(Vec<String>),
     #[error("cannot change the ip rules of the node for probes of {address}")]
@@ -46,7 +46,7 @@ impl ProbeSetError {
 #[error("{}", with_causes(cause))]
 pub struct SetAddressesError {
     pub cause: ProbeSetError,
-    /// One per step not undone.
+    /// A sentence per step that could not be undone.
     pub undo_failures: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub enum SelectError {
          probe_match=uid:NUMBER to its user"
     )]
     NoKubelet,
-    /// cgroup2 is mounted in part, or not at all.
+    /// Either cgroup2 is mounted without its root, or cgroup2 is not mounted at all.
     #[error("cgroup2 is not mounted with its root")]
     NoCgroups,
     #[error("there is no cgroup {0}")]
