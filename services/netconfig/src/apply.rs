@@ -26,8 +26,8 @@ use undo::Undo;
 /// Limits the retries of a transaction while another process keeps changing the same tables.
 const ATTEMPTS: usize = 8;
 
-/// Limits the restarts while another process changes rules as they are applied. Each attempt may take a grace
-/// period.
+/// Limits the restarts, each of which may take a grace period, while another process changes rules as they are
+/// applied.
 const APPLY_ATTEMPTS: usize = 3;
 
 #[derive(Clone, Debug, Default)]
@@ -195,7 +195,7 @@ fn to_verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// Returns the tag for the rules. Once inpod has enabled the sysctl, every later tag records so, and removal
+/// Returns the tag for the rules. Once inpod has enabled the sysctl, every later tag records this, so that removal
 /// disables the sysctl.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     let migrates = state.has_enabled_migration() || state.migrates == Some(false);

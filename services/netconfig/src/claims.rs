@@ -38,8 +38,8 @@ pub(crate) struct Claim {
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// The state read by the claim itself, under `change_lock`, for the operation that follows.
     prepared: Mutex<Option<Prepared>>,
-    /// Whether no event reports the end of the netns: its path vanished before its last process ended, or lies in
-    /// procfs.
+    /// True if no event reports the end of the netns, because its path vanished before its last process ended or
+    /// lies in procfs.
     ends_unnoticed: AtomicBool,
 }
 
@@ -77,7 +77,7 @@ impl Claim {
         self.lock_prepared().take_if(|prepared| prepared.is_stale());
     }
 
-    /// Locks the prepared state. Poisoning is harmless, because the value is only moved in and out.
+    /// Locks the prepared state, for which poisoning is harmless because the value is only moved in and out.
     fn lock_prepared(&self) -> MutexGuard<'_, Option<Prepared>> {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +99,8 @@ pub(crate) struct Released {
     pub(crate) revision: u64,
 }
 
-/// A change of claims. Holds names only, because an event waiting for a slow watcher must not hold a netns open.
+/// A change of claims, which holds names only because an event waiting for a slow watcher must not hold a netns
+/// open.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// The claim is new, or its netns moved to another path.
@@ -129,7 +130,7 @@ struct Held {
     claim: Arc<Claim>,
     /// The state published last; `None` before the first read.
     published: Option<Arc<State>>,
-    /// Whether the netns was read at least once since the claim.
+    /// True if the netns was read at least once since the claim.
     was_read: bool,
 }
 
@@ -147,7 +148,7 @@ impl Table {
 }
 
 impl Claims {
-    /// Creates an empty table of claims. `queue` receives every claim and has its netns read.
+    /// Creates an empty table of claims. The `queue` receives every claim and has its netns read.
     pub(crate) fn new(queue: Arc<Queue>) -> Self {
         Self {
             table: Mutex::default(),
@@ -180,7 +181,7 @@ impl Claims {
         self.insert(sandbox, validated)
     }
 
-    /// Confirms a claim. If the old path is gone, the claim moves to the validated path.
+    /// Confirms a claim, and moves it to the validated path if the old path is gone.
     fn confirm(
         &self,
         held: Arc<Claim>,
@@ -336,7 +337,8 @@ impl Claims {
         drop(self.events.send(event));
     }
 
-    /// Locks the table. Poisoning is harmless, because no code under this lock panics half way through a change.
+    /// Locks the table, for which poisoning is harmless because no code under this lock panics half way through a
+    /// change.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

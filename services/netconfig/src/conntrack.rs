@@ -63,7 +63,7 @@ fn delete_matching(
         return Ok(());
     }
     for entry in entries(socket, is_selected)? {
-        match socket.act("delete a connection tracking entry", &entry) {
+        match socket.execute("delete a connection tracking entry", &entry) {
             // The entry expired by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
             result => result?,
@@ -84,7 +84,7 @@ fn has_entries(socket: &mut Socket) -> Result<bool, KernelError> {
     Ok(count.is_none_or(|bytes| bytes.iter().any(|byte| *byte != 0)))
 }
 
-/// The number of dumps since the start. Each dump walks the table of the whole node.
+/// The number of dumps since the start, each of which walks the table of the whole node.
 static DUMPS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn dumps() -> u64 {

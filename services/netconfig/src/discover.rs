@@ -107,7 +107,8 @@ struct Scan {
     hidden: usize,
 }
 
-/// Lists the pod's processes whose netns is neither the node's nor netconfig's. Omits processes that end meanwhile.
+/// Lists the pod's processes whose netns is neither the node's nor netconfig's, and omits processes that end
+/// meanwhile.
 fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let Some(pod) = PodKey::from_uid(pod.as_str()) else {
@@ -151,7 +152,7 @@ fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
     (place.pod == pod).then_some(place.container)
 }
 
-/// Groups processes by netns. Each group, and the list of groups, starts with the oldest process.
+/// Groups processes by netns, so that each group and the list of groups start with the oldest process.
 fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     members.sort_by(|a, b| a.process.cmp(&b.process));
     let mut netns: BTreeMap<_, usize> = BTreeMap::new();

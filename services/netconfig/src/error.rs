@@ -36,7 +36,7 @@ pub enum ApplyError {
     /// The kernel accepted the rules, but reading back shows other rules.
     #[error("the kernel holds other rules than were written: {}", .differences.join("; "))]
     Differs {
-        /// One sentence per difference.
+        /// A sentence per difference between expected and observed rules.
         differences: Vec<String>,
         undo_failures: Vec<String>,
     },

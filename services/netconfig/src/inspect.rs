@@ -41,14 +41,15 @@ pub enum InspectError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
     pub listening_ports: BTreeSet<u16>,
-    /// ztunnel's established connections: on its ports, and on others by TPROXY. Without sock_diag the latter are not
-    /// recognised and count as direct.
+    /// The number of ztunnel's established connections: on ztunnel's ports, and on other ports by TPROXY. Without
+    /// sock_diag, connections by TPROXY are not recognised and count as direct.
     pub captured_flows: u32,
-    /// Established connections that bypass ztunnel or the sidecar.
+    /// The number of established connections that bypass ztunnel or the sidecar.
     pub direct_flows: u32,
 }
 
-/// Users whose sockets are a sidecar's, as this process numbers them. Their connections bypass nothing.
+/// User ids, as numbered in netconfig's user namespace, of sockets that belong to a sidecar and therefore bypass
+/// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(BTreeSet<u32>);
 
@@ -57,13 +58,13 @@ impl Proxies {
         Self(users.into_iter().collect())
     }
 
-    /// Returns `false` if the user is unknown.
+    /// Returns whether the socket belongs to a sidecar; `false` if the socket's user is unknown.
     fn own(&self, socket: &tcp::Socket) -> bool {
         socket.user.is_some_and(|user| self.0.contains(&user))
     }
 }
 
-/// Summarises a netns's TCP sockets; `proxies` are a sidecar's users.
+/// Summarises the TCP sockets of a netns; `proxies` are a sidecar's users.
 pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError> {
     let sockets = read(netns)?;
     let listening = sockets
@@ -81,8 +82,8 @@ pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
     Ok(flows::captured(&read(netns)?))
 }
 
-/// Counts established TCP connections that bypass ztunnel or a sidecar, except those within the pod and their own.
-/// Without sock_diag their own to the outside count, too.
+/// Counts established TCP connections that bypass ztunnel or a sidecar, except connections within the pod and the
+/// proxy's own. Without sock_diag, ztunnel's own outbound connections are counted as well.
 pub fn direct_flows(netns: &Netns, proxies: &Proxies) -> Result<u32, InspectError> {
     Ok(flows::direct(&read(netns)?, proxies))
 }
@@ -91,7 +92,7 @@ fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     or_without_sock_diag(diag::read(netns), || read_tables(netns))
 }
 
-/// Falls back on kernels without sock_diag.
+/// Falls back to `read` on kernels without sock_diag.
 fn or_without_sock_diag<T>(
     found: Result<T, InspectError>,
     read: impl FnOnce() -> Result<T, InspectError>,
@@ -102,14 +103,14 @@ fn or_without_sock_diag<T>(
     }
 }
 
-/// Opens inside and reads outside: the files show the netns in which they were opened,
-/// and reading takes milliseconds.
+/// Opens the files inside the netns and reads outside: each file shows the netns in which it was opened, and
+/// reading takes milliseconds.
 fn read_tables(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     let tables = ["tcp", "tcp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
     let [v4, v6] = netns.within(|| tables.map(File::open))?;
     let read = || {
         let v4 = io::read_to_string(v4?)?;
-        // Missing on kernels without IPv6.
+        // The file does not exist on kernels without IPv6.
         let v6 = v6.map_or_else(|_| Ok(String::new()), io::read_to_string)?;
         Ok(tcp::parse(&v4).chain(tcp::parse(&v6)).collect())
     };

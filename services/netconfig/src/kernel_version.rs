@@ -1,10 +1,10 @@
-//! The minimum kernel version.
+//! Refuses to run on a kernel below the minimum version.
 
 use std::fmt;
 
 use nix::sys::utsname::uname;
 
-/// Major and minor version.
+/// The major and the minor version of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u16, pub u16);
 
@@ -14,7 +14,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The first with SO_NETNS_COOKIE, which distinguishes a netns from a later one with the same inode.
+/// The first version with SO_NETNS_COOKIE, which distinguishes a netns from a later netns with the same inode.
 pub const MIN_KERNEL: Version = Version(5, 14);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ fn check_release(release: &str) -> Result<Version, KernelVersionError> {
     Ok(version)
 }
 
-/// Parses `major.minor`, without what distributions append.
+/// Parses `major.minor`, and ignores the suffix that distributions append.
 fn parse(release: &str) -> Option<Version> {
     let (major, rest) = release.split_once('.')?;
     let end = rest.find(|c: char| !c.is_ascii_digit());

@@ -1,9 +1,9 @@
-//! iptables' legacy tables, which no netlink interface reads.
+//! Detects the use of iptables' legacy tables, which no netlink interface reads.
 
 use std::fs;
 
-/// Tables in use, one name per line, of the reading thread's netns; absent before the first use (ip_tables.c and
-/// ip6_tables.c). A program that only lists a table puts it into use.
+/// Tables in use in the reading thread's netns, one name per line; absent before the first use (ip_tables.c and
+/// ip6_tables.c). A program that only lists a table also puts the table into use.
 const NAMES: [&str; 2] = [
     "/proc/thread-self/net/ip_tables_names",
     "/proc/thread-self/net/ip6_tables_names",

@@ -1,9 +1,9 @@
 //! Claims pods' network namespaces (netns), writes their redirection rules and reads them back. netconfig is the only
 //! process of inpod that enters a pod's netns.
 //!
-//! [`rules`] describes a redirection as data; [`apply`] applies, compares and removes it. Callers name a netns by
-//! their claim; only this process resolves paths. It holds no credential, keeps no state,
-//! and changes nothing outside of claimed netns but the probe set of [`probes`].
+//! [`rules`] describes a redirection as data; [`apply`] applies, compares and removes redirections. Callers name a
+//! netns by their claim; only netconfig resolves paths. netconfig holds no credential, keeps no state, and changes
+//! nothing outside of claimed netns but the probe set of [`probes`].
 
 pub mod apply;
 mod claims;
@@ -35,7 +35,7 @@ mod sysctl;
 mod uninstall;
 mod watch;
 
-// The scenarios of the tests in tests/ name this crate.
+// The scenarios of the tests in tests/ refer to the crate by its name.
 #[cfg(test)]
 extern crate self as netconfig;
 
@@ -72,7 +72,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
     keys: config::KEYS,
 };
 
-/// Serves until the process stops, which ends claims; rules stay.
+/// Serves until the process stops, which ends all claims but leaves the rules in place.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     kernel_version::check()?;
     let probes = config.probes();

@@ -1,9 +1,9 @@
-//! Marks, ports, tables and zones shared with ztunnel and with a sidecar's proxy. ztunnel's are fixed in its source;
-//! Istio's node agent uses the same (services/docs/facts/istio-ambient.md, 1.8).
+//! Marks, ports, tables and zones shared with ztunnel and with a sidecar's proxy. ztunnel's values are fixed in its
+//! source; Istio's node agent uses the same values (services/docs/facts/istio-ambient.md, 1.8).
 
 use std::fmt;
 
-/// A mark within inpod's bits. Others are never read or written.
+/// A mark within inpod's bits, which are the only bits that inpod reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     value: u32,
@@ -20,7 +20,8 @@ impl Mark {
         }
     }
 
-    /// Unchecked, to be a constant; a test checks all values against the mask.
+    /// Creates one of inpod's marks, unchecked because constants need a simple constructor; a test checks all
+    /// values against the mask.
     const fn ours(value: u32) -> Self {
         Self {
             value,
@@ -28,7 +29,7 @@ impl Mark {
         }
     }
 
-    /// Returns the value, compared in all bits.
+    /// Returns the mark with a mask of all bits, so that the whole value is compared.
     pub(crate) const fn whole(self) -> Self {
         Self {
             value: self.value,
@@ -53,57 +54,58 @@ impl fmt::Display for Mark {
 
 const OUR_BITS: u32 = 0xfff;
 
-/// On ztunnel's sockets: its packets must not be captured again.
+/// The mark on ztunnel's sockets, whose packets must not be captured again.
 pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 
-/// On connections that ztunnel opens to the application from the client's address, and on their replies, which return
-/// through [`ZTUNNEL_TABLE`]. Only our rules use it; the value is Istio's.
+/// The mark on connections that ztunnel opens to the application from the client's address, and on their replies,
+/// which return through [`ZTUNNEL_TABLE`]. Only inpod's rules use the mark; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
-/// On sockets of a sidecar's proxy that speak to the application from a
-/// client's address (services/docs/facts/istio-sidecar.md, 4.4.2).
+/// The mark on sockets of a sidecar's proxy that connect to the application from a client's address
+/// (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const FROM_PROXY: Mark = Mark::ours(0x539);
 
-/// On packets that [`PROXY_TABLE`] delivers to a sidecar's proxy. Not [`FROM_PROXY`] as in Istio, whose rules
-/// take every packet with that mark for the proxy's: where they still exist, a client's connection would be taken
-/// for one to the application.
+/// The mark on packets that [`PROXY_TABLE`] delivers to a sidecar's proxy. Istio uses [`FROM_PROXY`] instead, and
+/// its rules treat every packet with [`FROM_PROXY`] as the proxy's: where Istio's rules still exist, a client's
+/// connection would be mistaken for the proxy's connection to the application.
 pub(crate) const TO_PROXY: Mark = Mark::ours(0x53b);
 
-/// On packets from a sidecar's proxy to the pod that TPROXY returns to
-/// the proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
+/// The mark on packets from a sidecar's proxy to the pod that TPROXY returns to the proxy
+/// (services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
 
-/// Delivers everything locally, for a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.2).
+/// The routing table that delivers everything locally, for a sidecar's proxy (services/docs/facts/istio-sidecar.md,
+/// 4.4.2).
 pub(crate) const PROXY_TABLE: u8 = 133;
 
 /// Zones of DNS queries from and to a sidecar's proxy (services/docs/facts/istio-sidecar.md, 4.4.5).
 pub(crate) const PROXY_DNS_ZONE: u16 = 1;
 pub(crate) const APPLICATION_DNS_ZONE: u16 = 2;
 
-/// ztunnel's and a sidecar's, for outbound connections.
+/// The port of ztunnel or a sidecar for outbound connections.
 pub(crate) const OUTBOUND_PORT: u16 = 15001;
 
-/// ztunnel's for inbound plaintext; a sidecar's for everything inbound.
+/// ztunnel's port for inbound plaintext, and a sidecar's port for everything inbound.
 pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 
-/// For connections from other ztunnels (HBONE).
+/// ztunnel's port for connections from other ztunnels (HBONE).
 pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
 
-/// ztunnel's and a sidecar's, UDP and TCP.
+/// The port of ztunnel or a sidecar for DNS over UDP and TCP.
 pub(crate) const ZTUNNEL_DNS_PORT: u16 = 15053;
 
 pub(crate) const DNS_PORT: u16 = 53;
 
-/// For ztunnel's own queries: the application's may use the same source port.
+/// The zone of ztunnel's own DNS queries, since the application's queries may use the same source port.
 pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
 
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
-/// Delivers everything locally, for ztunnel.
+/// The routing table that delivers everything locally, for ztunnel.
 pub(crate) const ZTUNNEL_TABLE: u8 = 100;
 
-/// Before the ip rules for tables main and default (32766, 32767).
+/// The priority of inpod's ip rules, which come before the ip rules for tables main and default (32766, 32767).
 pub(crate) const RULE_PRIORITY: u32 = 32764;
 
 #[cfg(test)]

@@ -63,7 +63,8 @@ impl Metrics {
     }
 }
 
-/// Counts what makes a call expensive, whatever the machine; `integration/tests/scenarios/alone/limits.rs` holds them per ADD and DEL.
+/// Registers counts of operations that make a call expensive on any machine;
+/// `integration/tests/scenarios/alone/limits.rs` limits the counts per ADD and DEL.
 fn register_costs(registry: &mut Registry) {
     let mut register = |name, help, read: fn() -> u64| {
         registry.register_collector(ObservableGauge::new(name, help, read));

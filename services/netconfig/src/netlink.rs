@@ -1,7 +1,8 @@
 //! A netlink socket with request, response and timeout.
 //!
-//! Not `netlink-socket2`: its reads have no timeout, it cannot detect dumps changed meanwhile (`NLM_F_DUMP_INTR`),
-//! and it requests an acknowledgement of every message in a transaction. Contents come from `netlink-bindings`.
+//! `netlink-socket2` does not suffice: its reads have no timeout, it cannot detect dumps changed meanwhile
+//! (`NLM_F_DUMP_INTR`), and it requests an acknowledgement of every message in a transaction. `netlink-bindings`
+//! provides the contents of messages.
 
 mod error;
 mod message;
@@ -36,10 +37,10 @@ use nix::{setsockopt_impl, sockopt_impl};
 
 use message::{Answer, DUMP, Message, messages};
 
-/// Should never pass: the kernel answers before `send` returns.
+/// A timeout that should never pass, because the kernel answers before `send` returns.
 const RECEIVE_TIMEOUT_SECONDS: libc::time_t = 5;
 
-/// Chunks of dumps have at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
+/// The maximum size of a chunk of a dump, 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 const RECEIVE_BYTES: usize = 32 * 1024;
 
 sockopt_impl!(
@@ -60,15 +61,16 @@ sockopt_impl!(
     bool
 );
 
-/// Requests since the start; a transaction counts as one.
+/// The number of requests since the start; a transaction counts as one request.
 static REQUESTS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn requests() -> u64 {
     REQUESTS.load(Ordering::Relaxed)
 }
 
-/// Returns the port that names this process's sockets in notifications of pods' netns (`nlmsg_pid`): what it changes
-/// itself it also reads back, and need not be notified. Others cannot guess it, so they cannot hide a change behind it.
+/// Returns the port by which notifications of pods' netns name netconfig's own sockets (`nlmsg_pid`). netconfig
+/// reads back its own changes and needs no notification. Other processes cannot guess the port, and therefore
+/// cannot hide a change behind the port.
 pub(crate) fn own_port() -> u32 {
     static PORT: OnceLock<u32> = OnceLock::new();
     // Neither pids nor the kernel's own choices (netlink_autobind) are in this range.
@@ -78,7 +80,7 @@ pub(crate) fn own_port() -> u32 {
     })
 }
 
-/// A socket of the netns in which it was opened, wherever it is used.
+/// A netlink socket, which belongs to the netns in which it was opened even when used from another netns.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -87,7 +89,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Opens it in the calling thread's netns.
+    /// Opens a socket in the calling thread's netns.
     pub(crate) fn open(protocol: SockProtocol) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -106,19 +108,19 @@ impl Socket {
         })
     }
 
-    /// Opens it in the calling thread's netns, with [`own_port`] if that is free there.
+    /// Opens a socket in the calling thread's netns, with [`own_port`] if the port is free in the netns.
     pub(crate) fn open_own(protocol: SockProtocol) -> io::Result<Self> {
         let opened = Self::open(protocol)?;
         match bind(opened.fd.as_raw_fd(), &NetlinkAddr::new(own_port(), 0)) {
-            // Another session: the kernel chooses a port on the first request.
+            // If another session uses the port, the kernel chooses a port on the first request.
             Ok(()) | Err(nix::Error::EADDRINUSE) => Ok(opened),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Binds to a port, which names the socket in notifications, and sizes its send buffer.
+    /// Binds to a port, by which notifications name the socket, and sizes the send buffer.
     pub(crate) fn bind(&self, bytes_at_once: usize) -> io::Result<u32> {
-        // Includes the kernel's overhead. Exceeding the system's limit takes NET_ADMIN.
+        // The size includes the kernel's overhead. Exceeding the system's limit takes NET_ADMIN.
         let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
         forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
         bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
@@ -129,8 +131,8 @@ impl Socket {
         Batch::after(self.sequence)
     }
 
-    /// Sends a request that is only acknowledged.
-    pub(crate) fn act<R: NetlinkRequest>(
+    /// Sends a request that the kernel only acknowledges.
+    pub(crate) fn execute<R: NetlinkRequest>(
         &mut self,
         act: &str,
         request: &R,
@@ -141,7 +143,7 @@ impl Socket {
         self.transact(act, &batch)
     }
 
-    /// Waits until the last message is acknowledged.
+    /// Sends a batch and waits until the kernel acknowledges the last message.
     pub(crate) fn transact(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
         self.send(act, batch)?;
         let mut refusal = None;
@@ -168,7 +170,7 @@ impl Socket {
         }
     }
 
-    /// Returns the payload of the single response.
+    /// Sends a request and returns the payload of the single response.
     pub(crate) fn get<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -183,7 +185,7 @@ impl Socket {
 
     /// Returns the payloads of all objects of a type.
     ///
-    /// If they changed during the dump, [`KernelError::is_race`] holds for the error.
+    /// If objects changed during the dump, [`KernelError::is_race`] holds for the error.
     pub(crate) fn dump<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -239,7 +241,7 @@ impl Socket {
                 Ok(length) => break length,
             }
         };
-        // More than the buffer's length would mean truncation, which its size rules out.
+        // A length above the buffer's would mean truncation, which the size of the buffer rules out.
         self.buffer
             .get(..length)
             .ok_or_else(|| KernelError::new(act, nix::Error::EMSGSIZE))

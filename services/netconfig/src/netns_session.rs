@@ -1,4 +1,4 @@
-//! A session in one netns: netlink sockets and files that are opened inside and used from outside.
+//! Holds a session in one netns: netlink sockets and files opened inside the netns and used from outside.
 
 use std::{
     fs::File,
@@ -20,10 +20,11 @@ use crate::{
     sysctl::{MigrateReq, Sysctls, TCP_MIGRATE_REQ_NAME},
 };
 
-/// Of the reading thread's netns: a line of names and one of values per protocol (proc_net(5)).
+/// Protocol counters of the reading thread's netns, with a line of names and a line of values per protocol
+/// (proc_net(5)).
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 
-/// TCP connections opened from and to the netns (RFC 4022). Forwarded ones do not count.
+/// Counters of TCP connections opened from and to the netns (RFC 4022), which do not include forwarded connections.
 const CONNECTION_COUNTERS: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
 
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +37,8 @@ pub enum ReachError {
     Sysctl(#[source] io::Error),
 }
 
-/// Sockets and files that one visit of a netns opened, and facts from it. They keep belonging to that netns.
+/// Sockets and files opened by one visit of a netns, and facts read during the visit. Sockets and files keep
+/// belonging to the visited netns.
 #[derive(Debug)]
 pub(crate) struct Visit {
     pub(crate) nftables: Nftables,
@@ -44,12 +46,12 @@ pub(crate) struct Visit {
     migrates: Option<MigrateReq>,
     counters: Option<File>,
     has_ipv6: bool,
-    /// Uid, as this process sees it, of root in the owning user namespace.
+    /// The uid of root in the owning user namespace, as numbered in netconfig's user namespace.
     root: u32,
 }
 
 impl Visit {
-    /// Must be called in the netns.
+    /// Visits the calling thread's netns, which must be the pod's.
     pub(crate) fn here(sysctls: &Sysctls) -> io::Result<Self> {
         let sysctls = sysctls.open_for_netns()?;
         Ok(Self {
@@ -63,10 +65,10 @@ impl Visit {
     }
 }
 
-/// The state that a claim has read, for the first operation that needs it.
+/// The state read by a claim, kept for the first operation that needs the state.
 ///
-/// Using it later is safe: the kernel refuses a change of nf_tables that is based on an old generation, routes are
-/// added only where there are none, everything is read back, and later changes from outside are notified.
+/// Later use is safe: the kernel refuses a change of nf_tables based on an old generation, routes are added only
+/// where none exist, everything is read back, and later changes from outside are notified.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     visit: Visit,
@@ -75,14 +77,14 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Unused descriptors are closed after this time.
+    /// The time after which unused descriptors are closed.
     pub(crate) const MAX_AGE: Duration = Duration::from_secs(60);
 
     pub(crate) fn is_stale(&self) -> bool {
         self.read_at.elapsed() > Self::MAX_AGE
     }
 
-    /// Counts connections anew: the pod may be running.
+    /// Resumes the session, and counts connections anew because the pod may be running by now.
     pub(crate) fn resume(self, netns: &Netns) -> (NetnsSession<'_>, State) {
         let session = NetnsSession::new(netns, self.visit);
         let state = State {
@@ -113,8 +115,8 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Returns whether any TCP connection was ever opened; assumes it if that is unknown. Counts now, not when the
-    /// session began: pods may be running.
+    /// Returns whether any TCP connection was ever opened, and `true` if the counters are unreadable. Reads the
+    /// counters now, not when the session began, because pods may be running.
     fn has_connected(&self) -> bool {
         self.visit
             .counters
@@ -131,8 +133,8 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Returns users that `tables` take for a sidecar's proxy, as this process sees them. In another user namespace
-    /// uids count from its root, as the kubelet maps them (`hostUsers: false`).
+    /// Returns the users that `tables` treat as a sidecar's proxy, as numbered in netconfig's user namespace. In
+    /// another user namespace, uids count from the namespace's root, as the kubelet maps them (`hostUsers: false`).
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
         let users = tables.into_iter().flat_map(Table::matched_users);
         Proxies::of(users.filter_map(|user| self.visit.root.checked_add(user)))
@@ -164,7 +166,7 @@ fn has_tcp_history(counters: &str) -> bool {
     found.any(|(name, number)| CONNECTION_COUNTERS.contains(&name) && number != "0")
 }
 
-/// Of a file of procfs, whose size is unknown.
+/// Reads a file of procfs, whose size is unknown.
 fn read_whole(file: &File) -> io::Result<String> {
     let mut text = vec![0; 8 * 1024];
     let length = file.read_at(&mut text, 0)?;

@@ -35,17 +35,18 @@ use crate::{
     error::{ClaimError, IntoFailure as _},
 };
 
-/// Of a whole exchange, and of the wait for a connection's first request.
+/// The timeout of a whole exchange, and of the wait for a connection's first request.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Connections that stay open between requests; the broker needs one. Others are closed after their first response, so
-/// idle connections never keep a client from being served.
+/// The number of connections kept open between requests; the broker needs one connection. Further connections are
+/// closed after their first response, so idle connections never keep a client from being served.
 const MAX_KEPT_CONNECTIONS: usize = 16;
 
-/// The peer is checked when it connects: after so many requests, it has to connect again.
+/// The number of requests after which a client has to connect again, because the peer is checked only on
+/// connecting.
 const MAX_REQUESTS: u32 = 1000;
 
-/// Of a request; few are longer.
+/// The size of the buffer for a request; few requests are longer.
 const BUFFER_BYTES: usize = 256;
 
 const MAX_REQUEST_BYTES: u32 = 4096;
@@ -53,7 +54,7 @@ const MAX_REQUEST_BYTES: u32 = 4096;
 /// SCM_RIGHTS needs at least one byte of data.
 const DESCRIPTOR_BYTE: u8 = 0;
 
-/// Uses a separate directory: only that one is mounted into the broker.
+/// Binds the socket in a separate directory, because only the directory of the socket is mounted into the broker.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
     uds::bind(&socket_path(daemon))
 }
@@ -72,7 +73,7 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Most likely out of descriptors: temporary.
+                // The most likely cause, a lack of descriptors, is temporary.
                 tracing::error!(%error, "Cannot accept a connection on netns.sock");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -112,7 +113,7 @@ async fn handle_connection(
     Ok(())
 }
 
-/// Returns whether the client may send another request.
+/// Serves one request, and returns whether the client may send another.
 async fn exchange(stream: &mut BufReader<UnixStream>, claims: &Claims) -> io::Result<bool> {
     let request = receive(stream).await?;
     let keep_open = request.keep_open;
@@ -131,7 +132,7 @@ async fn exchange(stream: &mut BufReader<UnixStream>, claims: &Claims) -> io::Re
     };
     let mut packet = encode(result)?;
     let stream = stream.get_mut();
-    // A client without `keep_open` may lose a descriptor that accompanies more than the last byte.
+    // A client without `keep_open` may lose a descriptor unless the descriptor accompanies only the last byte.
     if claim.is_none() || !keep_open {
         stream.write_all(&packet).await?;
         packet.clear();
@@ -174,7 +175,7 @@ fn encode(result: fetch_netns_response::Result) -> io::Result<Vec<u8>> {
     Ok([length.to_be_bytes().as_slice(), &bytes].concat())
 }
 
-/// Sends a descriptor opened O_RDONLY. The receiver's copy outlives the claim.
+/// Sends a descriptor opened O_RDONLY, of which the receiver's copy outlives the claim.
 async fn send_with_descriptor(
     stream: &mut UnixStream,
     packet: &[u8],

@@ -1,4 +1,4 @@
-//! Reads nf_tables' rules whole and replaces them in one transaction, over netlink.
+//! Reads the rules of nf_tables as a whole and replaces them in one transaction, over netlink.
 
 mod change;
 mod constants;
@@ -31,7 +31,7 @@ use crate::{
     rules::ambient::TABLES,
 };
 
-/// Ten thousand set elements with the longest comments.
+/// The size of a transaction with ten thousand set elements that have the longest comments.
 const MAX_TRANSACTION_BYTES: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Nftables {
 }
 
 impl Nftables {
-    /// Opens it in the calling thread's netns. Other threads can use it from any netns.
+    /// Opens a socket in the calling thread's netns. Other threads can use the socket from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {
             socket: Socket::open_own(SockProtocol::NetlinkNetFilter)?,
@@ -49,7 +49,8 @@ impl Nftables {
         })
     }
 
-    /// Opens it for long use and large transactions. Returns the socket's port, which names it in notifications.
+    /// Opens a socket for long use and large transactions. Returns the socket's port, by which notifications name
+    /// the socket.
     pub(crate) fn open_persistent() -> io::Result<(Self, u32)> {
         let opened = Self {
             socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
@@ -59,12 +60,12 @@ impl Nftables {
         Ok((opened, port))
     }
 
-    /// Closes in another thread: after a deletion, close(2) waits tens of milliseconds until the kernel has freed the
-    /// objects. New threads start and stay in the process's own netns.
+    /// Closes the socket in another thread after a deletion, because close(2) then waits tens of milliseconds until
+    /// the kernel has freed the objects. New threads start and stay in netconfig's own netns.
     pub(crate) fn close(self) {
         if self.has_deleted {
             let closing = std::thread::Builder::new().spawn(move || drop(self));
-            // Without a thread, it closes here.
+            // If no thread can be started, the socket closes on the current thread.
             drop(closing);
         }
     }
@@ -76,7 +77,7 @@ impl Nftables {
         conntrack::flush_dns(&mut self.socket, captured)
     }
 
-    /// Deletes untranslated conntrack entries of families without rules, except proxies'.
+    /// Deletes untranslated conntrack entries of families without rules, except entries of proxies.
     pub(crate) fn flush_untranslated(
         &mut self,
         families: &[Family],
@@ -85,7 +86,7 @@ impl Nftables {
         conntrack::flush_untranslated(&mut self.socket, families, proxied)
     }
 
-    /// Deletes conntrack entries older than the rules, except proxies'.
+    /// Deletes conntrack entries older than the rules, except entries of proxies.
     pub(crate) fn flush_existing(
         &mut self,
         families: &[Family],
@@ -102,12 +103,12 @@ impl Nftables {
 }
 
 impl Nftables {
-    /// Reads inpod's tables, and what it replaces.
+    /// Reads inpod's tables, and the foreign rules that inpod replaces.
     pub(crate) fn read(&mut self) -> Result<Observed, KernelError> {
         read::read(&mut self.socket, &TABLES)
     }
 
-    /// Applies a change if nothing has changed since the generation was read; otherwise the error is a race.
+    /// Applies a change if nothing has changed since `generation` was read; otherwise the error is a race.
     pub(crate) fn change(&mut self, generation: u32, change: &Change) -> Result<(), KernelError> {
         self.has_deleted |= change.deletes();
         change::change(&mut self.socket, generation, change)

@@ -1,8 +1,8 @@
-//! Detects drift: receives the kernel's change notifications and reads the netns that changed.
+//! Detects drift: receives the kernel's change notifications and reads each changed netns.
 //!
-//! The kernel reports changes of nf_tables, routes and ip rules: [`subscriptions`] receives, the read queue schedules
-//! reads, [`reader`] reads and publishes changed states. Every netns is also read
-//! periodically. Nothing here writes: repair is the caller's decision.
+//! The kernel reports changes of nf_tables, routes and ip rules: [`subscriptions`] receives the notifications, the
+//! read queue schedules reads, [`reader`] reads and publishes changed states. Every netns is also read
+//! periodically. Nothing in this module writes, because repair is the caller's decision.
 
 mod metrics;
 mod nsid;
@@ -22,7 +22,7 @@ use inpod_types::SandboxRef;
 use crate::read_queue::{Queue, Work};
 use reader::ReadOutcome;
 
-/// After a failed read or subscription.
+/// The delay before another attempt after a failed read or subscription.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(queue: Arc<Queue>, reader: Reader) {
@@ -39,7 +39,7 @@ async fn read_claim(queue: &Queue, reader: &Reader, sandbox: &SandboxRef) {
         return;
     };
     match reader.try_read(claim).await {
-        // The lock's holder may have changed the netns by the time it ends.
+        // The lock's holder may still change the netns before releasing the lock.
         ReadOutcome::Busy => queue.mark_changed(sandbox),
         ReadOutcome::Read => {}
         ReadOutcome::Failed => queue.retry(sandbox, RETRY_INTERVAL),

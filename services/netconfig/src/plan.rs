@@ -1,4 +1,4 @@
-//! The desired state of a netns, its difference from the observed one, and the steps in between.
+//! Computes the desired state of a netns, its difference from the observed state, and the steps in between.
 
 mod differences;
 mod steps;
@@ -20,10 +20,10 @@ use crate::{
 pub(crate) struct State {
     pub(crate) nftables: Observed,
     pub(crate) routing: Routing,
-    /// Any TCP connection was ever opened.
+    /// True if any TCP connection was ever opened from or to the netns.
     pub(crate) has_connected: bool,
-    /// `net.ipv4.tcp_migrate_req`, by which pending connections move to another listener when theirs
-    /// closes. `None` if unsupported.
+    /// The sysctl `net.ipv4.tcp_migrate_req`, by which pending connections move to another listener when their own
+    /// listener closes. `None` if unsupported.
     pub(crate) migrates: Option<bool>,
 }
 
@@ -32,17 +32,17 @@ impl State {
         self.nftables.tag()
     }
 
-    /// inpod enabled [`Self::migrates`], so it has to disable it at the end.
+    /// Returns whether inpod enabled [`Self::migrates`], and therefore has to disable the sysctl at the end.
     pub(crate) fn has_enabled_migration(&self) -> bool {
         self.nftables.leftovers.migrates || self.tag().is_some_and(|tag| tag.migrates)
     }
 
-    /// Rules of Istio's node agent, or of an earlier inpod, are left.
+    /// Returns whether rules of Istio's node agent, or of an earlier inpod, are left.
     pub(crate) fn has_incumbent(&self) -> bool {
         self.nftables.leftovers.has(Author::is_replaced_by_all)
     }
 
-    /// Remains of Istio's sidecar installer exist.
+    /// Returns whether rules or routing of Istio's sidecar installer are left.
     pub(crate) fn has_sidecar(&self) -> bool {
         let left = self.nftables.leftovers.has(|it| it == Author::Sidecar);
         left || !self.routing.incumbents().is_empty()
@@ -52,7 +52,7 @@ impl State {
         self.our_tables().any(Table::matches_socket_owners)
     }
 
-    /// Returns inpod's items in the order of deletion.
+    /// Returns inpod's items of routing in the order of deletion.
     pub(crate) fn own_routing(&self) -> Vec<Item> {
         let returning = Expr::Source(Network::host(PASSTHROUGH_V6.into()));
         let uses_address = self
@@ -69,7 +69,7 @@ impl State {
         self.our_tables().any(captures_new_only)
     }
 
-    /// Counts a part of the rules, too.
+    /// Returns whether rules may redirect DNS queries; an incomplete set of rules counts as well.
     pub(crate) fn captures_dns(&self) -> bool {
         let mut tables = self.our_tables();
         self.has_incumbent()
@@ -82,7 +82,7 @@ fn captures_new_only(table: &Table) -> bool {
     table.has(|expr| *expr == Expr::TcpSyn)
 }
 
-/// Families whose UDP DNS queries it redirects to ztunnel.
+/// Returns the families whose UDP DNS queries the table redirects to ztunnel.
 fn dns_families(table: &Table) -> Vec<Family> {
     let leads = |rule: &&Rule| {
         let of = |expr| rule.0.contains(expr);
@@ -102,12 +102,12 @@ fn dns_families(table: &Table) -> Vec<Family> {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) form: Form,
-    /// In evaluation order.
+    /// The desired tables, in evaluation order.
     pub(crate) tables: Vec<Table>,
-    /// Written before `tables` if uncaptured connections may exist: the same, for new connections
-    /// only. Empty if equal.
+    /// Tables written before `tables` if uncaptured connections may exist: the same rules, restricted to new
+    /// connections. Empty if `tables` capture only new connections themselves.
     pub(crate) new_only: Vec<Table>,
-    /// In the order of addition.
+    /// The desired routing, in the order of addition.
     pub(crate) routing: Vec<Item>,
     pub(crate) fingerprint: Fingerprint,
 }
@@ -124,12 +124,12 @@ impl Plan {
         }
     }
 
-    /// Returns whether it needs the source address of a sidecar's proxy's calls to the application.
+    /// Returns whether the plan needs the source address from which a sidecar's proxy calls the application.
     pub(crate) fn needs_address(&self) -> bool {
         self.routing.contains(&(Family::V6, Part::Address))
     }
 
-    /// Returns whether it replaces rules of Istio's sidecar installer.
+    /// Returns whether the plan replaces rules of Istio's sidecar installer.
     fn replaces_sidecar(&self) -> bool {
         self.form != Form::Ambient
     }
@@ -142,7 +142,7 @@ impl Plan {
         Self { new_only, ..self }
     }
 
-    /// Families whose DNS queries go to ztunnel.
+    /// Returns the families whose DNS queries go to ztunnel.
     fn dns_families(&self) -> Vec<Family> {
         self.tables.iter().flat_map(dns_families).collect()
     }
@@ -157,7 +157,7 @@ fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
     Fingerprint::of(&format!("schema {SCHEMA}\n{tables}{routing}"))
 }
 
-/// Returns whether the state is exactly that of a fingerprint, for any form and families.
+/// Returns whether the state is exactly the state of a fingerprint, for any form and families.
 pub(crate) fn is_intact(state: &State, tagged: Fingerprint) -> bool {
     let tables: Vec<_> = state.our_tables().cloned().collect();
     let bears_it = |form, families: &[Family]| {

@@ -1,5 +1,5 @@
-//! Checks whether the next ADD would succeed by doing what it does, in the same code; readiness follows. So an LSM,
-//! seccomp or a missing right is found by meeting it.
+//! Checks whether the next ADD would succeed by running the code of an ADD, and sets readiness by the result. The
+//! check therefore meets any LSM, seccomp filter or missing right that an ADD would meet.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,21 +19,21 @@ use crate::{
     selftest::{self, SelfTestError},
 };
 
-/// Readiness condition: the last check could apply an ADD's rules.
+/// The readiness condition which states that the last check could apply an ADD's rules.
 const CONDITION: &str = "apply";
 
-/// Doubles with each failure in a row, up to the maximum.
+/// The interval doubles with each failure in a row, up to the maximum.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// An ADD's default. A longer check continues, and counts as failed until done.
+/// The default timeout of an ADD, after which a check continues, but counts as failed until done.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recheck(Arc<Notify>);
 
 impl Recheck {
-    /// Rechecks after failures that may affect all pods.
+    /// Requests another check after a failure that may affect all pods.
     pub(crate) fn observe<T>(&self, result: Result<T, Status>) -> Result<T, Status> {
         result.inspect_err(|status| {
             if may_affect_all_pods(inpod_proto::failure_of(status).reason) {
@@ -47,7 +47,7 @@ fn may_affect_all_pods(reason: Reason) -> bool {
     reason == Reason::KernelRefused
 }
 
-/// Readiness depends on the first check.
+/// Starts the checks, of which one must succeed before netconfig becomes ready.
 pub(crate) fn start(
     tasks: &mut JoinSet<()>,
     writer: &Arc<Writer>,
@@ -66,7 +66,7 @@ pub(crate) fn start(
     recheck
 }
 
-/// Checks at once, after each failure, and on each recheck.
+/// Checks at once, after each failure, and on each request.
 async fn run(
     writer: Arc<Writer>,
     probes: probes::ProbeSettings,
@@ -87,7 +87,7 @@ async fn run(
     }
 }
 
-/// Returns failures as sentences that begin with their reason.
+/// Returns a failure as a sentence that begins with its reason.
 async fn outcome(
     mut work: JoinHandle<Result<(), SelfTestError>>,
     readiness: &Readiness,

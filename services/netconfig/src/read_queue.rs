@@ -1,4 +1,4 @@
-//! The pending reads, shared by the receivers and the reader.
+//! Queues pending reads, which the receivers add and the reader takes.
 
 mod schedule;
 
@@ -23,8 +23,8 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Creates a queue that reads each netns every `period` even without a notification, or less often where the kernel
-    /// notifies of changes and there are many.
+    /// Creates a queue that reads each netns every `period` even without a notification, and less often if there
+    /// are many claims.
     pub(crate) fn new(period: Duration) -> Self {
         Self {
             schedule: Mutex::new(Schedule::new(period)),
@@ -35,7 +35,7 @@ impl Queue {
 
     pub(crate) fn add(&self, sandbox: &SandboxRef) {
         let now = Instant::now();
-        // Spreads periodic reads: claims that began together must not always be read together.
+        // A random phase spreads periodic reads, so that claims made together are not always read together.
         let phase = self.random.hash_one((sandbox, now)) % 1000;
         let phase = u32::try_from(phase).unwrap_or_default();
         self.lock().add(sandbox.clone(), phase, now);
@@ -54,12 +54,12 @@ impl Queue {
         }
     }
 
-    /// Cancels reads that were requested before a read that began at `started`.
+    /// Cancels reads requested before a read that began at `started`.
     pub(crate) fn mark_read(&self, sandbox: &SandboxRef, started: Instant) {
         self.lock().mark_read(sandbox, started);
     }
 
-    /// Returns whether it was read, and has not changed since as far as is known.
+    /// Returns whether the netns was read and, as far as is known, has not changed since.
     pub(super) fn is_read(&self, sandbox: &SandboxRef) -> bool {
         self.lock().is_read(sandbox)
     }
@@ -93,7 +93,7 @@ impl Queue {
         }
     }
 
-    /// Poisoning is harmless: the schedule holds nothing but times.
+    /// Locks the schedule, for which poisoning is harmless because the schedule holds nothing but times.
     fn lock(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }

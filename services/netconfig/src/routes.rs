@@ -1,6 +1,6 @@
-//! Routing that a redirection needs. Per recipient and family, an ip rule and a route table deliver marked packets
-//! locally; each recipient has its own table, so that a missing route never hides another. A sidecar's also needs the
-//! IPv6 source address of the proxy's calls to the application.
+//! Describes the routing needed by a redirection. Per recipient and family, an ip rule and a route table deliver
+//! marked packets locally; each recipient has its own table, so that a missing route never hides another. A
+//! sidecar's redirection also needs the IPv6 source address of the proxy's calls to the application.
 
 mod kernel;
 
@@ -17,16 +17,16 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recipient {
-    /// Receives replies in ambient mode.
+    /// ztunnel, which receives replies in ambient mode.
     Ztunnel,
-    /// A sidecar's, for replies and packets captured by TPROXY.
+    /// A sidecar's proxy, which receives replies and packets captured by TPROXY.
     Proxy,
 }
 
 impl Recipient {
     const ALL: [Self; 2] = [Self::Ztunnel, Self::Proxy];
 
-    /// Selects the recipient's table.
+    /// Returns the mark that selects the recipient's table.
     const fn mark(self) -> Mark {
         match self {
             Self::Ztunnel => TO_ZTUNNEL,
@@ -50,8 +50,8 @@ pub(crate) enum Part {
     Route(Recipient),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
     Rule(Recipient),
-    /// Of Istio's sidecar installer, at that priority. It compares the whole mark, and each run of the installer
-    /// adds another (services/docs/facts/istio-sidecar.md, 4.4.2).
+    /// An ip rule of Istio's sidecar installer, at the given priority. The rule compares the whole mark, and each
+    /// run of the installer adds another rule (services/docs/facts/istio-sidecar.md, 4.4.2).
     IncumbentRule(u32),
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for Part {
 
 pub(crate) type Item = (Family, Part);
 
-/// Of addition: an ip rule must not refer to an empty table.
+/// The order of addition, because an ip rule must not refer to an empty table.
 const ORDER: [Part; 5] = [
     Part::Address,
     Part::Route(Recipient::Ztunnel),
@@ -98,7 +98,7 @@ fn in_order() -> impl DoubleEndedIterator<Item = Item> {
     ORDER.into_iter().flat_map(of_part)
 }
 
-/// Returns items in the order of addition.
+/// Returns the items needed by a form, in the order of addition.
 pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     let is_needed = |(family, part): &Item| match part {
         Part::Address => *family == Family::V6 && form != Form::Ambient,
@@ -120,7 +120,7 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     };
     let rule_verb = if verb == "replace" { "add" } else { verb };
     match part {
-        // Without a protocol: for addresses ip supports it only since iproute2 6.3.
+        // The command has no protocol, since ip supports protocols of addresses only from iproute2 6.3.
         Part::Address => format!("{ip} addr {verb} {PASSTHROUGH_V6}/128 dev lo"),
         Part::Route(recipient) => {
             let table = recipient.table();
@@ -143,24 +143,24 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
 pub(crate) struct Routing {
     ours: Vec<Item>,
     equivalent: Vec<Item>,
-    /// Of Istio's sidecar installer.
+    /// Ip rules of Istio's sidecar installer.
     incumbents: Vec<Item>,
-    /// The kernel reports addresses' protocol.
+    /// True if the kernel reports the protocol of addresses.
     reports_protocols: bool,
 }
 
 impl Routing {
-    /// Equivalents of other origin count.
+    /// Returns whether an item exists; equivalents of other origin count.
     pub(crate) fn has(&self, item: Item) -> bool {
         self.has_ours(item) || self.equivalent.contains(&item)
     }
 
-    /// Returns whether it exists with inpod's protocol.
+    /// Returns whether an item exists with inpod's protocol.
     pub(crate) fn has_ours(&self, item: Item) -> bool {
         self.ours.contains(&item)
     }
 
-    /// Returns foreign items that do what Istio's node agent needs.
+    /// Returns foreign items equivalent to inpod's routing to ztunnel, as Istio's node agent adds them.
     pub(crate) fn equivalent_for_ztunnel(&self) -> Vec<Item> {
         let is_for_ztunnel = |part: Part| {
             matches!(
@@ -178,8 +178,8 @@ impl Routing {
         &self.incumbents
     }
 
-    /// Returns the order of deletion: no ip rule may refer to an empty table. If the kernel does not report
-    /// protocols, the address is inpod's where inpod's tables use it.
+    /// Returns inpod's items in the order of deletion, since no ip rule may refer to an empty table. If the kernel
+    /// does not report protocols, the address counts as inpod's if inpod's tables use the address.
     pub(crate) fn ours(&self, uses_address: bool) -> Vec<Item> {
         let is_ours = |item: &Item| {
             let may_be_ours = item.1 == Part::Address && !self.reports_protocols && uses_address;

@@ -1,7 +1,7 @@
-//! The rules of a redirection, as data.
+//! Describes the rules of a redirection as data.
 //!
-//! A pure function turns a [`Redirection`] into a [`Ruleset`], which does not depend on netlink and is printed
-//! as a script for `nft -f`.
+//! A pure function turns a [`Redirection`] into a [`Ruleset`], which does not depend on netlink and is printed as a
+//! script for `nft -f`.
 
 pub mod ambient;
 mod expr;
@@ -24,24 +24,24 @@ use std::fmt;
 
 use crate::family::Family;
 
-/// Of rules and tag. Pods with another version are rewritten.
+/// The version of rules and tag; pods with another version are rewritten.
 pub const SCHEMA: u32 = 2;
 
-/// Complete settings of a pod's redirection.
+/// The complete settings of a pod's redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
-    /// To the node's ztunnel, listening in the pod's netns.
+    /// Redirects to the node's ztunnel, which listens in the pod's netns.
     Ambient(Ambient),
-    /// To a proxy in the pod.
+    /// Redirects to a proxy in the pod.
     Sidecar(Sidecar),
 }
 
-/// Forms that need different routes and addresses.
+/// Forms of redirection that need different routes and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Ambient,
     Sidecar,
-    /// Sidecar mode, inbound TCP captured by TPROXY.
+    /// Sidecar mode with inbound TCP captured by TPROXY.
     SidecarByTproxy,
 }
 
@@ -99,7 +99,7 @@ impl Redirection {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruleset {
-    /// In the order of creation; the last completes the redirection.
+    /// The tables in the order of creation; the last table completes the redirection.
     pub tables: Vec<Table>,
 }
 
@@ -111,7 +111,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Only a sidecar's rules do.
+    /// Returns whether a rule matches the owner of a socket, as only a sidecar's rules do.
     pub(crate) fn matches_socket_owners(&self) -> bool {
         self.has(|expr| {
             matches!(
@@ -121,7 +121,7 @@ impl Table {
         })
     }
 
-    /// Returns the sidecar proxy's, once per rule.
+    /// Returns the users of the sidecar's proxy, once per rule.
     pub(crate) fn matched_users(&self) -> impl Iterator<Item = u32> {
         let rules = self.chains.iter().flat_map(|chain| &chain.rules);
         let user = |expr: &Expr| {
@@ -152,7 +152,7 @@ impl Table {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TableFamily {
-    /// Both, which only nf_tables has.
+    /// A table for both families, which only nf_tables has.
     Inet,
     Ip,
     Ip6,
@@ -181,7 +181,7 @@ impl fmt::Display for TableFamily {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub name: String,
-    /// `None` for chains only jumped to.
+    /// The hook of a base chain; `None` for chains reached only by jumps.
     pub base: Option<Base>,
     pub rules: Vec<Rule>,
 }
@@ -190,9 +190,9 @@ pub struct Chain {
 pub struct Base {
     pub kind: Kind,
     pub hook: Hook,
-    /// Among the chains of the hook.
+    /// The priority among the chains of the hook.
     pub priority: i32,
-    /// For packets without a verdict.
+    /// The policy for packets without a verdict.
     pub policy: Policy,
 }
 
@@ -201,7 +201,7 @@ pub enum Kind {
     Filter,
     /// Sees each connection's first packet, and may translate the connection.
     Nat,
-    /// Sees every packet; reroutes those whose mark it changes.
+    /// Sees every packet, and reroutes packets whose mark the chain changes.
     Route,
 }
 
@@ -220,6 +220,6 @@ pub enum Policy {
     Drop,
 }
 
-/// Expressions are evaluated in order until one does not match.
+/// A list of expressions, evaluated in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule(pub Vec<Expr>);

@@ -1,7 +1,7 @@
 //! Sends real packets through real rules, in two temporary netns.
 //!
-//! One is a pod with listeners on ztunnel's ports, the other its peer. A check observes the socket at which a packet
-//! arrives, not just that something replied.
+//! One netns is a pod with listeners on ztunnel's ports, the other netns is its peer. A check observes the socket
+//! at which a packet arrives, which proves more than a reply would.
 
 mod listeners;
 mod missing;
@@ -28,7 +28,7 @@ use network::{APPLICATION, Packet, TestNetwork};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: String,
-    /// The observation; after a failure also the expectation.
+    /// The observation; after a failure, also the expectation.
     pub outcome: Result<String, String>,
 }
 
@@ -52,7 +52,7 @@ pub enum SelfTestError {
         option: &'static str,
         source: Box<Self>,
     },
-    /// A bug: the test's own name is invalid.
+    /// The test's own name is invalid, which is a bug.
     #[error("cannot run the self-test: {0}")]
     Name(#[from] inpod_types::InvalidIdentifier),
 }
@@ -69,12 +69,12 @@ impl SelfTestError {
     }
 }
 
-/// Applies rules with all features between two netns, and checks them. Failed checks are part of the report.
+/// Applies rules with all features between two netns, and checks the result. Failed checks are part of the report.
 pub fn run(writer: &Writer, probe_sources: &[IpAddr]) -> Result<Report, SelfTestError> {
     run_after(writer, probe_sources, |_pod| ()).map_err(SelfTestError::with_missing_option)
 }
 
-/// Adds a hook between rules and checks, by which tests show that checks can fail.
+/// Runs the self-test with a hook between rules and checks, by which tests show that checks can fail.
 pub fn run_after(
     writer: &Writer,
     probe_sources: &[IpAddr],
@@ -109,8 +109,8 @@ pub fn run_after(
     Ok(Report { checks })
 }
 
-/// Does all of an ADD in temporary netns, without packets: errors here would be errors there. Names an option that the
-/// kernel lacks.
+/// Executes all of an ADD in temporary netns, without packets, so that an error of an ADD occurs here first. The
+/// error names an option that the kernel lacks.
 pub(crate) fn preflight(
     writer: &Writer,
     probes: &probes::ProbeSettings,
@@ -154,7 +154,7 @@ fn try_family(
     packets.into_iter().map(check).collect()
 }
 
-/// Packets to send, with where each has to arrive.
+/// Returns the packets to send, each with the expected place of arrival.
 fn packets(family: Family, probe_sources: &[IpAddr]) -> Vec<(&'static str, Packet, Arrival)> {
     let (pod, peer) = (network::pod_address(family), network::peer_address(family));
     let (inside, outside) = ((pod, APPLICATION), (peer, APPLICATION));

@@ -1,4 +1,4 @@
-//! The gRPC service. Work in a netns runs in its own tasks: a client that disconnects cancels its handler, and no
+//! Serves gRPC. Work in a netns runs in its own tasks, because a disconnecting client cancels its handler, but no
 //! change may stop half way.
 
 mod inspect;
@@ -40,7 +40,8 @@ use crate::{
     watch,
 };
 use wire::{
-    describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, to_status,
+    describe, describe_found, describe_report, phase_of, pod_of, redirection_of, to_invalid_status,
+    to_status,
 };
 use work::{blocking, detached};
 
@@ -51,7 +52,7 @@ pub(crate) struct Handler {
     roots: Arc<[PathBuf]>,
     writer: Arc<Writer>,
     probe_sources: Vec<IpAddr>,
-    /// Only one runs at a time.
+    /// Ensures that only one self-test runs at a time.
     self_test: Arc<tokio::sync::Mutex<()>>,
     probe_set: Arc<ProbeSet>,
     recheck: Recheck,
@@ -61,12 +62,12 @@ pub(crate) struct Handler {
     metrics: Metrics,
 }
 
-/// What an operation did to a netns.
+/// The effect of an operation on a netns.
 enum Change {
     None,
-    /// Its state must be read to be known.
+    /// The operation changed the netns or may have done so, and the state has to be read.
     Unread,
-    /// The state was read back.
+    /// The operation changed the netns and read the state back.
     Read(Observation),
 }
 
@@ -102,7 +103,7 @@ impl Handler {
         }
     }
 
-    /// Publishes the state to watchers if `work` changed anything.
+    /// Runs `work` under the claim's lock, and publishes the state to watchers if `work` changed anything.
     async fn with_change_lock<T, E>(
         &self,
         operation: &'static str,
@@ -141,7 +142,7 @@ impl Handler {
         &self,
         sandbox: Option<inpod_proto::types::v1::SandboxRef>,
     ) -> Result<Arc<Claim>, Status> {
-        let sandbox: SandboxRef = required("sandbox", sandbox).map_err(invalid)?;
+        let sandbox: SandboxRef = required("sandbox", sandbox).map_err(to_invalid_status)?;
         self.claims.get(&sandbox).map_err(to_status)
     }
 }
@@ -150,9 +151,11 @@ impl Handler {
 impl NetconfigService for Handler {
     async fn claim_netns(&self, request: Request<ClaimNetnsRequest>) -> Answer<ClaimNetnsResponse> {
         let request = request.into_inner();
-        let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
-        let wanted: NetnsRef = required("netns", request.netns).map_err(invalid)?;
-        let expected = addresses_from(&request.addresses, "addresses").map_err(invalid)?;
+        let sandbox: SandboxRef =
+            required("sandbox", request.sandbox).map_err(to_invalid_status)?;
+        let wanted: NetnsRef = required("netns", request.netns).map_err(to_invalid_status)?;
+        let expected =
+            addresses_from(&request.addresses, "addresses").map_err(to_invalid_status)?;
         let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
         let sysctls = self.writer.sysctls.clone();
         let claimed = blocking(move || {
@@ -162,13 +165,13 @@ impl NetconfigService for Handler {
             let claim = claims.claim(&sandbox, validated)?;
             let (netns, path) = (claim.netns.id(), claim.netns.path().display());
             tracing::info!(%sandbox, %netns, %path, "Claimed");
-            // A change waits for the state to be read.
+            // The lock makes a change wait until the state is read.
             let lock = Arc::clone(&claim.change_lock).try_lock_owned();
             Ok::<_, ClaimError>((claim, addresses, visit, lock))
         });
         let (claim, addresses, visit, lock) = self.recheck.observe(claimed.await)?;
         if let Ok(lock) = lock {
-            // Not before the answer: the caller has ztunnel open its listeners meanwhile.
+            // The read starts only after the answer, because the caller meanwhile has ztunnel open its listeners.
             let (reader, claim) = (self.reader.clone(), Arc::clone(&claim));
             drop(tokio::task::spawn_blocking(move || {
                 reader.read_visited(&claim, visit);
@@ -187,7 +190,8 @@ impl NetconfigService for Handler {
         request: Request<ReleaseNetnsRequest>,
     ) -> Answer<ReleaseNetnsResponse> {
         let request = request.into_inner();
-        let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
+        let sandbox: SandboxRef =
+            required("sandbox", request.sandbox).map_err(to_invalid_status)?;
         let (claims, probe_set) = (Arc::clone(&self.claims), Arc::clone(&self.probe_set));
         let released = detached(async move {
             let released = release(&claims, &sandbox).await;
@@ -215,7 +219,7 @@ impl NetconfigService for Handler {
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
-        let probed = probe_addresses::parse(&request.probe_addresses).map_err(invalid)?;
+        let probed = probe_addresses::parse(&request.probe_addresses).map_err(to_invalid_status)?;
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
         let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
@@ -418,7 +422,7 @@ fn change_of((applied, seen): &(Applied, Observation)) -> Change {
     }
 }
 
-/// Waits for a change in progress.
+/// Releases a claim after waiting for a change in progress.
 async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
     let Some(claim) = claims.find(sandbox) else {
         return false;

@@ -1,9 +1,9 @@
-//! Sysctls of a pod's netns, at a cost that does not grow with the number of pods.
+//! Reads and writes sysctls of a pod's netns, at a cost that does not grow with the number of pods.
 //!
-//! Every netns has its own `/proc/sys/net/ipv4`. The kernel keeps a dentry for each that was looked up while the
-//! netns lives, and all hash to one name (`proc_sys_compare` in fs/proc/proc_sysctl.c): the first lookup for another
-//! netns compares them all. A procfs mount starts without dentries (since Linux 5.8), so lookups use private mounts,
-//! each for a few netns.
+//! Every netns has its own `/proc/sys/net/ipv4`. While a netns lives, the kernel keeps a dentry for each looked-up
+//! file, and the dentries of all netns hash to one name (`proc_sys_compare` in fs/proc/proc_sysctl.c), so the first
+//! lookup for another netns compares all dentries. A procfs mount starts without dentries (since Linux 5.8).
+//! Lookups therefore use private mounts, each for a few netns.
 
 use std::{
     fs::File,
@@ -21,34 +21,35 @@ use nix::{
 };
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-/// A closing listener hands its accept queue to another listener of the port. A handover between ztunnels needs this:
-/// 88 of 200 connections were reset without it (services/docs/facts/kernel.md, 6). Since Linux 5.14.
+/// The sysctl by which a closing listener hands its accept queue to another listener of the port. A handover
+/// between ztunnels needs the sysctl: 88 of 200 connections were reset without it (services/docs/facts/kernel.md,
+/// 6). Exists since Linux 5.14.
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 
 pub(crate) const TCP_MIGRATE_REQ_NAME: &str = "net.ipv4.tcp_migrate_req";
 
-/// `lo` is the interface that matters to redirection.
+/// The sysctl for `lo`, which is the interface that matters to redirection.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 
-/// Exists in every netns. Its owner is root of the owning user namespace.
+/// A file that exists in every netns and is owned by root of the owning user namespace.
 const OWNERSHIP_PROBE_PATH: &str = "sys/net/ipv4/ip_forward";
 
-/// Netns per mount. Creating and unmounting takes 20 to 30 us; each netns looked up makes the first lookup for
-/// another 0.1 to 0.3 us longer per sysctl (measured, Linux 6.18).
+/// The number of netns per mount. Creating and unmounting takes 20 to 30 us; each looked-up netns makes the first
+/// lookup for another netns 0.1 to 0.3 us longer per sysctl (measured, Linux 6.18).
 const MAX_USES: u32 = 32;
 
 #[derive(Clone, Debug, Default)]
 pub struct Sysctls(Arc<Mutex<Recycled<OwnedFd>>>);
 
 impl Sysctls {
-    /// The calling thread need not be in it yet.
+    /// Returns access to the sysctls of a netns, which the calling thread may enter later.
     pub(crate) fn open_for_netns(&self) -> io::Result<NetnsSysctls> {
         let mut recycled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recycled.get(procfs).map(NetnsSysctls)
     }
 }
 
-/// A value replaced after a number of uses. Users of the previous one keep it alive.
+/// A value replaced after a number of uses. Users of the previous value keep that value alive.
 #[derive(Debug)]
 struct Recycled<T> {
     current: Option<Arc<T>>,
@@ -77,7 +78,7 @@ impl<T> Recycled<T> {
     }
 }
 
-/// Opens a private mount, or `/proc` if mounting is not permitted: only the cost grows.
+/// Opens a private mount, or `/proc` if mounting is not permitted, which only raises the cost.
 fn procfs() -> io::Result<OwnedFd> {
     mount().or_else(|error| {
         tracing::debug!(%error, "Cannot mount a procfs; using /proc");
@@ -85,9 +86,9 @@ fn procfs() -> io::Result<OwnedFd> {
     })
 }
 
-/// Mounts it attached nowhere, unmounted on close. Its processes are of the caller's pid namespace. Its `sys/net` is
-/// of the accessing thread's netns (`net_ctl_header_lookup` in net/sysctl_net.c), and writable even where a
-/// container's `/proc/sys` is not.
+/// Mounts a procfs attached nowhere, which is unmounted on close. The mount shows processes of the caller's pid
+/// namespace. Its `sys/net` belongs to the accessing thread's netns (`net_ctl_header_lookup` in net/sysctl_net.c),
+/// and is writable even where a container's `/proc/sys` is not.
 fn mount() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
@@ -98,11 +99,11 @@ fn mount() -> io::Result<OwnedFd> {
     Ok(mounted)
 }
 
-/// The sysctl `net.ipv4.tcp_migrate_req` of the netns in which it was opened, wherever it is used: the file belongs to
-/// the netns of its lookup (`proc_sys_call_handler` in fs/proc/proc_sysctl.c).
+/// The sysctl `net.ipv4.tcp_migrate_req` of the netns in which the file was opened, even when used from another
+/// netns: the file belongs to the netns of its lookup (`proc_sys_call_handler` in fs/proc/proc_sysctl.c).
 #[derive(Debug)]
 pub(crate) struct MigrateReq {
-    /// Or why it may only be read.
+    /// The file opened for writing, or the reason why the sysctl may only be read.
     file: io::Result<File>,
     pub(crate) is_on: bool,
 }
@@ -117,12 +118,12 @@ impl MigrateReq {
     }
 }
 
-/// Sysctls of the calling thread's netns at the time of access.
+/// Sysctls of the netns in which the calling thread is at the time of access.
 #[derive(Debug)]
 pub(crate) struct NetnsSysctls(Arc<OwnedFd>);
 
 impl NetnsSysctls {
-    /// Returns `None` if the kernel does not have it. One that must not be written can still be read.
+    /// Returns the sysctl, even if writing is not permitted, and `None` if the kernel lacks the sysctl.
     pub(crate) fn migrates(&self) -> io::Result<Option<MigrateReq>> {
         let file = self.open(TCP_MIGRATE_REQ, OFlag::O_RDWR);
         let mut text = [0; 1];
@@ -139,7 +140,8 @@ impl NetnsSysctls {
         }))
     }
 
-    /// Returns `false` if the file is missing. If it is unreadable, IPv6 is assumed, and applying rules will show.
+    /// Returns whether the netns has IPv6, and `false` if the file is missing. For an unreadable file, IPv6 is
+    /// assumed, and applying rules will show a mistake.
     pub(crate) fn has_ipv6(&self) -> bool {
         match self.read(DISABLE_IPV6) {
             Ok(text) => text.trim() != "1",
@@ -147,8 +149,8 @@ impl NetnsSysctls {
         }
     }
 
-    /// Returns the uid, as this process sees it, of root in the owning user namespace, which owns the
-    /// sysctls (`net_ctl_set_ownership` in net/sysctl_net.c).
+    /// Returns the uid, as numbered in netconfig's user namespace, of root in the owning user namespace, which owns
+    /// the sysctls (`net_ctl_set_ownership` in net/sysctl_net.c).
     pub(crate) fn root(&self) -> io::Result<u32> {
         let owned = self.open(OWNERSHIP_PROBE_PATH, OFlag::O_RDONLY)?;
         Ok(owned.metadata()?.uid())
@@ -176,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs in a netns that ends with the thread. Needs root.
+    /// Runs a test in a netns that ends with the thread. Needs root.
     fn in_a_new_netns(test: impl FnOnce() + Send) {
         let run = move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("this test makes a netns: run it as root");

@@ -1,5 +1,5 @@
-//! Records that inpod has left this node: this boot's files are removed when the process stops, unless a
-//! pod is redirected before.
+//! Records that inpod has left the node: netconfig then removes the files of the current boot when the process
+//! stops, unless a pod is redirected before.
 
 use inpod_service::{Daemon, UninstallMode, uninstall::Marker};
 

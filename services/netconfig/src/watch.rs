@@ -1,4 +1,4 @@
-//! WatchDrift: the state of every claimed netns, then changes.
+//! Serves WatchDrift, a stream of the state of every claimed netns, followed by changes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,7 +20,8 @@ use crate::{
     notifications::Reader,
 };
 
-/// One netns that is being changed for long must not delay the states of others.
+/// Limits concurrent reads, of which several are necessary because a long change of one netns must not delay the
+/// states of others.
 const MAX_CONCURRENT_READS: usize = 8;
 
 type Item = Result<WatchDriftResponse, Status>;
@@ -53,12 +54,12 @@ struct Watcher {
     states: BoxStream<'static, Option<Arc<State>>>,
     is_complete: bool,
     events: Receiver<Event>,
-    /// Revisions received initially. Older events may still be in `events`.
+    /// Revisions of the states sent initially, than which events in `events` may still be older.
     known: BTreeMap<SandboxRef, u64>,
 }
 
 impl Watcher {
-    /// Changes are sent as they come, also before the last state.
+    /// Returns the next item, which may be a change even before the last of the initial states.
     async fn next(&mut self) -> Option<Item> {
         loop {
             tokio::select! {
@@ -68,7 +69,7 @@ impl Watcher {
                         self.known.insert(state.sandbox.clone(), state.revision);
                         return Some(Ok(describe_state(&state)));
                     }
-                    // The claim has ended: `events` has its end.
+                    // The claim has ended, and `events` contains its end.
                     Some(None) => {}
                     None => {
                         self.is_complete = true;

@@ -15,9 +15,9 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     pub tag: Option<Tag>,
-    /// Whether tables, routes and sysctl are exactly those belonging to the tag's fingerprint.
+    /// True if tables, routes and sysctl are exactly those belonging to the tag's fingerprint.
     pub intact: bool,
-    /// Whether nf_tables hold tables of inpod or rules of Istio.
+    /// True if nf_tables hold tables of inpod or rules of Istio.
     pub has_rules: bool,
     /// Users whose sockets the rules treat as the sidecar proxy's.
     pub proxies: Proxies,

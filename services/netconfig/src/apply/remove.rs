@@ -14,10 +14,10 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// New connections go direct while captured connections continue. A sidecar's redirection is removed
+    /// New connections go direct while captured connections continue; a sidecar's redirection is removed
     /// completely.
     Drain,
-    /// Everything written by inpod is removed.
+    /// The redirection is removed with everything else that inpod wrote.
     Final,
 }
 
@@ -68,7 +68,8 @@ fn drain(
         .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
 }
 
-/// Removes tables, ip rules, then routes, because no ip rule may refer to an empty table. Goes on after a failure.
+/// Removes tables, ip rules, then routes, because no ip rule may refer to an empty table, and goes on after a
+/// failure.
 fn remove_all(session: &mut NetnsSession<'_>, seen: &State) -> Result<(), RemoveError> {
     let mut failures = Vec::new();
     let mut record = |result: Result<(), KernelError>| {
@@ -111,7 +112,7 @@ fn delete_tables(session: &mut NetnsSession<'_>) -> Result<(), KernelError> {
         let seen = nftables.read()?;
         let change = Change {
             delete: seen.ids(),
-            leftovers: seen.leftovers.of(Author::is_replaced_by_all),
+            leftovers: seen.leftovers.select(Author::is_replaced_by_all),
             ..Change::default()
         };
         if change.is_empty() {

@@ -14,7 +14,7 @@ pub(super) struct Undo {
     pub(super) migration_enabled: bool,
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
-    /// Whether rules may be gone that inpod cannot write again.
+    /// True if rules may be gone that inpod cannot write again.
     pub(super) leftovers_deleted: bool,
 }
 

@@ -57,7 +57,7 @@ impl PathWatcher {
         Ok(())
     }
 
-    /// Waits for the next event. Cancel safe.
+    /// Waits for the next event, and is cancel safe.
     pub(super) async fn next(&mut self) -> io::Result<PathEvent> {
         match self.events.next().await {
             Some(event) => Ok(self.path_event(&event?)),

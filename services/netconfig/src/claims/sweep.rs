@@ -1,5 +1,5 @@
 //! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, with the host side of its
-//! veth (services/docs/facts/kernel.md, 7). inotify reports a removed path at once. A periodic sweep finds the
+//! veth (services/docs/facts/kernel.md, 7). inotify reports a removed path at once, and a periodic sweep finds the
 //! remaining cases, such as a process ending later; only some sweeps check all claims.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -15,7 +15,7 @@ use super::{
     path_watcher::{PathEvent, PathWatcher},
 };
 
-/// Checks all claims in every twelfth sweep only, because each check is a system call.
+/// The number of sweeps per check of all claims, which is rare because each check is a system call.
 const SWEEPS_PER_FULL_SWEEP: u32 = 12;
 
 pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
@@ -76,8 +76,8 @@ fn sweep(claims: &Claims, claims_to_check: &[Arc<Claim>]) {
     }
 }
 
-/// Releases a claim whose netns is gone. Looks the claim up again, because another call may have confirmed the
-/// claim at another path meanwhile.
+/// Releases a claim whose netns is gone, after another lookup, because a call may have confirmed the claim at
+/// another path meanwhile.
 fn release_if_gone(claims: &Claims, claim: &Claim) {
     let found = claims.find(&claim.sandbox);
     let Some(claim) = found.filter(|found| found.netns.same_as(&claim.netns)) else {

@@ -4,14 +4,14 @@ use inpod_linux::Netns;
 
 use crate::{inspect::InspectError, routes::Routes};
 
-/// Returns unicast addresses, except loopback and link-local ones.
+/// Returns the unicast addresses of a netns, except loopback and link-local addresses.
 pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let mut addresses = all_addresses(netns)?;
     addresses.retain(is_global);
     Ok(addresses)
 }
 
-/// Returns them sorted, without duplicates.
+/// Returns all addresses of a netns, sorted and without duplicates.
 pub(crate) fn all_addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
     let routes = netns.within(Routes::open)?;
     let mut routes = routes.map_err(|source| InspectError::Read {

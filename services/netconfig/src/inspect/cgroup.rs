@@ -1,5 +1,5 @@
-/// The id has to stand alone between the runtime's prefixes and
-/// suffixes (`cri-containerd-<id>.scope`, `crio-<id>`, `/<id>`).
+/// Returns whether the cgroup path names the container. The id has to stand alone between the runtime's prefixes
+/// and suffixes (`cri-containerd-<id>.scope`, `crio-<id>`, `/<id>`).
 pub(super) fn names(cgroup: &str, container_id: &str) -> bool {
     if container_id.is_empty() {
         return false;

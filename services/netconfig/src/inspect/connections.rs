@@ -1,4 +1,4 @@
-//! A netns's connections, by their endpoints.
+//! The connections of a netns, identified by their endpoints.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -29,7 +29,7 @@ impl Connections {
         Self(&self.0 & &others.0)
     }
 
-    /// Searches in either direction.
+    /// Returns whether a connection has the two endpoints, in either direction.
     pub(crate) fn has(&self, one: SocketAddr, other: SocketAddr) -> bool {
         self.0.contains(&(one, other)) || self.0.contains(&(other, one))
     }
@@ -51,7 +51,7 @@ pub(crate) fn proxied(netns: &Netns, proxies: &Proxies) -> Result<Connections, I
     Ok(Connections::of(proxied))
 }
 
-/// Returns only established ones without sock_diag.
+/// Returns connections in any open state; without sock_diag, only established connections.
 fn open_connections(netns: &Netns) -> Result<Vec<Socket>, InspectError> {
     or_without_sock_diag(diag::connections(netns), || {
         let sockets = read_tables(netns)?.into_iter();

@@ -1,4 +1,5 @@
-//! Reads sockets by sock_diag(7), in a third of the time of `/proc/net/tcp`: the kernel returns only those asked for.
+//! Reads sockets by sock_diag(7), which takes a third of the time of `/proc/net/tcp` because the kernel returns
+//! only the requested sockets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -22,22 +23,23 @@ const FAMILIES: [u8; 2] = [AF_INET, 10];
 const AF_INET: u8 = 2;
 pub(super) const TCP: u8 = 6; // IPPROTO_TCP
 pub(super) const UDP: u8 = 17; // IPPROTO_UDP
-/// TCP_ESTABLISHED (linux/tcp_states.h); for UDP: connected.
+/// TCP_ESTABLISHED (linux/tcp_states.h); for UDP, the state of connected sockets.
 pub(super) const ESTABLISHED: u8 = 1;
-/// TCP_CLOSE; for UDP: not connected.
+/// TCP_CLOSE; for UDP, the state of sockets without a peer.
 pub(super) const CLOSE: u8 = 7;
 pub(super) const LISTEN: u8 = 10; // TCP_LISTEN
 
-/// From the first to the last packet: all but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN.
+/// The states from the first to the last packet, which are all but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN.
 const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
 
 /// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h, since Linux 5.10.
 const OPTIONS: u16 = 22;
-/// Bits of its first byte.
+/// Bits of the first byte of struct inet_diag_sockopt.
 const FREEBIND: u8 = bit_field(2);
 const TRANSPARENT: u8 = bit_field(5);
 
-/// Counts from the lowest bit on little-endian machines, from the highest on others.
+/// Returns the mask of a bit field, which counts from the lowest bit on little-endian machines and from the highest
+/// on others.
 const fn bit_field(number: u8) -> u8 {
     if cfg!(target_endian = "little") {
         1 << number
@@ -46,23 +48,24 @@ const fn bit_field(number: u8) -> u8 {
     }
 }
 
-/// Returns listening and established sockets of both families.
+/// Returns the listening and established sockets of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &[ESTABLISHED, LISTEN], tcp_socket)
 }
 
-/// Sockets with both endpoints, in any state between first and last packet.
+/// Returns sockets with both endpoints, in any state between first and last packet.
 pub(super) fn connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &OPEN_STATES, tcp_socket)
 }
 
-/// Returns whether sock_diag or its module for the protocol is missing: not built, or no longer loadable.
+/// Returns whether sock_diag or its module for the protocol is missing, because the kernel was built without the
+/// module or can no longer load modules.
 pub(super) fn is_missing(error: &InspectError) -> bool {
     let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
     matches!(error, InspectError::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
 }
 
-/// Returns sockets of both families if the kernel has IPv6.
+/// Returns the sockets in the given states, of both families if the kernel has IPv6.
 pub(super) fn dump<T>(
     netns: &Netns,
     protocol: u8,
@@ -116,7 +119,8 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
             LISTEN => tcp::State::Listening,
             _ => tcp::State::Other,
         },
-        // Added unasked, but only for callers with CAP_NET_ADMIN (inet_diag_msg_attrs_fill in net/ipv4/inet_diag.c).
+        // The kernel adds the mark unasked, but only for callers with CAP_NET_ADMIN (inet_diag_msg_attrs_fill in
+        // net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
         user: Some(message.uid),
         is_transparent: is_transparent(attributes),
@@ -163,11 +167,11 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn what_is_transparent_takes_what_is_for_others_unless_it_may_bind_to_any_address() {
         for (options, wanted) in [
-            // Accepted, on Linux 6.18: is_icsk, mc_loop, transparent, mc_all.
+            // The byte of an accepted socket on Linux 6.18 has is_icsk, mc_loop, transparent and mc_all set.
             (&[0b0111_0010, 0][..], true),
             (&[0b0111_0110, 0], false),
             (&[0b0101_0010, 0], false),
-            // Later kernels may send more bytes, and old ones none.
+            // Later kernels may send more bytes, and old kernels send none.
             (&[0b0010_0000, 0, 0, 0], true),
             (&[], false),
         ] {

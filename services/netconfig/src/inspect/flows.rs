@@ -1,4 +1,4 @@
-//! Distinguishes connections of ztunnel or a sidecar from those that bypass it.
+//! Distinguishes connections of ztunnel or a sidecar from connections bypassing the proxy.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -11,10 +11,10 @@ use crate::{
     rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// ztunnel's for outbound connections. Such a socket's remote address is the application's.
+/// ztunnel's ports for outbound connections, on which the remote address of a socket is the application's.
 const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
 
-/// Counts sockets on ztunnel's ports, and those accepted by TPROXY, which keep the port that the client addressed.
+/// Counts sockets on ztunnel's ports, and sockets accepted by TPROXY, which keep the port addressed by the client.
 pub(super) fn captured(sockets: &[Socket]) -> u32 {
     let ends = ends_of(sockets);
     count(established(sockets).filter(|socket| {
@@ -22,9 +22,9 @@ pub(super) fn captured(sockets: &[Socket]) -> u32 {
     }))
 }
 
-/// Counts connections that bypass ztunnel or a sidecar. Excluded: ztunnel's own (by port or mark), a sidecar's (by
-/// user), those with both ends in the pod, as ztunnel's to the application from a client's address, and the
-/// application's end of those redirected to ztunnel.
+/// Counts connections that bypass ztunnel or a sidecar. Excluded are ztunnel's own (by port or mark), a sidecar's
+/// (by user), connections with both ends in the pod, such as ztunnel's to the application from a client's address,
+/// and the application's end of connections redirected to ztunnel.
 pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     let ends = ends_of(sockets);
     let captured_outbound: BTreeSet<_> = established(sockets)
@@ -41,13 +41,14 @@ pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     }))
 }
 
-/// Returns whether it may leave the netns without ztunnel or a sidecar, judging by its local socket.
+/// Returns whether the connection may leave the netns without ztunnel or a sidecar, judging by the local socket
+/// alone.
 pub(super) fn bypasses_proxy(socket: &Socket, proxies: &Proxies) -> bool {
     !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.is_transparent
 }
 
-/// Returns whether it is ztunnel's or a sidecar's proxy's, by properties that no application can set. Excludes
-/// translated connections; conntrack identifies those.
+/// Returns whether the socket belongs to ztunnel or a sidecar's proxy, judging by properties that no application
+/// can set. Excludes translated connections, which conntrack identifies.
 pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
     is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
@@ -74,19 +75,22 @@ fn is_between(socket: &Socket, ends: &Ends) -> bool {
     ends.contains(&(socket.remote, socket.local))
 }
 
-/// Excludes a proxy's transparent connections to the application without IP_FREEBIND: both their ends are here.
+/// Returns whether TPROXY delivered the connection. Excludes a proxy's transparent connections to the application
+/// without IP_FREEBIND, because both ends of such a connection are in the netns.
 fn is_captured_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
     socket.is_transparent && !is_loopback(socket) && !is_between(socket, ends)
 }
 
-/// Includes the source of a sidecar's calls to the application: the IPv6 one is not a loopback address.
+/// Returns whether an end is a loopback address. Includes the source of a sidecar's calls to the application, whose
+/// IPv6 address is not a loopback address.
 fn is_loopback(socket: &Socket) -> bool {
     [socket.local, socket.remote]
         .iter()
         .any(|end| end.ip().is_loopback() || end.ip() == PASSTHROUGH_V6)
 }
 
-/// Without marks from the kernel, ztunnel's own outbound connections are not recognised.
+/// Returns whether the socket is ztunnel's. Without marks from the kernel, ztunnel's own outbound connections are
+/// not recognised.
 fn is_ztunnels(socket: &Socket) -> bool {
     let port = socket.local.port();
     ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
@@ -184,7 +188,7 @@ mod tests {
         for ends in [("127.0.0.1:1", "127.0.0.9:2"), ("[::1]:1", "[::1]:2")] {
             assert_eq!(direct(&[socket(ends.0, ends.1)]), 0);
         }
-        // One loopback end is enough.
+        // One loopback end is enough to exclude a connection.
         assert_eq!(direct(&[socket("127.0.0.1:1", SERVER)]), 0);
     }
 
@@ -195,7 +199,7 @@ mod tests {
             assert_eq!((direct(&sockets), captured(&sockets)), (0, 1), "{port}");
         }
         assert_eq!(direct(&[socket(&at(15053), CLIENT)]), 0);
-        // Another host's port.
+        // The port of ztunnel belongs to another host.
         assert_eq!(direct(&[socket(&at(51000), "10.9.0.3:15008")]), 1);
     }
 
@@ -240,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_connection_of_which_both_ends_are_here_is_not_direct() {
-        // ztunnel from a client's address, and the pod calling itself.
+        // One connection is ztunnel's from a client's address, the other is the pod calling itself.
         let sockets = [
             socket(CLIENT, &at(8080)),
             socket(&at(8080), CLIENT),
@@ -259,7 +263,7 @@ mod tests {
             assert_eq!(direct(&[application, ztunnel]), 0, "{port}");
             assert_eq!(direct(&[application]), 1, "{port}");
         }
-        // The application's other connection stays direct.
+        // Another connection of the application stays direct.
         let ztunnel = socket("127.0.0.1:15001", &at(51000));
         assert_eq!(direct(&[socket(&at(51001), SERVER), ztunnel]), 1);
     }

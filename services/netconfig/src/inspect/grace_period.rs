@@ -1,4 +1,4 @@
-//! Gives existing connections time to close before they are cut.
+//! Gives existing connections time to close before new rules cut them.
 
 use std::{
     thread,
@@ -13,15 +13,15 @@ use super::{
 };
 use crate::inspect::InspectError;
 
-/// For existing connections when a pod is enrolled.
+/// The time that existing connections have to close when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Doubled with each check, up to [`MAX_POLL_INTERVAL`].
+/// The interval doubles with each check, up to [`MAX_POLL_INTERVAL`].
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(64);
 
-/// Waits, at most [`GRACE_PERIOD`], until current connections that bypass ztunnel or a sidecar close. Ignores new
-/// ones.
+/// Waits, at most [`GRACE_PERIOD`], until current connections bypassing ztunnel or a sidecar close, and ignores new
+/// connections.
 #[derive(Debug)]
 pub(crate) struct GracePeriod<'a> {
     netns: &'a Netns,
@@ -42,7 +42,8 @@ impl<'a> GracePeriod<'a> {
         }
     }
 
-    /// Waits for a moment. Returns whether the period goes on: the whole of it if connections cannot be listed.
+    /// Waits for one poll interval and returns whether the period goes on, which lasts its whole time if
+    /// connections cannot be listed.
     pub(crate) fn goes_on(&mut self) -> bool {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         let is_over = matches!(&self.left, Ok(left) if left.is_empty());
@@ -60,7 +61,7 @@ impl<'a> GracePeriod<'a> {
         true
     }
 
-    /// Returns those still open; none if they cannot be listed.
+    /// Returns the connections still open, and none if connections cannot be listed.
     pub(crate) fn unclosed(self) -> Connections {
         match self.left {
             Ok(left) => {

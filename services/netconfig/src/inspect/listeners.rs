@@ -17,13 +17,13 @@ const ONLY_IPV6: u16 = 11;
 pub struct Listener {
     pub protocol: Protocol,
     pub port: u16,
-    /// Unspecified for all addresses.
+    /// The local address; the unspecified address stands for all addresses.
     pub address: IpAddr,
-    /// IPv6, but accepts IPv4, too.
+    /// True if an IPv6 socket accepts IPv4 as well.
     pub dual_stack: bool,
-    /// Numbered as in this process's user namespace.
+    /// The user id, as numbered in netconfig's user namespace.
     pub uid: u32,
-    /// Interface that it is bound to, if any.
+    /// The interface to which the socket is bound, if any.
     pub interface_index: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ pub enum Protocol {
 ///
 /// # Errors
 ///
-/// When the kernel lacks sock_diag or its modules for TCP and UDP.
+/// Fails if the kernel lacks sock_diag or its modules for TCP and UDP.
 pub fn listeners(netns: &Netns) -> Result<Vec<Listener>, InspectError> {
     let of = |protocol| {
         move |message: &Msg, attributes: &IterableReplyAttrs<'_>| {
@@ -57,7 +57,7 @@ fn listener(protocol: Protocol, message: &Msg, attributes: &[u8]) -> Listener {
         protocol,
         port: local.port(),
         address: local.ip(),
-        // Bound to an IPv4 address, it accepts only IPv4.
+        // A socket bound to an IPv4 address accepts only IPv4.
         dual_stack: takes_both && local.is_ipv6(),
         uid: message.uid,
         interface_index: Some(message.sockid.r#if).filter(|index| *index != 0),

@@ -15,17 +15,17 @@ pub(crate) const PROC: &str = "/proc";
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// Clock ticks since boot (proc(5), field 22 of stat). Unique together with the pid.
+    /// Clock ticks since boot (proc(5), field 22 of stat). The start time is unique together with the pid.
     pub start_time: u64,
-    /// In netconfig's pid namespace.
+    /// The pid in netconfig's pid namespace.
     pub pid: u32,
     pub command: String,
-    /// The process's cgroup names the container.
+    /// True if the process's cgroup names the sandbox's container.
     pub sandbox_own: bool,
 }
 
-/// Returns processes, oldest first. `container_id` identifies the sandbox's own. Omits those that end meanwhile or
-/// may not be inspected.
+/// Returns the processes in a netns, oldest first. `container_id` identifies the sandbox's own processes. Omits
+/// processes that end meanwhile or may not be inspected.
 pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Process>, InspectError> {
     let directories =
         process_directories(Path::new(PROC)).map_err(|source| InspectError::Read {
@@ -43,7 +43,7 @@ pub(crate) fn has_processes(netns: &Netns) -> bool {
     any_process(|path| is_inside(netns, path))
 }
 
-/// Serves netns that cannot be opened. Returns `false` if device and inode are unknown.
+/// Returns whether processes use a netns that cannot be opened. Returns `false` if device and inode are unknown.
 pub(crate) fn has_processes_in(meant: &NetnsRef) -> bool {
     let (Some(device), Some(inode)) = (meant.device, meant.inode) else {
         return false;
@@ -56,13 +56,14 @@ pub(crate) fn has_processes_in(meant: &NetnsRef) -> bool {
     })
 }
 
-/// Compares cookies, since inodes are reused at once. An unreadable cookie counts as the expected one.
+/// Compares cookies, since inodes are reused at once. An unreadable cookie counts as the expected cookie.
 fn cookie_may_match(meant: &NetnsRef, path: &Path) -> bool {
     meant.cookie.is_none()
         || Netns::open(path, &["/proc".into()]).map_or(true, |netns| meant.agrees_with(&netns.id()))
 }
 
-/// Returns `true` if processes cannot be listed: nothing is released on a guess.
+/// Returns whether any process matches, and `true` if processes cannot be listed, so that nothing is released on a
+/// guess.
 fn any_process(is_it: impl Fn(&Path) -> bool) -> bool {
     process_directories(Path::new(PROC))
         .map_or(true, |mut found| found.any(|(_, path)| is_it(&path)))
@@ -72,14 +73,14 @@ fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
 }
 
-/// Scans since the start: the most expensive part of inspections.
+/// The number of scans since the start, which are the most expensive part of inspections.
 static PROC_SCANS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn proc_scans() -> u64 {
     PROC_SCANS.load(Ordering::Relaxed)
 }
 
-/// Processes in procfs with their directories.
+/// Lists the processes in procfs with their directories.
 pub(crate) fn process_directories(
     proc: &Path,
 ) -> io::Result<impl Iterator<Item = (u32, PathBuf)> + use<>> {
@@ -91,7 +92,7 @@ pub(crate) fn process_directories(
     }))
 }
 
-/// Returns `None` if it has ended.
+/// Reads a process, and returns `None` if the process has ended.
 pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) -> Option<Process> {
     let stat = fs::read_to_string(path.join("stat")).ok()?;
     let (start_time, command) = parse_stat(&stat)?;
@@ -104,12 +105,12 @@ pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) ->
     })
 }
 
-/// Returns start time and command of stat (proc(5)). The command is in parentheses and may contain some, so the
-/// last closing one counts.
+/// Returns start time and command of stat (proc(5)). The command is in parentheses and may contain parentheses, so
+/// the last closing parenthesis counts.
 pub(crate) fn parse_stat(stat: &str) -> Option<(u64, &str)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_pid, command) = before.split_once('(')?;
-    // The first after the command is field 3.
+    // The first field after the command is field 3.
     let start_time = after.split_ascii_whitespace().nth(22 - 3)?;
     Some((start_time.parse().ok()?, command))
 }

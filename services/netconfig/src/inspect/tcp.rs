@@ -1,20 +1,21 @@
-//! Parses `/proc/net/tcp` and `tcp6` (proc_net(5)), for kernels without sock_diag: a socket per line, addresses
-//! and ports in hexadecimal.
+//! Parses `/proc/net/tcp` and `tcp6` (proc_net(5)), for kernels without sock_diag. Each line is a socket, with
+//! addresses and ports in hexadecimal.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Socket {
-    /// IPv4-mapped addresses are converted to IPv4.
+    /// The local endpoint, in which IPv4-mapped addresses are converted to IPv4.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) state: State,
-    /// `None` if not reported.
+    /// The socket's mark; `None` if the kernel did not report a mark.
     pub(super) mark: Option<u32>,
-    /// `None` if not reported. Numbered as this process sees it.
+    /// The user id as numbered in netconfig's user namespace; `None` if not reported.
     pub(super) user: Option<u32>,
-    /// Accepts connections to foreign addresses, or inherited that from its listener: IP_TRANSPARENT without
-    /// IP_FREEBIND (ip(7)), which a socket has that connects from a foreign address. `false` if not reported.
+    /// True if the socket accepts connections to foreign addresses, or its listener did: IP_TRANSPARENT without
+    /// IP_FREEBIND (ip(7)), since a socket connecting from a foreign address has IP_FREEBIND. `false` if not
+    /// reported.
     pub(super) is_transparent: bool,
 }
 
@@ -26,7 +27,7 @@ pub(super) enum State {
     Other,
 }
 
-/// Skips the heading, which does not parse.
+/// Parses all sockets of a table, and skips the heading, which does not parse.
 pub(super) fn parse(table: &str) -> impl Iterator<Item = Socket> {
     table.lines().filter_map(parse_line)
 }
@@ -60,7 +61,7 @@ fn end(text: &str) -> Option<SocketAddr> {
     ))
 }
 
-/// Each group of 32 bits is a native number.
+/// Parses an address in which each group of 32 bits is a number in native byte order.
 fn address(text: &str) -> Option<IpAddr> {
     let words = text.as_bytes().chunks(8).map(|digits| {
         let digits = std::str::from_utf8(digits).ok()?;

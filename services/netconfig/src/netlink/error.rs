@@ -1,6 +1,6 @@
 use std::{fmt, io};
 
-/// A refusal by the kernel, or a missing answer.
+/// A refusal by the kernel, or the lack of an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {act}{}", KernelMessage(.message.as_deref()))]
 pub struct KernelError {
@@ -19,7 +19,7 @@ impl fmt::Display for KernelMessage<'_> {
 }
 
 impl KernelError {
-    /// Creates the text "cannot `act`".
+    /// Creates an error with the text "cannot `act`".
     pub(crate) fn new(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self {
             act: act.into(),
@@ -41,7 +41,7 @@ impl KernelError {
         self.source.raw_os_error() == io::Error::from(errno).raw_os_error()
     }
 
-    /// Returns whether a concurrent change was the cause: a retry makes sense.
+    /// Returns whether a concurrent change was the cause, so that a retry makes sense.
     pub(crate) fn is_race(&self) -> bool {
         self.is(nix::Error::ERESTART) || self.is(nix::Error::EINTR)
     }

@@ -1,4 +1,4 @@
-//! The message header (linux/netlink.h): length, type, flags, sequence number, port.
+//! Encodes and decodes the message header (linux/netlink.h): length, type, flags, sequence number, port.
 
 use std::io;
 
@@ -9,27 +9,27 @@ use netlink_bindings::{
 
 use super::KernelError;
 
-/// NLMSG_ERROR; an acknowledgement if its number is 0.
+/// NLMSG_ERROR, which is an acknowledgement if the error number is 0.
 const ERROR: u16 = 2;
-/// NLMSG_DONE: the end of a dump.
+/// NLMSG_DONE, the end of a dump.
 const DONE: u16 = 3;
 
 const REQUEST: u16 = 0x1; // NLM_F_REQUEST
 const ACK: u16 = 0x4; // NLM_F_ACK
-/// NLM_F_DUMP_INTR: the objects changed during the dump.
+/// NLM_F_DUMP_INTR, which means that the objects changed during the dump.
 const INTERRUPTED: u16 = 0x10;
 pub(super) const DUMP: u16 = 0x300; // NLM_F_DUMP
-/// NLM_F_ACK_TLVS: attributes follow the error.
+/// NLM_F_ACK_TLVS, which means that attributes follow the error.
 const ACK_ATTRIBUTES: u16 = 0x200;
 
-/// NLMSGERR_ATTR_MSG: the kernel's message.
+/// NLMSGERR_ATTR_MSG, the kernel's message.
 const ERROR_TEXT: u16 = 1;
 
 const FLAGS: std::ops::Range<usize> = 6..8;
 
 const HEADER_BYTES: usize = 16;
 
-/// A batch of messages, one of which is acknowledged.
+/// A batch of messages, of which the kernel acknowledges one.
 #[derive(Debug)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
@@ -40,7 +40,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Numbers messages from `sequence + 1`.
+    /// Creates a batch that numbers messages from `sequence + 1`.
     pub(super) fn after(sequence: u32) -> Self {
         Self {
             bytes: Vec::new(),
@@ -67,7 +67,7 @@ impl Batch {
     pub(super) fn push_with<R: NetlinkRequest>(&mut self, request: &R, flags: u16) {
         let kind = match request.protocol() {
             Protocol::Raw { request_type, .. } => request_type,
-            // Its family's id would have to be resolved; inpod does not use it.
+            // inpod uses no generic netlink, whose family ids would have to be resolved.
             Protocol::Generic(_) => 0,
         };
         self.last = self.last.wrapping_add(1);
@@ -100,8 +100,9 @@ impl Batch {
         self.acknowledged == Some(sequence)
     }
 
-    /// Returns whether the error ends the transaction: it is about the acknowledged message, or about the whole
-    /// batch, with the number of its first message (nfnetlink_rcv_batch in net/netfilter/nfnetlink.c).
+    /// Returns whether an error with this number ends the transaction: the error is about the acknowledged message,
+    /// or about the whole batch, with the number of its first message (nfnetlink_rcv_batch in
+    /// net/netfilter/nfnetlink.c).
     pub(super) fn ends_with(&self, sequence: u32) -> bool {
         self.first == sequence || self.is_acknowledged_at(sequence)
     }
@@ -153,13 +154,14 @@ impl Message<'_> {
         }
     }
 
-    /// The kernel sends it negated.
+    /// Returns the error number, which the kernel sends negated.
     fn errno(&self) -> i32 {
         let bytes = self.payload.first_chunk().copied().unwrap_or_default();
         i32::from_ne_bytes(bytes).saturating_neg()
     }
 
-    /// Attributes follow the error number and the request's header; copies of requests are disabled.
+    /// Returns the kernel's message, whose attributes follow the error number and the request's header because
+    /// copies of requests are disabled.
     fn error_text(&self) -> Option<String> {
         if self.flags & ACK_ATTRIBUTES == 0 {
             return None;
@@ -171,7 +173,7 @@ impl Message<'_> {
     }
 }
 
-/// Splits the result of one read.
+/// Splits the result of one read into messages.
 pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let (message, length) = parse(bytes)?;

@@ -1,4 +1,4 @@
-//! Numbers of routes and ip rules (rtnetlink(7)), and dumps.
+//! Defines the numbers of routes and ip rules (rtnetlink(7)), and dumps both.
 
 use netlink_bindings::{
     rt_link::{self, Ifinfomsg},
@@ -7,16 +7,16 @@ use netlink_bindings::{
 
 use super::{KernelError, Socket};
 
-/// The origin of inpod's routes and ip rules: an unassigned number (rtnetlink(7), "rtm_protocol"; known ones
-/// are in /etc/iproute2/rt_protos). It distinguishes them from equal foreign ones, which inpod must not
-/// delete, also after a restart.
+/// The origin of inpod's routes and ip rules, an unassigned number (rtnetlink(7), "rtm_protocol"; known numbers are
+/// in /etc/iproute2/rt_protos). Even after a restart, the origin distinguishes inpod's items from equal foreign
+/// items, which inpod must not delete.
 pub(crate) const PROTOCOL: u8 = 105;
 
 /// RTN_UNICAST and RTN_LOCAL of linux/rtnetlink.h.
 pub(crate) const TYPE_UNICAST: u8 = 1;
 pub(crate) const TYPE_LOCAL: u8 = 2;
 
-/// RT_SCOPE_UNIVERSE of linux/rtnetlink.h: IPv6's only scope.
+/// RT_SCOPE_UNIVERSE of linux/rtnetlink.h, the only scope of IPv6.
 pub(crate) const SCOPE_UNIVERSE: u8 = 0;
 /// RT_SCOPE_LINK and RT_SCOPE_HOST of linux/rtnetlink.h.
 pub(crate) const SCOPE_LINK: u8 = 253;
@@ -27,11 +27,11 @@ pub(crate) const TO_TABLE: u8 = 1; // FR_ACT_TO_TBL of linux/fib_rules.h
 /// IFF_UP of linux/if.h.
 const UP: u32 = 1;
 
-/// To get a dump during which nothing changed.
+/// Limits the attempts to get a dump during which nothing changed.
 const ATTEMPTS: usize = 8;
 
 impl Socket {
-    /// Does nothing if the interface is up.
+    /// Sets an interface up, and does nothing if the interface is up already.
     pub(crate) fn set_up(&mut self, index: u32) -> Result<(), KernelError> {
         let header = Ifinfomsg {
             ifi_index: i32::try_from(index).unwrap_or(0),
@@ -40,10 +40,11 @@ impl Socket {
             ..Ifinfomsg::new()
         };
         let request = rt_link::Request::new().op_setlink_do(&header);
-        self.act("set an interface up", &request)
+        self.execute("set an interface up", &request)
     }
 
-    /// Repeats dumps of routes or ip rules that changed meanwhile. Empty for IPv6 on kernels without it.
+    /// Dumps routes or ip rules, and repeats dumps that changed meanwhile. Returns an empty list for IPv6 on
+    /// kernels without IPv6.
     pub(crate) fn dump_family<R: NetlinkRequest>(
         &mut self,
         act: &str,

@@ -17,7 +17,8 @@ use crate::{
 /// NFNL_SUBSYS_NFTABLES (linux/netfilter/nfnetlink.h).
 const SUBSYSTEM: u16 = 10;
 
-/// The kernel rejects it as a whole if the generation has changed or any part is refused.
+/// Applies a change in one transaction, which the kernel rejects as a whole if the generation has changed or any
+/// part is refused.
 pub(super) fn change(
     socket: &mut Socket,
     generation: u32,
@@ -38,7 +39,7 @@ pub(super) fn change(
     commit(socket, "change the tables", batch)
 }
 
-/// The kernel rejects it if the generation has changed.
+/// Begins a transaction, which the kernel rejects if the generation has changed.
 pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
     let mut batch = socket.batch();
     let mut begin = Request::new().op_batch_begin_do(&batch_header());
@@ -69,7 +70,7 @@ pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     batch.push(&request);
 }
 
-/// The sets that rules refer to must exist already.
+/// Adds the chains and rules of a table, in which the sets used by rules must exist already.
 pub(super) fn push_chains(batch: &mut Batch, table: &Table) {
     for chain in &table.chains {
         push_chain(batch, table, chain);

@@ -1,4 +1,4 @@
-//! The kernel's numbers and names.
+//! Maps rules to the kernel's numbers and names.
 
 use std::ffi::CStr;
 
@@ -6,13 +6,13 @@ use netlink_bindings::nftables::Nfgenmsg;
 
 use crate::rules::{Hook, Kind, Policy, TableFamily};
 
-/// NFPROTO_UNSPEC; in dump requests all families.
+/// NFPROTO_UNSPEC, which stands for all families in dump requests.
 const UNSPECIFIED: u8 = 0;
 const INET: u8 = 1; // NFPROTO_INET
 const IPV4: u8 = 2; // NFPROTO_IPV4
 const IPV6: u8 = 10; // NFPROTO_IPV6
 
-/// NFTNL_UDATA_TABLE_COMMENT: user data is a list of (kind, length, value), where nft stores comments.
+/// NFTNL_UDATA_TABLE_COMMENT. User data is a list of (kind, length, value), in which nft stores comments.
 const UDATA_COMMENT: u8 = 0;
 
 pub(super) fn header(family: TableFamily) -> Nfgenmsg {
@@ -34,7 +34,7 @@ fn of_family(nfgen_family: u8) -> Nfgenmsg {
     }
 }
 
-/// Returns `None` for bridge, arp and netdev.
+/// Returns the family of a table, and `None` for bridge, arp and netdev.
 pub(super) fn family_of(header: &Nfgenmsg) -> Option<TableFamily> {
     let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
     let mut families = families.into_iter();

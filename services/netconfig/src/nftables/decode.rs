@@ -1,4 +1,4 @@
-//! Decodes the kernel's expressions. Any that differs from inpod's in some attribute is [`Op::Unknown`].
+//! Decodes the kernel's expressions, which become [`Op::Unknown`] if any attribute differs from inpod's.
 
 use std::ffi::CStr;
 
@@ -27,9 +27,9 @@ const LOOKUP_RESULT: u16 = 3; // NFTA_LOOKUP_DREG
 const LOOKUP_FLAGS: u16 = 5; // NFTA_LOOKUP_FLAGS
 const REDIR_PORT_MAX: u16 = 2; // NFTA_REDIR_REG_PROTO_MAX
 const REDIR_FLAGS: u16 = 3; // NFTA_REDIR_FLAGS
-/// NF_NAT_RANGE_MAP_IPS, set by the kernel if there is an address.
+/// NF_NAT_RANGE_MAP_IPS, set by the kernel if the expression has an address.
 const ADDRESS_GIVEN: u32 = 1;
-/// NF_NAT_RANGE_PROTO_SPECIFIED, set by the kernel if there is a port.
+/// NF_NAT_RANGE_PROTO_SPECIFIED, set by the kernel if the expression has a port.
 const PORT_GIVEN: u32 = 2;
 
 pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
@@ -62,20 +62,20 @@ fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
         reason = "the kernel's list, of which ours use these"
     )]
     match expr.get_data().ok()? {
-        ExprOps::Meta(meta) => self::meta(&meta),
-        ExprOps::Ct(ct) => self::ct(&ct),
-        ExprOps::Payload(payload) => self::payload(&payload),
-        ExprOps::Cmp(cmp) => self::cmp(&cmp),
-        ExprOps::Bitwise(bitwise) => self::bitwise(&bitwise),
-        ExprOps::Immediate(immediate) => self::immediate(&immediate),
+        ExprOps::Meta(meta) => decode_meta(&meta),
+        ExprOps::Ct(ct) => decode_ct(&ct),
+        ExprOps::Payload(payload) => decode_payload(&payload),
+        ExprOps::Cmp(cmp) => decode_cmp(&cmp),
+        ExprOps::Bitwise(bitwise) => decode_bitwise(&bitwise),
+        ExprOps::Immediate(immediate) => decode_immediate(&immediate),
         ExprOps::Counter(_) => Some(Op::Counter),
-        ExprOps::Nat(nat) => self::nat(&nat),
-        ExprOps::Tproxy(tproxy) => self::tproxy(&tproxy),
+        ExprOps::Nat(nat) => decode_nat(&nat),
+        ExprOps::Tproxy(tproxy) => decode_tproxy(&tproxy),
         _ => None,
     }
 }
 
-fn meta(meta: &IterableExprMetaAttrs<'_>) -> Option<Op> {
+fn decode_meta(meta: &IterableExprMetaAttrs<'_>) -> Option<Op> {
     let key = Meta::from_number(meta.get_key().ok()?)?;
     match (meta.get_dreg(), meta.get_sreg()) {
         (Ok(REGISTER), Err(_)) => Some(Op::Meta(key)),
@@ -84,7 +84,7 @@ fn meta(meta: &IterableExprMetaAttrs<'_>) -> Option<Op> {
     }
 }
 
-fn ct(ct: &IterableExprCtAttrs<'_>) -> Option<Op> {
+fn decode_ct(ct: &IterableExprCtAttrs<'_>) -> Option<Op> {
     let key = Ct::from_number(ct.get_key().ok()?)?;
     match (ct.get_dreg(), ct.get_sreg()) {
         (Ok(REGISTER), Err(_)) => Some(Op::Ct(key)),
@@ -93,7 +93,7 @@ fn ct(ct: &IterableExprCtAttrs<'_>) -> Option<Op> {
     }
 }
 
-fn payload(payload: &IterableExprPayloadAttrs<'_>) -> Option<Op> {
+fn decode_payload(payload: &IterableExprPayloadAttrs<'_>) -> Option<Op> {
     is_register(payload.get_dreg().ok()?)?;
     Some(Op::Payload {
         base: Base::from_number(payload.get_base().ok()?)?,
@@ -102,7 +102,7 @@ fn payload(payload: &IterableExprPayloadAttrs<'_>) -> Option<Op> {
     })
 }
 
-fn cmp(cmp: &IterableExprCmpAttrs<'_>) -> Option<Op> {
+fn decode_cmp(cmp: &IterableExprCmpAttrs<'_>) -> Option<Op> {
     is_register(cmp.get_sreg().ok()?)?;
     let equal = match cmp.get_op().ok()? {
         EQUAL => true,
@@ -115,10 +115,10 @@ fn cmp(cmp: &IterableExprCmpAttrs<'_>) -> Option<Op> {
     })
 }
 
-fn bitwise(bitwise: &IterableExprBitwiseAttrs<'_>) -> Option<Op> {
+fn decode_bitwise(bitwise: &IterableExprBitwiseAttrs<'_>) -> Option<Op> {
     is_register(bitwise.get_sreg().ok()?)?;
     is_register(bitwise.get_dreg().ok()?)?;
-    // NFT_BITWISE_MASK_XOR; absent on kernels without other operations.
+    // NFT_BITWISE_MASK_XOR is 0; the attribute is absent on kernels without other operations.
     if bitwise.get_op().is_ok_and(|op| op != 0) {
         return None;
     }
@@ -128,7 +128,7 @@ fn bitwise(bitwise: &IterableExprBitwiseAttrs<'_>) -> Option<Op> {
     })
 }
 
-fn immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
+fn decode_immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
     let data = immediate.get_data().ok()?;
     match immediate.get_dreg().ok()? {
         REGISTER => Some(Op::Immediate(value(&data)?)),
@@ -144,7 +144,7 @@ fn immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
     }
 }
 
-fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
+fn decode_tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_register(tproxy.get_reg_port().ok()?)?;
     let number = tproxy.get_family().ok()?;
     let mut families = Family::ALL.into_iter();
@@ -153,7 +153,7 @@ fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Tproxy(family))
 }
 
-/// Accepts neither inversion nor a result.
+/// Decodes a lookup that is neither inverted nor loads a result.
 fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, LOOKUP_REGISTER)?)?;
@@ -164,8 +164,8 @@ fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Lookup(set))
 }
 
-/// Accepts one address, without ports or flags that change its effect.
-fn nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
+/// Decodes a source NAT to one address, without ports or flags that change its effect.
+fn decode_nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
     is_register(nat.get_reg_addr_min().ok()?)?;
     is_register(nat.get_reg_addr_max().unwrap_or(REGISTER))?;
     let number = nat.get_family().ok()?;
@@ -189,7 +189,7 @@ fn number(data: &[u8], kind: u16) -> Option<u32> {
     Some(u32::from_be_bytes(bytes))
 }
 
-/// Accepts one port, without flags that change its effect.
+/// Decodes a redirection to one port, without flags that change its effect.
 fn redirect(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
     is_register(number(data, REDIR_PORT_MIN)?)?;

@@ -6,7 +6,7 @@ use netlink_bindings::{
 
 use super::{lower::protocol_family, op::Op};
 
-/// The only register of inpod's rules (NFT_REG_1).
+/// The only register used by inpod's rules (NFT_REG_1).
 pub(super) const REGISTER: u32 = 1;
 pub(super) const VERDICT_REGISTER: u32 = 0; // NFT_REG_VERDICT
 pub(super) const ACCEPT: u32 = 1; // NF_ACCEPT
@@ -80,7 +80,7 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             let tproxy = elem.nested_data_tproxy().push_family(family);
             tproxy.push_reg_port(REGISTER).end_nested().end_nested()
         }
-        // Only in foreign tables. The kernel rejects the unknown name.
+        // Unknown expressions occur only in foreign tables, and the kernel rejects the unknown name.
         Op::Unknown(what) => elem.push_name_bytes(what.as_bytes()).end_nested(),
     }
 }
@@ -107,7 +107,8 @@ fn push_bitwise<P: Pusher>(elem: PushExprAttrs<P>, mask: &[u8], xor: &[u8]) -> P
     bitwise.end_nested().end_nested()
 }
 
-/// Encodes by hand: the specification behind `netlink-bindings` 0.3.5 has wrong attribute numbers for `lookup`.
+/// Encodes by hand, because the specification behind `netlink-bindings` 0.3.5 has wrong attribute numbers for
+/// `lookup`.
 fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
     let mut elem = elem.push_name(c"lookup");
     let bytes = elem.as_vec_mut();

@@ -1,8 +1,9 @@
-//! What Istio, or an inpod that still wrote iptables, left in nf_tables: tables of their own, or chains and rules in
-//! the tables of iptables-nft (services/docs/facts/istio-ambient.md, 1.8, and istio-sidecar.md, 4.3 to 4.8).
+//! Finds leftovers of Istio, or of an inpod that still wrote iptables, in nf_tables: tables of their own, or chains
+//! and rules in the tables of iptables-nft (services/docs/facts/istio-ambient.md, 1.8, and istio-sidecar.md, 4.3 to
+//! 4.8).
 //!
-//! Tables and base chains of iptables-nft are never deleted: a policy or a rule of the user may be in them. Rules in
-//! iptables' legacy tables cannot be read over netlink.
+//! inpod never deletes tables and base chains of iptables-nft, because a policy or a rule of the user may be in
+//! them. Rules in iptables' legacy tables cannot be read over netlink.
 
 mod meaning;
 mod push;
@@ -21,12 +22,13 @@ pub(crate) enum Author {
     Agent,
     /// Istio's sidecar installer.
     Sidecar,
-    /// inpod's backends for iptables, which release 0.1 had.
+    /// inpod's backends for iptables, which existed in release 0.1.
     Inpod,
 }
 
 impl Author {
-    /// Rules of the sidecar installer are replaced only where inpod redirects to the sidecar itself.
+    /// Returns whether every redirection replaces the author's rules. Rules of the sidecar installer are replaced
+    /// only where inpod redirects to the sidecar itself.
     pub(crate) fn is_replaced_by_all(self) -> bool {
         self != Self::Sidecar
     }
@@ -42,15 +44,16 @@ const TABLES: [(&str, Author); 6] = [
     ("istio-proxy-raw", Author::Sidecar),
 ];
 
-/// The tables of iptables-nft in which the chains are.
+/// The tables of iptables-nft that contain the chains of leftovers.
 const IPTABLES_TABLES: [&str; 3] = ["raw", "mangle", "nat"];
 
 const INPOD_PREFIX: &str = "INPOD_";
 
-/// The node agent's.
+/// Chains of Istio's node agent.
 const AGENT_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
-/// Always in the nat table of a sidecar. With it, `ISTIO_OUTPUT` is the sidecar's, not the node agent's.
+/// A chain always present in the nat table of a sidecar. If the chain exists, `ISTIO_OUTPUT` is the sidecar's, not
+/// the node agent's.
 const SIDECAR_MARKER: &str = "ISTIO_REDIRECT";
 
 const SIDECAR_CHAINS: [&str; 8] = [
@@ -64,10 +67,10 @@ const SIDECAR_CHAINS: [&str; 8] = [
     "ISTIO_DROP",
 ];
 
-/// Chains that hold rules of the sidecar installer which do not jump to its chains.
+/// Chains with rules of the sidecar installer that do not jump to the installer's chains.
 const CHAINS_WITH_STANDALONE_RULES: [&str; 2] = ["PREROUTING", "OUTPUT"];
 
-/// Returns whether a chain of this name may be a leftover, so that the rules around it have to be read.
+/// Returns whether a chain of this name may be a leftover, so that the rules around the chain have to be read.
 pub(super) fn is_known(chain: &str) -> bool {
     chain.starts_with(INPOD_PREFIX)
         || AGENT_CHAINS.contains(&chain)
@@ -78,9 +81,9 @@ pub(super) fn is_known(chain: &str) -> bool {
 pub(crate) struct Leftovers {
     tables: Vec<(Author, &'static str)>,
     chains: Vec<Chain>,
-    /// In other chains: jumps to these chains, and rules that stand alone.
+    /// Rules in other chains: jumps to `chains`, and standalone rules.
     rules: Vec<Rule>,
-    /// An earlier inpod enabled `net.ipv4.tcp_migrate_req`.
+    /// True if an earlier inpod enabled `net.ipv4.tcp_migrate_req`.
     pub(crate) migrates: bool,
 }
 
@@ -90,7 +93,8 @@ struct Chain {
     table: TableId,
     name: String,
     is_empty: bool,
-    /// Something that is not deleted with it refers to it, such as a verdict map: it is emptied and stays.
+    /// True if an object which stays, such as a verdict map, refers to the chain; such a chain is emptied and
+    /// stays.
     is_referenced: bool,
 }
 
@@ -107,7 +111,7 @@ struct Rule {
 pub(super) struct SeenChain {
     pub(super) table: TableId,
     pub(super) name: String,
-    /// Counts its rules and what refers to it.
+    /// The kernel's count of the chain's rules and of references to the chain.
     pub(super) uses: u32,
 }
 
@@ -120,7 +124,8 @@ pub(super) struct SeenRule {
 }
 
 impl Leftovers {
-    /// Takes the names of tables of family inet, and all chains and rules of iptables-nft's families.
+    /// Finds the leftovers among the names of tables of family inet, and all chains and rules of iptables-nft's
+    /// families.
     pub(super) fn find<'a>(
         tables: impl Iterator<Item = &'a str>,
         chains: &[SeenChain],
@@ -160,7 +165,7 @@ impl Leftovers {
                 });
             }
         }
-        // Empty chains that no rule leads to do nothing, and may be what had to stay.
+        // Empty chains without a jump to them do nothing, and may be chains that had to stay.
         let has_effect = |author: Author| {
             let of_it = |chain: &Chain| chain.author == author && !chain.is_empty;
             found.rules.iter().any(|rule| rule.author == author) || found.chains.iter().any(of_it)
@@ -186,8 +191,8 @@ impl Leftovers {
         tables.chain(chains).chain(rules)
     }
 
-    /// Returns those of some authors.
-    pub(crate) fn of(&self, of: impl Fn(Author) -> bool) -> Self {
+    /// Returns the leftovers of the selected authors.
+    pub(crate) fn select(&self, of: impl Fn(Author) -> bool) -> Self {
         let mut some = self.clone();
         some.tables.retain(|(author, _)| of(*author));
         some.chains.retain(|chain| of(chain.author));
@@ -195,15 +200,15 @@ impl Leftovers {
         some
     }
 
-    /// Returns whether rules capture connections of a family. A table of family inet is for both, chains are for
-    /// the family of the jumps to them.
+    /// Returns whether rules capture connections of a family. A table of family inet captures both families; chains
+    /// capture the family of the jumps to them.
     pub(crate) fn captures(&self, family: Family, of: impl Fn(Author) -> bool) -> bool {
         let mut rules = self.rules.iter();
         self.tables.iter().any(|(author, _)| of(*author))
             || rules.any(|rule| of(rule.author) && rule.table.0.has(family))
     }
 
-    /// Returns the names of tables and chains.
+    /// Returns the names of an author's tables and chains.
     pub(crate) fn names(&self, author: Author) -> Vec<String> {
         let tables = self.tables.iter().filter(|(found, _)| *found == author);
         let chains = self.chains.iter().filter(|chain| chain.author == author);
@@ -247,7 +252,8 @@ fn author_in(authors: &Authors, table: &TableId, chain: &str) -> Option<Author> 
     authors.get(&(table.clone(), chain.to_owned())).copied()
 }
 
-/// Returns whose chains it leads to, unless it goes with the chain that holds it.
+/// Returns the author of the chains to which the rule leads, unless the rule is deleted together with its own
+/// chain.
 fn author_of_rule(rule: &SeenRule, authors: &Authors) -> Option<Author> {
     let of_chain = |chain: &String| author_in(authors, &rule.table, chain);
     let author = rule.meaning.targets.iter().find_map(of_chain);
@@ -255,8 +261,9 @@ fn author_of_rule(rule: &SeenRule, authors: &Authors) -> Option<Author> {
     author.filter(|author| of_chain(&rule.chain) != Some(*author))
 }
 
-/// Excluded interfaces, and marks for TPROXY. Once the installer's chains are gone, such rules can no longer be distinguished
-/// from the user's, so they count only beside these.
+/// Returns whether the rule excludes an interface or concerns the mark for TPROXY, without a jump. Once the
+/// installer's chains are gone, such rules can no longer be distinguished from the user's, so they count only
+/// beside chains of the installer.
 fn is_standalone(rule: &SeenRule, authors: &Authors) -> bool {
     let (family, table) = &rule.table;
     let mut chains = authors.iter();
@@ -271,7 +278,7 @@ impl SeenChain {
         rule.table == self.table && rule.chain == self.name
     }
 
-    /// Returns how often a rule refers to it.
+    /// Returns how often a rule refers to the chain.
     fn jumps_from(&self, rule: &SeenRule) -> usize {
         let targets = rule.meaning.targets.iter();
         let here = targets.filter(|target| rule.table == self.table && **target == self.name);

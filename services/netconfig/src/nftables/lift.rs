@@ -1,4 +1,4 @@
-//! Turns the kernel's expressions into rules; inverse of [`super::lower`].
+//! Turns the kernel's expressions into rules, as the inverse of [`super::lower`].
 
 use std::net::IpAddr;
 
@@ -15,7 +15,8 @@ use crate::{
     rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// Repeatedly takes the longest meaningful prefix. Expressions that inpod does not write become [`Expr::Unknown`].
+/// Turns expressions into a rule by repeatedly taking the longest meaningful prefix. Expressions that inpod does
+/// not write become [`Expr::Unknown`].
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
@@ -57,7 +58,7 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
-/// Accepts whole addresses or, after a mask, networks.
+/// Lifts a match of a whole address or, after a mask, of a network.
 fn address(ops: &[Op]) -> Lifted<'_> {
     let (Expr::Version(family), rest) = two_ops(ops)? else {
         return None;
@@ -271,7 +272,7 @@ fn port(data: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(data.try_into().ok()?))
 }
 
-/// Requires whole names with padding: shorter data is a prefix match (`oifname "lo*"`).
+/// Requires whole names with padding, because shorter data is a prefix match (`oifname "lo*"`).
 fn interface_name(data: &[u8]) -> Option<InterfaceName> {
     let data: &[u8; 16] = data.try_into().ok()?;
     let name = data.split(|byte| *byte == 0).next()?;

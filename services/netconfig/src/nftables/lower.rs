@@ -1,4 +1,4 @@
-//! Turns rules into the kernel's expressions; inverse of [`super::lift`].
+//! Turns rules into the kernel's expressions, as the inverse of [`super::lift`].
 
 use std::net::IpAddr;
 
@@ -25,14 +25,15 @@ pub(super) const SOURCE_PORT: (u32, u32) = (0, 2);
 pub(super) const DESTINATION_PORT: (u32, u32) = (2, 2);
 /// Offset and length in a TCP header.
 pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
-/// FIN, SYN, RST and ACK.
+/// The TCP flags FIN, SYN, RST and ACK.
 pub(super) const TCP_FLAGS_MASK: u8 = 0x17;
 pub(super) const SYN: u8 = 0x02;
-/// (uid_t) -1, which no user has. Loading the owner ends the rule if there is no socket (nft_meta_get_eval_skugid in
-/// net/netfilter/nft_meta.c), and this comparison is true otherwise. Without one, nft would not list the expression.
+/// (uid_t) -1, which no user has. Loading the owner ends the rule if there is no socket (nft_meta_get_eval_skugid
+/// in net/netfilter/nft_meta.c), and otherwise the comparison with this value is true. Without a comparison, nft
+/// would not list the expression.
 pub(super) const INVALID_UID: u32 = u32::MAX;
 pub(super) const LABEL_BYTES: usize = 16; // NF_CT_LABELS_MAX_SIZE
-/// IFNAMSIZ: names are compared with their padding.
+/// IFNAMSIZ, since names are compared with their padding.
 const INTERFACE_NAME_BYTES: usize = 16;
 
 pub(crate) fn lower(rule: &Rule) -> Vec<Op> {
@@ -72,10 +73,10 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::NewConnection => state(STATE_NEW),
         Expr::KnownConnection => state(STATE_KNOWN),
         Expr::InvalidConnection => state(STATE_INVALID),
-        Expr::FromAnySocket => vec![Op::Meta(Meta::SocketUser), not(number(INVALID_UID))],
-        Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(number(*user))],
-        Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(number(*group))],
-        Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(number(*group))],
+        Expr::FromAnySocket => vec![Op::Meta(Meta::SocketUser), not(encode_number(INVALID_UID))],
+        Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(encode_number(*user))],
+        Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(encode_number(*group))],
+        Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(encode_number(*group))],
         Expr::FromCgroup { level, id } => vec![Op::SocketCgroup(*level), is(id.to_ne_bytes())],
         Expr::Labelled(label) => labelled(*label),
         Expr::Counter => vec![Op::Counter],
@@ -95,7 +96,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
     }
 }
 
-/// Without a socket, the rule ends before it sets the mark.
+/// Lowers a TPROXY statement. Without a socket, the TPROXY expression ends the rule before the mark is set.
 fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     let mut ops = vec![Op::Immediate(port.to_be_bytes().into()), Op::Tproxy(family)];
     ops.extend(set_mark(mark));
@@ -103,7 +104,7 @@ fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
     ops
 }
 
-/// In an inet table, an address can only be loaded once the family is certain.
+/// Compares an address, which a rule in an inet table can only load once the family is certain.
 fn address<C: Fn(Vec<u8>) -> Op>(network: Network, field: (u32, u32), compare: C) -> Vec<Op> {
     let mut ops = version(network.family());
     ops.push(payload(Base::Network, field));
@@ -158,10 +159,10 @@ fn bytes(address: IpAddr) -> Vec<u8> {
 
 fn state(bits: u32) -> Vec<Op> {
     let mask = Op::Bitwise {
-        mask: number(bits),
-        xor: number(0),
+        mask: encode_number(bits),
+        xor: encode_number(0),
     };
-    vec![Op::Ct(Ct::State), mask, not(number(0))]
+    vec![Op::Ct(Ct::State), mask, not(encode_number(0))]
 }
 
 fn labelled(label: u8) -> Vec<Op> {
@@ -173,7 +174,7 @@ fn labelled(label: u8) -> Vec<Op> {
     vec![Op::Ct(Ct::Labels), mask, not(none)]
 }
 
-/// Labels are bits of native 32-bit numbers.
+/// Encodes a label as a bit in native 32-bit numbers.
 pub(super) fn labels(label: u8) -> Vec<u8> {
     let words = (0..LABEL_BYTES / 4).map(|word| {
         let is_here = usize::from(label / 32) == word;
@@ -196,16 +197,16 @@ fn transport(field: (u32, u32)) -> Op {
 
 fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {
     let mask = Op::Bitwise {
-        mask: number(mark.mask()),
-        xor: number(0),
+        mask: encode_number(mark.mask()),
+        xor: encode_number(0),
     };
-    vec![load, mask, compare(number(mark.value()))]
+    vec![load, mask, compare(encode_number(mark.value()))]
 }
 
 fn with_bits(mark: Mark) -> Op {
     Op::Bitwise {
-        mask: number(!mark.mask()),
-        xor: number(mark.value()),
+        mask: encode_number(!mark.mask()),
+        xor: encode_number(mark.value()),
     }
 }
 
@@ -227,8 +228,8 @@ fn not(data: impl Into<Vec<u8>>) -> Op {
     }
 }
 
-/// Marks and states are in native byte order.
-fn number(number: u32) -> Vec<u8> {
+/// Encodes a number in native byte order, as the kernel keeps marks and states.
+fn encode_number(number: u32) -> Vec<u8> {
     number.to_ne_bytes().into()
 }
 

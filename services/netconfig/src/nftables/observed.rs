@@ -1,4 +1,4 @@
-//! nf_tables of a netns at one point in time, and a change of it.
+//! Describes nf_tables of a netns at one point in time, and changes of them.
 
 use super::leftovers::{Author, Leftovers};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// The kernel's count of changes.
+    /// The kernel's count of nf_tables changes in the netns.
     pub(crate) generation: u32,
     pub(crate) tables: Vec<ObservedTable>,
     pub(crate) leftovers: Leftovers,
@@ -18,20 +18,20 @@ pub(crate) struct Observed {
 pub(crate) struct ObservedTable {
     pub(crate) table: Table,
     pub(crate) comment: Option<String>,
-    /// Sets and the like; inpod's tables have none.
+    /// The number of sets and other objects; inpod's tables have none.
     pub(crate) unknown_objects: u32,
 }
 
 pub(crate) type TableId = (TableFamily, String);
 
 impl Observed {
-    /// Rules of Istio's sidecar installer do not count.
+    /// Returns whether the netns has rules of inpod or Istio, except rules of Istio's sidecar installer.
     pub(crate) fn has_rules(&self) -> bool {
         !self.tables.is_empty() || self.leftovers.has(Author::is_replaced_by_all)
     }
 
-    /// Returns whether rules, other than of Istio's sidecar installer, capture new connections of a family. Rules of
-    /// draining pods and broken remains capture nothing.
+    /// Returns whether rules capture new connections of a family, except rules of Istio's sidecar installer. Rules
+    /// of draining pods and broken remains capture nothing.
     pub(crate) fn captures(&self, family: Family) -> bool {
         let mut ours = self.tables.iter().map(|found| &found.table);
         ours.any(|table| table.family.has(family) && table.captures())
@@ -53,15 +53,15 @@ impl ObservedTable {
     }
 }
 
-/// Made in one transaction, which the kernel refuses as a whole.
+/// A change made in one transaction, which the kernel refuses as a whole.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
-    /// Must exist: nft deletes a table that may be missing by creating it first, and closing a socket that deleted
-    /// something takes the kernel tens of milliseconds.
+    /// Tables to delete, each of which must exist. To delete a possibly missing table, nft would create the table
+    /// first, and closing a socket after a deletion takes the kernel tens of milliseconds.
     pub(crate) delete: Vec<TableId>,
-    /// Must not exist after the deletions.
+    /// Tables to create, none of which may exist after the deletions.
     pub(crate) create: Vec<NewTable>,
-    /// Deleted, too.
+    /// Foreign rules to delete in the same transaction.
     pub(crate) leftovers: Leftovers,
 }
 

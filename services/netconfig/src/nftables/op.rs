@@ -1,6 +1,6 @@
 use crate::family::Family;
 
-/// An expression as stored. inpod's rules use only one register.
+/// An expression as stored by the kernel, of which inpod's rules use only one register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Meta(Meta),
@@ -12,7 +12,7 @@ pub(crate) enum Op {
         offset: u32,
         len: u32,
     },
-    /// Loads the id of the socket's cgroup, or of its ancestor at that level.
+    /// Loads the id of the socket's cgroup, or of the ancestor at the given level.
     SocketCgroup(u32),
     /// Ends the rule unless the register is in the set.
     Lookup(String),
@@ -27,20 +27,21 @@ pub(crate) enum Op {
         xor: Vec<u8>,
     },
     Immediate(Vec<u8>),
-    /// Counts packets. inpod ignores the counts.
+    /// Counts packets; inpod ignores the counts.
     Counter,
     Accept,
     Drop,
-    /// To the port in the register.
+    /// Redirects the connection to the port in the register.
     Redirect,
-    /// To the address in the register.
+    /// Translates the source to the address in the register.
     SourceNat(Family),
-    /// Delivers to the transparent socket on the port in the register; ends the rule without one.
+    /// Delivers packets to the transparent socket on the port in the register; without such a socket, the rule
+    /// ends.
     Tproxy(Option<Family>),
     Unknown(String),
 }
 
-/// Properties in inpod's rules (enum nft_meta_keys in linux/netfilter/nf_tables.h).
+/// Packet properties used in inpod's rules (enum nft_meta_keys in linux/netfilter/nf_tables.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meta {
     Mark,
@@ -72,7 +73,7 @@ impl Meta {
     }
 }
 
-/// Properties in inpod's rules (enum nft_ct_keys).
+/// Connection properties used in inpod's rules (enum nft_ct_keys).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ct {
     State,
@@ -98,7 +99,7 @@ impl Ct {
     }
 }
 
-/// Headers that offsets count from (enum nft_payload_bases).
+/// Headers from which offsets count (enum nft_payload_bases).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
     Network,
@@ -117,7 +118,7 @@ impl Base {
     }
 }
 
-/// A test verifies that every variant is in its table.
+/// Returns the kernel's number of a value. A test verifies that every variant is in its table.
 fn number_of<T: Copy + PartialEq>(value: T, numbers: &[(T, u32)]) -> u32 {
     let found = numbers.iter().find(|(candidate, _)| *candidate == value);
     found.map_or(u32::MAX, |(_, number)| *number)

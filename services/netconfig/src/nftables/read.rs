@@ -24,10 +24,11 @@ const ATTEMPTS: usize = 8;
 
 const IPTABLES_FAMILIES: [TableFamily; 2] = [TableFamily::Ip, TableFamily::Ip6];
 
-/// Of a netns in which nothing of nf_tables was ever changed (nf_tables_init_net in net/netfilter/nf_tables_api.c).
+/// The generation of a netns whose nf_tables were never modified (nf_tables_init_net in
+/// net/netfilter/nf_tables_api.c).
 const FIRST_GENERATION: u32 = 1;
 
-/// Reads the named tables in this order, as a consistent snapshot.
+/// Reads the named tables in the order of `names`, as a consistent snapshot.
 pub(super) fn read(
     socket: &mut Socket,
     names: &'static [&'static str],
@@ -88,7 +89,7 @@ pub(crate) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-/// Returns those of family inet, still without their contents.
+/// Returns the tables of family inet, still without their contents.
 fn read_tables(socket: &mut Socket) -> Result<Vec<ObservedTable>, KernelError> {
     let request = Request::new().op_gettable_dump(&header(TableFamily::Inet));
     let payloads = socket.dump("read the tables", &request)?;
@@ -110,7 +111,7 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
     })
 }
 
-/// Adds their chains to the tables. Returns those in families that iptables-nft uses.
+/// Adds the chains of family inet to `tables`. Returns the chains in families used by iptables-nft.
 fn read_chains(
     socket: &mut Socket,
     tables: &mut [ObservedTable],
@@ -167,7 +168,8 @@ fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
     })
 }
 
-/// Asks once for all tables: foreign ones are few, and a request costs more than their rules.
+/// Requests the rules of all tables at once: foreign tables are few, and a request costs more than reading their
+/// rules.
 fn read_rules(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), KernelError> {
     let request = Request::new().op_getrule_dump(&header(TableFamily::Inet));
     for payload in &socket.dump("read the rules", &request)? {

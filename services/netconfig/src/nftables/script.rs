@@ -5,7 +5,7 @@ use super::{
     observed::{Change, NewTable},
 };
 
-/// Renders for `nft -f`, in one transaction, too.
+/// Renders a change for `nft -f`, which also applies the script in one transaction.
 pub(crate) fn script(change: &Change) -> String {
     let ours = change.delete.iter();
     let mut lines: Vec<_> = ours
@@ -20,7 +20,7 @@ fn create(new: &NewTable) -> String {
     let text = new.table.to_string();
     let (head, body) = text.split_once('\n').unwrap_or((&text, ""));
     let mut script = format!("{head}\n");
-    // Writing to strings cannot fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(script, "\tcomment \"{}\"", new.comment);
     script + body
 }

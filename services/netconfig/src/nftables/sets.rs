@@ -20,13 +20,15 @@ use crate::{
     rules::{Table, TableFamily},
 };
 
-/// nft's ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h), and their lengths.
+/// nft's numbers for ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h), and the lengths of both
+/// types.
 const TYPES: [(Family, u32, u32); 2] = [(Family::V4, 7, 4), (Family::V6, 8, 16)];
 
-/// An attribute holds at most 64 KiB, an element with the longest comment takes 300 bytes.
+/// Limits the size of a message: an attribute holds at most 64 KiB, and an element with the longest comment takes
+/// 300 bytes.
 const ELEMENTS_PER_MESSAGE: usize = 128;
 
-/// A set in an inet table, of one family.
+/// A set of addresses of one family, in an inet table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressSet {
     pub(crate) table: &'static str,
@@ -36,14 +38,14 @@ pub(crate) struct AddressSet {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edit<'a> {
-    /// Must not be in the set.
+    /// Adds an address with a comment; the set must not contain the address.
     Add(AddressSet, IpAddr, &'a str),
-    /// Must be in the set.
+    /// Deletes an address; the set must contain the address.
     Delete(AddressSet, IpAddr),
 }
 
 impl Nftables {
-    /// Reads all but the elements of its sets.
+    /// Reads the named tables, without the elements of their sets.
     pub(crate) fn read_table(
         &mut self,
         names: &'static [&'static str],
@@ -56,7 +58,7 @@ impl Nftables {
         read::generation(&mut self.socket)
     }
 
-    /// Returns `None` if address, set or table is missing. May be empty.
+    /// Returns the comment of an address, which may be empty, and `None` if address, set or table is missing.
     pub(crate) fn comment_of(
         &mut self,
         set: AddressSet,
@@ -102,8 +104,8 @@ impl Nftables {
         Ok(found)
     }
 
-    /// Edits in one transaction, rejected if the generation has changed, an address to add exists, or one
-    /// to delete does not.
+    /// Edits sets in one transaction, which the kernel rejects if the generation has changed, an address to add
+    /// exists, or an address to delete does not.
     pub(crate) fn edit(&mut self, generation: u32, edits: &[Edit<'_>]) -> Result<(), KernelError> {
         let mut batch = change::begin(&self.socket, generation);
         for edit in edits {
@@ -117,7 +119,7 @@ impl Nftables {
         change::commit(&mut self.socket, "change the probe set", batch)
     }
 
-    /// Replaces it with sets and elements in one transaction.
+    /// Replaces a table with its sets and elements in one transaction.
     pub(crate) fn replace_table(
         &mut self,
         seen: &Observed,
@@ -149,7 +151,7 @@ impl Nftables {
     }
 }
 
-/// The id is valid within the transaction.
+/// Adds a set, whose id is valid within the transaction.
 fn push_set(batch: &mut Batch, set: AddressSet, id: u32) {
     let mut types = TYPES.into_iter();
     let Some((_, kind, length)) = types.find(|(family, ..)| *family == set.family) else {
@@ -202,7 +204,7 @@ fn key(elem: &IterableSetelemAttrs<'_>, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Decodes like table comments (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
+/// Decodes the comment of an element like a table's comment (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
 fn comment(elem: &IterableSetelemAttrs<'_>) -> String {
     let comment = elem.get_userdata().ok().and_then(decode_comment);
     comment.unwrap_or_default()

@@ -1,6 +1,7 @@
-//! The nsid: the number by which one netns refers to another, as notifications do.
+//! Assigns nsids. An nsid is the number by which one netns, and notifications received there, refer to another
+//! netns.
 //!
-//! It lasts as long as its netns and cannot be revoked. The kernel may then reuse it.
+//! An nsid lasts as long as its netns and cannot be revoked; afterwards the kernel may reuse the number.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
@@ -16,17 +17,17 @@ use crate::netlink::{KernelError, Socket};
 /// NETNSA_NSID and NETNSA_FD of linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
-/// NETNSA_NSID_NOT_ASSIGNED: any free nsid in requests, none in replies.
+/// NETNSA_NSID_NOT_ASSIGNED, which requests any free nsid, and reports the lack of an nsid in replies.
 const NSID_NOT_ASSIGNED: i32 = -1;
-/// struct rtgenmsg with padding, all zero (AF_UNSPEC).
+/// A struct rtgenmsg with padding, all zero (AF_UNSPEC).
 const HEADER: [u8; 4] = [0; 4];
 
-/// Assigns one in this process's netns if there is none.
+/// Returns the nsid of `netns` in netconfig's netns, and assigns an nsid if there is none.
 pub(super) fn nsid_of(netns: &Netns) -> Result<i32, KernelError> {
     let act = "assign an nsid to the netns";
     let socket = Socket::open(SockProtocol::NetlinkRoute);
     let mut socket = socket.map_err(|error| KernelError::new(act, error))?;
-    match socket.act(act, &Request::new(libc::RTM_NEWNSID, netns)) {
+    match socket.execute(act, &Request::new(libc::RTM_NEWNSID, netns)) {
         Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
         Ok(()) | Err(_) => {}
     }
@@ -41,7 +42,7 @@ fn parse_nsid(answer: &[u8]) -> Option<i32> {
     (nsid != NSID_NOT_ASSIGNED).then_some(nsid)
 }
 
-/// An RTM_NEWNSID or RTM_GETNSID for a descriptor's netns.
+/// An RTM_NEWNSID or RTM_GETNSID request for the netns of a descriptor.
 struct Request {
     kind: u16,
     payload: Vec<u8>,

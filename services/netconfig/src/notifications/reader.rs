@@ -27,7 +27,7 @@ pub(crate) struct Reader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadOutcome {
     Busy,
-    /// Read, or no longer claimed.
+    /// The netns was read, or is no longer claimed.
     Read,
     /// The kernel failed, concurrent changes voided every attempt, or later changes will not be notified.
     Failed,
@@ -54,8 +54,8 @@ impl Reader {
         &self.claims
     }
 
-    /// Returns the last published state if notifications would have changed it, and reads otherwise. Waits for the
-    /// lock. `None` without a claim.
+    /// Returns the last published state if no change was notified since, and otherwise reads the netns after
+    /// waiting for the lock. Returns `None` without a claim.
     pub(crate) async fn state(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
         if self.queue.is_read(sandbox)
@@ -74,7 +74,7 @@ impl Reader {
         self.read_locked(change_lock, claim).await.1
     }
 
-    /// Keeps the lock until the kernel has replied, even if the caller's future is dropped.
+    /// Reads a netns, and keeps the lock until the kernel has replied, even if the caller's future is dropped.
     async fn read_locked(
         &self,
         change_lock: OwnedMutexGuard<()>,
@@ -92,10 +92,10 @@ impl Reader {
         })
     }
 
-    /// Subscribes before reading: no change in between is missed.
+    /// Subscribes and then reads, so that no change in between is missed.
     fn read_now(&self, claim: &Claim) -> (Option<Arc<State>>, ReadOutcome) {
         self.counts.read();
-        // Older than this read.
+        // The prepared state is older than the state about to be read.
         drop(claim.take_prepared());
         let outcome = if self.subscriptions.subscribe(claim) {
             ReadOutcome::Read
@@ -116,8 +116,8 @@ impl Reader {
         self.subscriptions.unsubscribe(sandbox, netns);
     }
 
-    /// Reads a netns through the visit of its claim, instead of in a visit of its own soon after, and keeps visit and
-    /// state for the operation that follows. Leaves it to the scheduled read if that fails. The caller holds the
+    /// Reads a netns through the visit of its claim, which saves a separate visit soon after, and keeps visit and
+    /// state for the operation that follows. If reading fails, the scheduled read takes over. The caller holds the
     /// claim's `change_lock`.
     pub(crate) fn read_visited(&self, claim: &Claim, visit: Visit) {
         if !self.subscriptions.subscribe(claim) {
@@ -131,7 +131,7 @@ impl Reader {
         }
     }
 
-    /// Publishes an unreadable netns as one without rules. Failure by concurrent changes proves nothing:
+    /// Publishes an unreadable netns as a netns without rules. A failure by concurrent changes proves nothing, so
     /// the last state stays.
     fn publish_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
         let is_race = matches!(error, VerifyError::Kernel(error) if error.is_race());
@@ -139,7 +139,7 @@ impl Reader {
         known.or_else(|| self.publish(claim, Observation::default()))
     }
 
-    /// Publishes the state after a change through this claim. If it is unknown, a read is scheduled.
+    /// Publishes the state after a change through the claim. Schedules a read if the state is unknown.
     pub(crate) fn republish(&self, claim: &Claim, observation: Option<Observation>) {
         self.claims.unpublish(claim);
         match observation {

@@ -1,4 +1,4 @@
-//! Tasks that receive notifications, one per socket.
+//! Runs the tasks receiving notifications, one task per socket.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use super::{
 use crate::notifications::DriftMetrics;
 use crate::read_queue::Queue;
 
-/// Messages after which a task yields.
+/// The number of messages after which a task yields.
 const MAX_BATCH: usize = 64;
 
 pub(super) fn start(
@@ -32,7 +32,7 @@ pub(super) fn start(
     sockets?.into_iter().map(start_task).collect()
 }
 
-/// A task that is aborted on drop, which closes the socket.
+/// A task aborted on drop, which closes the socket.
 #[derive(Debug)]
 pub(super) struct ReceiverTask(JoinHandle<()>);
 
@@ -42,7 +42,8 @@ impl Drop for ReceiverTask {
     }
 }
 
-/// Nsids of claimed netns only: the node has other netns, and an nsid outlives its claim.
+/// Maps nsids to claims, and contains only nsids of claimed netns, because the node has other netns, and an nsid
+/// outlives its claim.
 #[derive(Debug, Default)]
 pub(super) struct NsidMap(Mutex<BTreeMap<i32, SandboxRef>>);
 
@@ -51,7 +52,7 @@ impl NsidMap {
         self.lock().insert(nsid, sandbox);
     }
 
-    /// Keeps it if another claim has it by now.
+    /// Removes an nsid, unless the nsid belongs to another claim by now.
     pub(super) fn remove(&self, nsid: i32, sandbox: &SandboxRef) {
         let mut nsids = self.lock();
         if nsids.get(&nsid) == Some(sandbox) {
@@ -63,7 +64,7 @@ impl NsidMap {
         self.lock().get(&nsid).cloned()
     }
 
-    /// Poisoning is harmless: every change is a single call of the map.
+    /// Locks the map, for which poisoning is harmless because every change is a single call of the map.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, SandboxRef>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,9 +97,10 @@ impl NotificationReceiver {
 
     /// Receives all pending notifications, then waits for more.
     ///
-    /// The kernel reports once that it drops, and drops until the socket is empty (netlink_overrun and
-    /// netlink_rcv_wake in net/netlink/af_netlink.c). A read before that may be too early: everything is marked again
-    /// at the end. It is marked at the report, too, since the socket may never become empty.
+    /// After an overrun, the kernel reports the loss once, and drops notifications until the socket is empty
+    /// (netlink_overrun and netlink_rcv_wake in net/netlink/af_netlink.c). A read before the socket is empty may be
+    /// too early, so everything is marked as changed again at the end. Everything is also marked at the report,
+    /// since the socket may never become empty.
     async fn drain(&self, socket: &Socket) -> io::Result<()> {
         let mut has_overrun = false;
         for count in 1_usize.. {

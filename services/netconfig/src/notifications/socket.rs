@@ -1,6 +1,6 @@
-//! A netlink socket for change notifications.
+//! Opens a netlink socket for change notifications.
 //!
-//! Their content is ignored: the read that they cause shows the state.
+//! The content of a notification is ignored, because the resulting read shows the state.
 
 use std::{
     io::{self, IoSliceMut},
@@ -20,7 +20,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 use crate::netlink::own_port;
 
 sockopt_impl!(
-    /// Includes every netns that has an nsid here (netlink(7)).
+    /// Includes every netns with an nsid in the socket's netns (netlink(7)).
     ListenAllNsids,
     SetOnly,
     libc::SOL_NETLINK,
@@ -33,7 +33,7 @@ sockopt_impl!(
 pub(super) enum Topic {
     /// Transactions of nf_tables, including iptables-nft.
     Filter,
-    /// Routes and ip rules, IPv4 and IPv6.
+    /// Changes of routes and ip rules, IPv4 and IPv6.
     Routing,
 }
 
@@ -63,19 +63,19 @@ impl Topic {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Without an nsid: in the socket's own netns.
+    /// A change in the netns with the given nsid; without an nsid, in the socket's own netns.
     Change(Option<i32>),
-    /// The buffer was full: notifications are lost (ENOBUFS).
+    /// The buffer was full, and notifications are lost (ENOBUFS).
     Overrun,
     Empty,
 }
 
-/// A socket not registered with a runtime. While open it keeps its netns alive.
+/// A socket not registered with a runtime, which keeps its netns alive while open.
 #[derive(Debug)]
 pub(super) struct UnpolledSocket(OwnedFd);
 
 impl UnpolledSocket {
-    /// Opens it in the calling thread's netns.
+    /// Opens a socket in the calling thread's netns.
     pub(super) fn open(topic: Topic, buffer_bytes: usize, all_nsids: bool) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let protocol = topic.protocol();
@@ -83,7 +83,7 @@ impl UnpolledSocket {
         if all_nsids {
             setsockopt(&fd, ListenAllNsids, &true)?;
         }
-        // May exceed net.core.rmem_max, but root of a user namespace may not use it.
+        // The forced size may exceed net.core.rmem_max, but root of a user namespace may not force a size.
         setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;
         SockRef::from(&fd).attach_filter(&all_but_own())?;
@@ -91,7 +91,7 @@ impl UnpolledSocket {
         Ok(Self(fd))
     }
 
-    /// With the calling task's runtime.
+    /// Registers the socket with the calling task's runtime.
     #[expect(
         deprecated,
         reason = "its successor is an unsafe function; what that demands, a descriptor that stays open and the same, an OwnedFd is"
@@ -109,7 +109,7 @@ impl Socket {
     /// Waits until there may be messages.
     pub(super) async fn ready(&self) -> io::Result<()> {
         let mut guard = self.0.ready(Interest::READABLE | Interest::ERROR).await?;
-        // New messages set it again, and the caller empties the socket.
+        // New messages set readiness again, and the caller empties the socket.
         guard.clear_ready();
         Ok(())
     }
@@ -124,8 +124,8 @@ impl Socket {
     }
 }
 
-/// Accepts notifications (linux/filter.h) whose origin (`nlmsg_pid`, the header's last word) is not this process: what
-/// it changes, it reads back itself.
+/// Accepts notifications (linux/filter.h) unless their origin (`nlmsg_pid`, the header's last word) is netconfig,
+/// which reads back its own changes.
 fn all_but_own() -> [SockFilter; 4] {
     const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
@@ -141,7 +141,7 @@ fn all_but_own() -> [SockFilter; 4] {
     ]
 }
 
-/// The kernel drops what exceeds the buffer.
+/// Receives one message and returns its nsid, while the kernel drops the part that exceeds the buffer.
 fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
     let mut byte = [0; 1];
     let mut control = cmsg_space!(i32);

@@ -1,8 +1,9 @@
-//! The sockets that receive each claimed netns's notifications.
+//! Opens the sockets that receive notifications of each claimed netns.
 //!
-//! Two sockets in this process's netns receive those of all claimed netns, with their nsid. Where the kernel refuses
-//! that (it takes CAP_NET_BROADCAST), two are opened in each claimed netns. These keep it alive
-//! (services/docs/facts/kernel.md, 7), as the claim does, and are closed with the claim.
+//! Two shared sockets in netconfig's netns receive the notifications of all claimed netns, with their nsid. Where
+//! the kernel refuses shared sockets (they need CAP_NET_BROADCAST), netconfig opens two sockets in each claimed
+//! netns. Like the claim, sockets in a netns keep the netns alive (services/docs/facts/kernel.md, 7), and are
+//! closed with the claim.
 
 use std::{
     collections::BTreeMap,
@@ -20,14 +21,15 @@ use super::{
 use crate::read_queue::Queue;
 use crate::{claims::Claim, notifications::DriftMetrics};
 
-/// Of a socket in a claimed netns: two for each, for that netns only.
+/// The maximum buffer size of a socket in a claimed netns. Each claimed netns has two such sockets, which receive
+/// its notifications only.
 const OWN_BUFFER_BYTES: usize = 256 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// `false` opens sockets in each netns, as if the kernel had refused.
+    /// `true` shares sockets between netns; `false` opens sockets in each netns, as if the kernel had refused.
     pub(crate) shared: bool,
-    /// Of a shared socket (SO_RCVBUF; the kernel doubles it, and counts its overhead).
+    /// The buffer size of a shared socket (SO_RCVBUF; the kernel doubles the size, and counts its overhead).
     pub(crate) buffer_bytes: usize,
 }
 
@@ -60,7 +62,7 @@ enum Source {
 }
 
 impl Subscriptions {
-    /// Must be called within a runtime, on a thread in the netns whose nsids are used.
+    /// Opens the shared sockets. Must be called within a runtime, on a thread in the netns whose nsids are used.
     pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: DriftMetrics) -> Self {
         let shared = if options.shared {
             Shared::open(options.buffer_bytes, &queue, &counts).map_err(|error| error.to_string())
@@ -76,7 +78,7 @@ impl Subscriptions {
         }
     }
 
-    /// Returns the reason why not as the error.
+    /// Returns the reason for separate sockets as the error.
     pub(crate) fn are_shared(&self) -> Result<(), String> {
         match &self.shared {
             Ok(_) => Ok(()),
@@ -86,7 +88,8 @@ impl Subscriptions {
         }
     }
 
-    /// Keeps an existing subscription. Returns whether it is subscribed. May block, within a runtime.
+    /// Subscribes to a claim's netns, or keeps an existing subscription, and returns whether the netns is
+    /// subscribed. May block, and must be called within a runtime.
     pub(crate) fn subscribe(&self, claim: &Claim) -> bool {
         let netns = claim.netns.id();
         let mut open = self.lock();
@@ -94,7 +97,8 @@ impl Subscriptions {
         if known.is_some_and(|subscription| subscription.netns == netns) {
             return true;
         }
-        // First: the kernel may assign the old netns's nsid to the new one.
+        // The old subscription is closed first, because the kernel may assign the old netns's nsid to the new
+        // netns.
         if let Some(before) = open.remove(&claim.sandbox) {
             self.close(&claim.sandbox, &before.source);
         }
@@ -116,7 +120,7 @@ impl Subscriptions {
         }
     }
 
-    /// Poisoning is harmless: a subscription that was not recorded is made again.
+    /// Locks the subscriptions, for which poisoning is harmless because an unrecorded subscription is made again.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxRef, Subscription>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Describes observed versus desired state, one sentence per difference.
+//! Describes the observed state's differences from the desired state, one sentence per difference.
 
 use super::{Plan, State};
 use crate::{
@@ -70,7 +70,7 @@ impl Plan {
         missing.collect()
     }
 
-    /// Returns routing to delete, in order: inpod's superfluous items, and those of replaced rules.
+    /// Returns the routing to delete, in order: inpod's superfluous items, and the items of replaced rules.
     pub(crate) fn surplus(&self, state: &State) -> Vec<Item> {
         let incumbents = state.routing.incumbents().iter().copied();
         let incumbents = incumbents.filter(|_| self.replaces_sidecar());
@@ -100,7 +100,7 @@ impl Plan {
     }
 }
 
-/// Adds the family, unless dual-stack.
+/// Returns the name of a table, with the family unless the table is dual-stack.
 fn label(table: &Table) -> String {
     match table.family {
         TableFamily::Inet => table.name.clone(),
@@ -162,7 +162,7 @@ fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
     differences
 }
 
-/// Returns missing and foreign rules. A modified one counts as both.
+/// Returns missing and foreign rules, where a modified rule counts as both.
 fn unmatched<'a>(wanted: &'a [Rule], found: &'a [Rule]) -> (Vec<&'a Rule>, Vec<&'a Rule>) {
     let mut left: Vec<_> = found.iter().collect();
     let mut missing = Vec::new();

@@ -1,4 +1,4 @@
-//! Steps as data: executed by apply, rendered by preview.
+//! Describes steps as data, which apply executes and preview renders.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::{
     rules::{Table, Tag},
 };
 
-/// A step of an apply. Between two, no traffic is lost, and none escapes capture.
+/// A step of an apply. Between two steps, no traffic is lost, and no traffic escapes capture.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// Enables the sysctl `net.ipv4.tcp_migrate_req`.
@@ -21,24 +21,26 @@ pub(crate) enum Step {
     Add(Item),
     /// Takes over an equivalent item of another program.
     Adopt(Item),
-    /// Deletes conntrack entries without NAT, older than our rules: conntrack did not see these connections begin.
+    /// Deletes conntrack entries without NAT that are older than inpod's rules, because conntrack did not see the
+    /// connections begin.
     FlushUntranslated(Vec<Family>),
-    /// Captures only new connections, leaves existing ones alone. Like the next, it deletes what is replaced.
+    /// Writes rules that capture only new connections and leave existing connections alone. Like
+    /// [`Self::WriteTables`], the step deletes the replaced rules.
     WriteNewOnly(Change),
-    /// Existing connections may close during the grace period.
+    /// Waits for existing connections to close during the grace period.
     AwaitClosed,
     WriteTables(Change),
-    /// Deletes entries of connections that conntrack did not see begin, or that outlived the grace period. Their next
-    /// packet is captured, which breaks them.
+    /// Deletes entries of connections that conntrack did not see begin, or that outlived the grace period. The
+    /// rules capture the next packet of such a connection, which breaks the connection.
     FlushExisting(Vec<Family>),
     Delete(Item),
-    /// Deletes entries of DNS queries whose path changes, given the families whose queries go to ztunnel. A socket
-    /// that stays open would keep the old path (services/docs/facts/kernel.md, 5).
+    /// Deletes entries of DNS queries whose path changes, given the families whose queries go to ztunnel. An open
+    /// socket would otherwise keep the old path (services/docs/facts/kernel.md, 5).
     FlushDns(Vec<Family>),
 }
 
 impl Plan {
-    /// Returns steps that add new state first, and delete old state once the new one exists.
+    /// Returns steps that add new state first, and delete old state only once the new state exists.
     pub(crate) fn steps(&self, state: &State, tag: &Tag) -> Vec<Step> {
         let mut steps = Vec::new();
         if state.migrates == Some(false) {
@@ -80,7 +82,8 @@ impl Plan {
         steps
     }
 
-    /// Returns families that may have uncaptured connections: tables that capture only new ones come first.
+    /// Returns the families that may have uncaptured connections, for which tables capturing only new connections
+    /// come first.
     fn uncaptured_families(&self, state: &State) -> Vec<Family> {
         let tables = || self.new_only.iter().filter(|table| table.captures());
         let is_of = |family: Family| tables().any(|table| table.family.has(family));
@@ -96,8 +99,9 @@ impl Plan {
         families
     }
 
-    /// Returns whether a table that captures a family was changed from outside, or left unfinished by a netconfig that
-    /// was killed. Connections may have begun uncaptured, and connection tracking would keep them so.
+    /// Returns whether a table capturing a family was changed from outside, or left unfinished by a killed
+    /// netconfig. Connections may have begun uncaptured meanwhile, and connection tracking would keep such
+    /// connections uncaptured.
     fn is_drifted(&self, state: &State, family: Family) -> bool {
         let tag = state.tag();
         let is_own = tag.is_some_and(|tag| tag.fingerprint == self.fingerprint);
@@ -107,7 +111,7 @@ impl Plan {
             })
     }
 
-    /// Returns the intermediate state, with the final fingerprint.
+    /// Returns the plan of the intermediate state, with the final fingerprint.
     pub(crate) fn new_only_plan(&self) -> Self {
         Self {
             tables: self.new_only.clone(),
@@ -117,7 +121,8 @@ impl Plan {
         }
     }
 
-    /// Adopts routes of Istio along with its rules: nothing else would ever delete them.
+    /// Returns the steps that add missing routing, and adopts routes of Istio along with its rules, because nothing
+    /// else would ever delete the routes.
     fn routing_additions(&self, state: &State) -> Vec<Step> {
         let replaces = state.has_incumbent() || (self.replaces_sidecar() && state.has_sidecar());
         let step = |item: &Item| {
@@ -132,7 +137,8 @@ impl Plan {
         self.routing.iter().filter_map(step).collect()
     }
 
-    /// Returns the tables that differ if the fingerprint is the plan's, otherwise all: each carries it.
+    /// Returns the change to the planned tables. If the fingerprint is the plan's, only differing tables are
+    /// written; otherwise all, since each table carries the fingerprint.
     pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
         let stale = |id: &_| !self.tables.iter().any(|table| table.id() == *id);
         let written = self.tables.iter().filter(|table| self.differs(table, seen));
@@ -141,7 +147,7 @@ impl Plan {
         Change {
             delete: seen.ids().into_iter().filter(goes).collect(),
             create: written.into_iter().map(|table| new(table, tag)).collect(),
-            leftovers: seen.leftovers.of(|author| self.replaces(author)),
+            leftovers: seen.leftovers.select(|author| self.replaces(author)),
         }
     }
 
@@ -171,7 +177,7 @@ fn after_change(seen: &Observed, change: &Change) -> Observed {
     after.tables.extend(change.create.iter().map(observed));
     after.leftovers = after
         .leftovers
-        .of(|author| !change.leftovers.has(|it| it == author));
+        .select(|author| !change.leftovers.has(|it| it == author));
     after
 }
 
@@ -193,7 +199,7 @@ fn new(table: &Table, tag: &Tag) -> NewTable {
 pub(crate) fn render(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps {
-        // Writing to strings cannot fail.
+        // Writing to a string cannot fail.
         let _ = match step {
             Step::EnableMigration => writeln!(text, "sysctl -w net.ipv4.tcp_migrate_req=1"),
             Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),

@@ -1,4 +1,4 @@
-//! Decides when to read which claimed netns. Does no I/O.
+//! Decides when to read each claimed netns, without any I/O.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,22 +7,24 @@ use std::{
 
 use inpod_types::{NetnsId, SandboxRef};
 
-/// From the first notification to the read: a transaction causes several, and an apply several transactions.
+/// The delay from the first notification to the read: a transaction causes several notifications, and an apply
+/// several transactions.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
-/// Between reads of one netns: a pod that keeps changing its own must not keep netconfig busy.
+/// The minimum interval between reads of one netns, so that a pod that keeps changing its own netns does not keep
+/// netconfig busy.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Between reads of all netns.
+/// The minimum interval between reads of all netns.
 const MIN_FULL_READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Claims that are read once in the configured period. With more it grows, so
-/// that a node at rest works no more with each pod.
+/// The number of claims read once in the configured period. With more claims the period grows, which keeps the idle
+/// cost of a node constant.
 const CLAIMS_PER_PERIOD: usize = 75;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Its subscription has to be closed, since it may hold the netns.
+    /// The claim ended, and its subscription has to be closed, since it may hold the netns.
     Ended(SandboxRef, NetnsId),
     Read(SandboxRef),
 }
@@ -30,22 +32,22 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(super) struct Schedule {
     claims: BTreeMap<SandboxRef, ReadTimes>,
-    /// The claims by their next read, so that finding one costs no more with each pod.
+    /// The claims by their next read, so that finding the next claim does not become slower with each pod.
     due: BTreeMap<(Instant, u64), SandboxRef>,
     added: u64,
     ended: VecDeque<(SandboxRef, NetnsId)>,
-    /// Of reads without a notification.
+    /// The configured period of reads without a notification.
     period: Duration,
-    /// Last or next read of all netns.
+    /// The time of the last or next read of all netns.
     full_read: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct ReadTimes {
-    /// Of the claim, in the order of addition.
+    /// The number of the claim, in the order of addition.
     number: u64,
     requested: Option<Instant>,
-    /// The last request.
+    /// The time at which the last request was made.
     requested_at: Instant,
     periodic: Instant,
     last_read: Option<Instant>,
@@ -57,7 +59,7 @@ impl ReadTimes {
         requested.min(self.periodic)
     }
 
-    /// Keeps an earlier one.
+    /// Requests a read at a time, and keeps an earlier request.
     fn request_read(&mut self, at: Instant, now: Instant) {
         self.requested_at = now;
         self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
@@ -76,7 +78,7 @@ impl Schedule {
         }
     }
 
-    /// Reads it soon, and then periodically at an offset of its own: `phase` thousandths of the period.
+    /// Schedules a read soon, and then periodic reads at an offset of their own: `phase` thousandths of the period.
     pub(super) fn add(&mut self, sandbox: SandboxRef, phase: u32, now: Instant) {
         self.unschedule(&sandbox);
         self.added += 1;
@@ -104,7 +106,7 @@ impl Schedule {
         }
     }
 
-    /// Returns whether the next read is now sooner.
+    /// Changes the times of a claim, and returns whether the next read is now sooner.
     fn change(&mut self, sandbox: &SandboxRef, change: impl FnOnce(&mut ReadTimes)) -> bool {
         let Some(times) = self.claims.get_mut(sandbox) else {
             return false;
@@ -123,7 +125,7 @@ impl Schedule {
         self.ended.push_back((sandbox.clone(), netns));
     }
 
-    /// Returns whether the next read is now sooner.
+    /// Requests a read after a change, and returns whether the next read is now sooner.
     pub(super) fn mark_changed(&mut self, sandbox: &SandboxRef, now: Instant) -> bool {
         self.change(sandbox, |times| {
             let earliest = times.last_read.map_or(now, |read| read + MIN_READ_INTERVAL);
@@ -131,7 +133,7 @@ impl Schedule {
         })
     }
 
-    /// Cancels requests from before a read that began at `started`.
+    /// Cancels requests made before a read that began at `started`.
     pub(super) fn mark_read(&mut self, sandbox: &SandboxRef, started: Instant) {
         self.change(sandbox, |times| {
             times.last_read = Some(started);
@@ -146,7 +148,7 @@ impl Schedule {
         times.is_some_and(|times| times.requested.is_none() && times.last_read.is_some())
     }
 
-    /// Returns whether the next read is now sooner.
+    /// Requests a read at a time, and returns whether the next read is now sooner.
     pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant, now: Instant) -> bool {
         self.change(sandbox, |times| times.request_read(at, now))
     }

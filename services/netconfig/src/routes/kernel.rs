@@ -1,4 +1,4 @@
-//! Routes, ip rules and addresses over rtnetlink.
+//! Reads and writes routes, ip rules and addresses over rtnetlink.
 
 use std::{
     collections::BTreeSet,
@@ -29,27 +29,28 @@ use crate::{
     rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// LOOPBACK_IFINDEX: `lo` in every netns.
+/// LOOPBACK_IFINDEX, the index of `lo` in every netns.
 const LOOPBACK: u32 = 1;
 
 const TENTATIVE: u8 = 0x40; // IFA_F_TENTATIVE of linux/if_addr.h
 
-/// Of a single IPv6 address.
+/// The prefix length of a single IPv6 address.
 const WHOLE: u8 = 128;
 
-/// For the kernel to route to a new address: less than a millisecond on an idle machine.
+/// Limits the wait until the kernel routes to a new address, which takes less than a millisecond on an idle
+/// machine.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 const POLL_INTERVAL: Duration = Duration::from_micros(250);
 
-/// Istio's sidecar installer's ip rules compare the whole mark.
+/// The mark in ip rules of Istio's sidecar installer, which compare the whole mark.
 const SIDECAR_MARK: Mark = FROM_PROXY.whole();
 
 #[derive(Debug)]
 pub(crate) struct Routes(Socket);
 
 impl Routes {
-    /// Opens it in the calling thread's netns. Other threads can use it from any netns.
+    /// Opens a socket in the calling thread's netns. Other threads can use the socket from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Socket::open_own(SockProtocol::NetlinkRoute).map(Self)
     }
@@ -110,7 +111,8 @@ impl Routes {
         Ok(())
     }
 
-    /// Protocols of addresses are reported since Linux 5.18; the address that the kernel gives to `lo` shows it.
+    /// Reads the addresses of `lo`. Linux reports protocols of addresses since 5.18, which shows at the address
+    /// that the kernel gives to `lo`.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
         for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
@@ -125,13 +127,13 @@ impl Routes {
         Ok(())
     }
 
-    /// Returns the netns's own addresses, sorted, without duplicates.
+    /// Returns the own addresses of the netns, sorted and without duplicates.
     pub(crate) fn addresses(&mut self) -> Result<Vec<IpAddr>, KernelError> {
         let request = rt_addr::Request::new().op_getaddr_dump(&Ifaddrmsg::new());
         let payloads = self.0.dump_family("read the addresses", &request)?;
         let addresses = payloads.iter().filter_map(|payload| {
             let (_, attributes) = OpGetaddrDump::decode_reply(payload);
-            // Of a point-to-point link, the other one is the peer's.
+            // On a point-to-point link, IFA_ADDRESS is the peer's address, and IFA_LOCAL is the own address.
             attributes
                 .get_local()
                 .or_else(|_| attributes.get_address())
@@ -150,8 +152,8 @@ impl Routes {
         self.0.dump_family("read the addresses", &request)
     }
 
-    /// Sets `lo` up where it has to be: runtimes run the plugin that does so beside this one
-    /// (services/docs/decisions/094-loopback.md).
+    /// Adds an item. Sets `lo` up if the item needs it, because runtimes run the loopback plugin beside inpod's
+    /// plugin (services/docs/decisions/094-loopback.md).
     pub(crate) fn add(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("add the {family} {part}");
@@ -159,16 +161,16 @@ impl Routes {
             Part::Address => {
                 self.0.set_up(LOOPBACK)?;
                 let request = rt_addr::Request::new().set_create().set_excl();
-                self.0.act(&act, &with_address(request))
+                self.0.execute(&act, &with_address(request))
             }
             Part::Route(recipient) => {
                 let request = rt_route::Request::new().set_create().set_excl();
                 let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
-                match self.0.act(&act, &request) {
+                match self.0.execute(&act, &request) {
                     Err(error) if error.is(nix::Error::ENETDOWN) => {
                         self.0.set_up(LOOPBACK)?;
-                        self.0.act(&act, &request)
+                        self.0.execute(&act, &request)
                     }
                     result => result,
                 }
@@ -177,16 +179,16 @@ impl Routes {
                 let request = rt_rule::Request::new().set_create().set_excl();
                 let mut request = request.op_newrule_do(&rule_header(recipient.table(), family));
                 push_rule(recipient, request.encode());
-                self.0.act(&act, &request)
+                self.0.execute(&act, &request)
             }
-            // Never added by inpod.
+            // inpod never adds rules of Istio's sidecar installer.
             Part::IncumbentRule(_) => Ok(()),
         };
         forgive(result, &[nix::Error::EEXIST])
     }
 
-    /// Waits until the kernel routes to the address, by a worker (addrconf_dad_work in net/ipv6/addrconf.c). Until
-    /// then no socket can bind to it.
+    /// Waits until the kernel routes to the address, which a worker of the kernel sets up (addrconf_dad_work in
+    /// net/ipv6/addrconf.c). Until then no socket can bind to the address.
     pub(crate) fn wait_for_address(&mut self) -> Result<(), KernelError> {
         let deadline = Instant::now() + ADDRESS_TIMEOUT;
         while !(self.is_address_usable()? && self.has_local_route()?) {
@@ -224,22 +226,22 @@ impl Routes {
         }))
     }
 
-    /// Makes a foreign item inpod's, without interruption.
+    /// Turns a foreign item into inpod's, without interruption.
     pub(crate) fn adopt(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("take over the {family} {part}");
         match part {
             Part::Address => {
                 let request = rt_addr::Request::new().set_create().set_replace();
-                self.0.act(&act, &with_address(request))
+                self.0.execute(&act, &with_address(request))
             }
             Part::Route(recipient) => {
                 let request = rt_route::Request::new().set_create().set_replace();
                 let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
-                self.0.act(&act, &request)
+                self.0.execute(&act, &request)
             }
-            // Rules that differ only in protocol can coexist; the kernel finds the older one first.
+            // Rules that differ only in protocol can coexist; the kernel finds the older rule first.
             Part::Rule(recipient) => {
                 self.add(item)?;
                 self.delete_first(recipient, family)
@@ -253,7 +255,7 @@ impl Routes {
         let mut request = rt_rule::Request::new().op_delrule_do(&header);
         drop(push_selector(recipient, request.encode()));
         let act = format!("delete the {family} ip rule that was taken over");
-        forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
+        forgive(self.0.execute(&act, &request), &[nix::Error::ENOENT])
     }
 
     pub(crate) fn delete(&mut self, item: Item) -> Result<(), KernelError> {
@@ -263,25 +265,25 @@ impl Routes {
             Part::Address => {
                 let mut request = rt_addr::Request::new().op_deladdr_do(&address_header());
                 drop(request.encode().push_local(PASSTHROUGH_V6.into()));
-                self.0.act(&act, &request)
+                self.0.execute(&act, &request)
             }
             Part::Route(recipient) => {
                 let header = route_header(recipient, family);
                 let mut request = rt_route::Request::new().op_delroute_do(&header);
                 drop(request.encode().push_oif(LOOPBACK));
-                self.0.act(&act, &request)
+                self.0.execute(&act, &request)
             }
             Part::Rule(recipient) => {
                 let header = rule_header(recipient.table(), family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
                 push_rule(recipient, request.encode());
-                self.0.act(&act, &request)
+                self.0.execute(&act, &request)
             }
             Part::IncumbentRule(priority) => {
                 let header = rule_header(PROXY_TABLE, family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
                 drop(push_mark(priority, SIDECAR_MARK, request.encode()));
-                self.0.act(&act, &request)
+                self.0.execute(&act, &request)
             }
         };
         let gone = [
@@ -370,7 +372,7 @@ fn push_mark<P: Pusher>(
         .push_fwmask(mark.mask())
 }
 
-/// Requires a local default route to `lo` without any restriction.
+/// Returns whether a route is a local default route to `lo` without any restriction.
 fn is_route(
     recipient: Recipient,
     family: Family,
@@ -404,7 +406,7 @@ fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>
     is_theirs.then(|| attributes.get_priority().unwrap_or(0))
 }
 
-/// Returns whether it sends exactly the packets with this mark to the table.
+/// Returns whether the ip rule sends exactly the packets with `mark` to the table.
 fn selects_by_mark(
     table: u8,
     mark: Mark,

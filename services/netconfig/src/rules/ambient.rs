@@ -1,5 +1,5 @@
-//! Ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to 6.3; TPROXY from
-//! Istio 1.21) in inpod's own tables.
+//! Describes ambient mode, with the rules of Istio's node agent (services/docs/facts/istio-ambient.md, 6.1 to 6.3;
+//! TPROXY from Istio 1.21) in inpod's own tables.
 
 mod inbound;
 mod outbound;
@@ -17,22 +17,22 @@ use crate::{
 
 pub const NAT: &str = "inpod-nat";
 
-/// Returns replies to ztunnel and captures by TPROXY.
+/// The table that returns replies to ztunnel and captures by TPROXY.
 pub const MANGLE: &str = "inpod-mangle";
 
-/// Separates ztunnel's DNS queries from the application's.
+/// The table that separates ztunnel's DNS queries from the application's.
 pub const RAW: &str = "inpod-raw";
 
-/// Of any redirection, in evaluation order.
+/// The tables of any redirection, in evaluation order.
 pub const TABLES: [&str; 3] = [RAW, MANGLE, NAT];
 
-/// Conventional for DNAT (NF_IP_PRI_NAT_DST).
+/// The conventional priority of DNAT (NF_IP_PRI_NAT_DST).
 pub(super) const NAT_PRIORITY: i32 = -100;
 
-/// Before NAT takes effect (NF_IP_PRI_MANGLE).
+/// A priority before NAT takes effect (NF_IP_PRI_MANGLE).
 pub(super) const MANGLE_PRIORITY: i32 = -150;
 
-/// Before connection tracking (NF_IP_PRI_RAW).
+/// A priority before connection tracking (NF_IP_PRI_RAW).
 pub(super) const RAW_PRIORITY: i32 = -300;
 
 pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
@@ -46,8 +46,9 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
     Ruleset { tables }
 }
 
-/// Keeps captured connections of a pod being withdrawn; new ones go direct. A rule in each nat chain keeps connection
-/// tracking active; without it, every captured connection would be reset (services/docs/facts/kernel.md, 1).
+/// Keeps captured connections of a pod being withdrawn, while new connections go direct. A rule in each nat chain
+/// keeps connection tracking active; without such a rule, every captured connection would be reset
+/// (services/docs/facts/kernel.md, 1).
 pub(crate) fn drain() -> Ruleset {
     let idle = || vec![Rule(vec![Expr::NewConnection, Expr::Counter])];
     Ruleset {
@@ -83,7 +84,7 @@ fn mangle(settings: &Ambient, capture: Vec<Rule>) -> Table {
     table(
         MANGLE,
         |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
-        // A route chain: its mark affects routing.
+        // The output chain is a route chain, so that its mark affects routing.
         |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
         prerouting,
         vec![return_replies_to_ztunnel(settings)],
@@ -95,22 +96,23 @@ fn nat(prerouting: Vec<Rule>, output: Vec<Rule>) -> Table {
     table(NAT, base, base, prerouting, output)
 }
 
-/// Marks connections from ztunnel to the application. They come from the client's address, so their replies look like
-/// packets of the application to the client.
+/// Marks connections from ztunnel to the application. Such connections come from the client's address, so their
+/// replies look like packets of the application to the client.
 fn mark_ztunnel_connections(settings: &Ambient) -> Rule {
     let packets = vec![Expr::Marked(FROM_ZTUNNEL)];
     either_family(settings, packets, Expr::MarkConnection(TO_ZTUNNEL))
 }
 
-/// Marks replies, which ip rule and route table deliver to ztunnel. The mark is a constant: restoring the complete
-/// connection mark, as Istio does, would overwrite foreign bits.
+/// Marks replies, which ip rule and route table deliver to ztunnel. The mark is a constant, because restoring the
+/// complete connection mark, as Istio does, would overwrite foreign bits.
 fn return_replies_to_ztunnel(settings: &Ambient) -> Rule {
     let packets = vec![Expr::ConnectionMarked(TO_ZTUNNEL)];
     either_family(settings, packets, Expr::Mark(TO_ZTUNNEL))
 }
 
 /// Returns one address per captured family, as in Istio. The rest of 127.0.0.0/8 is not captured either: packets to
-/// it leave through `lo`, accepted first, and a connection that passed output does not enter prerouting again.
+/// the rest leave through `lo`, which rules accept first, and a connection that passed output does not enter
+/// prerouting again.
 fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
     let loopback = |family: &Family| match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -126,7 +128,7 @@ fn either_family(settings: &Ambient, packets: Vec<Expr>, action: Expr) -> Rule {
     Rule(version.into_iter().chain(packets).chain(counted).collect())
 }
 
-/// Returns `None` if both are captured.
+/// Returns the only captured family, or `None` if both families are captured.
 fn only_family(settings: &Ambient) -> Option<Family> {
     match settings.families() {
         [only] => Some(*only),

@@ -3,71 +3,72 @@ use std::net::IpAddr;
 use super::settings::{InterfaceName, Network};
 use crate::{family::Family, marks::Mark};
 
-/// A part of a rule. Conditions describe the packet. Anything not in this list is [`Expr::Unknown`] and never inpod's.
+/// A part of a rule. Conditions describe the packet. Any expression missing from the list below is
+/// [`Expr::Unknown`] and never inpod's.
 ///
-/// Rules keep the order of this list, in which `iptables-save` prints.
+/// Rules keep the order of the list, in which `iptables-save` prints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// Is of this IP family.
+    /// The packet is of the IP family.
     Version(Family),
     Source(Network),
     Destination(Network),
-    /// Is of the network's family and goes elsewhere.
+    /// The packet is of the network's family and goes elsewhere.
     DestinationNot(Network),
-    /// Is of the family and goes to an address in the table's set.
+    /// The packet is of the family and goes to an address in the table's set.
     DestinationIn(Family, String),
     ArrivesBy(InterfaceName),
     LeavesBy(InterfaceName),
     NotLeavesBy(InterfaceName),
     Protocol(Transport),
-    /// Only after [`Expr::Protocol`], as the next three.
+    /// The source port, valid only after [`Expr::Protocol`], like the next three conditions.
     SourcePort(u16),
     Port(u16),
     PortNot(u16),
-    /// Opens a TCP connection: of FIN, SYN, RST and ACK only SYN is set.
+    /// The packet opens a TCP connection: of FIN, SYN, RST and ACK, only SYN is set.
     TcpSyn,
     Marked(Mark),
     NotMarked(Mark),
     ConnectionMarked(Mark),
-    /// First of its connection that conntrack sees.
+    /// The packet is the first of its connection seen by conntrack.
     NewConnection,
-    /// Of an established or related connection.
+    /// The packet belongs to an established or related connection.
     KnownConnection,
-    /// Belongs to no connection and cannot open one.
+    /// The packet belongs to no connection and cannot open a connection.
     InvalidConnection,
-    /// Sent by a socket of this netns.
+    /// A socket of the netns sent the packet.
     FromAnySocket,
-    /// Sent by a socket that the user opened.
+    /// A socket opened by the user sent the packet.
     FromUser(u32),
-    /// Sent by a socket that the group opened.
+    /// A socket opened by the group sent the packet.
     FromGroup(u32),
-    /// Sent by a socket that another group opened.
+    /// A socket opened by another group sent the packet.
     NotFromGroup(u32),
-    /// From a socket opened in the cgroup or below. Not allowed in
-    /// postrouting (nft_socket_validate in net/netfilter/nft_socket.c).
+    /// A socket opened in the cgroup or below sent the packet. The kernel allows no such condition in postrouting
+    /// (nft_socket_validate in net/netfilter/nft_socket.c).
     FromCgroup {
-        /// Depth below the root cgroup.
+        /// The depth of the cgroup below the root cgroup.
         level: u32,
-        /// Inode of the cgroup's directory.
+        /// The inode of the cgroup's directory.
         id: u64,
     },
-    /// The connection's label, 0 to 127.
+    /// The connection has the label, 0 to 127.
     Labelled(u8),
     Counter,
     /// Sets only the mark's bits, on the packet.
     Mark(Mark),
     /// Sets only the mark's bits, on the connection.
     MarkConnection(Mark),
-    /// Labels the connection, 0 to 127.
+    /// Labels the connection with a number from 0 to 127.
     Label(u8),
     Zone(u16),
-    /// No later rule of the chain sees it.
+    /// Accepts the packet, which no later rule of the chain sees.
     Accept,
     Drop,
     Redirect(u16),
     SourceNat(IpAddr),
-    /// Marks and delivers to the transparent socket on the port; without one, the next rule follows. With the family
-    /// that the rule selects, if any.
+    /// Marks packets and delivers them to the transparent socket on the port; without a socket, the next rule
+    /// follows. The family is the family selected by the rule, if any.
     Tproxy(Option<Family>, u16, Mark),
     Unknown(String),
 }
@@ -79,12 +80,12 @@ pub enum Transport {
 }
 
 impl Expr {
-    /// Redirects to ztunnel or a sidecar's proxy.
+    /// Returns whether the expression redirects to ztunnel or a sidecar's proxy.
     pub(crate) fn captures(&self) -> bool {
         matches!(self, Self::Redirect(_) | Self::Tproxy(..))
     }
 
-    /// Requires this family, if any.
+    /// Returns the family required by the expression, if any.
     pub(crate) fn family(&self) -> Option<Family> {
         match self {
             Self::Version(family) => Some(*family),

@@ -1,7 +1,7 @@
 use std::{fmt, str::FromStr};
 
-/// 64-bit FNV-1a of a ruleset's text: unlike std's hasher stable across builds. Detects drift, not malice: who can
-/// write the tag can write the rules.
+/// The 64-bit FNV-1a hash of a ruleset's text, which is stable across builds unlike std's hasher. Detects drift,
+/// not malice: a process able to write the tag is able to write the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(u64);
 
@@ -32,7 +32,7 @@ impl FromStr for Fingerprint {
 mod tests {
     use super::*;
 
-    /// Published test vectors (draft-eastlake-fnv).
+    /// Compares with published test vectors (draft-eastlake-fnv).
     #[test]
     fn the_hash_is_fnv_1a() {
         assert_eq!(Fingerprint::of("").to_string(), "cbf29ce484222325");

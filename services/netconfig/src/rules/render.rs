@@ -1,4 +1,4 @@
-//! Renders rules for `nft -f`, golden files, previews and logs.
+//! Renders rules as text for `nft -f`, golden files, previews and logs.
 
 use std::fmt;
 

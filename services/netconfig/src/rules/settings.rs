@@ -1,4 +1,4 @@
-//! Validated settings: every value can be written as rules.
+//! Holds validated settings, of which every value can be written as rules.
 
 use std::{fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
@@ -9,18 +9,18 @@ use crate::family::Family;
 /// IFNAMSIZ of linux/if.h, with the terminating zero.
 const INTERFACE_NAME_BYTES: usize = 16;
 
-/// Settings of ambient mode. Defaults are Istio's, but without DNS capture.
+/// Settings of ambient mode, whose defaults are Istio's, but without DNS capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ambient {
     pub dns_capture: bool,
     pub bypass_inbound_capture: bool,
-    /// Inbound TCP counts as outbound, as that of virtual machines.
+    /// Interfaces whose inbound TCP counts as outbound, such as interfaces of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
     pub inbound_capture: InboundCapture,
     pub ipv6: Ipv6,
     pub exclusions: Exclusions,
     pub keep_existing_connections: bool,
-    /// The kubelet's on this node, at most one per family. Not captured.
+    /// Source addresses of the kubelet's probes on this node, at most one per family, which rules do not capture.
     pub probe_sources: Vec<IpAddr>,
 }
 
@@ -32,19 +32,19 @@ impl Ambient {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InboundCapture {
-    /// By destination NAT to a local port.
+    /// Captures by destination NAT to a local port.
     #[default]
     Redirect,
-    /// By TPROXY, as Istio 1.21 did.
+    /// Captures by TPROXY, as Istio 1.21 did.
     Tproxy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// Only in netns with IPv6.
+    /// Captures IPv6 only in a netns with IPv6.
     #[default]
     Auto,
-    /// Netns without IPv6 are refused.
+    /// Captures IPv6, and refuses a netns without IPv6.
     On,
     Off,
 }
@@ -69,13 +69,13 @@ pub struct Exclusions {
     pub inbound_networks: Vec<Network>,
 }
 
-/// A name that `nft` and `iptables` accept, too: 1 to 15 letters, digits and `._-`, not `.` or `..`, not starting
+/// A name also accepted by `nft` and `iptables`: 1 to 15 letters, digits and `._-`, not `.` or `..`, not starting
 /// with `-`. The kernel refuses only slash, colon and white space (dev_valid_name in net/core/dev.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// `lo` exists in every netns.
+    /// Returns the name `lo`, which exists in every netns.
     pub fn loopback() -> Self {
         Self("lo".to_owned())
     }
@@ -141,7 +141,7 @@ impl Network {
         self.0.prefix_len() == self.0.max_prefix_len()
     }
 
-    /// Returns `None` if the mask has gaps or the address has host bits.
+    /// Returns the network of an address and a mask, or `None` if the mask has gaps or the address has host bits.
     pub(crate) fn of_mask(address: IpAddr, mask: IpAddr) -> Option<Self> {
         let net = IpNet::with_netmask(address, mask).ok()?;
         (net == net.trunc()).then_some(Self(net))
@@ -150,7 +150,7 @@ impl Network {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNetwork {
-    /// Not of the form address/length.
+    /// The text is not of the form address/length.
     #[error("is not a network: expected address/length, such as 10.0.0.0/8")]
     Form,
     #[error("has host bits set: the network is {0}")]

@@ -1,5 +1,5 @@
-//! A sidecar's redirection: the rules of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.3 and 4.4) in base
-//! chains of our tables. Differences are noted at each rule.
+//! Describes a sidecar's redirection: the rules of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.3 and
+//! 4.4) in base chains of inpod's tables. Comments at the rules note differences from Istio.
 
 mod inbound;
 mod outbound;
@@ -21,13 +21,13 @@ use crate::{
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 const UDP: Expr = Expr::Protocol(Transport::Udp);
 
-/// Source addresses of a proxy's calls to the application (Istio's inbound passthrough), by which
-/// rules recognise connections through the proxy. 127.0.0.0/8 is local; the IPv6 one has to be added
-/// to `lo` (services/docs/facts/istio-sidecar.md, 4.4.7).
+/// Source addresses of a proxy's calls to the application (Istio's inbound passthrough), by which rules recognise
+/// connections through the proxy. 127.0.0.0/8 is local; the IPv6 address has to be added to `lo`
+/// (services/docs/facts/istio-sidecar.md, 4.4.7).
 pub(crate) const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 
-/// Omits tables without rules, except nat.
+/// Builds the rules, and omits tables without rules, except nat.
 pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     let mut tables = Vec::new();
     tables.extend(raw(settings));
@@ -36,11 +36,11 @@ pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     Ruleset { tables }
 }
 
-/// Separates DNS queries to servers from those to the proxy by conntrack zones: both may come from the same port.
-/// Queries to servers from others than the proxy are in the proxy's zone, as all answers of servers; Istio puts them
-/// into the other zone, where their answers do not match. A packet's first zone counts (nft_ct_set_zone_eval in
-/// net/netfilter/nft_ct.c, xt_ct_target in net/netfilter/xt_CT.c). Families without captured servers have no such
-/// rules; Istio writes the proxy's for them.
+/// Separates DNS queries to servers from DNS queries to the proxy by conntrack zones, since both may come from the
+/// same port. Queries to servers by others than the proxy are in the proxy's zone, like all answers of servers;
+/// Istio puts such queries into the other zone, where their answers do not match. The first zone set for a packet
+/// counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in net/netfilter/xt_CT.c). Families without
+/// captured servers have no such rules; Istio writes the proxy's rules for these families, too.
 fn raw(settings: &Sidecar) -> Option<Table> {
     let families = settings.dns_families();
     if families.is_empty() {
@@ -78,7 +78,7 @@ fn raw(settings: &Sidecar) -> Option<Table> {
 fn mangle(settings: &Sidecar) -> Option<Table> {
     let mut prerouting = Vec::new();
     if settings.drop_invalid {
-        // Of every protocol; Istio's nftables rules drop only TCP.
+        // The rule drops packets of every protocol; Istio's nftables rules drop only TCP.
         let packets = vec![Expr::InvalidConnection];
         prerouting.push(rule(settings.families(), packets, Expr::Drop));
     }
@@ -92,7 +92,7 @@ fn mangle(settings: &Sidecar) -> Option<Table> {
         table(
             MANGLE,
             |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
-            // A route chain: its mark affects routing.
+            // The output chain is a route chain, so that its mark affects routing.
             |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
             prerouting,
             output,
@@ -117,8 +117,8 @@ fn proxy_groups(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     groups.map(|group| Expr::FromGroup(group.number()))
 }
 
-/// Groups, other than the proxy's, whose traffic is not captured. If only some are captured, one
-/// list excludes all others.
+/// Returns conditions for the groups, other than the proxy's, whose traffic is not captured. If only some groups
+/// are captured, a single list of conditions excludes all other groups.
 fn bypassed_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     let excluded = settings.excluded_owner_groups.iter();
     let excluded = excluded.map(|group| vec![Expr::FromGroup(group.number())]);
@@ -131,7 +131,7 @@ fn bypassed_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     excluded.chain(others).collect()
 }
 
-/// Returns `None` for all servers.
+/// Returns conditions for the captured servers, with `None` for all servers.
 fn servers(
     settings: &Sidecar,
     families: &[Family],
@@ -149,7 +149,7 @@ fn servers(
     conditions.into_iter()
 }
 
-/// Adds the family if only one is captured and no condition implies it.
+/// Builds a rule, and adds the family if only one family is captured and no condition implies the family.
 fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
     let has_family = packets.iter().any(|packet| packet.family().is_some());
     let only = match families {
@@ -172,7 +172,7 @@ fn loopback(settings: &Sidecar, family: Family) -> Network {
     }
 }
 
-/// Returns the proxy's passthrough address, per captured family.
+/// Returns a condition for the proxy's passthrough address, per captured family.
 fn from_passthrough(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     let address = |family: &Family| match family {

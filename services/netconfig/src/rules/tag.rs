@@ -4,17 +4,18 @@ use inpod_types::SandboxRef;
 
 use super::{Fingerprint, SCHEMA};
 
-/// Comments have at most 255 bytes with the terminating zero (nftnl's udata has one length byte).
+/// The maximum length of a sandbox in a tag, since comments have at most 255 bytes with the terminating zero
+/// (nftnl's udata has one length byte).
 const MAX_SANDBOX_BYTES: usize = 160;
 
-/// The comment on inpod's tables: records in the netns what was applied and for whom.
+/// The comment on inpod's tables, which records in the netns the applied rules and their sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
     pub schema: u32,
     pub fingerprint: Fingerprint,
-    /// inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable it with them.
+    /// True if inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable the sysctl with them.
     pub migrates: bool,
-    /// For display: a sandbox may be renamed while its rules stay.
+    /// The sandbox's name, for display only, because a sandbox may be renamed while its rules stay.
     pub sandbox: String,
 }
 
@@ -31,7 +32,7 @@ impl Tag {
     }
 }
 
-/// Hashes long names, for kernel comments.
+/// Returns the name of a sandbox for a kernel comment, or a hash of the name if the name is too long.
 pub(crate) fn sandbox_name(sandbox: &SandboxRef) -> String {
     let text = sandbox.to_string();
     if text.len() <= MAX_SANDBOX_BYTES {

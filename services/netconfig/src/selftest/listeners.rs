@@ -15,7 +15,7 @@ use crate::marks::{
 
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The place where something has arrived.
+/// The socket at which a packet has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     Outbound,
@@ -94,7 +94,7 @@ impl Listeners {
             .map(Self)
     }
 
-    /// Describes the observation; the error adds the expectation.
+    /// Describes the observation as text; an error adds the expectation.
     pub(super) fn check_arrival(
         &self,
         sent: io::Result<Sent>,
@@ -145,7 +145,7 @@ impl Listeners {
 }
 
 impl Listener {
-    /// Listens on all addresses of both families, as ztunnel.
+    /// Listens on all addresses of both families, as ztunnel does.
     fn open(netns: &Netns, at: Arrival, has_ipv6: bool) -> io::Result<Self> {
         let every = if has_ipv6 { "[::]" } else { "0.0.0.0" };
         let address = format!("{every}:{}", at.port());
@@ -167,7 +167,7 @@ impl Listener {
         }
     }
 
-    /// Accepts without a reply; returns the source address.
+    /// Accepts one connection or datagram without a reply, and returns the source address.
     fn receive(&self) -> io::Result<SocketAddr> {
         let from = match self {
             Self::Tcp(listener) => listener.accept()?.1,

@@ -1,4 +1,5 @@
-//! Names the option that a kernel lacks if it refuses rules: each table needs one more than the one before it.
+//! Names the option that a kernel lacks if the kernel refuses rules, by a series of tables, of which each needs one
+//! more option than the previous table.
 
 use inpod_linux::Netns;
 use inpod_types::Reason;
@@ -13,13 +14,13 @@ use crate::{
 
 const NAME: &str = "inpod-options";
 
-/// Asks in a temporary netns, if the kernel refused something.
+/// Returns the missing option if the kernel refused something, by writing tables in a temporary netns.
 pub(super) fn missing_option_here(error: &SelfTestError) -> Option<&'static str> {
     let netns = (error.reason() == Reason::KernelRefused).then(network::netns_with_loopback);
     missing_option(&netns?.ok()?)
 }
 
-/// Returns the option, or `None` if the kernel has all.
+/// Returns the first option that the kernel lacks, or `None` if the kernel has all options.
 fn missing_option(netns: &Netns) -> Option<&'static str> {
     let opened = netns.within(Nftables::open).ok()?;
     let mut nftables = opened.ok();

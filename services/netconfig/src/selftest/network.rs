@@ -1,4 +1,4 @@
-//! Two temporary netns, connected by a veth.
+//! Creates two temporary netns connected by a veth.
 
 use std::{
     io,
@@ -27,16 +27,16 @@ use crate::{
 
 pub(super) const APPLICATION: u16 = 8080;
 
-/// Takes no time on the same machine, unless the load is high.
+/// The timeout of a connection, which takes no time on the same machine unless the load is high.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// IFA_F_NODAD of linux/if_addr.h: usable at once.
+/// IFA_F_NODAD of linux/if_addr.h, which makes an address usable at once.
 const NODAD: u8 = 2;
 /// RT_TABLE_MAIN of linux/rtnetlink.h.
 const MAIN: u8 = 254;
-/// Both ends of the veth.
+/// The name of both ends of the veth.
 const INTERFACE: &str = "eth0";
-/// Given by the kernel to the other end of a netns's first veth.
+/// The name given by the kernel to the other end of the first veth in a netns.
 const OTHER_END: &str = "veth0";
 
 #[derive(Debug, thiserror::Error)]
@@ -57,11 +57,11 @@ pub(super) struct TestNetwork {
     pub(super) has_ipv6: bool,
 }
 
-/// A packet to send, with address and port.
+/// A packet to send, with the address and the port of the destination.
 #[derive(Clone, Copy)]
 pub(super) enum Packet {
     FromPod((IpAddr, u16)),
-    /// May use another source address.
+    /// A packet from ztunnel, which may use another source address.
     FromZtunnel {
         source: Option<IpAddr>,
         to: (IpAddr, u16),
@@ -73,7 +73,7 @@ pub(super) enum Packet {
     DnsQuery((IpAddr, u16)),
 }
 
-/// A socket that must stay open for the packet to arrive.
+/// A sent packet, with the socket that must stay open for the packet to arrive.
 pub(super) struct Sent {
     pub(super) from: SocketAddr,
     _connection: Connection,
@@ -84,7 +84,7 @@ enum Connection {
     Udp { _socket: UdpSocket },
 }
 
-/// Returns a documentation address (RFC 5737, RFC 3849).
+/// Returns the pod's address, a documentation address (RFC 5737, RFC 3849).
 pub(super) fn pod_address(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -99,7 +99,7 @@ pub(super) fn peer_address(family: Family) -> IpAddr {
     }
 }
 
-/// Creates it with nothing but `lo`, which suffices to apply rules.
+/// Creates a netns with nothing but `lo`, which suffices to apply rules.
 pub(super) fn netns_with_loopback() -> Result<Netns, TestNetworkError> {
     let netns = Netns::create()?;
     NetnsConfig::open(&netns)?.set_up("lo")?;
@@ -125,7 +125,7 @@ impl TestNetwork {
         for family in network.families() {
             inside.add_address(pod_address(*family))?;
             outside.add_address(peer_address(*family))?;
-            // Replies to probes need it.
+            // Replies to probes need the default route.
             inside.add_default_route(*family)?;
         }
         let is_tried = |source: &&IpAddr| has_ipv6 || source.is_ipv4();
@@ -163,7 +163,7 @@ impl TestNetwork {
     }
 }
 
-/// Opens a socket, which stays in that netns wherever it is used.
+/// Opens a socket, which belongs to the given netns even when used from another netns.
 pub(super) fn open_inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     netns.within(open).map_err(io::Error::other)?
 }
@@ -215,13 +215,13 @@ impl<'a> NetnsConfig<'a> {
         Ok(index.map_err(io::Error::from)?)
     }
 
-    /// Moves the other end to `there`.
+    /// Creates a veth and moves the other end to `there`.
     fn add_veth(&mut self, there: &Netns) -> Result<(), TestNetworkError> {
         let request = rt_link::Request::new().set_create().set_excl();
         let mut request = request.op_newlink_do(&Ifinfomsg::new());
         let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
         drop(attributes.nested_linkinfo().push_kind(c"veth").end_nested());
-        self.socket.act("create a veth", &request)?;
+        self.socket.execute("create a veth", &request)?;
         let header = Ifinfomsg {
             ifi_index: i32::try_from(self.index(OTHER_END)?).unwrap_or(0),
             ..Ifinfomsg::new()
@@ -232,7 +232,7 @@ impl<'a> NetnsConfig<'a> {
         drop(attributes.push_net_ns_fd(there));
         Ok(self
             .socket
-            .act("move the other end of the veth", &request)?)
+            .execute("move the other end of the veth", &request)?)
     }
 
     fn set_up(&mut self, name: &str) -> Result<(), TestNetworkError> {
@@ -240,7 +240,7 @@ impl<'a> NetnsConfig<'a> {
         Ok(self.socket.set_up(index)?)
     }
 
-    /// Adds the pod's and the peer's with their network, others alone.
+    /// Adds the address of the pod or the peer with its network, and any other address alone.
     fn add_address(&mut self, address: IpAddr) -> Result<(), TestNetworkError> {
         let family = Family::of(address);
         let is_on_link = [pod_address(family), peer_address(family)].contains(&address);
@@ -259,7 +259,7 @@ impl<'a> NetnsConfig<'a> {
         let request = rt_addr::Request::new().set_create();
         let mut request = request.op_newaddr_do(&header);
         drop(request.encode().push_local(address).push_address(address));
-        Ok(self.socket.act("add an address", &request)?)
+        Ok(self.socket.execute("add an address", &request)?)
     }
 
     fn add_default_route(&mut self, family: Family) -> Result<(), TestNetworkError> {
@@ -274,6 +274,6 @@ impl<'a> NetnsConfig<'a> {
         let request = rt_route::Request::new().set_create();
         let mut request = request.op_newroute_do(&header);
         drop(request.encode().push_oif(index));
-        Ok(self.socket.act("add a default route", &request)?)
+        Ok(self.socket.execute("add a default route", &request)?)
     }
 }

@@ -1,4 +1,4 @@
-//! Inspects a claimed netns or, for callers that may claim, one at a path.
+//! Inspects a claimed netns or, for callers allowed to claim, a netns at a path.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::{
     Handler,
-    wire::{describe_finding, describe_listener, describe_process, invalid, missing},
+    wire::{describe_finding, describe_listener, describe_process, missing, to_invalid_status},
     work::blocking,
 };
 use crate::{
@@ -85,9 +85,9 @@ impl Handler {
                 blocking(move || inspect(&InspectedNetns::Claimed(claim))).await
             }
             Target::Netns(netns) => {
-                // Opening a path takes the right to claim it.
+                // Opening a path takes the same right as claiming the netns.
                 peer.require(Class::Service)?;
-                let wanted = required("netns", Some(netns)).map_err(invalid)?;
+                let wanted = required("netns", Some(netns)).map_err(to_invalid_status)?;
                 let roots = Arc::clone(&self.roots);
                 blocking(move || inspect(&InspectedNetns::Open(validate::open(&wanted, &roots)?)))
                     .await
@@ -96,7 +96,8 @@ impl Handler {
     }
 }
 
-/// Uses the last observation, which costs nothing, if claimed.
+/// Returns the users of a sidecar's proxy, which for a claimed netns are known from the last observation at no
+/// cost.
 fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
     let published = match subject {
         InspectedNetns::Claimed(claim) => claims.last_published(claim),
@@ -113,7 +114,7 @@ fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxie
     observed.proxies
 }
 
-/// Returns the netns, its processes, and whether its path leads to it.
+/// Returns the netns, its processes, and whether the path still leads to the netns.
 pub(super) fn inspect_processes(
     subject: &InspectedNetns,
 ) -> Result<InspectNetnsResponse, ClaimError> {

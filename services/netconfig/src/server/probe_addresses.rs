@@ -13,7 +13,8 @@ const FIELD: &str = "probe_addresses";
 
 const MAX_PROBE_ADDRESSES: usize = 16;
 
-/// Deduplicates. Refuses addresses that no pod can have: an element affects all traffic of the node to it.
+/// Parses and deduplicates addresses, and refuses addresses that no pod can have, because an element affects all
+/// traffic of the node to its address.
 pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
     let found = texts.len();
     if found > MAX_PROBE_ADDRESSES {
@@ -41,7 +42,7 @@ fn is_never_a_pod_address(address: IpAddr) -> bool {
         || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Sets probe addresses first. If the rules fail, these are restored.
+/// Sets probe addresses, then applies rules, and restores the previous probe addresses if the rules fail.
 pub(super) fn apply(
     probe_set: &ProbeSet,
     claim: &Claim,
@@ -54,7 +55,7 @@ pub(super) fn apply(
             let changed = applied.changed || change.changed;
             Ok((Applied { changed, ..applied }, seen))
         }
-        // The rules are applied and need the addresses.
+        // The rules are applied and need the probe addresses.
         Err(error @ ApplyError::Inspect(_)) => Err(error),
         Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),
     }

@@ -1,4 +1,4 @@
-//! Conversions between protobuf and internal types.
+//! Converts between protobuf and internal types.
 
 mod redirection;
 
@@ -120,8 +120,8 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
 
 pub(super) fn pod_of(request: &v1::FindNetnsRequest) -> Result<(PodUid, Vec<IpAddr>), Status> {
     let uid = request.pod_uid.parse();
-    let uid = uid.map_err(|error| invalid(Invalid::new("pod_uid", error)))?;
-    let addresses = addresses_from(&request.addresses, "addresses").map_err(invalid)?;
+    let uid = uid.map_err(|error| to_invalid_status(Invalid::new("pod_uid", error)))?;
+    let addresses = addresses_from(&request.addresses, "addresses").map_err(to_invalid_status)?;
     if addresses.is_empty() {
         return Err(missing("addresses"));
     }
@@ -137,10 +137,10 @@ pub(super) fn phase_of(phase: RemovePhase) -> Result<Phase, Status> {
 }
 
 pub(super) fn missing(field: &'static str) -> Status {
-    invalid(Invalid::new(field, format!("{field} is required")))
+    to_invalid_status(Invalid::new(field, format!("{field} is required")))
 }
 
-pub(super) fn invalid(invalid: Invalid) -> Status {
+pub(super) fn to_invalid_status(invalid: Invalid) -> Status {
     into_status(&Failure::from(invalid))
 }
 

@@ -1,4 +1,4 @@
-//! Runs work that must outlive the call that started it.
+//! Runs work that must outlive the gRPC call which started it.
 
 use std::future::Future;
 
@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 
 use crate::error::IntoFailure;
 
-/// Continues if the client disconnects: tonic drops the handler then.
+/// Continues the work if the client disconnects, upon which tonic drops the handler.
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {

@@ -1,6 +1,6 @@
-//! What a rule that iptables-nft wrote says, as far as leftovers are recognised by it. Matches and targets of iptables
-//! are a name, a revision and a kernel structure in native byte order; some versions write expressions of nf_tables
-//! instead (linux/netfilter/nf_tables.h).
+//! Interprets a rule written by iptables-nft, as far as recognising leftovers requires. Matches and targets of
+//! iptables are a name, a revision and a kernel structure in native byte order; some versions write expressions of
+//! nf_tables instead (linux/netfilter/nf_tables.h).
 
 use netlink_bindings::{
     nftables::{ExprListAttrs, IterableRuleAttrs},
@@ -10,24 +10,25 @@ use netlink_bindings::{
 use super::super::constants::decode_comment;
 use crate::rules::Tag;
 
-/// Packets that TPROXY delivers, and those from the proxy to its own application.
+/// The mark of packets delivered by TPROXY, and the mark of packets from the proxy to its own application.
 const TPROXY_MARK: u32 = 0x539;
 const PROXY_MARK: u32 = 0x53a;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Meaning {
-    /// Chains that it jumps or goes to.
+    /// Names of the chains to which the rule jumps or goes.
     pub(in super::super) targets: Vec<String>,
     comment: Option<String>,
-    /// Asks for the mark of the sidecar installer's TPROXY, or sets the one that belongs to it.
+    /// True if the rule matches `TPROXY_MARK` or sets `PROXY_MARK`, as rules of the sidecar installer for TPROXY
+    /// do.
     pub(in super::super) concerns_tproxy_mark: bool,
     conditions_on_interface: usize,
     returns: bool,
-    /// Expressions other than these and counters.
+    /// The number of expressions that are neither counters nor represented by the other fields.
     others: usize,
 }
 
-/// The content of a register.
+/// The content of a register while a rule is evaluated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Value {
     #[default]
@@ -65,18 +66,18 @@ impl Meaning {
         }
     }
 
-    /// Returns whether it bears the tag of an inpod that enabled `net.ipv4.tcp_migrate_req`.
+    /// Returns whether the rule bears the tag of an inpod that enabled `net.ipv4.tcp_migrate_req`.
     pub(super) fn migrates(&self) -> bool {
         let tag = self.comment.as_deref().map(str::parse::<Tag>);
         tag.is_some_and(|tag| tag.is_ok_and(|tag| tag.migrates))
     }
 
-    /// Returns whether it only returns what comes from or goes to an interface.
+    /// Returns whether the rule does nothing but return packets from or to one interface.
     pub(super) fn is_interface_exclusion(&self) -> bool {
         self.returns && self.conditions_on_interface == 1 && self.others == 0
     }
 
-    /// Returns `None` for what it does not understand.
+    /// Interprets one expression, and returns `None` for an expression that has no known meaning.
     fn add(&mut self, name: &str, data: Attributes<'_>, value: &mut Value) -> Option<()> {
         match name {
             "counter" => {}
@@ -110,7 +111,7 @@ impl Meaning {
         Some(())
     }
 
-    /// Reads NFTA_IMMEDIATE_DREG and _DATA, which is a number or a verdict.
+    /// Interprets NFTA_IMMEDIATE_DREG and _DATA, which is a number or a verdict.
     fn add_immediate(&mut self, data: Attributes<'_>, value: &mut Value) -> Option<()> {
         const TO_VERDICT: u32 = 0; // NFT_REG_VERDICT
         const JUMP: i32 = -3; // NFT_JUMP
@@ -129,7 +130,8 @@ impl Meaning {
         Some(())
     }
 
-    /// Reads struct xt_mark_mtinfo1 and xt_connmark_mtinfo1: mark, mask, invert; struct xt_comment_info: a text.
+    /// Interprets struct xt_mark_mtinfo1 and xt_connmark_mtinfo1 (mark, mask, invert), and struct xt_comment_info,
+    /// a text.
     fn add_match(&mut self, name: &str, info: &[u8]) -> Option<()> {
         match name {
             "mark" | "connmark" if native(info, 0)? == TPROXY_MARK && *info.get(8)? == 0 => {
@@ -145,7 +147,7 @@ impl Meaning {
     }
 }
 
-/// A list of attributes. Numbers are big-endian, as everywhere in nf_tables.
+/// A list of attributes, whose numbers are big-endian, as everywhere in nf_tables.
 #[derive(Clone, Copy)]
 struct Attributes<'a>(&'a [u8]);
 

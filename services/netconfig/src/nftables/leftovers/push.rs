@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{netlink::Batch, rules::TableFamily};
 
-/// Rules first, then the chains' contents, since the chains refer to each other. The kernel refuses to delete a chain
-/// that anything refers to, and with it the transaction.
+/// Deletes the rules first, then the chains' contents, and the chains last, since chains refer to each other. The
+/// kernel refuses to delete a referenced chain, and refuses the whole transaction with it.
 pub(in super::super) fn push_deletions(batch: &mut Batch, leftovers: &Leftovers) {
     let Leftovers {
         tables,
@@ -35,7 +35,7 @@ pub(in super::super) fn push_deletions(batch: &mut Batch, leftovers: &Leftovers)
     }
 }
 
-/// Deletes one rule of a chain, or all.
+/// Deletes one rule of a chain, or all rules.
 fn push_rules(batch: &mut Batch, (family, table): &TableId, chain: &str, handle: Option<u64>) {
     let mut request = Request::new().op_delrule_do(&header(*family));
     let attributes = request.encode().push_table_bytes(table.as_bytes());
@@ -48,7 +48,7 @@ fn push_rules(batch: &mut Batch, (family, table): &TableId, chain: &str, handle:
     batch.push(&request);
 }
 
-/// The same as lines for `nft -f`.
+/// Renders the deletions as lines for `nft -f`.
 pub(in super::super) fn render_deletions(leftovers: &Leftovers) -> Vec<String> {
     let rules = leftovers.rules.iter().map(|rule| {
         let ((family, table), chain) = (&rule.table, &rule.chain);

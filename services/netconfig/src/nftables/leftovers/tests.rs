@@ -4,7 +4,7 @@ fn table(name: &str) -> TableId {
     (TableFamily::Ip, name.to_owned())
 }
 
-/// `jumps` are (chain with the rule, target).
+/// Finds leftovers in one table; each of `jumps` is a pair of the chain with the rule, and the target.
 fn find(table_name: &str, chains: &[(&str, u32)], jumps: &[(&str, &str)]) -> Leftovers {
     let chains: Vec<_> = chains
         .iter()
@@ -42,7 +42,7 @@ fn a_sidecars_chains_are_not_the_node_agents() {
     assert!(!found.has(|author| author != Author::Sidecar));
     let names = ["ip nat ISTIO_OUTPUT", "ip nat ISTIO_REDIRECT"];
     assert_eq!(found.names(Author::Sidecar), names);
-    // The jump between them goes with the chain that holds it.
+    // The jump between the two chains is deleted with its chain.
     assert_eq!(found.rules.len(), 1);
 }
 
@@ -82,7 +82,7 @@ fn tables_of_istio_are_found_by_their_names() {
     assert_eq!(found.names(Author::Agent), ["istio-ambient-nat"]);
     assert_eq!(found.names(Author::Sidecar), ["istio-proxy-raw"]);
     assert!(found.captures(Family::V6, |author| author == Author::Agent));
-    let agents = found.of(|author| author == Author::Agent);
+    let agents = found.select(|author| author == Author::Agent);
     assert_eq!(
         render_deletions(&agents),
         ["delete table inet istio-ambient-nat\n"]

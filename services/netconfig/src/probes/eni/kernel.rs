@@ -84,7 +84,7 @@ impl Kernel {
             let request = rt_rule::Request::new().set_create().set_excl();
             let mut request = request.op_newrule_do(&header(rule));
             describe(rule, request.encode());
-            match self.0.act("add an ip rule for probes", &request) {
+            match self.0.execute("add an ip rule for probes", &request) {
                 Ok(()) => added.push(rule.clone()),
                 Err(error) if error.is(nix::Error::EEXIST) => {}
                 Err(error) => {
@@ -102,7 +102,7 @@ impl Kernel {
         for rule in rules {
             let mut request = rt_rule::Request::new().op_delrule_do(&header(rule));
             describe(rule, request.encode());
-            match self.0.act("delete an ip rule for probes", &request) {
+            match self.0.execute("delete an ip rule for probes", &request) {
                 Err(error) if error.is(nix::Error::ENOENT) => {}
                 result => result?,
             }

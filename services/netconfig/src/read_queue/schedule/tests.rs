@@ -24,7 +24,7 @@ fn reads(schedule: &mut Schedule, now: Instant) -> Vec<String> {
         .collect()
 }
 
-/// Returns a schedule after its first reads, and their time.
+/// Returns a schedule after its first reads, and the time of the reads.
 fn read_once(names: &[&str]) -> (Schedule, Instant) {
     let start = Instant::now();
     let mut schedule = Schedule::new(MINUTE);
@@ -102,7 +102,7 @@ fn an_overrun_has_everything_read_that_was_not_read_since() {
     let now = read + MINUTE / 2;
     schedule.mark_all_changed(now);
     assert_eq!(reads(&mut schedule, now + COALESCE_DELAY), ["a", "b"]);
-    // While reads of the first overrun are pending and one is done.
+    // Reads of the first overrun are pending, and one read is done.
     let now = now + MINUTE / 4;
     schedule.mark_all_changed(now);
     schedule.request_read(&sandbox("a"), now, now);

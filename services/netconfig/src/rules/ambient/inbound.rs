@@ -27,12 +27,12 @@ pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     rules
 }
 
-/// Follows Istio 1.21's order, in the mangle table.
+/// Captures inbound TCP by TPROXY in the mangle table, in the order of Istio 1.21.
 pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
     if !is_captured_by(settings, InboundCapture::Tproxy) {
         return Vec::new();
     }
-    // The nat table redirects virtual machines' TCP.
+    // The nat table redirects TCP of virtual machines.
     let mut rules = from_virtual_machines(settings, &Expr::Accept);
     rules.extend(loopbacks(settings).map(bypass_own_addresses));
     rules.extend(to_port(
@@ -41,7 +41,7 @@ pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
         INBOUND_HBONE_PORT,
     ));
     rules.extend(bypass(settings));
-    // Otherwise established connections are never captured.
+    // Rules that keep existing connections never capture established connections anyway.
     if !settings.keep_existing_connections {
         let known = vec![TCP, Expr::KnownConnection];
         rules.push(either_family(settings, known, Expr::Accept));
@@ -57,7 +57,7 @@ fn is_captured_by(settings: &Ambient, capture: InboundCapture) -> bool {
     !settings.bypass_inbound_capture && settings.inbound_capture == capture
 }
 
-/// Delivers or drops: without a socket the packet would reach the application.
+/// Delivers packets or drops them, because a packet without a listening socket would reach the application.
 fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     packets.extend(only_syn(settings));
     packets.push(Expr::NotMarked(FROM_ZTUNNEL));
@@ -73,7 +73,7 @@ fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     })
 }
 
-/// Treats their TCP as outbound.
+/// Treats TCP from interfaces of virtual machines as outbound.
 fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let rule = |interface| {
@@ -84,7 +84,7 @@ fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     interfaces.map(rule).collect()
 }
 
-/// Exempts a pod that calls its own address.
+/// Exempts connections of a pod to its own address.
 fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![
         Expr::DestinationNot(loopback),
@@ -94,7 +94,7 @@ fn bypass_own_addresses(loopback: Network) -> Rule {
     one_family(packets, Expr::Accept)
 }
 
-/// Exempts kubelet probes and exclusions.
+/// Exempts kubelet probes and excluded networks and ports.
 fn bypass(settings: &Ambient) -> Vec<Rule> {
     let probes = settings.probe_sources.iter().copied().map(Network::host);
     let networks = settings.exclusions.inbound_networks.iter().copied();

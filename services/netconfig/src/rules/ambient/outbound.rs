@@ -1,4 +1,4 @@
-//! Rules for the pod's outgoing traffic, in the nat table.
+//! Builds the rules for the pod's outgoing traffic, in the nat table.
 
 use super::{either_family, is_captured, is_loopback, loopbacks, one_family, only_syn};
 use crate::{
@@ -44,13 +44,13 @@ fn redirect_udp_queries(settings: &Ambient) -> Rule {
     either_family(settings, packets, Expr::Redirect(ZTUNNEL_DNS_PORT))
 }
 
-/// Replies to ztunnel are not outbound.
+/// Accepts replies to ztunnel, which are not outbound traffic.
 fn bypass_ztunnel_replies(settings: &Ambient) -> Rule {
     let packets = vec![TCP, Expr::Marked(TO_ZTUNNEL)];
     either_family(settings, packets, Expr::Accept)
 }
 
-/// Exempts a pod that calls its own address.
+/// Exempts connections of a pod to its own address.
 fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![Expr::DestinationNot(loopback), is_loopback(Expr::LeavesBy)];
     one_family(packets, Expr::Accept)

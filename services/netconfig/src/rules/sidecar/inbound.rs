@@ -12,12 +12,12 @@ use crate::{
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
 
-/// Handles TCP from virtual machines, which is outbound, then inbound TCP, in the nat table.
+/// Redirects TCP from virtual machines, which is outbound, then inbound TCP, in the nat table.
 pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings);
     if settings.captures_inbound() && settings.inbound_capture == InboundCapture::Redirect {
         if settings.outbound_networks != Selection::All {
-            // Otherwise all of it is redirected already.
+            // If all networks are captured, TCP from virtual machines is redirected already.
             rules.extend(bypass_virtual_machines(settings));
         }
         rules.extend(by_excluded_interfaces(settings, Expr::ArrivesBy));
@@ -33,15 +33,15 @@ pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Follows Istio's order, in the mangle table.
+/// Captures inbound TCP by TPROXY in the mangle table, in Istio's order.
 pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let accept = |packets| rule(families, packets, Expr::Accept);
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
-    // The nat table redirects it. Istio's rules capture it here first.
+    // The nat table redirects TCP from virtual machines. Istio's rules capture such TCP in the mangle table first.
     rules.extend(bypass_virtual_machines(settings));
     let by_loopback = || is_loopback(Expr::ArrivesBy);
-    // By loopback only: other packets' mark was not set by the pod's proxy.
+    // The rule matches by loopback only, because the pod's proxy did not set the mark of other packets.
     let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(FROM_PROXY)];
     let remember = Expr::MarkConnection(FROM_PROXY);
     rules.push(rule(families, in_a_clients_name, remember));
@@ -62,8 +62,8 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Routes established connections like their first packet, without another socket lookup: TPROXY delivered that to
-/// the proxy, or it answers the pod.
+/// Routes packets of established connections locally, like the first packet, without another socket lookup: either
+/// TPROXY delivered the first packet to the proxy, or the packet answers the pod.
 fn divert(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules: Vec<_> = ports(settings)
@@ -79,7 +79,7 @@ fn divert(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Delivers or drops: without a socket the packet would reach the application.
+/// Delivers packets or drops them, because a packet without a listening socket would reach the application.
 fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     packets.extend(only_syn(settings));
     let family = packets.iter().find_map(Expr::family);
@@ -90,9 +90,9 @@ fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     .map(|action| rule(settings.families(), packets.clone(), action))
 }
 
-/// Returns to the proxy, in the mangle table's output, what it sends to the pod from its own address; only for
-/// groups, since the nat table redirects its users' packets. The last rule returns the application's replies to a
-/// proxy that connected from a client's address.
+/// Returns packets that the proxy sends to the pod from its own address to the proxy, in the output chain of the
+/// mangle table. Covers only the proxy's groups, since the nat table redirects packets of its users. The last rule
+/// returns the application's replies to a proxy that connected from a client's address.
 pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules = Vec::new();
@@ -108,13 +108,13 @@ pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
             rule(families, packets, Expr::Mark(PROXY_TO_POD))
         }));
     }
-    // A constant mark keeps foreign bits.
+    // A constant mark, unlike the connection's mark, keeps foreign bits.
     let packets = vec![TCP, Expr::ConnectionMarked(FROM_PROXY)];
     rules.push(rule(families, packets, Expr::Mark(TO_PROXY)));
     rules
 }
 
-/// Returns `None` for all ports. Never includes 15008.
+/// Returns conditions for the captured ports, with `None` for all ports, and never includes 15008.
 fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
     let conditions: Vec<_> = match &settings.inbound_ports {
         Selection::All => vec![None],
@@ -127,7 +127,7 @@ fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
     conditions.into_iter()
 }
 
-/// Applies only if all ports are captured.
+/// Exempts port 15008 and excluded ports, which is necessary only if all ports are captured.
 fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     if settings.inbound_ports != Selection::All {
         return Vec::new();
@@ -143,7 +143,7 @@ fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     ports.map(accept).collect()
 }
 
-/// Redirects to captured networks only.
+/// Redirects TCP from virtual machines, to captured networks only.
 fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let is_captured = |network: &&Network| families.contains(&network.family());

@@ -1,4 +1,4 @@
-//! Rules for the pod's outgoing traffic, in the nat table, in Istio's order except where noted.
+//! Builds the rules for the pod's outgoing traffic, in the nat table, in Istio's order except where noted.
 
 use super::{
     Selection, Sidecar, TCP, UDP, by_excluded_interfaces, bypassed_groups, from_passthrough,
@@ -25,8 +25,8 @@ pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
     if !settings.captures_outbound() {
         return rules;
     }
-    // Accepts all of the proxy's traffic before others' loopback rules. Istio treats what a proxy's second user sends
-    // to the pod like others'.
+    // The rules accept all traffic of the proxy before the loopback rules for other processes. Istio treats traffic
+    // from a proxy's second user to the pod like traffic of other processes.
     rules.extend(proxies(settings).map(|proxy| accept(settings, vec![proxy])));
     rules.extend(bypass_groups(settings));
     rules.extend(redirect_dns(settings));
@@ -40,7 +40,7 @@ fn accept(settings: &Sidecar, packets: Vec<Expr>) -> Rule {
     rule(settings.families(), packets, Expr::Accept)
 }
 
-/// Exempts only TCP: of UDP, at most DNS is captured, and none if port 53 is excluded.
+/// Exempts only TCP, because UDP is captured for DNS at most, and not at all if port 53 is excluded.
 fn bypass_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let ports = settings.excluded_outbound_ports.iter();
     ports.map(|port| accept(settings, vec![TCP, Expr::Port(port.get())]))
@@ -48,15 +48,15 @@ fn bypass_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
 
 /// Redirects the proxy's connections to the pod's addresses to its inbound listener, as if from outside.
 ///
-/// With TPROXY only for the proxy's users, and not from a client's address, which would loop; for
-/// its groups see [`super::inbound::back_to_proxy`].
+/// With TPROXY, redirects only for the proxy's users, and not from a client's address, which would loop;
+/// [`super::inbound::back_to_proxy`] covers the proxy's groups.
 fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
     let by_tproxy = settings.inbound_capture == InboundCapture::Tproxy;
     let is_led = |proxy: &Expr| !by_tproxy || matches!(proxy, Expr::FromUser(_));
     let led: Vec<_> = proxies(settings).filter(is_led).collect();
     let mut rules = Vec::new();
     if !settings.dns_families().is_empty() {
-        // To a resolver in the pod.
+        // The rule accepts queries to a resolver in the pod.
         let own = |proxy| {
             let to = vec![
                 is_loopback(Expr::LeavesBy),
@@ -109,9 +109,10 @@ fn redirect_dns(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// Accepts traffic within the pod; if loopback networks are captured, only on its own loopback. Follows DNS, which
-/// may go to a resolver in the pod. Istio comes before DNS and excludes port 53, capturing traffic to port 53 of
-/// processes that are no DNS servers as outbound.
+/// Accepts traffic within the pod; if loopback networks are captured, accepts only traffic to the pod's own
+/// loopback network. The rules follow the DNS rules, because DNS queries may go to a resolver in the pod. Istio's
+/// rules come before the DNS rules and exclude port 53, which captures traffic to port 53 of processes other than
+/// DNS servers as outbound.
 fn bypass_pod_internal(settings: &Sidecar) -> Vec<Rule> {
     let includes_loopback = match &settings.outbound_networks {
         Selection::All => false,
@@ -136,7 +137,7 @@ fn is_captured(settings: &Sidecar, network: Network) -> bool {
     settings.families().contains(&network.family())
 }
 
-/// Ports, then networks. All networks include the ports.
+/// Redirects captured ports, then captured networks; a capture of all networks includes the ports.
 fn redirect_outbound(settings: &Sidecar) -> Vec<Rule> {
     let redirect = |mut packets: Vec<Expr>| {
         packets.extend(only_syn(settings));

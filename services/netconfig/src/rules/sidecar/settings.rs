@@ -1,4 +1,4 @@
-//! Validated settings: every value can be written as rules.
+//! Holds validated settings, of which every value can be written as rules.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use crate::{
     rules::settings::{InboundCapture, InterfaceName, Ipv6, Network, NoNetwork},
 };
 
-/// Settings of sidecar mode. By default nothing is captured.
+/// Settings of sidecar mode, which capture nothing by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecar {
     pub inbound_capture: InboundCapture,
@@ -22,7 +22,7 @@ pub struct Sidecar {
     pub proxy_groups: Vec<Owner>,
     /// TCP ports of the pod to capture.
     pub inbound_ports: Selection<NonZeroU16>,
-    /// TCP ports of the pod, if all others are captured.
+    /// TCP ports of the pod not to capture, if all other ports are captured.
     pub excluded_inbound_ports: Vec<NonZeroU16>,
     /// Networks outside of the pod to capture.
     pub outbound_networks: Selection<Network>,
@@ -31,16 +31,16 @@ pub struct Sidecar {
     pub outbound_ports: Vec<NonZeroU16>,
     pub excluded_outbound_ports: Vec<NonZeroU16>,
     pub excluded_interfaces: Vec<InterfaceName>,
-    /// Inbound TCP counts as outbound, as that of virtual machines.
+    /// Interfaces whose inbound TCP counts as outbound, such as interfaces of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
-    /// Captures only these groups' outbound traffic; `None` for all.
+    /// Groups whose outbound traffic is captured; `None` captures all groups.
     pub owner_groups: Option<Vec<Owner>>,
-    /// Not captured in outbound traffic.
+    /// Groups whose outbound traffic is not captured.
     pub excluded_owner_groups: Vec<Owner>,
-    /// Servers whose queries go to the proxy.
+    /// DNS servers whose queries go to the proxy.
     pub dns: Selection<IpAddr>,
     pub drop_invalid: bool,
-    /// The pod's own part of 127.0.0.0/8, never captured.
+    /// The pod's own part of 127.0.0.0/8, which is never captured.
     pub loopback: Loopback,
     pub keep_existing_connections: bool,
 }
@@ -50,7 +50,7 @@ impl Sidecar {
         self.ipv6.families()
     }
 
-    /// Queries go to the proxy; none if port 53 is excluded.
+    /// Returns the families whose DNS queries go to the proxy, and none if port 53 is excluded.
     pub(super) fn dns_families(&self) -> Vec<Family> {
         let mut excluded = self.excluded_outbound_ports.iter();
         if !self.captures_any_group() || excluded.any(|port| port.get() == DNS_PORT) {
@@ -68,7 +68,7 @@ impl Sidecar {
         self.inbound_ports.is_any(|_| true)
     }
 
-    /// Ignores the proxy's calls to the pod.
+    /// Returns whether any outbound traffic is captured, apart from the proxy's calls to the pod.
     pub(super) fn captures_outbound(&self) -> bool {
         let is_any = self.outbound_networks.is_any(|_| true)
             || !self.outbound_ports.is_empty()
@@ -103,7 +103,7 @@ impl<T> Selection<T> {
     }
 }
 
-/// A user or group id of the user namespace that owns the netns.
+/// A user or group id in the user namespace that owns the netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u32);
 
@@ -133,7 +133,7 @@ impl Loopback {
     }
 }
 
-/// 127.0.0.1, as in Istio.
+/// The default is 127.0.0.1, as in Istio.
 impl Default for Loopback {
     fn default() -> Self {
         Self(Network::host(Ipv4Addr::LOCALHOST.into()))
@@ -164,7 +164,7 @@ impl FromStr for Loopback {
     }
 }
 
-/// Judges by the first address.
+/// Returns whether the network is a loopback network, judging by its first address.
 pub(super) fn is_loopback(network: Network) -> bool {
     network.address().is_loopback()
 }

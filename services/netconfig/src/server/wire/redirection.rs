@@ -1,4 +1,4 @@
-//! Parses redirections. The result can be applied, whatever was sent.
+//! Parses redirections. Every successfully parsed redirection can be applied.
 
 mod sidecar;
 
@@ -10,13 +10,13 @@ use inpod_proto::{
 };
 use tonic::Status;
 
-use super::{invalid, missing};
+use super::{missing, to_invalid_status};
 use crate::{
     marks::INBOUND_HBONE_PORT,
     rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
 };
 
-/// Each exclusion is a rule that every new connection passes.
+/// The maximum number of exclusions, since every new connection passes a rule per exclusion.
 const MAX_EXCLUSIONS: usize = 64;
 
 const MAX_INTERFACES: usize = 16;
@@ -29,7 +29,7 @@ const OUTBOUND_CIDRS: &str = "redirection.ambient.exclusions.outbound_cidrs";
 const INBOUND_PORTS: &str = "redirection.ambient.exclusions.inbound_ports";
 const INBOUND_CIDRS: &str = "redirection.ambient.exclusions.inbound_cidrs";
 
-/// Adds the exemption of this node's probes.
+/// Parses a redirection, and adds the exemption of this node's probes.
 pub(in crate::server) fn redirection_of(
     redirection: Option<v1::Redirection>,
     probe_sources: &[IpAddr],
@@ -38,10 +38,10 @@ pub(in crate::server) fn redirection_of(
     match redirection.mode {
         Some(Mode::Ambient(wanted)) => ambient(wanted, probe_sources)
             .map(Redirection::Ambient)
-            .map_err(invalid),
+            .map_err(to_invalid_status),
         Some(Mode::Sidecar(wanted)) => sidecar::sidecar(wanted)
             .map(Redirection::Sidecar)
-            .map_err(invalid),
+            .map_err(to_invalid_status),
         None => Err(missing("redirection.mode")),
     }
 }
@@ -79,7 +79,7 @@ fn ipv6_of(field: &'static str, number: i32) -> Result<Ipv6, Invalid> {
     }
 }
 
-/// Refuses values of later releases.
+/// Returns the error for a value that only later releases support.
 fn unknown_value(field: &'static str, number: i32) -> Invalid {
     Invalid::new(
         field,
@@ -147,12 +147,12 @@ fn parse_all<T: FromStr<Err: Display> + PartialEq + Display>(
     reject_duplicates(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
 }
 
-/// Errors travel in headers, whose size is limited.
+/// Shortens a text for an error, because errors travel in headers, whose size is limited.
 fn truncate(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Runs before the entries are parsed.
+/// Refuses too many entries before the entries are parsed.
 fn check_length<T>(field: &'static str, entries: &[T], max: usize) -> Result<(), Invalid> {
     let found = entries.len();
     if found > max {

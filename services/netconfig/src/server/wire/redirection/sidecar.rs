@@ -8,7 +8,7 @@ use super::{
 };
 use crate::rules::{Loopback, Network, Owner, Selection, Sidecar};
 
-/// Each entry is at least one rule.
+/// The maximum number of entries, since each entry is at least one rule.
 const MAX_ENTRIES: usize = 64;
 
 const INBOUND_CAPTURE: &str = "redirection.sidecar.inbound_capture";
@@ -83,7 +83,7 @@ fn servers(wanted: v1::DnsSelection) -> Result<Selection<IpAddr>, Invalid> {
     selection(DNS_SERVERS, all, reject_duplicates(DNS_SERVERS, these)?)
 }
 
-/// Refuses all together with entries.
+/// Refuses a selection of all in combination with entries.
 fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selection<T>, Invalid> {
     match (all, these.is_empty()) {
         (true, true) => Ok(Selection::All),
