@@ -32,7 +32,7 @@ const APPLY_ATTEMPTS: usize = 3;
 
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
-    /// All pods share the sysctls, because the cache makes each further pod cheaper.
+    /// The sysctls are shared by all pods, because their cache makes each further pod cheaper.
     pub sysctls: Sysctls,
 }
 
@@ -47,7 +47,7 @@ pub struct Applied {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// The fingerprint of the expected rules, whether or not the kernel holds them.
+    /// The fingerprint of the expected rules, even if the observed rules differ.
     pub fingerprint: Fingerprint,
     pub differences: Vec<String>,
 }
@@ -128,7 +128,7 @@ impl Writer {
         })
     }
 
-    /// Computes the steps of an [`Self::apply`] at this moment without executing them.
+    /// Computes the steps that [`Self::apply`] would execute now, without executing them.
     pub fn preview(
         &self,
         netns: &Netns,
@@ -202,8 +202,9 @@ fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
-/// Returns whether anything was changed, and the state read last. Starts again if another process changes the rules
-/// meanwhile, since connections beginning after such a change would not be captured.
+/// Executes the steps of a plan. Returns whether anything was changed, and the state read last. Starts again if
+/// another process changes the rules meanwhile, since connections beginning after such a change would not be
+/// captured.
 fn apply_plan(
     session: &mut NetnsSession<'_>,
     plan: &Plan,
@@ -260,7 +261,7 @@ fn run_steps(
 /// Results of earlier steps, needed by later ones.
 struct Progress {
     before: State,
-    /// The plan that captures new connections only, once its rules are written.
+    /// The plan for new connections only, once its rules are written.
     interim: Option<Plan>,
     unclosed: Connections,
 }

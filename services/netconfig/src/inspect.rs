@@ -48,8 +48,7 @@ pub struct Sockets {
     pub direct_flows: u32,
 }
 
-/// User ids, as numbered in netconfig's user namespace, of sockets that belong to a sidecar and therefore bypass
-/// nothing.
+/// User ids of a sidecar, as numbered in netconfig's user namespace. The connections of these users bypass nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(BTreeSet<u32>);
 

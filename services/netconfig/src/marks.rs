@@ -20,8 +20,8 @@ impl Mark {
         }
     }
 
-    /// Creates one of inpod's marks, unchecked because constants need a simple constructor; a test checks all
-    /// values against the mask.
+    /// Creates one of inpod's marks without a check, so that marks can be constants; a test checks all values
+    /// against the mask.
     const fn ours(value: u32) -> Self {
         Self {
             value,

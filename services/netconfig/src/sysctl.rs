@@ -140,8 +140,8 @@ impl NetnsSysctls {
         }))
     }
 
-    /// Returns whether the netns has IPv6, and `false` if the file is missing. For an unreadable file, IPv6 is
-    /// assumed, and applying rules will show a mistake.
+    /// Returns whether the netns has IPv6, and `false` if the file is missing. If the file is unreadable, IPv6 is
+    /// assumed, and applying rules will show whether the assumption holds.
     pub(crate) fn has_ipv6(&self) -> bool {
         match self.read(DISABLE_IPV6) {
             Ok(text) => text.trim() != "1",

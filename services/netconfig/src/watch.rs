@@ -20,8 +20,8 @@ use crate::{
     notifications::Reader,
 };
 
-/// Limits concurrent reads, of which several are necessary because a long change of one netns must not delay the
-/// states of others.
+/// Limits concurrent reads. Several run at once, so that a long change of one netns does not delay the states of
+/// others.
 const MAX_CONCURRENT_READS: usize = 8;
 
 type Item = Result<WatchDriftResponse, Status>;
@@ -54,7 +54,7 @@ struct Watcher {
     states: BoxStream<'static, Option<Arc<State>>>,
     is_complete: bool,
     events: Receiver<Event>,
-    /// Revisions of the states sent initially, than which events in `events` may still be older.
+    /// Revisions of the states sent initially, by which older events in `events` are recognised and skipped.
     known: BTreeMap<SandboxRef, u64>,
 }
 

@@ -22,7 +22,8 @@ pub(super) struct PathWatcher {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PathEvent {
-    /// The file is gone, or the path leads to another file. Lists all watched paths leading to the file.
+    /// The file is gone, or its path leads to another file. Lists the file under every watched path of its
+    /// directory.
     Removed(Vec<PathBuf>),
     /// A directory is gone, or the kernel dropped events.
     Lost,

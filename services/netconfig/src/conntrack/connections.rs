@@ -71,7 +71,7 @@ fn is_of(header: &Nfgenmsg, families: &[Family]) -> bool {
     family_of(header).is_some_and(|family| families.contains(&family))
 }
 
-/// Returns whether conntrack saw the connection only after its begin, and `None` if the entry is not of TCP.
+/// Returns whether the first packet seen by conntrack was not a SYN, and `None` if the entry is not of TCP.
 fn is_picked_up(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let tcp = attributes.get_protoinfo().ok()?.get_protoinfo_tcp().ok()?;
     let first = tcp.get_tcp_flags_original().ok()?;

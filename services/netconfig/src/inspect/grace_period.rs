@@ -42,8 +42,8 @@ impl<'a> GracePeriod<'a> {
         }
     }
 
-    /// Waits for one poll interval and returns whether the period goes on, which lasts its whole time if
-    /// connections cannot be listed.
+    /// Waits for one poll interval and returns whether the period goes on. If connections cannot be listed, the
+    /// whole period passes.
     pub(crate) fn goes_on(&mut self) -> bool {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         let is_over = matches!(&self.left, Ok(left) if left.is_empty());

@@ -73,7 +73,7 @@ fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
 }
 
-/// The number of scans since the start, which are the most expensive part of inspections.
+/// The number of scans of procfs since the start, counted because scans are the most expensive part of inspections.
 static PROC_SCANS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn proc_scans() -> u64 {

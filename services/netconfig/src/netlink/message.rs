@@ -160,8 +160,8 @@ impl Message<'_> {
         i32::from_ne_bytes(bytes).saturating_neg()
     }
 
-    /// Returns the kernel's message, whose attributes follow the error number and the request's header because
-    /// copies of requests are disabled.
+    /// Returns the kernel's message from the attributes, which directly follow the error number and the request's
+    /// header because copies of requests are disabled.
     fn error_text(&self) -> Option<String> {
         if self.flags & ACK_ATTRIBUTES == 0 {
             return None;

@@ -70,7 +70,7 @@ pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     batch.push(&request);
 }
 
-/// Adds the chains and rules of a table, in which the sets used by rules must exist already.
+/// Adds the chains and rules of a table, whose sets must exist already.
 pub(super) fn push_chains(batch: &mut Batch, table: &Table) {
     for chain in &table.chains {
         push_chain(batch, table, chain);

@@ -1,6 +1,6 @@
 use crate::family::Family;
 
-/// An expression as stored by the kernel, of which inpod's rules use only one register.
+/// An expression as stored by the kernel. inpod's rules use only one register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Meta(Meta),

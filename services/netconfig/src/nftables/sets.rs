@@ -58,7 +58,7 @@ impl Nftables {
         read::generation(&mut self.socket)
     }
 
-    /// Returns the comment of an address, which may be empty, and `None` if address, set or table is missing.
+    /// Returns the comment of an address, possibly empty, or `None` if address, set or table is missing.
     pub(crate) fn comment_of(
         &mut self,
         set: AddressSet,

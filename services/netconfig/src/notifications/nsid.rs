@@ -17,7 +17,7 @@ use crate::netlink::{KernelError, Socket};
 /// NETNSA_NSID and NETNSA_FD of linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
-/// NETNSA_NSID_NOT_ASSIGNED, which requests any free nsid, and reports the lack of an nsid in replies.
+/// NETNSA_NSID_NOT_ASSIGNED, which in a request stands for any free nsid, and in a reply for none.
 const NSID_NOT_ASSIGNED: i32 = -1;
 /// A struct rtgenmsg with padding, all zero (AF_UNSPEC).
 const HEADER: [u8; 4] = [0; 4];

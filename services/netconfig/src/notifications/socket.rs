@@ -124,14 +124,14 @@ impl Socket {
     }
 }
 
-/// Accepts notifications (linux/filter.h) unless their origin (`nlmsg_pid`, the header's last word) is netconfig,
-/// which reads back its own changes.
+/// Accepts notifications (linux/filter.h) unless their origin (`nlmsg_pid`, the last four bytes of the header) is
+/// netconfig, which reads back its own changes.
 fn all_but_own() -> [SockFilter; 4] {
     const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
     const RETURN: u16 = 0x06; // BPF_RET | BPF_K
     const ORIGIN: u32 = 12;
-    // The filter loads words in network order.
+    // The filter loads 32-bit values in network order.
     let own = u32::from_be_bytes(own_port().to_ne_bytes());
     [
         SockFilter::new(LOAD, 0, 0, ORIGIN),

@@ -111,8 +111,8 @@ impl Routes {
         Ok(())
     }
 
-    /// Reads the addresses of `lo`. Linux reports protocols of addresses since 5.18, which shows at the address
-    /// that the kernel gives to `lo`.
+    /// Reads the addresses of `lo`. Linux reports protocols of addresses since 5.18; the address that the kernel
+    /// itself gives to `lo` shows whether this kernel does.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
         for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);

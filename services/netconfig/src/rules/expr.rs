@@ -68,7 +68,7 @@ pub enum Expr {
     Redirect(u16),
     SourceNat(IpAddr),
     /// Marks packets and delivers them to the transparent socket on the port; without a socket, the next rule
-    /// follows. The family is the family selected by the rule, if any.
+    /// follows. The family is the one selected by the rule, if any.
     Tproxy(Option<Family>, u16, Mark),
     Unknown(String),
 }

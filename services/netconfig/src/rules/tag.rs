@@ -13,7 +13,8 @@ const MAX_SANDBOX_BYTES: usize = 160;
 pub struct Tag {
     pub schema: u32,
     pub fingerprint: Fingerprint,
-    /// True if inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable the sysctl with them.
+    /// True if inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and therefore has to disable the sysctl
+    /// with them.
     pub migrates: bool,
     /// The sandbox's name, for display only, because a sandbox may be renamed while its rules stay.
     pub sandbox: String,

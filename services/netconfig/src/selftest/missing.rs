@@ -1,5 +1,5 @@
-//! Names the option that a kernel lacks if the kernel refuses rules, by a series of tables, of which each needs one
-//! more option than the previous table.
+//! Names the option missing in a kernel that refuses rules. Each table of a series needs one more option than the
+//! previous table.
 
 use inpod_linux::Netns;
 use inpod_types::Reason;

@@ -96,8 +96,7 @@ impl Handler {
     }
 }
 
-/// Returns the users of a sidecar's proxy, which for a claimed netns are known from the last observation at no
-/// cost.
+/// Returns the users of a sidecar's proxy. For a claimed netns, the last observation names them at no cost.
 fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
     let published = match subject {
         InspectedNetns::Claimed(claim) => claims.last_published(claim),

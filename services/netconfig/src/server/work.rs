@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 
 use crate::error::IntoFailure;
 
-/// Continues the work if the client disconnects, upon which tonic drops the handler.
+/// Continues the work even if the client disconnects and tonic drops the handler.
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {

@@ -90,9 +90,9 @@ fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     .map(|action| rule(settings.families(), packets.clone(), action))
 }
 
-/// Returns packets that the proxy sends to the pod from its own address to the proxy, in the output chain of the
-/// mangle table. Covers only the proxy's groups, since the nat table redirects packets of its users. The last rule
-/// returns the application's replies to a proxy that connected from a client's address.
+/// Returns to the proxy, in the output chain of the mangle table, the packets that the proxy sends to the pod from
+/// its own address. Covers only the proxy's groups, since the nat table redirects packets of its users. The last
+/// rule returns the application's replies to a proxy that connected from a client's address.
 pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.families();
     let mut rules = Vec::new();
