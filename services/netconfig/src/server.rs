@@ -40,8 +40,7 @@ use crate::{
     watch,
 };
 use wire::{
-    describe, describe_found, describe_report, phase_of, pod_of, redirection_of, to_invalid_status,
-    to_status,
+    describe, describe_found, describe_report, phase_of, pod_of, redirection_of, refuse, to_status,
 };
 use work::{blocking, detached};
 
@@ -142,7 +141,7 @@ impl Handler {
         &self,
         sandbox: Option<inpod_proto::types::v1::SandboxRef>,
     ) -> Result<Arc<Claim>, Status> {
-        let sandbox: SandboxRef = required("sandbox", sandbox).map_err(to_invalid_status)?;
+        let sandbox: SandboxRef = required("sandbox", sandbox).map_err(refuse)?;
         self.claims.get(&sandbox).map_err(to_status)
     }
 }
@@ -151,11 +150,9 @@ impl Handler {
 impl NetconfigService for Handler {
     async fn claim_netns(&self, request: Request<ClaimNetnsRequest>) -> Answer<ClaimNetnsResponse> {
         let request = request.into_inner();
-        let sandbox: SandboxRef =
-            required("sandbox", request.sandbox).map_err(to_invalid_status)?;
-        let wanted: NetnsRef = required("netns", request.netns).map_err(to_invalid_status)?;
-        let expected =
-            addresses_from(&request.addresses, "addresses").map_err(to_invalid_status)?;
+        let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(refuse)?;
+        let wanted: NetnsRef = required("netns", request.netns).map_err(refuse)?;
+        let expected = addresses_from(&request.addresses, "addresses").map_err(refuse)?;
         let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
         let sysctls = self.writer.sysctls.clone();
         let claimed = blocking(move || {
@@ -190,8 +187,7 @@ impl NetconfigService for Handler {
         request: Request<ReleaseNetnsRequest>,
     ) -> Answer<ReleaseNetnsResponse> {
         let request = request.into_inner();
-        let sandbox: SandboxRef =
-            required("sandbox", request.sandbox).map_err(to_invalid_status)?;
+        let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(refuse)?;
         let (claims, probe_set) = (Arc::clone(&self.claims), Arc::clone(&self.probe_set));
         let released = detached(async move {
             let released = release(&claims, &sandbox).await;
@@ -219,7 +215,7 @@ impl NetconfigService for Handler {
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
-        let probed = probe_addresses::parse(&request.probe_addresses).map_err(to_invalid_status)?;
+        let probed = probe_addresses::parse(&request.probe_addresses).map_err(refuse)?;
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
         let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));

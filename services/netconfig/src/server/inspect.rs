@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::{
     Handler,
-    wire::{describe_finding, describe_listener, describe_process, missing, to_invalid_status},
+    wire::{describe_finding, describe_listener, describe_process, missing, refuse},
     work::blocking,
 };
 use crate::{
@@ -87,7 +87,7 @@ impl Handler {
             Target::Netns(netns) => {
                 // Opening a path takes the same right as claiming the netns.
                 peer.require(Class::Service)?;
-                let wanted = required("netns", Some(netns)).map_err(to_invalid_status)?;
+                let wanted = required("netns", Some(netns)).map_err(refuse)?;
                 let roots = Arc::clone(&self.roots);
                 blocking(move || inspect(&InspectedNetns::Open(validate::open(&wanted, &roots)?)))
                     .await

@@ -120,8 +120,8 @@ pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
 
 pub(super) fn pod_of(request: &v1::FindNetnsRequest) -> Result<(PodUid, Vec<IpAddr>), Status> {
     let uid = request.pod_uid.parse();
-    let uid = uid.map_err(|error| to_invalid_status(Invalid::new("pod_uid", error)))?;
-    let addresses = addresses_from(&request.addresses, "addresses").map_err(to_invalid_status)?;
+    let uid = uid.map_err(|error| refuse(Invalid::new("pod_uid", error)))?;
+    let addresses = addresses_from(&request.addresses, "addresses").map_err(refuse)?;
     if addresses.is_empty() {
         return Err(missing("addresses"));
     }
@@ -137,10 +137,10 @@ pub(super) fn phase_of(phase: RemovePhase) -> Result<Phase, Status> {
 }
 
 pub(super) fn missing(field: &'static str) -> Status {
-    to_invalid_status(Invalid::new(field, format!("{field} is required")))
+    refuse(Invalid::new(field, format!("{field} is required")))
 }
 
-pub(super) fn to_invalid_status(invalid: Invalid) -> Status {
+pub(super) fn refuse(invalid: Invalid) -> Status {
     into_status(&Failure::from(invalid))
 }
 

@@ -10,7 +10,7 @@ use inpod_proto::{
 };
 use tonic::Status;
 
-use super::{missing, to_invalid_status};
+use super::{missing, refuse};
 use crate::{
     marks::INBOUND_HBONE_PORT,
     rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
@@ -38,10 +38,10 @@ pub(in crate::server) fn redirection_of(
     match redirection.mode {
         Some(Mode::Ambient(wanted)) => ambient(wanted, probe_sources)
             .map(Redirection::Ambient)
-            .map_err(to_invalid_status),
+            .map_err(refuse),
         Some(Mode::Sidecar(wanted)) => sidecar::sidecar(wanted)
             .map(Redirection::Sidecar)
-            .map_err(to_invalid_status),
+            .map_err(refuse),
         None => Err(missing("redirection.mode")),
     }
 }
