@@ -2,11 +2,11 @@ use std::net::IpAddr;
 
 use crate::Invalid;
 
-/// Parses addresses; the error names the field.
+/// Parses the addresses of a message's field. The error names the field, as the contracts require.
 ///
 /// # Errors
 ///
-/// If one is invalid, or an IPv4-mapped IPv6 address.
+/// If an address is invalid, or is an IPv4-mapped IPv6 address.
 pub fn addresses_from(texts: &[String], field: &'static str) -> Result<Vec<IpAddr>, Invalid> {
     texts
         .iter()
@@ -14,7 +14,7 @@ pub fn addresses_from(texts: &[String], field: &'static str) -> Result<Vec<IpAdd
         .collect()
 }
 
-/// Formats addresses for a message.
+/// Formats addresses in the form that [`addresses_from`] parses.
 pub fn addresses_to(addresses: &[IpAddr]) -> Vec<String> {
     addresses.iter().map(ToString::to_string).collect()
 }

@@ -1,18 +1,19 @@
-/// The class of callers of an RPC. The RPC's comment in its proto file states it, too; a test compares them.
+/// The class of callers that may call an RPC. The RPC's comment in the proto file also states the class; a test
+/// compares both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Host processes and inpod's services; the call changes nothing.
+    /// Host processes and inpod's services, for calls that change nothing.
     Read,
-    /// Host processes: the runtime's plugin.
+    /// Host processes, such as the runtime's plugin, for the CNI verbs.
     Cni,
-    /// Host processes, audited: operators, for actions that change no pod.
+    /// Host processes of operators, audited, for actions that change no pod.
     Operator,
-    /// Only the authenticated service.
+    /// Only the authenticated service, for calls that change something or open a path.
     Service,
 }
 
-/// Returns the class by path (`/package.Service/Method`); paths without one may not be called. Health
-/// and reflection are [`Class::Read`].
+/// Returns the class of an RPC by its path (`/package.Service/Method`). A path without a class may not be called.
+/// Health and reflection are [`Class::Read`].
 pub fn class_of(path: &str) -> Option<Class> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     match service {
@@ -42,7 +43,7 @@ fn netconfig(method: &str) -> Option<Class> {
     match method {
         "ClaimNetns" | "ReleaseNetns" | "FindNetns" | "ApplyRules" | "RemoveRules"
         | "LeaveNode" => Some(Class::Service),
-        // The handler requires Class::Service for a path.
+        // The handler itself requires Class::Service if the request names a path instead of a claimed sandbox.
         "InspectNetns" | "ListListeners" => Some(Class::Read),
         "ListClaims" | "PlanRules" | "VerifyRules" | "WatchDrift" => Some(Class::Read),
         "SelfTest" => Some(Class::Operator),
@@ -66,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns path and comment of every call. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
+    /// Returns the path and the comment of every call. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
     fn calls(file: &FileDescriptorProto) -> Vec<(String, String)> {
         let comment = |path: &[i32]| {
             let info = file.source_code_info.as_ref().unwrap();

@@ -1,4 +1,4 @@
-//! Conversions between messages and checked types.
+//! Conversions between messages and the checked types of [`inpod_types`].
 
 use std::{fmt::Display, str::FromStr};
 
@@ -6,7 +6,7 @@ use inpod_types::{Enrollment, Failure, NetnsId, NetnsRef, PodRef, Reason, Revisi
 
 use crate::{types::v1, ztunnelbroker::v1 as broker};
 
-/// An invalid field of a message.
+/// The error for an invalid field of a message, with the field's path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Invalid {
@@ -15,7 +15,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Creates the error with a description of the problem.
+    /// Creates the error for a field with a description of the problem.
     pub fn new(field: impl Into<String>, message: impl Display) -> Self {
         Self {
             field: field.into(),
@@ -23,12 +23,12 @@ impl Invalid {
         }
     }
 
-    /// The field's name, as a path from the request.
+    /// Returns the field's name, as a path from the request.
     pub fn field(&self) -> &str {
         &self.field
     }
 
-    /// Prefixes the field's path with the enclosing message.
+    /// Prefixes the field's path with the name of the enclosing message.
     #[must_use]
     pub fn within(self, parent: &str) -> Self {
         Self {
@@ -44,11 +44,11 @@ impl From<Invalid> for Failure {
     }
 }
 
-/// Converts a required field; the error names it.
+/// Converts the message in a required field. The error names the field.
 ///
 /// # Errors
 ///
-/// If it is absent or invalid.
+/// If the message is absent, or if one of its fields is invalid.
 pub fn required<M, T>(field: &'static str, message: Option<M>) -> Result<T, Invalid>
 where
     T: TryFrom<M, Error = Invalid>,
@@ -141,7 +141,7 @@ impl TryFrom<v1::NetnsId> for NetnsId {
     type Error = Invalid;
 
     fn try_from(id: v1::NetnsId) -> Result<Self, Invalid> {
-        // A device number may be 0.
+        // Only inode and cookie show that a field is absent: 0 is a valid device number.
         for (field, value) in [("inode", id.inode), ("cookie", id.cookie)] {
             if value == 0 {
                 let message = "device, inode and cookie are required";

@@ -8,7 +8,7 @@ use crate::types::v1;
 
 const TYPE_URL: &str = "type.googleapis.com/inpod.types.v1.Failure";
 
-/// Returns the gRPC code; reasons are mapped only here.
+/// Returns the gRPC code of a reason. No other function maps reasons to codes.
 pub fn code_of(reason: Reason) -> Code {
     match reason {
         Reason::InvalidField | Reason::NetnsPathRefused | Reason::NetnsNotANetns => {
@@ -69,7 +69,7 @@ pub fn code_of(reason: Reason) -> Code {
     }
 }
 
-/// Converts a failure to a status, with the failure in the details (`google.rpc.Status`).
+/// Converts a failure to a status that carries the failure in the details (`google.rpc.Status`).
 pub fn into_status(failure: &Failure) -> Status {
     let code = code_of(failure.reason);
     let details = tonic_types::pb::Status {
@@ -83,7 +83,8 @@ pub fn into_status(failure: &Failure) -> Status {
     Status::with_details(code, &failure.message, details.encode_to_vec().into())
 }
 
-/// Returns the failure in a status, else converts its code (a transport error, a deadline of the library).
+/// Returns the failure in the details of a status. A status without details, such as a transport error or a deadline
+/// of the library, is converted by its code.
 pub fn failure_of(status: &Status) -> Failure {
     carried(status).unwrap_or_else(|| Failure::new(reason_of(status.code()), status.message()))
 }
@@ -99,7 +100,7 @@ fn carried(status: &Status) -> Option<Failure> {
         .retry_after
         .and_then(|wait| Duration::try_from(wait).ok());
     Some(Failure {
-        // A newer peer may use unknown reasons.
+        // A newer peer may use reasons that this release does not know.
         reason: Reason::from_number(wire.reason).unwrap_or_else(|| reason_of(status.code())),
         field: wire.field,
         message: status.message().to_owned(),
@@ -130,7 +131,7 @@ impl From<&Failure> for v1::Failure {
             remedy: failure.reason.remedy().to_owned(),
             retry_after: failure.retry_after.and_then(|wait| wait.try_into().ok()),
             undo_failures: failure.undo_failures.clone(),
-            // The message of the status contains it.
+            // The status already has the message.
             message: String::new(),
         }
     }
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Reads the comment at the path `[5, e, 2, v]` of the descriptor.
+    /// Returns the comment of a reason, at the path `[5, e, 2, v]` of the descriptor.
     fn comment_of(reason: Reason) -> String {
         let set = prost_types::FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         let is_file = |file: &&prost_types::FileDescriptorProto| file.package() == "inpod.types.v1";

@@ -1,6 +1,6 @@
 //! The API contracts of inpod: the protobuf packages, with conversions to the types of [`inpod_types`].
 //!
-//! The `.proto` files document every message and call. Generated code is in `OUT_DIR`.
+//! The `.proto` files document every message and call. The build script writes the generated code to `OUT_DIR`.
 
 mod address;
 mod class;
@@ -12,42 +12,42 @@ pub use class::{Class, class_of};
 pub use convert::{Invalid, required};
 pub use failure::{code_of, failure_of, into_status};
 
-/// The descriptors of everything, for server reflection.
+/// The descriptors of all packages with their comments, for server reflection and for tests of the contracts.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// `inpod.types.v1`: the messages and enums that all packages share.
+/// The package `inpod.types.v1`, whose messages and enums all other packages of inpod share.
 pub mod types {
-    /// Version 1 of the package.
+    /// Version 1 of the package, generated from its proto files.
     pub mod v1 {
         tonic::include_proto!("inpod.types.v1");
     }
 }
 
-/// `inpod.podevents.v1`: the CNI verbs and the queries of operators.
+/// The package `inpod.podevents.v1`, with the CNI verbs and the queries of operators.
 pub mod podevents {
-    /// Version 1 of the package.
+    /// Version 1 of the package, generated from its proto files.
     pub mod v1 {
         tonic::include_proto!("inpod.podevents.v1");
     }
 }
 
-/// `inpod.netconfig.v1`: the network namespaces of pods.
+/// The package `inpod.netconfig.v1`, which manages the network namespaces of pods.
 pub mod netconfig {
-    /// Version 1 of the package.
+    /// Version 1 of the package, generated from its proto files.
     pub mod v1 {
         tonic::include_proto!("inpod.netconfig.v1");
     }
 }
 
-/// `inpod.ztunnelbroker.v1`: the pods that the node's ztunnels serve.
+/// The package `inpod.ztunnelbroker.v1`, which manages the pods that the node's ztunnels serve.
 pub mod ztunnelbroker {
-    /// Version 1 of the package.
+    /// Version 1 of the package, generated from its proto files.
     pub mod v1 {
         tonic::include_proto!("inpod.ztunnelbroker.v1");
     }
 }
 
-/// `istio.workload.zds`: the messages between a node agent and ztunnel.
+/// The package `istio.workload.zds`, with the messages between a node agent and ztunnel.
 pub mod zds {
     tonic::include_proto!("istio.workload.zds");
 }
