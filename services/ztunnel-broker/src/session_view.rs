@@ -51,8 +51,8 @@ pub struct WorkloadView {
     pub uid: PodUid,
     pub session: SessionId,
     pub progress: Progress,
-    /// The time of the last acknowledgement or refusal.
-    pub answered: Option<Instant>,
+    /// The time at which the ztunnel acknowledged the workload as it is desired now.
+    pub acknowledged: Option<Instant>,
     pub refusal: Option<Refusal>,
 }
 
@@ -93,12 +93,11 @@ pub fn workload(
         }
         Some(PodState::Kept) if wanted.is_some() && target.is_none() => Progress::Kept,
         _ if wanted.is_some() && quarantined => Progress::Quarantined,
-        Some(PodState::Refused(refusal)) if wanted.is_none() && !refusal.pending => {
-            Progress::Removed
-        }
+        Some(PodState::Refused(it)) if wanted.is_none() && !it.pending => Progress::Removed,
         Some(PodState::Refused(_)) => Progress::Refused,
         Some(PodState::Added(_) | PodState::Kept | PodState::Cleared(_)) | None => Progress::Queued,
     };
+    let is_served = matches!(progress, Progress::Added | Progress::Kept);
     let refusal = record.and_then(|record| match &record.state {
         PodState::Refused(refusal) => Some(refusal.clone()),
         PodState::Added(_) | PodState::Kept | PodState::Cleared(_) => None,
@@ -108,7 +107,7 @@ pub fn workload(
         uid: uid.clone(),
         session: id,
         progress,
-        answered: record.map(|record| record.answered),
+        acknowledged: record.filter(|_| is_served).map(|it| it.answered),
         refusal,
     }
 }

@@ -120,7 +120,7 @@ impl From<WorkloadView> for WorkloadState {
             uid: view.uid.to_string(),
             session_id: view.session.0,
             phase: phase.into(),
-            acknowledged_at: view.answered.map(timestamp),
+            acknowledged_at: view.acknowledged.map(timestamp),
             error: refused
                 .map(|it| it.nack.message.clone())
                 .unwrap_or_default(),

@@ -217,13 +217,14 @@ fn a_pod_whose_port_is_taken_is_refused_and_holds_up_no_rollout() {
     let tally = fleet.tally(&attempts, &[NEW, NEXT]).unwrap();
     assert_none_failed(&tally, &attempts);
     let workloads = fleet.node.api().workloads().unwrap().workloads;
-    let refused = |phase| phase == WorkloadPhase::Refused;
     let states = workloads.iter().flat_map(|it| &it.states);
-    let refused: Vec<_> = states.filter(|it| refused(it.phase())).collect();
-    assert!(
-        refused.iter().all(|it| it.uid == taken.spec.uid) && !refused.is_empty(),
-        "{refused:?}"
-    );
+    let (refused, served): (Vec<_>, Vec<_>) =
+        states.partition(|it| it.phase() == WorkloadPhase::Refused);
+    assert!(!refused.is_empty());
+    for it in refused {
+        assert_eq!((&it.uid, it.acknowledged_at), (&taken.spec.uid, None));
+    }
+    assert!(served.iter().all(|it| it.acknowledged_at.is_some()));
 
     drop(squatter);
     eventually("it is served", 2 * TIMEOUT, || {
