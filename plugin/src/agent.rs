@@ -1,4 +1,4 @@
-//! Client of `pod-events`; translates its errors into CNI errors.
+//! Calls `pod-events` over gRPC, and translates gRPC errors into CNI errors for the runtime.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -15,19 +15,19 @@ use crate::{
     http2::Transport,
 };
 
-/// The agent's error names the step that timed out, so it gets this much time to arrive.
+/// Extra time for the agent's response, because an error of the agent names the step that timed out.
 const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
-/// HTTP/2 requires an authority; a Unix socket has none.
+/// A placeholder, because HTTP/2 requires an authority and a Unix socket has none.
 const ORIGIN: &str = "http://localhost";
 
 pub(crate) type Client = PodEventsServiceClient<Transport>;
 
 #[derive(Debug)]
 pub(crate) enum AgentError {
-    /// No process listens: the agent has not seen the call.
+    /// No process listens on the socket, so the agent has not seen the call.
     Unreachable(String),
-    /// An error or no answer: the agent may have acted on the call.
+    /// The agent reported an error or did not answer, and may have acted on the call.
     Failed(Code, Failure),
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Sets the deadline to the time left of `call`, less `reserve`.
+    /// Sets the deadline to the time left of `call`, less `reserve` for later steps of the caller.
     pub(crate) fn new(settings: &'a Settings, call: &'a Call, reserve: Duration) -> Self {
         Self {
             socket: &settings.agent_socket,
@@ -52,7 +52,7 @@ impl<'a> Agent<'a> {
         message: Req,
         rpc: impl AsyncFnOnce(&mut Client, Request<Req>) -> Result<Response<Res>, Status>,
     ) -> Result<Res, AgentError> {
-        // Without time left, report a timeout, not an unreachable agent.
+        // Without time left, the error has to be a timeout, because the agent may well be reachable.
         if self.remaining.is_zero() {
             return Err(self.timed_out());
         }
@@ -102,11 +102,11 @@ impl<'a> Agent<'a> {
     }
 
     fn to_error(&self, status: &Status) -> AgentError {
-        // tonic's server enforces the deadline that it receives, with CANCELLED; no failure has that code.
+        // tonic's server answers CANCELLED once the received deadline has passed; no failure of inpod has this code.
         if status.code() == Code::Cancelled {
             return self.timed_out();
         }
-        // tonic sets a source if the transport created the status: its code is not the agent's.
+        // tonic sets a source only if the transport created the status, so the code is not from the agent.
         if status.source().is_none() {
             return AgentError::Failed(status.code(), failure_of(status));
         }
@@ -133,7 +133,7 @@ fn internal_error(problem: String) -> AgentError {
     AgentError::Failed(Code::Internal, Failure::new(Reason::Internal, problem))
 }
 
-/// Returns the innermost error: the outer ones are only "transport error".
+/// Returns the innermost error, because the outer errors say only "transport error".
 fn root_cause(error: &dyn Error) -> String {
     let mut root_cause = error;
     while let Some(source) = root_cause.source() {
@@ -154,7 +154,7 @@ impl From<AgentError> for CniError {
     }
 }
 
-/// Formats problem and remedy for the pod's events.
+/// Formats problem and remedy, both of which the runtime shows in the pod's events.
 fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     let mut msg = failure.message.clone();
     if !failure.field.is_empty() {
@@ -167,7 +167,7 @@ fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     CniError::new(code, format!("inpod: {msg}")).with_details(details)
 }
 
-/// Returns 11 where a retry can succeed, else 100.
+/// Returns code 11 if a retry can succeed, and code 100 for all other errors.
 fn error_code(code: Code) -> ErrorCode {
     match code {
         Code::Unavailable

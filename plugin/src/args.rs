@@ -1,5 +1,5 @@
-//! Parses `CNI_ARGS` (CNI spec, "Parameters"). The `K8S_*` keys are a convention of the kubelet's runtimes;
-//! their order is random.
+//! Parses `CNI_ARGS` (CNI spec, "Parameters"). By convention, the kubelet's runtimes pass the pod in `K8S_*` keys, in
+//! random order.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -11,7 +11,7 @@ const VARIABLE: &str = "CNI_ARGS";
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
 const NAME: &str = "K8S_POD_NAME";
 const UID: &str = "K8S_POD_UID";
-/// Accepted but unused: it repeats `CNI_CONTAINERID`.
+/// Accepted but unused, because the value repeats `CNI_CONTAINERID`.
 const INFRA_CONTAINER: &str = "K8S_POD_INFRA_CONTAINER_ID";
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
@@ -19,20 +19,20 @@ const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 pub struct NamedPod {
     pub namespace: NamespaceName,
     pub name: PodName,
-    /// Some runtimes do not send it.
+    /// The UID of the pod, not sent by some runtimes.
     pub uid: Option<PodUid>,
 }
 
 impl NamedPod {
-    /// Returns `None` if no namespace or no pod is named: the call is not for a Kubernetes pod.
+    /// Returns `None` if the call names no namespace or no pod, and so is not for a Kubernetes pod.
     ///
-    /// podman sends a container's name as the pod name, without a namespace. With a `default` namespace, the
-    /// container counts as a pod if that name is valid.
+    /// podman sends the container's name as the pod name, without a namespace. With a `default` namespace, the
+    /// container counts as a pod if its name is a valid pod name.
     ///
     /// # Errors
     ///
-    /// Code 4, naming the pair, if one has no `=`, appears twice or is invalid, or its key is unknown and
-    /// `IgnoreUnknown` is not true.
+    /// Fails with code 4, naming the pair, if a pair has no `=`, appears twice or is invalid, or if the key is unknown
+    /// and `IgnoreUnknown` is not true.
     pub fn from_args(
         text: &str,
         default: Option<&NamespaceName>,
@@ -41,7 +41,7 @@ impl NamedPod {
         reject_unknown_keys(&pairs)?;
         let name = match parse_value(&pairs, NAMESPACE)? {
             Some(namespace) => parse_value(&pairs, NAME)?.map(|name| (namespace, name)),
-            // podman's names such as "festive_hopper" are not valid pod names.
+            // podman's names such as "festive_hopper" are not valid pod names, so no error is reported.
             None => default
                 .cloned()
                 .zip(parse_value(&pairs, NAME).ok().flatten()),
@@ -93,7 +93,7 @@ fn ignores_unknown(pairs: &BTreeMap<&str, &str>) -> Result<bool, CniError> {
     }
 }
 
-/// Treats an empty value as absent.
+/// Parses the value of a key, and treats an empty value as absent.
 fn parse_value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
 where
     T: FromStr<Err: fmt::Display>,

@@ -7,13 +7,13 @@ use std::{
 use inpod_cni::invocation::{Invocation, Verb};
 use nix::unistd::alarm;
 
-/// Applies until the configuration, which sets its own, has been read.
+/// Applies until the configuration, which sets the timeout of the call, has been read.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For DEL and VERSION. The runtime tears the pod down meanwhile, so a DEL only reports it.
+/// The timeout of DEL and VERSION. A DEL only reports the end of a pod that the runtime tears down meanwhile.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The kernel's alarm fires this long after the deadline.
+/// The delay between the deadline and the kernel's alarm, which kills a hanging process.
 const ALARM_GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Call {
@@ -54,8 +54,8 @@ impl Call {
 
     fn set_timeout(&mut self, timeout: Duration) {
         self.deadline = self.started + timeout;
-        // Every wait here ends at the deadline, except blocking in the kernel (a hanging file system, a full pipe to
-        // the runtime): then SIGALRM kills the process, whose caller has given up long ago.
+        // Every wait of this process ends at the deadline, unless the process blocks in the kernel (a hanging file
+        // system, a full pipe to the runtime). SIGALRM then kills the process, whose caller has given up long ago.
         let seconds = u32::try_from((timeout + ALARM_GRACE).as_secs()).unwrap_or(u32::MAX);
         alarm::set(seconds);
     }
@@ -64,21 +64,21 @@ impl Call {
         self.started.elapsed()
     }
 
-    /// Returns the time left, less a reserve for later steps.
+    /// Returns the time left until the deadline, less a reserve for later steps.
     pub(crate) fn remaining(&self, reserve: Duration) -> Duration {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         remaining.saturating_sub(reserve)
     }
 }
 
-/// A new trace (W3C Trace Context, level 1).
+/// A new trace context, made for this call (W3C Trace Context, level 1).
 pub(crate) struct Trace {
     pub(crate) id: String,
     span_id: String,
 }
 
 impl Trace {
-    /// Returns `None` if the host provides no random bytes; the call is then untraced.
+    /// Returns `None` if the host provides no random bytes, in which case the call is untraced.
     fn random() -> Option<Self> {
         let mut bytes = [0; 24];
         File::open("/dev/urandom")
@@ -93,7 +93,7 @@ impl Trace {
         })
     }
 
-    /// Formats version 00, trace id, span id and the sampled flag.
+    /// Formats version 00, trace id, span id and the sampled flag as a `traceparent` header.
     pub(crate) fn traceparent(&self) -> String {
         format!("00-{}-{}-01", self.id, self.span_id)
     }

@@ -1,5 +1,5 @@
-//! The network configuration on stdin (CNI spec, "Plugin configuration objects" and
-//! "Deriving execution configuration from plugin configuration").
+//! Parses the network configuration on stdin (CNI spec, "Plugin configuration objects" and "Deriving execution
+//! configuration from plugin configuration").
 
 use std::{path::PathBuf, time::Duration};
 
@@ -16,34 +16,35 @@ pub const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 const MAX_TIMEOUT_SECONDS: u64 = 600;
 
-/// The keys that the plugin reads. Unknown ones are ignored: the spec allows them, and runtimes add their own.
+/// The keys read by the plugin. Unknown keys are ignored, because the spec allows them and runtimes add some of their
+/// own.
 #[derive(Clone, Debug)]
 pub struct NetworkConfig {
     pub version: SpecVersion,
     pub name: NetworkName,
     pub plugin_type: String,
-    /// `prevResult`, passed on byte for byte. Later DELs have none.
+    /// `prevResult`, passed on byte for byte. A repeated DEL has none.
     pub prev_result: Option<Box<RawValue>>,
-    /// `cni.dev/valid-attachments`; only GC has it.
+    /// `cni.dev/valid-attachments`, a list that only GC has.
     pub valid_attachments: Option<Vec<ValidAttachment>>,
     pub settings: Settings,
 }
 
-/// The plugin's own keys in its conflist entry.
+/// The plugin's own keys, set by an operator in the conflist entry.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `agentSocket`: the socket of `pod-events`.
+    /// `agentSocket`: the path of the Unix socket on which `pod-events` serves gRPC.
     pub agent_socket: PathBuf,
-    /// `stateDir`: files shared with `pod-events`.
+    /// `stateDir`: the directory for files shared with `pod-events`, such as spool and kill switch.
     pub state_dir: PathBuf,
-    /// `timeoutSeconds`, from the start of the process.
+    /// `timeoutSeconds`: the time for the whole call, from the start of the process.
     pub timeout: Duration,
-    /// `excludeNamespaces`: their pods are never enrolled.
+    /// `excludeNamespaces`: namespaces whose pods are never enrolled, so that the plugin skips their calls.
     pub exclude_namespaces: Vec<NamespaceName>,
-    /// `defaultNamespace`, for pods without one (podman). If unset, such calls are not for a pod.
+    /// `defaultNamespace`: the namespace of pods that have none (podman). If unset, such calls are not for a pod.
     pub default_namespace: Option<NamespaceName>,
     pub agent_unavailable: AgentUnavailable,
-    /// `logLevel`: the least severe level on stderr.
+    /// `logLevel`: the least severe level that the plugin still writes to stderr.
     pub log_level: Level,
 }
 
@@ -51,38 +52,38 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AgentUnavailable {
-    /// Fails the ADD, and the runtime retries: no pod of the mesh starts outside it.
+    /// Fails the ADD, which the runtime retries, so that no pod of the mesh starts outside the mesh.
     #[default]
     Fail,
-    /// Starts the pod unenrolled and spools it; `pod-events` enrolls it later.
+    /// Starts the pod unenrolled and spools the ADD, so that `pod-events` can enroll the pod later.
     Allow,
 }
 
-/// Log levels, most severe first.
+/// The levels of log lines, with the most severe level first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// An operator must act.
+    /// A problem on which an operator must act.
     Error,
-    /// Degraded; retried later without an operator.
+    /// A degraded state that a later retry resolves without an operator.
     Warn,
-    /// A pod was added, deleted or checked.
+    /// A normal event: a pod was added, deleted or checked.
     #[default]
     Info,
-    /// A call was passed through untouched.
+    /// A call that the plugin passed through without touching the pod.
     Debug,
-    /// Same as debug: the other components accept it.
+    /// A synonym of debug, accepted because the other components accept this level.
     Trace,
 }
 
-/// An attachment that is in use (CNI spec, "GC").
+/// An attachment in use, which a GC must keep (CNI spec, "GC").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidAttachment {
     pub container_id: ContainerId,
     pub ifname: IfName,
 }
 
-/// Raw values, so that an error can name its key.
+/// Keeps the values raw, so that an error can name the key of an invalid value.
 #[derive(Deserialize)]
 struct Document<'a> {
     #[serde(borrow, rename = "cniVersion")]
@@ -112,15 +113,15 @@ struct Document<'a> {
 }
 
 impl NetworkConfig {
-    /// Parses the configuration in stdin.
+    /// Parses and validates the configuration that the runtime wrote to stdin.
     ///
     /// # Errors
     ///
-    /// Code 6 if it is not a JSON object, 1 for an unsupported version, 7 for a missing or invalid key,
-    /// which the message names.
+    /// Fails with code 6 if stdin is not a JSON object, with code 1 for an unsupported version, and with code 7 for a
+    /// missing or invalid key, named in the message.
     pub fn parse(stdin: &[u8]) -> Result<Self, CniError> {
         let document = Document::parse(stdin)?;
-        // The version goes first: keys may mean something else in another one.
+        // The version goes first, because keys may have another meaning in another version.
         let version: String = parse_key("cniVersion", document.version)?.unwrap_or_default();
         Ok(Self {
             version: version.parse()?,
@@ -145,7 +146,7 @@ impl<'a> Document<'a> {
             let msg = format!("the network configuration on stdin is not a JSON object: {problem}");
             CniError::new(ErrorCode::Decode, msg)
         };
-        // serde would also accept an array of the fields.
+        // serde would accept an array of the fields instead of an object, too.
         match stdin.trim_ascii_start().first() {
             Some(b'{') => {}
             Some(_) => return Err(decode_error("it does not begin with '{'".to_owned())),
@@ -207,7 +208,7 @@ impl<'a> Document<'a> {
     fn agent_socket(&self) -> Result<PathBuf, CniError> {
         const KEY: &str = "agentSocket";
         let socket = parse_path(KEY, self.agent_socket, "/run/inpod/pod-events/grpc.sock")?;
-        // unix(7): sun_path holds 108 bytes with the final NUL.
+        // `sun_path` holds 108 bytes, including the final NUL (unix(7)).
         if socket.as_os_str().len() > 107 {
             return Err(CniError::in_config(KEY, "is longer than 107 bytes"));
         }
@@ -240,7 +241,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Treats `null` as absent.
+/// Parses the value of a key, and treats `null` as absent.
 fn parse_key<T: DeserializeOwned>(
     name: &str,
     raw: Option<&RawValue>,
@@ -262,7 +263,7 @@ where
         .map_err(|error| CniError::in_config(name, error))
 }
 
-/// Requires an absolute path: the working directory is the runtime's.
+/// Requires an absolute path, because the runtime chooses the working directory.
 fn parse_path(name: &str, raw: Option<&RawValue>, default: &str) -> Result<PathBuf, CniError> {
     let text: String = parse_key(name, raw)?.unwrap_or_else(|| default.to_owned());
     if !text.starts_with('/') || text.contains('\0') {

@@ -1,4 +1,4 @@
-//! Atomic file writes that survive a power failure.
+//! Writes files atomically, with contents that survive a power failure.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -7,22 +7,23 @@ use std::{
     path::Path,
 };
 
-/// Creates it with mode 0700, and its parents.
+/// Creates a directory with mode 0700, together with all missing parents.
 pub(crate) fn create_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Writes atomically. The temporary name begins with a dot and must not exist.
+/// Writes a file atomically, through a temporary file whose name begins with a dot and must not
+/// exist yet.
 pub(crate) fn write_file(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!(".{name}"));
     let renamed =
         write_synced(&temporary, content).and_then(|()| fs::rename(&temporary, dir.join(name)));
     if renamed.is_err() {
-        // Best effort: readers skip leftovers, and the first error is the one to report.
+        // The removal is best effort: readers skip leftovers, and the caller needs the first error.
         let _ignored = fs::remove_file(&temporary);
     }
     renamed?;
-    // fsync of the directory makes the rename durable.
+    // Only an fsync of the directory makes the rename durable.
     File::open(dir)?.sync_all()
 }
 

@@ -1,5 +1,5 @@
-//! Files in `stateDir` that decide calls while the agent is unreachable: the enrolled namespaces, written by
-//! `pod-events` with this code, and the kill switch.
+//! Files in `stateDir` that decide calls while the agent is unreachable: the kill switch, and the enrolled namespaces,
+//! which `pod-events` writes with the code below.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -7,13 +7,13 @@ use inpod_types::NamespaceName;
 
 use crate::durable;
 
-/// Written only by `pod-events`, by rename; stays valid across reboots.
+/// Only `pod-events` writes this file, by rename; the content stays valid across reboots.
 pub const ENROLLED_FILE: &str = "enrolled-namespaces";
 
-/// While it exists, the plugin passes every call through. `installer disable` creates it.
+/// While this file exists, the plugin passes every call through. `installer disable` creates the file.
 pub const DISABLED_FILE: &str = "disabled";
 
-/// Namespaces with actual or possible pods in the mesh, one per line.
+/// Namespaces with actual or possible pods in the mesh, one per line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolledNamespaces(String);
 
@@ -32,19 +32,20 @@ impl EnrolledNamespaces {
         Self(lines.collect())
     }
 
-    /// Replaces the file atomically and durably. Only one process may write at a time.
+    /// Replaces the file atomically and durably. Only one process may write at a time, because all writers use the same
+    /// temporary name.
     ///
     /// # Errors
     ///
-    /// The previous file remains.
+    /// Fails if the directory or the file cannot be written; the previous file then remains.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
         durable::create_dir(state_dir)?;
-        // Left by a writer that crashed. If this fails, the next step reports why.
+        // A crashed writer leaves a temporary file. If the removal fails, the next step reports why.
         let _ignored = fs::remove_file(state_dir.join(format!(".{ENROLLED_FILE}")));
         durable::write_file(state_dir, ENROLLED_FILE, self.0.as_bytes())
     }
 
-    /// Returns the names, without invalid lines.
+    /// Returns the names of the namespaces, without the invalid lines.
     pub fn names(&self) -> BTreeSet<NamespaceName> {
         let lines = self.0.lines().filter_map(|line| line.trim().parse().ok());
         lines.collect()
@@ -56,7 +57,7 @@ impl EnrolledNamespaces {
 }
 
 pub fn is_disabled(state_dir: &Path) -> bool {
-    // A dangling symlink counts: it was put there on purpose.
+    // A dangling symlink counts as set, because someone created the link on purpose.
     fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok()
 }
 

@@ -1,4 +1,4 @@
-//! Error objects for the runtime (CNI spec, "Error").
+//! The errors that the plugin prints for the runtime (CNI spec, "Error").
 
 use std::fmt;
 
@@ -6,30 +6,31 @@ use serde::Serialize;
 
 use crate::version::SpecVersion;
 
-/// The spec's codes up to 99; the plugin's own from 100.
+/// The spec defines the codes up to 99, and the plugin its own from 100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// 1: unsupported `cniVersion`, or one without the verb.
+    /// 1: the `cniVersion` is unsupported, or does not have the requested verb.
     IncompatibleVersion,
-    /// 2: unsupported field of the configuration.
+    /// 2: the configuration has an unsupported field.
     UnsupportedField,
-    /// 3: unknown container; there is nothing to clean up.
+    /// 3: the container is unknown, so there is nothing to clean up.
     UnknownContainer,
-    /// 4: missing or invalid environment variable, which the message names.
+    /// 4: an environment variable is missing or invalid, and the message names the variable.
     InvalidEnvironment,
-    /// 5: failed read or write.
+    /// 5: the plugin could not read or write.
     Io,
-    /// 6: input that cannot be decoded.
+    /// 6: the plugin could not decode the input.
     Decode,
-    /// 7: invalid configuration; the message names the key.
+    /// 7: the configuration is invalid, and the message names the key.
     InvalidConfig,
-    /// 11: a retry can succeed.
+    /// 11: the call failed for now, but a retry can succeed.
     TryAgainLater,
-    /// 50 (STATUS): the plugin cannot serve ADD.
+    /// 50 (STATUS): the plugin cannot serve ADD at the moment.
     NotAvailable,
-    /// 51 (STATUS): no ADD, and running containers may have limited connectivity.
+    /// 51 (STATUS): the plugin cannot serve ADD, and running containers may have limited
+    /// connectivity.
     LimitedConnectivity,
-    /// 100: refused by the agent; a retry does not help.
+    /// 100: the agent refused the call, and a retry does not help.
     Refused,
 }
 
@@ -51,12 +52,12 @@ impl ErrorCode {
     }
 }
 
-/// Runtimes show it as `msg; details` in the pod's events.
+/// An error for the runtime, shown in the pod's events as `msg; details`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct CniError {
     pub code: ErrorCode,
     pub msg: String,
-    /// The remedy, which may be empty.
+    /// The remedy for an operator, or an empty text.
     pub details: String,
 }
 

@@ -9,7 +9,8 @@ pub(crate) enum Decision {
     Wait(String),
 }
 
-/// Pods that may belong to the mesh wait, unless the configuration admits them; others do not wait for the agent.
+/// Lets pods wait that may belong to the mesh, unless the configuration admits them. Other pods do not wait for the
+/// agent.
 pub(crate) fn decide(
     policy: AgentUnavailable,
     enrolled: io::Result<Option<EnrolledNamespaces>>,

@@ -1,8 +1,8 @@
-//! An HTTP/2 connection for one gRPC call, on the `h2` crate.
+//! Makes one gRPC call over an HTTP/2 connection, on top of the `h2` crate.
 //!
-//! tonic's `Channel` is made for processes that make many calls: hyper and tower's buffer with its worker cost more here
-//! than the call. On `h2`, preface, settings, headers and message leave in one write, without awaiting the server's
-//! settings (RFC 9113, section 3.4). Messages, metadata and statuses remain tonic's.
+//! tonic's `Channel` is made for processes with many calls: hyper, and tower's buffer with a worker, would cost more
+//! here than the call. With `h2`, preface, settings, headers and message leave in one write, without awaiting the
+//! server's settings (RFC 9113, section 3.4). Messages, metadata and statuses remain tonic's.
 
 use std::{
     convert::Infallible,
@@ -23,16 +23,16 @@ use tonic::{
     },
 };
 
-/// Carries tonic's requests and answers over `h2`.
+/// Carries tonic's requests and responses over an `h2` connection.
 pub(crate) struct Transport(SendRequest<Bytes>);
 
 impl Transport {
-    /// Never waits: a Unix socket accepts or refuses at once, and nothing is sent before the request.
+    /// Never waits, because a Unix socket accepts or refuses at once and nothing is sent before the request.
     pub(crate) async fn connect(socket: &Path) -> Result<Self, StdError> {
-        // The buffer holds the preface back until the request is written.
+        // The buffer holds the preface back until the request is written, so that both leave together.
         let stream = BufWriter::new(UnixStream::connect(socket).await?);
         let (sender, connection) = h2::client::handshake(stream).await?;
-        // If it ends, the call fails with its error.
+        // If the connection task ends, the call fails with the error of the connection.
         tokio::spawn(connection);
         Ok(Self(sender))
     }

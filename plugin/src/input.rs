@@ -1,4 +1,4 @@
-//! Reads stdin with a limit on size and time: the runtime may never close it.
+//! Reads stdin with a limit on size and time, because the runtime may never close the pipe.
 
 use std::{
     io,
@@ -19,18 +19,18 @@ use nix::{
 
 use crate::call::Call;
 
-/// Leaves what was read in `stdin`.
+/// Parses the call, and leaves all bytes read so far in `stdin`, even after an error.
 ///
 /// # Errors
 ///
-/// Code 5 if stdin fails or does not end before the deadline, 6 if it is too large,
-/// else those of [`Invocation::parse`].
+/// Fails with code 5 if stdin fails or does not end before the deadline, with code 6 if stdin is
+/// too large, and otherwise with the errors of [`Invocation::parse`].
 pub(crate) fn read_invocation(
     variables: &Variables,
     call: &Call,
     stdin: &mut Vec<u8>,
 ) -> Result<Invocation, CniError> {
-    // Without a valid verb, stdin is not read.
+    // A call without a valid verb fails at once, so stdin is not read.
     let verb = variables.verb()?;
     let read = read_all(io::stdin().as_fd(), stdin, call.deadline);
     if verb != Verb::Version {
@@ -56,14 +56,14 @@ fn read_all(from: BorrowedFd<'_>, into: &mut Vec<u8>, deadline: Instant) -> Resu
     }
 }
 
-/// Returns at the end of stdin, too.
+/// Waits until stdin has data or has ended, but not beyond the deadline.
 fn wait_readable(from: BorrowedFd<'_>, deadline: Instant) -> Result<(), CniError> {
     loop {
         let remaining = deadline.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(from, PollFlags::POLLIN)], timeout) {
             Ok(0) if remaining.is_zero() => return Err(not_closed()),
-            // poll(2) counts milliseconds and may return early.
+            // poll(2) counts milliseconds and may return early, so the loop checks the time again.
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(read_error(error)),

@@ -1,4 +1,4 @@
-//! Calls with the parameters that the spec requires for each verb (CNI spec, "CNI operations").
+//! A parsed call with the parameters that the spec requires for each verb (CNI spec, "CNI operations").
 
 mod variables;
 mod verb;
@@ -29,9 +29,9 @@ pub enum Invocation {
 pub struct Attachment {
     pub config: NetworkConfig,
     pub sandbox: SandboxRef,
-    /// Absolute; not yet verified to be a netns.
+    /// An absolute path, not yet verified to lead to a netns.
     pub netns: PathBuf,
-    /// `None` for a sandbox outside Kubernetes.
+    /// The pod, or `None` for a sandbox outside Kubernetes.
     pub pod: Option<NamedPod>,
 }
 
@@ -39,17 +39,17 @@ pub struct Attachment {
 pub struct Detachment {
     pub config: NetworkConfig,
     pub sandbox: SandboxRef,
-    /// A DEL after a reboot and the second of a pod's two DELs have none.
+    /// The netns, which is missing in a DEL after a reboot and in the second of a pod's two DELs.
     pub netns: Option<PathBuf>,
-    /// An error must not fail the DEL, which would keep the runtime from removing the sandbox; the sandbox alone
-    /// identifies what to delete.
+    /// An error in `CNI_ARGS` must not fail the DEL, because the runtime could then not remove the sandbox. The sandbox
+    /// alone identifies the state to delete.
     pub pod: Result<Option<NamedPod>, CniError>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Collection {
     pub config: NetworkConfig,
-    /// All other attachments are garbage.
+    /// The attachments in use, so that all others are garbage.
     pub valid: Vec<ValidAttachment>,
 }
 
@@ -124,7 +124,7 @@ impl Detachment {
 }
 
 impl Collection {
-    /// Rejects a missing list: an empty one declares every attachment garbage.
+    /// Rejects a missing list, because an empty list declares every attachment garbage.
     fn new(mut config: NetworkConfig) -> Result<Self, CniError> {
         let missing = || CniError::in_config("cni.dev/valid-attachments", "is missing");
         let valid = config.valid_attachments.take().ok_or_else(missing)?;

@@ -1,4 +1,4 @@
-//! Writes one JSON line per call to stderr, which the runtime copies to its log.
+//! Writes one JSON line per call to stderr, from where the runtime copies the line to its own log.
 
 use std::io::{self, Write as _};
 
@@ -37,7 +37,7 @@ pub(crate) struct Report<'a> {
     pub(crate) verb: Option<&'a str>,
     pub(crate) invocation: Option<&'a Invocation>,
     pub(crate) outcome: &'a Result<Outcome, CniError>,
-    /// An error if the reply did not reach the runtime.
+    /// Contains an error if the reply did not reach the runtime.
     pub(crate) printed: &'a io::Result<()>,
 }
 
@@ -97,7 +97,7 @@ fn level_name(level: Level) -> &'static str {
     }
 }
 
-/// Ignores errors: a failing log must not fail the call.
+/// Writes a line and ignores errors, because a failing log must not fail the call.
 fn write(line: &Line<'_>) {
     if let Ok(mut text) = serde_json::to_vec(line) {
         text.push(b'\n');

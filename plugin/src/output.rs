@@ -1,4 +1,4 @@
-//! The outcome of a call, as stdout reports it to the runtime.
+//! Describes the outcome of a call, and prints the reply to the runtime.
 
 use std::io::{self, Write as _};
 
@@ -6,16 +6,16 @@ use inpod_cni::{config::Level, error::CniError, version::SpecVersion};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Empty for verbs without a document.
+    /// The document for the runtime, or an empty text for verbs without a document.
     pub(crate) stdout: String,
     pub(crate) level: Level,
     pub(crate) message: &'static str,
-    /// The reason, if the message does not suffice.
+    /// The reason, or an empty text if the message suffices.
     pub(crate) cause: String,
 }
 
 impl Outcome {
-    /// Succeeds: the agent has handled the call.
+    /// Returns a success, logged at info: the agent has handled the call.
     pub(crate) fn done(message: &'static str) -> Self {
         Self {
             stdout: String::new(),
@@ -25,7 +25,7 @@ impl Outcome {
         }
     }
 
-    /// Succeeds: the call does not concern inpod.
+    /// Returns a success, logged at debug: the call does not concern inpod.
     pub(crate) fn skipped(message: &'static str) -> Self {
         Self {
             level: Level::Debug,
@@ -37,7 +37,7 @@ impl Outcome {
         Self { stdout, ..self }
     }
 
-    /// Succeeds, but logs the problem.
+    /// Keeps the success, but logs the problem at the given level.
     pub(crate) fn with_problem(self, level: Level, cause: impl Into<String>) -> Self {
         Self {
             level,
@@ -47,7 +47,7 @@ impl Outcome {
     }
 }
 
-/// Prints to stdout, as nothing else does.
+/// Prints the reply to stdout; no other code writes there.
 pub(crate) fn print(outcome: &Result<Outcome, CniError>, version: SpecVersion) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match outcome {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{config::NetworkConfig, error::CniError};
 
-/// These are the same from 0.3.0 to 1.1.0; in 0.x, each of `ips` has a `version`, too.
+/// The fields have the same form from 0.3.0 to 1.1.0, except that each entry of `ips` has a `version` in 0.x.
 #[derive(Deserialize)]
 struct PrevResult {
     #[serde(default)]
@@ -27,17 +27,17 @@ struct Interface {
 #[derive(Deserialize)]
 struct Address {
     address: String,
-    /// An index into `interfaces`; some IPAM plugins write -1 for none.
+    /// An index into `interfaces`, or -1 from some IPAM plugins if there is none.
     #[serde(default)]
     interface: Option<i64>,
 }
 
-/// Returns addresses without prefix length: those of the interface in the sandbox, or all if the result assigns
-/// them to no interface; none without a prevResult.
+/// Returns the addresses of the interface in the sandbox without prefix length, or all addresses if the result assigns
+/// none to the interface. Without a prevResult, the list is empty.
 ///
 /// # Errors
 ///
-/// Code 7 if `prevResult` is not a result or has an invalid address.
+/// Fails with code 7 if `prevResult` is not a result or has an invalid address.
 pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>, CniError> {
     let Some(raw) = &config.prev_result else {
         return Ok(Vec::new());
@@ -54,7 +54,7 @@ pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>,
     chosen.into_iter().map(parse).collect()
 }
 
-/// Considers only the sandbox: the host's end of a veth pair may have the same name.
+/// Considers only interfaces in the sandbox, because the host's end of a veth pair may have the same name.
 fn sandbox_interface_indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
     let is_ours = |interface: &Interface| {
         let in_sandbox = interface.sandbox.as_ref().is_some_and(|it| !it.is_empty());
@@ -73,8 +73,8 @@ fn parse(ip: &Address) -> Result<IpAddr, CniError> {
         .map_err(|error| CniError::in_config("prevResult", format_args!("ips: {error}")))
 }
 
-/// Returns the prevResult byte for byte, else an empty result (CNI spec, "ADD": a chained plugin that changes nothing
-/// passes its prevResult on).
+/// Returns the prevResult byte for byte, or an empty result without one: a chained plugin that changes nothing passes
+/// the prevResult on (CNI spec, "ADD").
 pub fn pass_through(config: &NetworkConfig) -> String {
     match &config.prev_result {
         Some(raw) => raw.get().to_owned(),
@@ -105,26 +105,26 @@ mod tests {
     #[test]
     fn addresses_of_the_interface_in_the_sandbox_are_chosen() {
         for (prev_result, expected) in [
-            // As portmap passes on a result of 0.4.0.
+            // portmap passes on a result of 0.4.0 in this form.
             (
                 r#"{"interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/n"}],
                     "ips":[{"version":"4","address":"10.0.0.2/24","interface":1}]}"#,
                 vec!["10.0.0.2"],
             ),
-            // Dual stack, with an address of another interface.
+            // A pod with two address families has another interface with an address of its own.
             (
                 r#"{"interfaces":[{"name":"eth0","sandbox":"/n"},{"name":"net1","sandbox":"/n"}],
                     "ips":[{"address":"10.0.0.2/24","interface":0},{"address":"10.9.0.2/24","interface":1},
                            {"address":"fd77::2/64","interface":0}]}"#,
                 vec!["10.0.0.2", "fd77::2"],
             ),
-            // The host's end has the same name.
+            // The host's end of the veth pair has the same name.
             (
                 r#"{"interfaces":[{"name":"eth0"},{"name":"eth0","sandbox":"/n"}],
                     "ips":[{"address":"10.0.0.1/24","interface":0},{"address":"10.0.0.2/24","interface":1}]}"#,
                 vec!["10.0.0.2"],
             ),
-            // No address has an interface.
+            // No address is assigned to an interface.
             (
                 r#"{"ips":[{"address":"10.0.0.2/24"},{"address":"fd77::2"}]}"#,
                 vec!["10.0.0.2", "fd77::2"],

@@ -1,7 +1,7 @@
-//! Spools events that the agent could not receive, one file each in `stateDir/spool`.
+//! Spools events that the agent could not receive, each as one file in `stateDir/spool`.
 //!
-//! `pod-events` deletes a file once its effect is checkpointed. Names sort by time; a leading dot marks a write in
-//! progress or one that crashed.
+//! `pod-events` deletes a file once the effect of the event is checkpointed. File names sort by time; a leading dot
+//! marks an unfinished write, which is in progress or has crashed.
 
 use std::{
     fs, io,
@@ -18,10 +18,10 @@ use crate::{args::NamedPod, durable};
 
 pub const SPOOL_DIR: &str = "spool";
 
-/// Readers skip and report entries of a later schema.
+/// The version of the file format; readers skip and report entries of a later version.
 pub const SCHEMA: u32 = 1;
 
-/// A spool of this size has no reader; more entries would only fill the disk.
+/// A spool of this size has no reader, and more entries would only fill the disk.
 const MAX_ENTRIES: usize = 20_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,15 +30,15 @@ pub struct Entry {
     pub verb: SpooledVerb,
     pub cause: Cause,
     pub time_unix_ms: u64,
-    /// The boot of the event (`/proc/sys/kernel/random/boot_id`), since no sandbox survives a
-    /// reboot; empty if unknown.
+    /// The boot of the event (`/proc/sys/kernel/random/boot_id`), because no sandbox survives a reboot. The text is
+    /// empty if the boot is unknown.
     pub boot_id: String,
     pub sandbox: Sandbox,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<Pod>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<Netns>,
-    /// Assigned by the chain; empty for DEL and without a prevResult.
+    /// The addresses assigned by the chain, none for a DEL and without a prevResult.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
 }
@@ -46,18 +46,18 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum SpooledVerb {
-    /// A pod was admitted unenrolled; its enrollment is undecided.
+    /// A pod was admitted unenrolled, and its enrollment is undecided.
     Add,
     Del,
 }
 
-/// The cause of the agent not receiving the event.
+/// The reason why the agent did not receive the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// No process listened on its socket.
+    /// No process listened on the agent's socket.
     AgentAway,
-    /// It failed, or did not answer in time.
+    /// The agent failed, or did not answer in time.
     AgentFailed,
     Disabled,
 }
@@ -80,16 +80,16 @@ pub struct Pod {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netns {
     pub path: PathBuf,
-    /// `st_dev`, unless the path was not examined.
+    /// The `st_dev` of the path, unless the path was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<u64>,
-    /// `st_ino`, unless the path was not examined.
+    /// The `st_ino` of the path, unless the path was not examined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
 }
 
 impl Entry {
-    /// Sets time, boot and sandbox only.
+    /// Sets time, boot and sandbox, but neither pod nor netns nor addresses.
     pub fn new(verb: SpooledVerb, cause: Cause, sandbox: &SandboxRef) -> Self {
         Self {
             schema: SCHEMA,
@@ -104,7 +104,7 @@ impl Entry {
         }
     }
 
-    /// Writes atomically and durably; a failure leaves no file.
+    /// Writes the entry atomically and durably; a failed write leaves no file.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {
@@ -119,7 +119,7 @@ impl Entry {
         durable::write_file(&dir, &self.file_name(), &content).map_err(at)
     }
 
-    /// Orders files by time; the process id distinguishes events of one millisecond.
+    /// Orders files by time; the process id distinguishes events of the same millisecond.
     fn file_name(&self) -> String {
         let verb = match self.verb {
             SpooledVerb::Add => "add",
@@ -133,7 +133,7 @@ impl Entry {
 pub enum SpoolError {
     #[error("cannot write to {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// No process has read the spool for long.
+    /// No process has read the spool for a long time.
     #[error("{} holds {MAX_ENTRIES} entries that pod-events has not read", .0.display())]
     Full(PathBuf),
 }
@@ -143,7 +143,7 @@ pub fn now_unix_ms() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }
 
-/// Returns "" if the kernel does not provide it.
+/// Returns the id of this boot, or an empty text if the kernel does not provide the id.
 pub fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

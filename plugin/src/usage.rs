@@ -1,4 +1,4 @@
-//! Output for a person who runs the plugin by hand; a runtime sets `CNI_COMMAND` and passes no arguments.
+//! Answers a person who runs the plugin by hand; a runtime sets `CNI_COMMAND` and passes no arguments.
 
 use std::{
     env,
@@ -19,10 +19,10 @@ Options:
   -V, --version  Print the version and the CNI versions that are supported
 ";
 
-/// Returns `None` for a call by a runtime, whatever the arguments are.
+/// Returns `None` for a call by a runtime, regardless of the arguments.
 ///
-/// Without arguments the version goes to stderr with exit code 0,
-/// like containernetworking's plugins (`skel.PluginMain`).
+/// Without arguments, the version goes to stderr with exit code 0, as in containernetworking's plugins
+/// (`skel.PluginMain`).
 pub(crate) fn answer() -> Option<ExitCode> {
     if Variables::has_command() {
         return None;
@@ -37,7 +37,7 @@ pub(crate) fn answer() -> Option<ExitCode> {
         (Some(Some("-h" | "--help")), None) => write!(io::stdout(), "{}\n{USAGE}", version()),
         (Some(Some("-V" | "--version")), None) => write!(io::stdout(), "{}", version()),
         (Some(_), _) => {
-            // Exit code 2 reports it even if stderr is closed.
+            // Exit code 2 reports the wrong usage even if stderr is closed.
             let _ignored = writeln!(io::stderr(), "Usage: inpod-cni [--help | --version]");
             return Some(ExitCode::from(2));
         }

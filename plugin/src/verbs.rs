@@ -27,7 +27,7 @@ use crate::{
     output::Outcome,
 };
 
-/// Reserved by a DEL for spooling.
+/// The time that a DEL keeps back to spool the deletion if the agent fails.
 const SPOOL_RESERVE: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniError> {
@@ -39,7 +39,7 @@ pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniEr
         Invocation::Check(attachment) => check(attachment, call),
         Invocation::Del(detachment) => Ok(del(detachment, call)),
         Invocation::Gc(collection) => gc(collection, call),
-        // Independent of the agent: a failing STATUS makes the node not ready, so that no pod can start.
+        // STATUS does not ask the agent: a failing STATUS makes the node not ready, so that no pod can start.
         Invocation::Status(_) => Ok(Outcome::skipped("Ready")),
         Invocation::Version(version) => {
             Ok(Outcome::skipped("Reported the supported versions").with_stdout(version.report()))
@@ -77,7 +77,7 @@ fn add(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     }
 }
 
-/// Returns the call's outcome if inpod does not handle its pod.
+/// Returns the pod, or the outcome of the call if inpod does not handle the pod.
 fn pod_in_scope(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
     match &attachment.pod {
         None => Err(Outcome::skipped("Skipped: not for a Kubernetes pod")),
@@ -88,8 +88,8 @@ fn pod_in_scope(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
     }
 }
 
-/// Does not open the path: holding a netns open, or blocking on a FIFO, would do harm. netconfig verifies
-/// that it is a netns.
+/// Inspects the path without opening it, because holding a netns open or blocking on a FIFO would do harm. netconfig
+/// verifies that the path leads to a netns.
 fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
     match fs::metadata(path) {
         Ok(found) => Ok(NetnsRef {
@@ -120,7 +120,7 @@ fn add_without_agent(
     let enrolled = EnrolledNamespaces::read(&settings.state_dir);
     match fallback::decide(settings.agent_unavailable, enrolled, &pod.namespace) {
         Decision::Wait(why) => Err(wait(why).into()),
-        // No admission without a spool entry, by which pod-events finds the pod.
+        // Only with a spool entry can pod-events find the pod, so no pod is admitted without an entry.
         Decision::Admit => match entry.write(&settings.state_dir) {
             Ok(()) => Ok(
                 Outcome::done("Admitted the pod unenrolled: the agent is unreachable")
@@ -131,7 +131,7 @@ fn add_without_agent(
     }
 }
 
-/// Never fails, even on a full disk: the kill switch must let pods start.
+/// Never fails, even on a full disk, because the kill switch must let pods start.
 fn admit_disabled(attachment: &Attachment, pod: &NamedPod) -> Outcome {
     let settings = &attachment.config.settings;
     let netns = stat_netns(&attachment.netns).ok();
@@ -187,7 +187,7 @@ fn check(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     Ok(Outcome::done("Checked the pod"))
 }
 
-/// Never fails: the runtime would keep the sandbox and retry until it succeeds.
+/// Never fails, because the runtime would keep the sandbox and retry until the DEL succeeds.
 fn del(detachment: &Detachment, call: &Call) -> Outcome {
     if matches!(detachment.pod, Ok(None)) {
         return Outcome::skipped("Skipped: not for a Kubernetes pod");
@@ -233,7 +233,7 @@ fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outco
     };
     match entry.write(&detachment.config.settings.state_dir) {
         Ok(()) => Outcome::done("Spooled the deletion").with_problem(Level::Warn, problem),
-        // pod-events notices by itself that the netns is gone.
+        // pod-events notices without a report that the netns is gone.
         Err(error) => Outcome::done("Could not report or spool the deletion")
             .with_problem(Level::Error, format!("{problem}; {error}")),
     }

@@ -1,4 +1,4 @@
-//! Supported versions (CNI spec, "VERSION").
+//! The supported versions of the CNI spec (CNI spec, "VERSION").
 
 use std::{fmt, str::FromStr};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CniError, ErrorCode};
 
-/// A spec version; later ones are greater.
+/// A version of the CNI spec; a later version compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
-    /// 0.3.0: results with several addresses and interfaces, plugin chains.
+    /// 0.3.0: results have several addresses and interfaces, and plugins form a chain.
     V0_3_0,
     V0_3_1,
-    /// 0.4.0: CHECK, and a prevResult on DEL.
+    /// 0.4.0: adds CHECK, and gives DEL a prevResult.
     V0_4_0,
-    /// 1.0.0: no `version` in `ips`.
+    /// 1.0.0: removes `version` from the entries of `ips`.
     V1_0_0,
-    /// 1.1.0: GC and STATUS.
+    /// 1.1.0: adds GC and STATUS.
     V1_1_0,
 }
 
@@ -41,7 +41,7 @@ impl SpecVersion {
         }
     }
 
-    /// Returns the version of the configuration, even if nothing else can be parsed, else the newest.
+    /// Returns the version named in the configuration, even if nothing else can be parsed, or else the newest.
     pub fn for_reply(stdin: &[u8]) -> Self {
         #[derive(Deserialize)]
         struct Request<'a> {

@@ -169,7 +169,7 @@ fn version_is_answered_whatever_comes_with_it() {
     }
 }
 
-/// A valid call with a few bytes replaced, removed or inserted.
+/// Generates a valid call, and replaces, removes or inserts a few bytes.
 fn mutated() -> impl Strategy<Value = (Variables, Vec<u8>)> {
     let verbs = prop::sample::select(vec!["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]);
     let splice = (
@@ -215,7 +215,7 @@ proptest! {
         match Invocation::parse(&variables, &stdin) {
             Ok(Invocation::Add(add)) => {
                 prop_assert!(add.netns.is_absolute());
-                // Only panics matter here, not the addresses.
+                // The test looks for panics, so the addresses do not matter.
                 let _read = crate::result::addresses(&add.config, &add.sandbox.ifname);
             }
             Ok(_) => {}

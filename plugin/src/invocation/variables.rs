@@ -5,11 +5,11 @@ use inpod_types::SandboxRef;
 use super::Verb;
 use crate::{args::NamedPod, config::NetworkConfig, error::CniError};
 
-/// PATH_MAX of Linux.
+/// The longest path that Linux accepts (PATH_MAX).
 const MAX_PATH_BYTES: usize = 4096;
 
-/// The `CNI_*` variables (CNI spec, "Parameters"); the plugin reads no others. Empty ones count as absent. `CNI_PATH`
-/// is for plugins that execute others.
+/// The `CNI_*` variables that the plugin reads (CNI spec, "Parameters"); an empty variable counts as absent. `CNI_PATH`
+/// is for plugins that execute others, so the plugin does not read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables {
     pub command: Option<String>,
@@ -30,7 +30,7 @@ impl Variables {
         }
     }
 
-    /// Returns whether a runtime started this process: it sets `CNI_COMMAND`, if only to an empty value.
+    /// Returns whether a runtime started this process: runtimes set `CNI_COMMAND`, if only to an empty value.
     pub fn has_command() -> bool {
         env::var_os("CNI_COMMAND").is_some()
     }
@@ -92,7 +92,7 @@ impl Variables {
 fn read_variable(name: &str) -> Option<String> {
     let value = match env::var(name) {
         Ok(value) => value,
-        // The replacement characters fail the validation.
+        // An invalid value gets replacement characters, which fail the validation.
         Err(env::VarError::NotUnicode(value)) => value.to_string_lossy().into_owned(),
         Err(env::VarError::NotPresent) => return None,
     };

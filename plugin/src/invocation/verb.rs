@@ -5,7 +5,7 @@ use crate::{
     version::SpecVersion,
 };
 
-/// The operation of a call (CNI spec, "CNI operations").
+/// The operation requested by a call (CNI spec, "CNI operations").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Add,
@@ -28,7 +28,7 @@ impl Verb {
         }
     }
 
-    /// Returns the first spec version with the verb.
+    /// Returns the first spec version that defines the verb.
     fn since(self) -> SpecVersion {
         match self {
             Self::Add | Self::Del | Self::Version => SpecVersion::V0_3_0,

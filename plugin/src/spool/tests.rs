@@ -89,7 +89,7 @@ fn only_the_owner_may_look_into_the_spool() {
 fn nothing_is_left_of_an_entry_that_cannot_be_put_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let entry = entry();
-    // A directory blocks the rename.
+    // A directory in place of the file blocks the rename.
     fs::create_dir_all(dir.path().join(SPOOL_DIR).join(entry.file_name())).unwrap();
     let error = entry.write(dir.path()).unwrap_err();
     assert!(error.to_string().contains("spool"), "{error}");
