@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeSet, fmt};
 
-/// The paths in `/proc/<pid>/cgroup`, as this process sees them.
+/// The paths in `/proc/<pid>/cgroup`, as seen from the cgroup namespace of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup(Vec<String>);
 
 impl Cgroup {
-    /// Lines are `hierarchy:controllers:path` (cgroups(7)).
+    /// Parses lines of the form `hierarchy:controllers:path` (cgroups(7)).
     pub fn parse(text: &str) -> Self {
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         let mut paths: Vec<_> = paths
@@ -18,7 +18,7 @@ impl Cgroup {
         Self(paths)
     }
 
-    /// Returns whether no hierarchy names a pod or container.
+    /// Returns whether the process is outside of pods and containers, so that no hierarchy names either.
     pub fn is_host(&self) -> bool {
         self.containers().next().is_none()
     }
@@ -28,13 +28,13 @@ impl Cgroup {
         segments.filter(|segment| names_pod(segment) || names_container(segment))
     }
 
-    /// Returns the process's pod cgroup. With a cgroup namespace of its own, a process sees its own path as `/` and
-    /// its pod's other containers as siblings below `/..`: the parent then stands for the pod.
+    /// Returns the cgroup of the process's pod. With a cgroup namespace of its own, a process sees its own path as `/`
+    /// and the other containers of its pod as siblings below `/..`, so that the parent stands for the pod.
     pub fn pod(&self) -> Option<String> {
         self.0.iter().find_map(|path| pod_of(path))
     }
 
-    /// Returns whether a hierarchy is there or below.
+    /// Returns whether the process is in the cgroup `root` or below, in any hierarchy.
     pub fn is_below(&self, root: &str) -> bool {
         let root = root.trim_end_matches('/');
         let below = |path: &String| {
@@ -45,7 +45,7 @@ impl Cgroup {
     }
 }
 
-/// Returns path segments that name a pod or container.
+/// Returns the path segments that name a pod or a container.
 pub fn cgroup_containers(text: &str) -> BTreeSet<String> {
     let cgroup = Cgroup::parse(text);
     cgroup.containers().map(str::to_owned).collect()
@@ -68,13 +68,13 @@ fn pod_of(path: &str) -> Option<String> {
         end += 1;
     }
     let (parent, container) = without_crun(path).rsplit_once('/')?;
-    // Two levels up without a name is the root, no sibling.
+    // Two levels up without a name is the root, not a sibling.
     let is_sibling = parent.ends_with("..") && container != "..";
     is_sibling.then(|| parent.to_owned())
 }
 
-/// Returns the path of a sibling as runc has it. crun runs a container in a cgroup `container` below the container's own,
-/// where its cgroup namespace begins, too: siblings are one level further away and have that name below their own.
+/// Returns a sibling's path in the form of runc. crun runs a container, and begins its cgroup namespace, in a cgroup
+/// `container` below the container's own cgroup, so siblings are one level further away and end with this name.
 fn without_crun(path: &str) -> &str {
     let sibling = path
         .strip_prefix("/..")
@@ -86,8 +86,8 @@ fn without_crun(path: &str) -> &str {
     }
 }
 
-/// Matches `pod<uid>` (cgroupfs) and `kubepods-burstable-pod<uid with underscores>.slice` (systemd). A static pod's
-/// UID is 32 hex digits.
+/// Matches `pod<uid>` (cgroupfs) and `kubepods-burstable-pod<uid with underscores>.slice` (systemd). The UID of a
+/// static pod has 32 hex digits.
 fn names_pod(segment: &str) -> bool {
     let segment = segment.strip_suffix(".slice").unwrap_or(segment);
     let Some((before, uid)) = segment.rsplit_once("pod") else {
@@ -188,7 +188,7 @@ mod tests {
         let sibling = cgroup(&format!("/../../crio-{id}.scope/container"));
         assert_eq!(sibling.pod().as_deref(), Some("/.."));
         for other in [
-            // A container of another pod, and cgroups of no pod.
+            // The paths of a container of another pod, and of cgroups outside of pods.
             format!("/../../../kubepods-pod{UID}.slice/crio-{id}.scope/container"),
             format!("/../../../crio-{id}.scope/container"),
             format!("/../../crio-{id}.scope/init.scope"),

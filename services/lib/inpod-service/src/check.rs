@@ -9,13 +9,13 @@ use crate::{Service, config::Common, grpc::LIVE};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// For readiness probes and people.
+    /// Asks for readiness, on behalf of readiness probes and people.
     Ready,
-    /// For liveness probes of Kubernetes.
+    /// Asks for liveness, on behalf of the kubelet's liveness probes.
     Live,
 }
 
-/// Asks the running service over its socket.
+/// Asks the running service for its health, over the gRPC socket.
 pub(crate) async fn check(
     service: &Service,
     common: &Common,

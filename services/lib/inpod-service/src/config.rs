@@ -1,5 +1,5 @@
-//! Loads defaults, then file, environment and flags. Settings have flat keys, the same in every source, and each
-//! source is checked against the service's list.
+//! Loads the defaults, then the file, the environment and the flags. A setting has the same flat key in every source,
+//! and each source is checked against the service's list of settings.
 
 mod source;
 
@@ -22,17 +22,18 @@ use serde::{
 
 use crate::{Service, check::Question, log, peer};
 
-/// `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket` as a flag.
+/// A setting. For example, `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and
+/// `--zds-socket` as a flag.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     pub name: &'static str,
-    /// `None` if the setting is required.
+    /// The default as text, or `None` if the setting is required.
     pub default: Option<&'static str>,
-    /// One line, for `--help` and the pages.
+    /// A description of one line, for `--help` and the reference pages.
     pub help: &'static str,
 }
 
-/// The settings of every service.
+/// The settings that every service has.
 pub const COMMON: &[Key] = &[
     Key {
         name: "run_dir",
@@ -56,7 +57,7 @@ pub const COMMON: &[Key] = &[
     },
     Key {
         name: "max_calls",
-        // A burst of 500 ADDs (more than a full node) with as many DELs.
+        // The default admits a burst of 500 ADDs (more than a full node) with as many DELs.
         default: Some("1024"),
         help: "Maximum number of concurrent calls; further calls fail with OVERLOADED. pod-events has separate limits of this size for ADD, for DEL and GC, and for all other calls",
     },
@@ -90,7 +91,7 @@ pub(crate) struct Common {
 #[derive(Debug)]
 pub(crate) enum Command {
     PrintHelp(String),
-    /// The effective settings and their sources.
+    /// Prints the effective settings and their sources.
     PrintConfig(String),
     /// Asks the running service for its health.
     Check(Common, Question),
@@ -108,60 +109,60 @@ impl Loaded {
         Ok((self.read()?, self.read()?))
     }
 
-    /// Ignores settings without a field.
+    /// Deserializes the settings into the service's type, and ignores settings without a field there.
     pub(crate) fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
         let unusable = |cause| ConfigError::unusable(cause, &self.origins);
         self.config.clone().try_deserialize().map_err(unusable)
     }
 }
 
-/// Reasons for unusable settings.
+/// Reasons why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line is wrong.
+    /// The command line is wrong, as the text from clap explains.
     #[error("{0}")]
     Arguments(String),
-    /// Unreadable, or no valid TOML.
+    /// The file is unreadable or no valid TOML.
     #[error("cannot use the configuration file {}", .path.display())]
     File {
-        /// The given path: the library shows it relative to the working directory.
+        /// The path as given, because the library shows a path relative to the working directory.
         path: PathBuf,
         source: config::ConfigError,
     },
-    /// It has the wrong type or cannot be parsed.
+    /// The value has the wrong type or cannot be parsed.
     #[error("setting {key} from {origin} cannot be used")]
     Value {
         key: String,
-        /// File, environment or command line.
+        /// The file, the environment or the command line.
         origin: String,
         source: Box<config::ConfigError>,
     },
     /// The settings contradict each other.
     #[error("the settings cannot be used")]
     Build(#[source] config::ConfigError),
-    /// No service has this setting.
+    /// Neither the service nor the common list has this setting.
     #[error("unknown setting {key} in {origin}{}", suggest(.suggestion.as_deref()))]
     Unknown {
         key: String,
-        /// File, environment or command line.
+        /// The file, the environment or the command line.
         origin: String,
-        /// A setting of similar name.
+        /// A known setting with a similar name.
         suggestion: Option<String>,
     },
-    /// A required setting is missing.
+    /// A required setting is missing in all sources.
     #[error("setting {name} is required: set --{flag}, INPOD_{env}, or {name} in {file}")]
     Missing {
         name: &'static str,
         flag: String,
-        /// The variable, without the prefix.
+        /// The name of the environment variable without the prefix `INPOD_`.
         env: String,
-        /// The settings file, even if missing.
+        /// The path of the settings file, even if the file is missing.
         file: String,
     },
 }
 
 impl ConfigError {
-    /// Finds the setting of `key[2]`, an entry of a list.
+    /// Reports a list entry such as `key[2]` under the name of its setting.
     fn unusable(source: config::ConfigError, origins: &Map<String, String>) -> Self {
         let (config::ConfigError::Type { key: Some(key), .. }
         | config::ConfigError::At { key: Some(key), .. }) = &source
@@ -185,11 +186,11 @@ fn suggest(suggestion: Option<&str>) -> String {
     suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// Loads settings from all sources.
+/// Loads the settings from all sources, and determines the command.
 ///
 /// # Errors
 ///
-/// If a setting is unknown, unusable, or required and missing.
+/// Fails if a setting is unknown, unusable, or required and missing.
 pub(crate) fn load(
     service: &Service,
     arguments: &[OsString],
@@ -273,7 +274,7 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
             let default = match key.default {
                 None => "required".to_owned(),
                 Some("") => "default: none".to_owned(),
-                // clap does not break text without spaces.
+                // clap does not break text without spaces, so long defaults are left out.
                 Some(text) if text.len() > 60 => "default: see --print-config".to_owned(),
                 Some(text) => format!("default: {text}"),
             };
@@ -284,7 +285,7 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
         }))
 }
 
-/// Renders a file, with sources as comments.
+/// Renders the settings as a file, with the source of each value as a comment.
 fn print(keys: &[Key], config: &Config, origins: &Map<String, String>) -> String {
     let mut text = String::new();
     for key in keys {
@@ -315,7 +316,7 @@ fn toml(value: &Value) -> String {
     }
 }
 
-/// Uses `FromStr`, for `#[serde(deserialize_with = ...)]`.
+/// Parses a setting with `FromStr`, for `#[serde(deserialize_with = ...)]`.
 pub fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -332,12 +333,12 @@ where
     })
 }
 
-/// Deserializes an absolute path, for `#[serde(deserialize_with = ...)]`; a relative one would depend on where
-/// the process is started.
+/// Deserializes an absolute path, for `#[serde(deserialize_with = ...)]`. A relative path would depend on the directory
+/// in which the process is started.
 ///
 /// # Errors
 ///
-/// If it is empty or relative.
+/// Fails if the path is empty or relative.
 pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(deserializer)?;
     if path.is_absolute() {
@@ -347,11 +348,11 @@ pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D
     Err(D::Error::custom(message))
 }
 
-/// Deserializes the address of a port, for `#[serde(deserialize_with = ...)]`; none if it is empty.
+/// Deserializes an address with a port, for `#[serde(deserialize_with = ...)]`; an empty text means no address.
 ///
 /// # Errors
 ///
-/// If it is neither.
+/// Fails if the text is neither empty nor an address with a port.
 pub fn optional_address<'de, D>(deserializer: D) -> Result<Option<SocketAddr>, D::Error>
 where
     D: Deserializer<'de>,
@@ -364,11 +365,12 @@ where
     text.parse().map(Some).map_err(wrong)
 }
 
-/// Deserializes a list, for `#[serde(deserialize_with = ...)]`: an array in the file, else comma-separated.
+/// Deserializes a list, for `#[serde(deserialize_with = ...)]`: an array in the file, and a comma-separated text
+/// elsewhere.
 ///
 /// # Errors
 ///
-/// If an item cannot be parsed.
+/// Fails if an item of the list cannot be parsed.
 pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

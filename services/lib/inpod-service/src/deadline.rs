@@ -3,10 +3,10 @@ use std::time::Duration;
 use http::HeaderMap;
 use tokio::time::Instant;
 
-/// The default without a caller's deadline; the plugin's, too.
+/// The timeout of a call without a deadline, equal to the plugin's default.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the deadline from `grpc-timeout`, else 30 s from now.
+/// Returns the deadline from the header `grpc-timeout`, or else 30 s from now.
 pub fn deadline<T>(request: &tonic::Request<T>) -> Instant {
     Instant::now() + timeout(request.metadata().as_ref()).unwrap_or(DEFAULT_TIMEOUT)
 }

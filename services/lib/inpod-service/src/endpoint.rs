@@ -1,4 +1,4 @@
-//! A small HTTP server on a TCP port, for clients that cannot use the gRPC socket: Prometheus and the kubelet.
+//! A small HTTP server on a TCP port, for clients that cannot use the gRPC socket, namely Prometheus and the kubelet.
 
 use std::{
     collections::VecDeque,
@@ -25,42 +25,40 @@ use tokio::{
 
 use crate::Readiness;
 
-/// A further connection closes the oldest one, so that idle clients cannot keep a probe waiting.
+/// The maximum, at which a further connection closes the oldest, so that idle clients cannot keep a probe waiting.
 const MAX_CONNECTIONS: usize = 16;
 
-/// The time for a client to send its request.
+/// The time in which a client has to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The lifetime: one request and its response.
+/// The maximum lifetime of a connection, which carries one request and its response.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The smallest that hyper allows.
+/// The smallest buffer for a request that hyper allows.
 const MAX_HEADER_BYTES: usize = 8192;
 
 const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A served port.
+/// A TCP port and the condition that reports its state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) address: SocketAddr,
-    /// What it serves, for messages.
+    /// The served content, named in messages.
     pub(crate) content: &'static str,
-    /// Not met while the port cannot be bound.
+    /// The name of a condition, not met while the port cannot be bound.
     pub(crate) condition: &'static str,
     pub(crate) remedy: &'static str,
 }
 
-/// Answers GET requests.
+/// Answers the GET requests of an endpoint.
 pub(crate) trait Handler: Clone + Send + Sync + 'static {
-    /// Returns `None` if nothing is at that path.
+    /// Returns `None` if the handler serves nothing at this path.
     fn get(&self, path: &str) -> impl Future<Output = Option<Response<Full<Bytes>>>> + Send;
 }
 
 impl Endpoint {
-    /// Serves forever.
-    ///
-    /// If the port cannot be bound, the condition reports it and the bind is retried: a taken port must not keep pods
-    /// from starting.
+    /// Serves forever. If the port cannot be bound, the condition reports the error and the bind is retried, because a
+    /// taken port must not keep pods from starting.
     pub(crate) async fn serve(self, readiness: &Readiness, handler: impl Handler) -> Infallible {
         let listener = self.listen(readiness).await;
         let Self {
@@ -126,7 +124,7 @@ async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Returns what `[::]`, which serves both families, means on a kernel without IPv6 (`ipv6.disable=1`).
+/// Returns the IPv4 equivalent of `[::]`, which serves both families, for a kernel without IPv6 (`ipv6.disable=1`).
 fn without_ipv6(address: SocketAddr, error: &io::Error) -> Option<SocketAddr> {
     let is_any = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let is_unsupported = error.raw_os_error() == Some(libc::EAFNOSUPPORT);

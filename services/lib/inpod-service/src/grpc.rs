@@ -19,14 +19,14 @@ pub use layers::ConcurrencyGroup;
 use probes::Probes;
 use reflection::{Reflection, V1, V1alpha};
 
-/// The time for answering calls and ending streams.
+/// The time in which calls have to be answered and streams have to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Streams per HTTP/2 connection for watches, and for calls above `max_calls`, which are refused.
+/// Additional streams per HTTP/2 connection, for watches and for calls above `max_calls`, which the server refuses.
 const SPARE_STREAMS: u32 = 256;
 
-/// Serves health, reflection, metrics and the service's RPCs on one Unix socket, and authorizes every
-/// call by its class.
+/// Serves health, reflection, metrics and the service's RPCs on one Unix socket, and authorizes every call by the class
+/// of its RPC.
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
@@ -57,7 +57,7 @@ impl Server {
         }
     }
 
-    /// Gives each group a concurrency limit of its own (`max_calls`); other methods share one.
+    /// Gives each group a concurrency limit of its own (`max_calls`), while all other methods share another limit.
     #[must_use]
     pub fn concurrency_groups(self, groups: &'static [ConcurrencyGroup]) -> Self {
         Self { groups, ..self }
@@ -79,18 +79,19 @@ impl Server {
         self
     }
 
-    /// Returns more streams than `max_calls` admits calls: a call that waits for a stream would wait for calls of every
-    /// group.
+    /// Returns the number of streams, larger than the number of admitted calls: a call that had to wait for a stream
+    /// would wait for calls of every group.
     fn max_streams(&self) -> u32 {
         let calls = self.max_calls.saturating_mul(self.groups.len() + 1);
         SPARE_STREAMS.saturating_add(u32::try_from(calls).unwrap_or(u32::MAX))
     }
 
-    /// Serves until shutdown, then drains. Health, also by HTTP at `health_address`, reports the readiness.
+    /// Serves until shutdown, then drains. The health service, and HTTP probes at `health_address`, report the
+    /// readiness.
     ///
     /// # Errors
     ///
-    /// If the socket cannot be bound.
+    /// Fails if the socket cannot be bound.
     pub async fn serve(self) -> anyhow::Result<()> {
         let listener = uds::bind(&self.socket)?;
         if let Some(address) = self.health_address {
@@ -115,7 +116,7 @@ impl Server {
         tracing::info!(socket = %self.socket.display(), "Serving");
         let connections = incoming::incoming(listener, self.policy, self.metrics.calls().clone());
         let serving = tonic::transport::Server::builder()
-            // Lets curl read metrics without HTTP/2.
+            // HTTP/1.1 lets curl read the metrics without HTTP/2.
             .accept_http1(true)
             .max_concurrent_streams(max_streams)
             .layer(layers::stack(&self.metrics, self.max_calls, self.groups))

@@ -1,7 +1,7 @@
 //! The frame of every inpod process: settings, a gRPC server on a Unix socket, authorization,
 //! metrics, health and shutdown.
 //!
-//! A service's `main` calls [`main`] with its [`Service`] and its `run`. Pods are unknown here.
+//! A service's `main` calls [`main`] with its [`Service`] and its `run`. This crate knows nothing of pods.
 
 mod cgroup;
 mod check;
@@ -62,19 +62,19 @@ use crate::{
     shutdown::StopHandle,
 };
 
-/// The identity of a service.
+/// The name, version and settings of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// Names directory, crate, binary, container and socket.
+    /// The name of the service's directory, crate, binary, container and socket.
     pub name: &'static str,
-    /// One line for `--help`.
+    /// A description of one line for `--help`.
     pub about: &'static str,
     pub version: &'static str,
-    /// The service's own settings.
+    /// The service's own settings, in addition to the common settings.
     pub keys: &'static [Key],
 }
 
-/// A running service, passed to its `run`.
+/// A running service, passed to the service's `run`.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     service: Service,
@@ -87,9 +87,9 @@ pub struct Daemon {
     metrics: Metrics,
     max_calls: usize,
     health_address: Option<SocketAddr>,
-    /// Empties the state directory at the end.
+    /// Whether the process empties its state directory at the end.
     removes_state: Arc<AtomicBool>,
-    /// Keeps a second instance from starting.
+    /// Keeps a second instance of the service from starting.
     _instance_lock: Arc<uds::SocketLock>,
 }
 
@@ -99,12 +99,12 @@ impl Daemon {
         &self.instance_id
     }
 
-    /// Holds all state and all sockets but the ZDS socket.
+    /// Returns the directory with all state, and with all sockets but the ZDS socket.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
     }
 
-    /// Returns a component's directory (mode 0700).
+    /// Returns the directory of a component, whose mode is 0700.
     pub fn directory(&self, component: &str) -> PathBuf {
         self.run_dir.join(component)
     }
@@ -117,18 +117,18 @@ impl Daemon {
         self.shutdown.clone()
     }
 
-    /// Drains and stops, like the first SIGTERM.
+    /// Drains the server and stops the process, like the first SIGTERM.
     pub fn stop(&self) {
         self.stop.stop();
     }
 
-    /// Sets whether the process finally empties its directory, with socket and lock. By default it does not: its
-    /// successor continues with that state.
+    /// Sets whether the process empties its directory, including socket and lock, at the end. By default the directory
+    /// stays, because a successor continues with the same state.
     pub fn remove_state_on_exit(&self, remove: bool) {
         self.removes_state.store(remove, Ordering::Relaxed);
     }
 
-    /// Returns [`Self::remove_state_on_exit`]'s last value.
+    /// Returns the last value set by [`Self::remove_state_on_exit`].
     pub fn removes_state_on_exit(&self) -> bool {
         self.removes_state.load(Ordering::Relaxed)
     }
@@ -143,7 +143,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the conditions; without required ones, a service is ready from the start.
+    /// Returns the conditions; a service without required conditions is ready from the start.
     pub fn readiness(&self) -> &Readiness {
         &self.readiness
     }
@@ -152,8 +152,8 @@ impl Daemon {
         &self.metrics
     }
 
-    /// Returns a channel to another service, which connects on the first call and reconnects as needed; while nothing
-    /// listens, calls fail at once with UNAVAILABLE.
+    /// Returns a channel to another service. The channel connects on the first call and reconnects as needed; while
+    /// nothing listens, calls fail at once with UNAVAILABLE.
     pub fn channel(&self, component: &str) -> Channel {
         channel(&socket(&self.run_dir, component))
     }
@@ -167,10 +167,10 @@ pub fn socket(run_dir: &Path, component: &str) -> PathBuf {
     run_dir.join(component).join("grpc.sock")
 }
 
-/// Connects on first use only.
+/// Returns a channel to a socket, which connects on the first call.
 pub fn channel(socket: &Path) -> Channel {
     let socket = socket.to_owned();
-    // Never resolved; some servers insist on a well-formed authority.
+    // The host is never resolved, but some servers insist on a well-formed authority.
     Endpoint::from_static("http://localhost")
         .connect_timeout(Duration::from_secs(2))
         .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
@@ -182,8 +182,8 @@ pub fn channel(socket: &Path) -> Channel {
         }))
 }
 
-/// Reads the settings, then follows the command line. The service's tasks share one thread, so that they wake one
-/// another without waking a thread; what blocks has threads of its own.
+/// Reads the settings, then runs the service or the command on the command line. All tasks of the service share one
+/// thread, so that tasks wake one another without waking a thread; blocking work runs on other threads.
 pub fn main<C, F, Fut>(service: &Service, run: F) -> ExitCode
 where
     C: DeserializeOwned,
@@ -193,7 +193,8 @@ where
     run_on(Builder::new_current_thread(), service, run)
 }
 
-/// Does the same on two threads, for a service whose calls compute for milliseconds and must not delay one another.
+/// Does the same as [`main`] on two threads, for a service whose calls compute for milliseconds and must not delay one
+/// another.
 pub fn main_on_two_threads<C, F, Fut>(service: &Service, run: F) -> ExitCode
 where
     C: DeserializeOwned,
@@ -218,7 +219,7 @@ where
     }
 }
 
-/// Returns 2 for a wrong command line, else 1.
+/// Returns 2 for a wrong command line, and 1 for any other error.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref() {
         Some(ConfigError::Arguments(_)) => ExitCode::from(2),
@@ -252,7 +253,7 @@ where
             instance = &*daemon.instance_id,
             "Started"
         );
-        // A clone stays to the end, whatever `run` does with its own.
+        // This clone lives to the end, even if `run` drops the other one.
         let result = run(settings, daemon.clone()).await;
         exporter.flush().await;
         result?;
@@ -262,12 +263,12 @@ where
     })
 }
 
-/// Loads settings for another command. Returns `None` if the command line asked for help, the version or the
-/// settings, which are then printed.
+/// Loads the settings for another command. Returns `None` if the command line asked for help, the version or the
+/// settings, which this function then prints.
 ///
 /// # Errors
 ///
-/// If settings are unusable, or a probe is asked for, which only the service has.
+/// Fails if the settings are unusable, or if the command line asks for a probe, which only the service can answer.
 pub fn load_settings<C: DeserializeOwned>(
     service: &Service,
     arguments: &[OsString],
@@ -288,7 +289,7 @@ pub fn load_settings<C: DeserializeOwned>(
 }
 
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
-    // Other users must not read created files.
+    // Other users must not be able to read created files.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     rlimit::raise_open_files();
     let directory = common.run_dir.join(service.name);
@@ -317,7 +318,7 @@ fn instance_id() -> anyhow::Result<String> {
     Ok(uuid.trim().to_owned())
 }
 
-/// A slow file read must not delay the next caller, and the cores are for the node's pods.
+/// Two threads suffice: a slow file read must not delay the next caller, and the cores are for the node's pods.
 fn two_threads() -> Builder {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(2);
@@ -329,9 +330,9 @@ fn runtime(mut builder: Builder) -> anyhow::Result<Runtime> {
     built.context("cannot start the runtime")
 }
 
-/// Uses standard error: the log may not exist yet.
+/// Prints to standard error, because the log may not exist yet.
 fn print_error(service: &Service, error: &dyn fmt::Display) {
     let line = format!("{}: {error:#}\n", service.name);
-    // Nothing is left to report a failure to.
+    // A failure to print cannot be reported anywhere.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }

@@ -14,7 +14,7 @@ use tracing_subscriber::{
 
 use crate::otlp;
 
-/// Limited to `warn`: their debug output is about themselves.
+/// Libraries limited to `warn`, because their debug output is about their own internals.
 const WARN_ONLY_LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl FromStr for Format {
     }
 }
 
-/// Writes events to standard error, and exports spans if set.
+/// Writes events to standard error, and exports spans if a layer for spans is given.
 pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> anyhow::Result<()> {
     let result = match spans {
         None => registry()
@@ -54,7 +54,7 @@ fn targets(level: Level) -> Targets {
         .with_target(otlp::EXPORT_ONLY_TARGET, LevelFilter::OFF)
 }
 
-/// Exports spans at any log level.
+/// Exports spans at any log level, since each output has a filter of its own.
 fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
     let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
     registry()

@@ -1,7 +1,7 @@
-//! Metrics, on every service's gRPC socket.
+//! The metrics of a service, served on its gRPC socket.
 //!
-//! Names begin with `inpod_<component>_`; `process_*` metrics carry the component as a label. Texts of several
-//! services can so be joined.
+//! Names begin with `inpod_<component>_`, and `process_*` metrics carry the component as a label, so that the texts of
+//! several services can be joined.
 
 mod calls;
 mod fetch;
@@ -28,13 +28,13 @@ use prometheus_client::{
 
 use crate::{Readiness, Service};
 
-/// The media type of [`Metrics::text`].
+/// The media type of the text that [`Metrics::text`] returns.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The path on every gRPC socket.
+/// The path of the metrics on every gRPC socket.
 pub const PATH: &str = "/metrics";
 
-/// Metrics of this process; cheap to clone.
+/// The metrics of this process, cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
@@ -43,7 +43,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers version, start time, process, conditions and calls.
+    /// Registers metrics of version, start time, process, conditions and calls.
     pub(crate) fn new(service: &Service, readiness: &Readiness) -> Self {
         let mut registry = Registry::default();
         let component = (Cow::Borrowed("component"), Cow::Borrowed(service.name));
@@ -66,12 +66,12 @@ impl Metrics {
         }
     }
 
-    /// Adds a service's prefix. Call it once, since names must be unique.
+    /// Registers metrics below the service's prefix. Each metric is registered once, because names must be unique.
     pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(self.lock().sub_registry_with_prefix(&*self.prefix))
     }
 
-    /// Keeps another program's names, without a prefix.
+    /// Registers metrics under another program's names, without a prefix.
     pub fn register_foreign<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
         add(&mut self.lock())
     }
@@ -79,7 +79,7 @@ impl Metrics {
     /// Renders all metrics as OpenMetrics text.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a string cannot fail; a failing collector leaves no end marker.
+        // Writing to a string cannot fail, but a failing collector leaves a text without end marker.
         if let Err(error) = text::encode(&mut text, &self.lock()) {
             tracing::error!(%error, "Cannot write the metrics");
         }
@@ -95,7 +95,7 @@ impl Metrics {
     }
 }
 
-/// Durations in seconds, from half a millisecond (a step of a handover) to 30 s (a whole ADD).
+/// Creates a histogram of seconds, from half a millisecond (a step of a handover) to 30 s (a whole ADD).
 pub fn duration_histogram() -> Histogram {
     Histogram::new([
         0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

@@ -1,7 +1,8 @@
 //! Exports spans to an OpenTelemetry collector by OTLP over gRPC.
 //!
-//! These belong to a caller's sampled trace: a call's span, a [`child_span`] of it, or any span within one.
-//! Attributes are in the log, too. `without_otlp.rs` replaces this module without the feature `otlp`.
+//! An exported span belongs to a caller's sampled trace: the span of a call, a [`child_span`] of the call, or any span
+//! inside another exported span. The log contains the attributes, too. In builds without the feature `otlp`,
+//! `without_otlp.rs` replaces this module.
 
 mod endpoint;
 mod export;
@@ -23,18 +24,18 @@ use open::SpanContext;
 pub(crate) use export::ExporterBuilder;
 pub(crate) use layer::Layer;
 
-/// Spans only for export, which the log omits.
+/// The target of spans that are only exported and never logged.
 pub(crate) const EXPORT_ONLY_TARGET: &str = "inpod::part";
 
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Settings {
     #[serde(deserialize_with = "config::parsed")]
     otlp_endpoint: Endpoint,
-    /// For services with this setting.
+    /// The name of the node, for services with this setting.
     node_name: Option<String>,
 }
 
-/// Marks the server side of a call.
+/// Marks a span as the server side of a caller's call.
 pub(crate) fn serve(span: &Span, caller: &Trace, path: &str) {
     if let Some(caller) = SpanContext::of_caller(caller) {
         update_span(span, |open| open.serve(caller, path));
@@ -47,7 +48,7 @@ pub(crate) fn current_traceparent(trace: &Trace) -> Option<String> {
     (here.trace == caller.trace).then(|| here.header())
 }
 
-/// Starts a span that ends on drop; none if the trace is not exported.
+/// Starts a span that ends on drop, or an empty span if the trace is not exported.
 pub fn child_span(name: &'static str, trace: &Trace) -> Span {
     let Some(parent) = SpanContext::of_caller(trace) else {
         return Span::none();
@@ -57,14 +58,14 @@ pub fn child_span(name: &'static str, trace: &Trace) -> Span {
     span
 }
 
-/// Sets a value that the log contains as well.
+/// Sets an attribute of the current span to a value that the log contains, too.
 pub fn record_attribute(key: &'static str, value: &dyn fmt::Display) {
     update_span(&Span::current(), |open| {
         open.set_text_attribute(key, &value.to_string());
     });
 }
 
-/// Kept since the status code arrives within another span.
+/// Keeps the span of a call, because the status code arrives within another span.
 #[derive(Debug)]
 pub(crate) struct Call(Span);
 
@@ -78,7 +79,7 @@ impl Call {
     }
 }
 
-/// Returns a layer and its exported spans.
+/// Returns a layer and the receiver of its exported spans.
 #[cfg(test)]
 pub(crate) fn test_layer() -> (Layer, tokio::sync::mpsc::Receiver<wire::Span>) {
     let (queue, waiting) = export::queue(64);

@@ -1,7 +1,7 @@
-//! Identifies a Unix socket's peer and decides what it may call.
+//! Identifies the peer of a Unix socket, and decides which classes of RPCs the peer may call.
 //!
-//! The user id proves nothing: any root process in a container that sees a socket can connect. A peer is identified
-//! by its process's cgroup, read through a pidfd, for which no recycled pid can stand in.
+//! The user id proves nothing, because any root process in a container that sees a socket can connect. A peer is
+//! identified by the cgroup of its process, read through a pidfd, for which no recycled pid can stand in.
 
 mod process;
 
@@ -20,14 +20,14 @@ use tonic::Status;
 
 pub use crate::cgroup::Cgroup;
 
-/// The setting `peer`, which identifies inpod's services.
+/// The setting `peer`, which determines how inpod's services are identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// The pod in its cgroup.
+    /// Services run in the same pod, identified by its cgroup.
     Pod,
-    /// A cgroup with the process in or below it.
+    /// Services run in the named cgroup or below.
     Cgroup(String),
-    /// Only the user id.
+    /// Services are identified by the user id alone.
     Uid,
 }
 
@@ -44,31 +44,31 @@ impl FromStr for Setting {
     }
 }
 
-/// The rules for services, and for host processes.
+/// The rules by which services and host processes are recognized.
 #[derive(Debug)]
 pub struct Policy {
     uid: u32,
     service: Service,
-    /// Asks the kernel; replaced in tests.
+    /// Asks the kernel for the pidfd of a peer; replaced in tests.
     pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>,
 }
 
 #[derive(Debug)]
 enum Service {
-    /// The peer's pod cgroup. `None`: this process sees its own cgroup as the root.
+    /// The pod cgroup of a service. `None` means that this process sees its own cgroup as the root.
     Pod(Option<String>),
-    /// The peer is there or below.
+    /// The cgroup of services, which are there or below.
     Below(String),
-    /// Any process with this user id is host process and service. For demos and development.
+    /// Any process with this user id is both host process and service, for demos and development.
     Anyone,
 }
 
-/// Reasons for having no policy.
+/// Reasons why a setting yields no policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     #[error("cannot read /proc/self/cgroup")]
     Read(#[source] io::Error),
-    /// `pod` is set outside of a pod.
+    /// The setting is `pod`, but this process runs outside of a pod.
     #[error(
         "setting peer = pod, but this process is not in the cgroup of a pod; use cgroup:PATH or, to try inpod, uid"
     )]
@@ -78,10 +78,10 @@ pub enum PolicyError {
 /// An identified peer and its rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The pid in this process's namespace.
+    /// The pid in the pid namespace of this process.
     pub pid: i32,
     pub uid: u32,
-    /// At the connect; `None` if the policy does not read it.
+    /// The cgroup at the connect, or `None` if the policy does not read cgroups.
     cgroup: Option<Cgroup>,
     host: bool,
     service: bool,
@@ -96,11 +96,11 @@ impl Peer {
         }
     }
 
-    /// Rejects and logs other calls.
+    /// Logs and rejects a call of a class for which the peer has no right.
     ///
     /// # Errors
     ///
-    /// PERMISSION_DENIED with the reason CALLER_REFUSED.
+    /// Fails with PERMISSION_DENIED and the reason CALLER_REFUSED.
     pub fn require(&self, class: Class) -> Result<(), Status> {
         if self.may_call(class) {
             return Ok(());
@@ -135,7 +135,7 @@ pub fn of_request<T>(request: &tonic::Request<T>) -> Peer {
         .unwrap_or(UNKNOWN_PEER)
 }
 
-/// An unknown peer, which may call nothing.
+/// A peer that could not be identified and may call nothing.
 pub(crate) const UNKNOWN_PEER: Peer = Peer {
     pid: 0,
     uid: u32::MAX,
@@ -147,16 +147,16 @@ pub(crate) const UNKNOWN_PEER: Peer = Peer {
 /// Reasons for rejecting a peer.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// The kernel reports no credentials.
+    /// The kernel reports no credentials of the peer.
     #[error("cannot identify the peer")]
     Unseen(#[source] io::Error),
-    /// In an invisible pid namespace, or exited.
+    /// The process is in an invisible pid namespace, or has exited.
     #[error("the peer's process is not visible from here; run in the host's pid namespace")]
     Invisible,
-    /// It has another user id.
+    /// The process has another user id.
     #[error("the peer has uid {0}")]
     Uid(u32),
-    /// Not authorized for the class.
+    /// The peer is not authorized for the class of the call.
     #[error("{0} may not make calls of class {1:?}")]
     Class(Peer, Class),
 }
@@ -178,7 +178,7 @@ impl Policy {
         })
     }
 
-    /// Returns the policy `uid`, for tests: admits all processes with this user id.
+    /// Returns the policy `uid`, which admits all processes with this user id, for tests.
     pub fn same_uid() -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
@@ -187,11 +187,11 @@ impl Policy {
         }
     }
 
-    /// Identifies a connected peer.
+    /// Identifies the peer of a connected socket.
     ///
     /// # Errors
     ///
-    /// If that fails, or it has another user id.
+    /// Fails if the peer cannot be identified, or has another user id.
     pub fn identify(&self, socket: impl AsFd) -> Result<Peer, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
@@ -218,7 +218,7 @@ impl Policy {
         })
     }
 
-    /// Identifies a peer and checks the class.
+    /// Identifies a peer and checks its right to call RPCs of the class.
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ impl Policy {
             Service::Anyone => true,
             Service::Below(root) => cgroup.is_below(root),
             Service::Pod(Some(own)) => cgroup.pod().as_ref() == Some(own),
-            // Within a cgroup namespace, a pod's containers are siblings.
+            // Within a cgroup namespace, the containers of a pod are siblings.
             Service::Pod(None) => cgroup.pod().as_deref() == Some("/.."),
         }
     }

@@ -12,7 +12,7 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-/// Named conditions of a service; required ones decide its readiness. Cheap to clone.
+/// The named conditions of a service, cheap to clone. Readiness depends on the required conditions.
 #[derive(Clone, Debug)]
 pub struct Readiness(Arc<Inner>);
 
@@ -25,16 +25,16 @@ struct Inner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub ok: bool,
-    /// The last change of `ok`.
+    /// The time of the last change of `ok`.
     pub since: SystemTime,
-    /// Empty if it is met.
+    /// The problem, or an empty text if the condition is met.
     pub message: String,
-    /// Readiness depends on it.
+    /// Whether the readiness of the service depends on this condition.
     pub required: bool,
 }
 
 impl Default for Readiness {
-    /// Starts ready, without conditions.
+    /// Starts as ready, without conditions.
     fn default() -> Self {
         Self(Arc::new(Inner {
             conditions: Mutex::default(),
@@ -44,7 +44,7 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Declares a required condition, initially not met, before the service is served.
+    /// Declares a required condition, initially not met; called before the service is served.
     pub fn require(&self, name: &'static str, message: &str) {
         self.put(name, Err(message.to_owned()), true);
     }
@@ -73,7 +73,7 @@ impl Readiness {
             required,
         };
         all.insert(name, condition);
-        // Under the lock: the last update is of the last state.
+        // The lock is still held, so that the last update belongs to the last state.
         let ready = all
             .values()
             .all(|condition| condition.ok || !condition.required);
@@ -99,7 +99,7 @@ impl Readiness {
         *self.0.ready.borrow()
     }
 
-    /// Watches changes of [`Self::is_ready`].
+    /// Returns a receiver of changes of [`Self::is_ready`].
     pub fn changes(&self) -> watch::Receiver<bool> {
         self.0.ready.subscribe()
     }

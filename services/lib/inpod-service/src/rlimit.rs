@@ -1,7 +1,8 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit to the hard one. It defaults to 1024 for users of select(2), which none here is, and broker
-/// and netconfig hold a file or more per pod. A failure is only logged: metrics show processes near the limit.
+/// Raises the soft limit of open files to the hard limit. The default of 1024 is for users of select(2), of which inpod
+/// has none, while broker and netconfig hold a file or more per pod. A failure is only logged, because metrics show
+/// processes near the limit.
 pub(crate) fn raise_open_files() {
     let known = getrlimit(Resource::Nofile);
     let raised = Rlimit {

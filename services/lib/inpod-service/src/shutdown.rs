@@ -7,11 +7,11 @@ use tokio::{
     sync::watch,
 };
 
-/// The first SIGTERM or SIGINT drains, the second ends the process.
+/// Signals a shutdown. The first SIGTERM or SIGINT drains the server, and the second ends the process.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
-/// A handle for shutdown without a signal.
+/// A handle that requests a shutdown without a signal.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopHandle(Arc<watch::Sender<bool>>);
 
@@ -22,7 +22,7 @@ impl StopHandle {
 }
 
 impl Shutdown {
-    /// Starts to listen for signals.
+    /// Starts a task that listens for SIGTERM and SIGINT.
     pub(crate) fn on_signals() -> anyhow::Result<(StopHandle, Self)> {
         let (sender, receiver) = watch::channel(false);
         let sender = StopHandle(Arc::new(sender));
@@ -32,7 +32,7 @@ impl Shutdown {
         Ok((sender, Self(receiver)))
     }
 
-    /// Creates one that its sender triggers, for tests.
+    /// Creates a shutdown for tests, requested through the returned sender.
     pub fn manual() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
@@ -43,11 +43,11 @@ impl Shutdown {
     }
 
     pub async fn requested(mut self) {
-        // A dropped sender means the same.
+        // A dropped sender counts as a request, too.
         drop(self.0.wait_for(|requested| *requested).await);
     }
 
-    /// Ends it at shutdown: watchers must not delay the drain.
+    /// Ends the stream at shutdown, because watchers must not delay the drain.
     pub fn end_stream<S: Stream>(&self, stream: S) -> impl Stream<Item = S::Item> + use<S> {
         stream.take_until(self.clone().requested())
     }

@@ -1,15 +1,16 @@
-//! Aborts the process when a task that it depends on panics.
+//! Aborts the process if a task panics on which the whole process depends.
 //!
-//! tokio confines a panic to its task. If that watches the API server or syncs other services, the process would stay
-//! ready and live without that work. An abort is safe: the restarted process continues from its persisted state.
+//! tokio confines a panic to the panicking task. Without the task that watches the API server or syncs other services,
+//! the process would stay ready and live without doing this work. An abort is safe, because the restarted process
+//! continues from its persisted state.
 
 use std::{panic::AssertUnwindSafe, process};
 
 use futures_util::FutureExt as _;
 
-/// Runs a task that may end, but whose panic aborts the process.
+/// Runs a task that may end normally, but whose panic aborts the process.
 pub async fn abort_on_panic(part: &'static str, work: impl Future<Output = ()>) {
-    // Nothing of it is used after a panic.
+    // After a panic, no state of the task is used again.
     if AssertUnwindSafe(work).catch_unwind().await.is_err() {
         tracing::error!(part, "A core task panicked; aborting the process");
         process::abort();
@@ -25,7 +26,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a test in a process of its own.
+    /// Runs one of the tests below in a process of its own.
     fn process_that_does(what: &str) -> ExitStatus {
         let mut process = Command::new(std::env::current_exe().unwrap());
         let what = format!("supervised_task::tests::{what}");
@@ -45,7 +46,7 @@ mod tests {
         assert!(status.success(), "{status}");
     }
 
-    /// Drops the result, like all callers.
+    /// Runs the work in a task and drops the result, like all callers.
     async fn run(work: impl Future<Output = ()> + Send + 'static) {
         let _ended = tokio::spawn(abort_on_panic("a part", work)).await;
     }

@@ -1,4 +1,4 @@
-//! A call's trace context.
+//! The trace context of a call.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use http::HeaderMap;
 
 use crate::otlp;
 
-/// The header (W3C Trace Context, level 1).
+/// The header with the trace context (W3C Trace Context, level 1).
 pub const TRACEPARENT: &str = "traceparent";
 
-/// A caller's `traceparent`, or none. Invalid ones are not passed on.
+/// A caller's `traceparent`, if any. An invalid value is not passed on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace(Option<Arc<str>>);
 
@@ -31,20 +31,21 @@ impl Trace {
         };
         let is_trace =
             lengths == [2, 32, 16, 2] && parts.first() == Some(&"00") && parts.iter().all(is_hex);
-        // All zeros mean "invalid" in the specification.
+        // In the specification, an id of all zeros is invalid.
         let is_valid = parts
             .get(1)
             .is_some_and(|id| id.bytes().any(|byte| byte != b'0'));
         Self((is_trace && is_valid).then(|| text.into()))
     }
 
-    /// Makes the current span the parent, if spans are exported: calls on the caller's behalf appear below it.
+    /// Makes the current span the parent, if spans are exported, so that calls on the caller's behalf appear below the
+    /// span.
     #[must_use]
     pub fn with_current_span(self) -> Self {
         otlp::current_traceparent(&self).map_or(self, |header| Self::parse(&header))
     }
 
-    /// Returns the id, shared by the log lines of all processes.
+    /// Returns the trace id, which the log lines of all processes share.
     pub fn id(&self) -> Option<&str> {
         self.0.as_deref()?.split('-').nth(1)
     }

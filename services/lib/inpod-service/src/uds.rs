@@ -1,4 +1,4 @@
-//! Unix sockets in private directories. Replaces stale sockets, never one in use.
+//! Binds Unix sockets in private directories, replacing stale sockets but never a socket in use.
 
 use std::{
     fs, io,
@@ -17,34 +17,36 @@ use nix::{
 };
 use tokio::net::UnixListener;
 
-/// Reasons for a failed bind.
+/// Reasons why a socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The limit is 107 bytes (unix(7)).
+    /// The path is longer than 107 bytes, the limit of unix(7).
     #[error("socket path {} has {} bytes, more than 107; choose a shorter run_dir", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
-    /// The path is no socket.
+    /// The path leads to a file other than a socket.
     #[error("{} is in the way: it is not a socket; remove it", .0.display())]
     NoSocket(PathBuf),
-    /// Another process listens there.
+    /// Another process listens on the socket.
     #[error("{} is already served by another process; stop it first", .0.display())]
     Served(PathBuf),
-    /// Another process is starting to listen, or hangs while it does.
+    /// Another process is starting to listen, or hangs while starting.
     #[error("another process is starting to listen in {} and does not finish; stop it first", .0.display())]
     Starting(PathBuf),
-    /// The directory's path is something else. Links are not followed: the target would be closed to other users.
+    /// The path of the directory leads to another kind of file. Links are not followed, because restricting the target
+    /// would close it to other users.
     #[error("{} is not a directory but a file or a symbolic link; remove it", .0.display())]
     NoDirectory(PathBuf),
-    /// It belongs to another user, who could replace the socket.
+    /// The directory belongs to another user, who could replace the socket.
     #[error("directory {} belongs to uid {owner}, not to this process; remove it or choose another run_dir", .path.display())]
     Foreign { path: PathBuf, owner: u32 },
-    /// Other users may write to it, and it holds more than the socket: restricting it would lock them out.
+    /// Other users may write to the directory, which holds more than the socket, so restricting access would lock these
+    /// users out.
     #[error("others may write to directory {} (mode {mode:o}), which holds more than the socket; choose one of its own", .path.display())]
     Writable { path: PathBuf, mode: u32 },
-    /// It cannot be created or restricted.
+    /// The directory cannot be created or restricted.
     #[error("cannot prepare directory {}", .path.display())]
     Directory { path: PathBuf, source: io::Error },
-    /// The socket cannot be bound.
+    /// The kernel refuses to bind the socket.
     #[error("cannot listen on {}", .path.display())]
     Listen { path: PathBuf, source: io::Error },
 }
@@ -66,15 +68,15 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
-/// Locks a socket's directory: other processes wait to bind there.
+/// A lock on the directory of a socket, for which other processes wait before binding there.
 #[derive(Debug)]
 #[must_use = "another start could take the way as soon as this is dropped: listen first"]
 pub struct SocketLock(Flock<fs::File>);
 
-/// The time for another process to bind.
+/// The longest time to wait for another process that is binding its socket.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Creates a missing directory with mode 0700 (a shared one such as `/run` stays as it is) and removes a stale
+/// Creates a missing directory with mode 0700 (a shared directory such as `/run` stays unchanged) and removes a stale
 /// socket. Keep the [`SocketLock`] until the socket is bound: a concurrent start must find the socket, not remove it.
 ///
 /// # Errors
@@ -99,12 +101,12 @@ fn lock_directory(directory: &Path) -> Result<SocketLock, BindError> {
     lock_within_timeout(file, directory, starting)
 }
 
-/// Makes this process the service's only instance while the lock lives. Waits for an instance about to end: their
-/// writes must not interleave.
+/// Makes this process the service's only instance while the lock lives. Waits for an instance that is about to end,
+/// because the writes of two instances must not interleave.
 ///
 /// # Errors
 ///
-/// If another process holds the lock, or it cannot be created.
+/// Fails if another process holds the lock, or if the lock file cannot be created.
 pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
@@ -112,7 +114,7 @@ pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
     loop {
         let served = || BindError::Served(directory.to_owned());
         let lock = lock_within_timeout(options.open(&path), directory, served)?;
-        // The previous instance may have emptied the directory; the next start would lock another file.
+        // The previous instance may have emptied the directory, so that the next start would lock another file.
         if lock.is_at(&path) {
             return Ok(lock);
         }
@@ -120,7 +122,7 @@ pub(crate) fn lock_instance(directory: &Path) -> Result<SocketLock, BindError> {
 }
 
 impl SocketLock {
-    /// Returns whether the locked file is still the one there.
+    /// Returns whether the path still leads to the locked file.
     fn is_at(&self, path: &Path) -> bool {
         let found = fs::metadata(path).and_then(|there| Ok((there, self.0.metadata()?)));
         found
@@ -128,11 +130,11 @@ impl SocketLock {
     }
 }
 
-/// Keeps the directory itself, which may be a mount point.
+/// Empties a directory, but keeps the directory itself, which may be a mount point.
 ///
 /// # Errors
 ///
-/// If an entry cannot be removed.
+/// Fails if an entry cannot be removed.
 pub fn clear_directory(directory: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -149,7 +151,7 @@ pub fn clear_directory(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the socket unless another process serves it.
+/// Removes the socket, unless another process serves it.
 ///
 /// # Errors
 ///
@@ -161,7 +163,7 @@ pub fn remove_socket(path: &Path, kind: SockType) -> Result<(), BindError> {
     }
 }
 
-/// Locks a file; the kernel releases it with the process.
+/// Locks a file, with a timeout; the kernel releases the lock when the process ends.
 fn lock_within_timeout(
     file: io::Result<fs::File>,
     directory: &Path,
@@ -184,7 +186,7 @@ fn lock_within_timeout(
     }
 }
 
-/// Removes a socket that no process listens on.
+/// Removes a socket on which no process listens.
 fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
@@ -202,7 +204,7 @@ fn remove_stale(path: &Path, kind: SockType) -> Result<(), BindError> {
     fs::remove_file(path).map_err(listen)
 }
 
-/// Creates or restricts a directory that only this user may enter.
+/// Creates or restricts a directory, so that only this user may enter.
 pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     let error = |source| BindError::Directory {
         path: path.to_owned(),
@@ -226,24 +228,24 @@ pub fn create_private_directory(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(error)
 }
 
-/// Access to the directory after [`restrict_directory`].
+/// The access to the directory after [`restrict_directory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryAccess {
-    /// Only for this user, as before.
+    /// Only this user may enter, as before.
     AlreadyPrivate,
-    /// Only for this user now; holds the previous mode.
+    /// Only this user may enter from now on; the value is the previous mode.
     Restricted(u32),
-    /// Other users may enter, as it holds more than the socket. They can see the socket but neither
-    /// open nor replace it.
+    /// Other users may enter, because the directory holds more than the socket. These users see the socket but can
+    /// neither open nor replace it.
     Shared(u32),
 }
 
-/// Restricts a directory that holds nothing else, such as one that the kubelet created for a `hostPath` of type
-/// `DirectoryOrCreate` (0755). Others, such as `/run`, are shared and stay as they are.
+/// Restricts a directory that holds only the socket, such as a directory that the kubelet created for a `hostPath` of
+/// type `DirectoryOrCreate` (0755). Any other directory, such as `/run`, is shared and stays unchanged.
 ///
 /// # Errors
 ///
-/// If other users could replace the socket, or restricting fails.
+/// Fails if other users could replace the socket, or if the directory cannot be restricted.
 pub fn restrict_directory(socket: &Path) -> Result<DirectoryAccess, BindError> {
     let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
     let error = |source| BindError::Directory {
@@ -288,14 +290,14 @@ pub fn restrict_socket(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(listen)
 }
 
-/// Connects, the only way to find out; the process sees a peer that disconnects at once.
+/// Connects, because there is no other way to find out; the listening process sees a peer that disconnects at once.
 fn is_served(path: &Path, kind: SockType) -> io::Result<bool> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let probe = socket(AddressFamily::Unix, kind, flags, None)?;
     use std::os::fd::AsRawFd as _;
     match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
         Ok(()) | Err(nix::Error::EAGAIN) => Ok(true),
-        // A socket of another type is in use, too.
+        // A listening socket of another type is in use, too.
         Err(nix::Error::EPROTOTYPE) => Ok(true),
         Err(nix::Error::ECONNREFUSED | nix::Error::ENOENT) => Ok(false),
         Err(error) => Err(error.into()),

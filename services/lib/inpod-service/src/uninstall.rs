@@ -1,7 +1,7 @@
-//! Uninstall and handover: how a service learns that it has to go, and reports that it is done.
+//! Uninstall and handover: tells a service to leave the node, and reports when the service is done.
 //!
-//! The request is a file from a ConfigMap, and the receipt a file for the container's termination message: neither
-//! needs a right at the API server.
+//! The request is a file from a ConfigMap, and the receipt is a file for the container's termination message, so that
+//! neither needs a right at the API server.
 
 use std::{
     fmt, fs,
@@ -15,16 +15,16 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-/// A kubelet takes about a minute to deliver a changed ConfigMap.
+/// The interval is short compared with the kubelet, which takes about a minute to deliver a changed ConfigMap.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The beginning of every receipt.
+/// The text with which every receipt begins.
 pub const RECEIPT_PREFIX: &str = "inpod left:";
 
-/// The things that stay on the node.
+/// Determines how much of inpod stays on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UninstallMode {
-    /// Nothing stays: all changes are reverted.
+    /// Nothing stays, because all changes are reverted.
     Uninstall,
     /// Rules, listeners and annotations stay, for the next agent in the chain.
     Handover,
@@ -39,11 +39,11 @@ impl UninstallMode {
     }
 }
 
-/// Parses the request; `None`: inpod stays.
+/// Parses the request; `None` means that inpod stays.
 ///
 /// # Errors
 ///
-/// Returns the invalid content.
+/// Fails with the start of the invalid content.
 pub fn parse(text: &str) -> Result<Option<UninstallMode>, String> {
     match text.trim() {
         "" => Ok(None),
@@ -59,12 +59,12 @@ impl fmt::Display for UninstallMode {
     }
 }
 
-/// Reads the file. Without it the marker decides: deleting a release deletes the ConfigMap while its processes still
-/// run, and a finished node must stay so.
+/// Reads the request. Without a file, the marker decides: deleting a release deletes the ConfigMap while its processes
+/// still run, and a finished node must stay finished.
 ///
 /// # Errors
 ///
-/// If the file is unreadable or invalid.
+/// Fails if the file is unreadable or invalid.
 pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, String> {
     let shown = file.display();
     let text = match fs::read_to_string(file) {
@@ -79,7 +79,7 @@ pub fn read(file: &Path, marker: &Marker) -> Result<Option<UninstallMode>, Strin
     })
 }
 
-/// Ignores invalid content, so that a typo uninstalls nothing.
+/// Watches the request. Invalid content is ignored, so that a typo uninstalls nothing.
 pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallMode>> {
     let first = read(&file, &marker).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
@@ -108,13 +108,13 @@ pub fn watch(file: PathBuf, marker: Marker) -> watch::Receiver<Option<UninstallM
     receiver
 }
 
-/// A file next to the service's socket, which records for restarts that the service is done on this node.
+/// A file next to the service's socket, which records across restarts that the service is done on this node.
 #[derive(Clone, Debug)]
 pub struct Marker(PathBuf);
 
 impl Marker {
-    /// Returns a marker that lasts until the next boot, or until the
-    /// directory is emptied (`Daemon::remove_state_on_exit`).
+    /// Returns a marker that lasts until the next boot, or until the directory is emptied
+    /// (`Daemon::remove_state_on_exit`).
     pub fn in_directory(directory: &Path) -> Self {
         Self(directory.join("left"))
     }
@@ -140,7 +140,7 @@ impl Marker {
     }
 }
 
-/// Writes the receipt, one line.
+/// Writes the receipt as one line.
 pub fn write_receipt(file: &Path, mode: UninstallMode, done: &str) -> io::Result<()> {
     fs::write(file, receipt_line(mode, done) + "\n")
 }

@@ -1,4 +1,4 @@
-//! Replaces `otlp` in builds without it: no spans.
+//! Replaces the module `otlp` in builds without this feature, and creates no spans.
 
 use std::{fmt, str::FromStr};
 
@@ -12,7 +12,7 @@ pub(crate) use tracing_subscriber::layer::Identity as Layer;
 
 pub(crate) const EXPORT_ONLY_TARGET: &str = "inpod::part";
 
-/// An endpoint, which must be empty.
+/// An endpoint that must be empty.
 #[derive(Clone, Copy, Debug)]
 struct Disabled;
 

@@ -1,4 +1,4 @@
-//! Sources are checked against the list of settings: misspelled names are reported.
+//! Reads each source and checks its keys against the list of settings, so that misspelled names are reported.
 
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use config::{File, FileFormat, Map, Source as _, Value};
 use super::{ConfigError, Key};
 use crate::Service;
 
-/// Uses `--config`, or the service's default.
+/// Returns the path in `--config`, or else the service's default path.
 pub(super) fn file(service: &Service, given: Option<&String>) -> PathBuf {
     given.map_or_else(
         || {
@@ -30,7 +30,7 @@ pub(super) fn defaults(keys: &[Key]) -> Map<String, Value> {
         .collect()
 }
 
-/// Allows only the default file to be missing.
+/// Reads the settings file and checks its keys. Without `must_exist`, as for the default path, the file may be missing.
 pub(super) fn from_file(
     keys: &[Key],
     file: &Path,
@@ -67,8 +67,8 @@ pub(super) fn from_environment(
     Ok(values)
 }
 
-/// Matches the kubelet's variables, such as `INPOD_PORT_443_TCP_ADDR`, in every pod for a Service named `inpod` or
-/// `inpod-...` (`enableServiceLinks`): they are no settings.
+/// Matches the variables that the kubelet sets in every pod for a Service named `inpod` or `inpod-...`, such as
+/// `INPOD_PORT_443_TCP_ADDR` (`enableServiceLinks`). Such variables are not settings.
 fn is_service_link(name: &str) -> bool {
     let name = format!("_{name}");
     name.ends_with("_SERVICE_HOST")
@@ -103,7 +103,7 @@ fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), Co
     })
 }
 
-/// Returns the Levenshtein distance of two names.
+/// Returns the Levenshtein distance of two names, to find misspelled settings.
 fn distance(left: &str, right: &str) -> usize {
     let mut row: Vec<usize> = (0..=right.chars().count()).collect();
     for (i, l) in left.chars().enumerate() {

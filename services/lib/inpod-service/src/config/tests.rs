@@ -195,7 +195,7 @@ fn help_and_version_are_no_errors() {
     ));
 }
 
-/// Whatever the source, the error has name, value and source.
+/// The error has name, value and source of the setting, for every kind of source.
 #[test]
 fn a_value_that_cannot_be_used_names_its_setting_and_its_source() {
     let cases = [

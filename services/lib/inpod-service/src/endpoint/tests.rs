@@ -7,7 +7,7 @@ use tokio::{
 
 use super::*;
 
-/// Echoes the path, except that nothing is at `/nowhere`.
+/// Echoes the path, except for `/nowhere`, where nothing is served.
 #[derive(Clone)]
 struct Echo;
 
@@ -17,7 +17,7 @@ impl Handler for Echo {
     }
 }
 
-/// Returns an address of this machine that no other process of these tests uses.
+/// Returns a loopback address that no other process of these tests uses.
 pub(crate) fn own_address(port: u16) -> SocketAddr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     SocketAddr::from(([127, high, middle, low], port))
@@ -32,7 +32,7 @@ fn endpoint(address: SocketAddr) -> Endpoint {
     }
 }
 
-/// Serves echoes and waits until the port is bound.
+/// Serves echoes, and waits until the port is bound.
 async fn serve(port: u16) -> (SocketAddr, JoinHandle<Infallible>) {
     let (address, readiness) = (own_address(port), Readiness::default());
     let conditions = readiness.clone();

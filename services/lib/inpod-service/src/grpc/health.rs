@@ -1,4 +1,4 @@
-//! `grpc.health.v1`: readiness and liveness of the process.
+//! The service `grpc.health.v1`, which reports readiness and liveness of the process.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -10,10 +10,11 @@ use tonic_health::pb::{
 
 use crate::{Readiness, Shutdown};
 
-/// For liveness probes: serving while the process answers calls. A restart would not bring back a missing dependency.
+/// The name for liveness probes, serving while the process answers calls. A restart would not bring back a missing
+/// dependency.
 pub(crate) const LIVE: &str = "live";
 
-/// Health of the process (the empty name) and each gRPC service: serving while ready and not draining.
+/// The health of the process (the empty name) and of each gRPC service: serving while ready and not draining.
 #[derive(Debug)]
 pub(super) struct Health {
     pub(super) readiness: Readiness,
@@ -57,7 +58,7 @@ impl health_server::Health for Health {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// Streams status changes; a drain is the last one.
+    /// Streams changes of the status; the drain is the last change.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,

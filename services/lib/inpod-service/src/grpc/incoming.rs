@@ -1,4 +1,4 @@
-//! Accepts connections on a Unix socket.
+//! Accepts the connections of a Unix socket.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use crate::{
     peer::{Peer, Policy},
 };
 
-/// Closes connections whose peer cannot be identified.
+/// Accepts and identifies peers, and closes a connection whose peer cannot be identified.
 pub(super) fn incoming(
     listener: UnixListener,
     policy: Arc<Policy>,
@@ -32,7 +32,7 @@ pub(super) fn incoming(
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Most likely out of file descriptors; some will be closed.
+                    // Most likely the process is out of file descriptors, of which some will be closed soon.
                     tracing::error!(%error, "Cannot accept");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;

@@ -36,11 +36,11 @@ type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
 trait Step: Clone + Send + 'static {
-    /// Responds directly or with `next`'s response.
+    /// Responds directly, or passes the call on and returns the response of `next`.
     fn handle<N: Next>(self, call: Request, next: N) -> impl Future<Output = Response> + Send;
 }
 
-/// The rest of the stack, which fails only with a response.
+/// The rest of the stack, which reports failures only as responses.
 trait Next:
     Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
 {
@@ -91,7 +91,7 @@ impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
     }
 
     fn call(&mut self, call: Request) -> Self::Future {
-        // Call the instance that was polled ready.
+        // The instance polled ready has to take the call, so a clone replaces this instance.
         let next = self.next.clone();
         let ready = std::mem::replace(&mut self.next, next);
         let answer = self.step.clone().handle(call, ready);
@@ -103,7 +103,7 @@ pub(super) type Inner =
     Stack<StepLayer<Deadline>, Stack<StepLayer<Limit>, Stack<StepLayer<Scrape>, Outer>>>;
 pub(super) type Outer = Stack<StepLayer<Authorize>, Stack<StepLayer<CallMetrics>, StepLayer<Span>>>;
 
-/// Builds the stack in order.
+/// Builds the stack of layers in the order of this module's list.
 pub(super) fn stack(
     metrics: &Metrics,
     max_calls: usize,
@@ -117,7 +117,7 @@ pub(super) fn stack(
     Stack::new(StepLayer(Deadline), inner)
 }
 
-/// Operators need health and reflection most during an overload.
+/// Returns whether the call is for health or reflection, which operators need most during an overload.
 fn is_of_grpc(call: &Request) -> bool {
     call.uri().path().starts_with("/grpc.")
 }

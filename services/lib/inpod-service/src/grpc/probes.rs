@@ -1,4 +1,5 @@
-//! Readiness and liveness by HTTP, for the kubelet: a probe that runs a program costs over a hundred times as much.
+//! Serves readiness and liveness over HTTP for the kubelet, because a probe that runs a program costs over a hundred
+//! times as much.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -11,7 +12,7 @@ use crate::{
     endpoint::{Endpoint, Handler, response},
 };
 
-/// `/livez` and `/readyz`, with the meaning of [`super::LIVE`] and of the empty name.
+/// Serves `/livez` and `/readyz`, with the meaning of [`super::LIVE`] and of the empty name.
 #[derive(Clone, Debug)]
 pub(super) struct Probes {
     pub(super) readiness: Readiness,
@@ -19,7 +20,7 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Serves forever.
+    /// Serves until the process ends.
     pub(super) async fn serve(self, address: SocketAddr) -> Infallible {
         let endpoint = Endpoint {
             address,
@@ -31,7 +32,7 @@ impl Probes {
         endpoint.serve(&self.readiness.clone(), self).await
     }
 
-    /// Returns a line for each reason; none if the service is ready.
+    /// Returns a line for each reason, or an empty text if the service is ready.
     fn reasons(&self) -> String {
         let mut reasons = self.readiness.unmet();
         if self.shutdown.is_requested() {

@@ -1,7 +1,7 @@
-//! Server reflection for grpcurl: v1, and v1alpha for older clients.
+//! Server reflection for grpcurl, in version v1 and, for older clients, v1alpha.
 //!
-//! Descriptors are decoded on first use: most processes are never asked, and they are a good part of
-//! an idle process's memory.
+//! Descriptors are decoded on first use, because most processes never serve reflection and the descriptors would be a
+//! good part of an idle process's memory.
 
 use std::{
     convert::Infallible,
@@ -52,7 +52,7 @@ pub(super) struct Reflection<V> {
 }
 
 impl<V: Version> Reflection<V> {
-    /// Lists health and reflection, too.
+    /// Creates a reflection of the named services, with health and reflection in the list.
     pub(super) fn new(names: &Arc<[&'static str]>) -> Self {
         Self {
             names: Arc::clone(names),
@@ -86,7 +86,7 @@ impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Each call clones the routes, always ready.
+        // Each call clones the routes, which are always ready.
         Poll::Ready(Ok(()))
     }
 

@@ -112,7 +112,7 @@ async fn until_reported(conditions: &Readiness) {
     }
 }
 
-/// Returns status and body.
+/// Sends a probe and returns the HTTP status and the body.
 async fn probe(address: SocketAddr, path: &str) -> (u16, String) {
     let answer = send(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

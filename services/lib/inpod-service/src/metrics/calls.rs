@@ -1,4 +1,4 @@
-//! Metrics of gRPC calls, by method and code.
+//! Metrics of gRPC calls, by method and status code.
 
 use std::borrow::Cow;
 
@@ -53,7 +53,7 @@ impl Calls {
         calls
     }
 
-    /// Measures until [`OpenCall::end`], or CANCELLED when dropped.
+    /// Measures a call until [`OpenCall::end`], and records CANCELLED if the call is dropped first.
     pub(crate) fn begin(&self, path: &str) -> OpenCall {
         OpenCall {
             calls: self.clone(),
@@ -87,14 +87,14 @@ pub(crate) struct OpenCall {
 }
 
 impl OpenCall {
-    /// Records the handler's response; a stream may continue.
+    /// Records the duration until the handler's response, after which a stream may continue.
     pub(crate) fn answered(&self) {
         let seconds = self.began.elapsed().as_secs_f64();
         let labels = [("method", self.method.clone())];
         self.calls.durations.get_or_create(&labels).observe(seconds);
     }
 
-    /// Records only the first status code.
+    /// Records the status code of the call; a later code is ignored.
     pub(crate) fn end(&mut self, code: Code) {
         if self.code.take().is_some() {
             let name = name_of(code);
@@ -114,8 +114,8 @@ impl Drop for OpenCall {
     }
 }
 
-/// Returns `Service/Method` without the package, `other` if undeclared: callers choose those names, and there
-/// could be any number.
+/// Returns `Service/Method` without the package, or `other` for an undeclared method: callers choose the names of such
+/// methods, so there could be any number of labels.
 fn method_of(path: &str) -> Cow<'static, str> {
     let short = || path.rsplit_once('.').map(|(_, short)| short.to_owned());
     match class_of(path).and_then(|_| short()) {

@@ -6,15 +6,15 @@ use tower::{Service as _, ServiceExt as _};
 
 use super::PATH;
 
-/// A limit that no service's metrics exceed.
+/// A limit far above the metrics of any service.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Reads another service's metrics from its gRPC socket, over a connection of its own that is closed when the caller
-/// gives up; the caller has to set a timeout.
+/// Reads another service's metrics from its gRPC socket. The call has a connection of its own, closed when the caller
+/// gives up, and the caller has to set a timeout.
 ///
 /// # Errors
 ///
-/// If it is unreachable or responds with something else.
+/// Fails if the service is unreachable or responds with anything but metrics.
 pub async fn fetch(socket: &Path) -> Result<String, String> {
     let mut channel = crate::channel(socket);
     let failed = |error: &dyn std::error::Error| format!("{}: {error}", socket.display());

@@ -6,10 +6,10 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 
-/// Numbers by label value, "" without a label.
+/// Numbers by value of the label, with the value "" if there is no label.
 type Numbers = Vec<(&'static str, u64)>;
 
-/// Reads its value when scraped, and cannot be out of date.
+/// A gauge that reads its value during a scrape, and so is never out of date.
 pub struct ObservableGauge {
     name: &'static str,
     help: &'static str,
@@ -31,7 +31,7 @@ impl ObservableGauge {
         })
     }
 
-    /// Calls `read`, which returns each value of the label once.
+    /// Creates a gauge with a label; `read` returns each value of the label once.
     pub fn by_label<I: IntoIterator<Item = (&'static str, u64)>>(
         label: &'static str,
         name: &'static str,
@@ -57,7 +57,7 @@ impl fmt::Debug for ObservableGauge {
 
 impl Collector for ObservableGauge {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // The library's own help ends with a full stop.
+        // The library ends the help of its own metrics with a full stop.
         let help = format!("{}.", self.help);
         let mut metric = encoder.encode_descriptor(self.name, &help, None, MetricType::Gauge)?;
         for (value, number) in (self.read)() {

@@ -7,13 +7,13 @@ use prometheus_client::{
     registry::Unit,
 };
 
-/// The kernel's metrics, under all Prometheus clients' names.
+/// The kernel's figures about this process, under the names that all Prometheus clients use.
 #[derive(Debug)]
 pub(super) struct Process;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // Omits unreadable values: zero would be wrong.
+        // An unreadable value is omitted, because zero would be wrong.
         if let Some(open) = open_fds() {
             let help = "Open file descriptors.";
             let metric =
@@ -30,7 +30,7 @@ impl Collector for Process {
     }
 }
 
-/// Excludes the descriptor for reading the directory.
+/// Counts open descriptors, except the descriptor that reads the directory.
 fn open_fds() -> Option<u64> {
     let entries = fs::read_dir("/proc/self/fd").ok()?;
     u64::try_from(entries.count().saturating_sub(1)).ok()
@@ -55,7 +55,7 @@ mod tests {
         let files: Vec<_> = (0..50)
             .map(|_| fs::File::open("/dev/null").unwrap())
             .collect();
-        // Other tests open and close fewer files meanwhile.
+        // Other tests open and close fewer files in the meantime.
         assert!(open_fds().unwrap() >= before + 25);
         drop(files);
     }

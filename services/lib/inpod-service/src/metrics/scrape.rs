@@ -1,4 +1,4 @@
-//! Metrics on a TCP port, for Prometheus.
+//! Serves metrics on a TCP port, for Prometheus.
 
 use std::{convert::Infallible, net::SocketAddr};
 
@@ -12,9 +12,9 @@ use crate::{
     endpoint::{Endpoint, Handler, response},
 };
 
-/// Renders the text of scrapes.
+/// Renders the metrics for each scrape.
 pub trait RenderMetrics: Clone + Send + Sync + 'static {
-    /// Returns text in OpenMetrics format.
+    /// Returns all metrics as text in OpenMetrics format.
     fn text(&self) -> impl Future<Output = String> + Send;
 }
 

@@ -5,9 +5,9 @@ use tonic::transport::{Channel, Endpoint as Transport};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// No spans are created.
+    /// The service creates no spans.
     Disabled,
-    /// Host and port, without TLS.
+    /// The collector's host and port, without TLS.
     Http(Uri),
     Unix(PathBuf),
 }
@@ -34,7 +34,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Rejects passwords, as settings are printed, and paths, which gRPC does not have.
+/// Rejects passwords, because settings are printed, and paths, because gRPC has none.
 fn is_host_and_port(uri: &Uri) -> bool {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     uri.scheme_str() == Some("http")

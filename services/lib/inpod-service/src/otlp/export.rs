@@ -1,6 +1,6 @@
-//! Sends spans to the collector: a bounded queue that drops spans when full, and one task that sends batches.
+//! Sends spans to the collector, with a bounded queue that drops spans when full, and one task that sends batches.
 //!
-//! A batch is sent once, within [`SEND_TIMEOUT`]; if that fails, its spans are counted and dropped.
+//! A batch is sent once, within [`SEND_TIMEOUT`]. If sending fails, the spans of the batch are counted and dropped.
 
 use std::{fs, time::Duration};
 
@@ -22,17 +22,17 @@ use super::{
 };
 use crate::{Metrics, Service};
 
-/// The limit, beyond which spans are dropped.
+/// The maximum number of waiting spans; further spans are dropped.
 const QUEUE_CAPACITY: usize = 2048;
 
 const MAX_BATCH: usize = 512;
 
-/// A span's longest wait for its batch.
+/// The longest time that a span waits for its batch.
 const LINGER: Duration = Duration::from_secs(1);
 
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time for remaining spans at the end.
+/// The time for sending the remaining spans when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 type ByResult = [(&'static str, &'static str); 1];
@@ -55,7 +55,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Drops it if the queue is full.
+    /// Queues a span, or drops the span if the queue is full.
     pub(super) fn push(&self, span: wire::Span) {
         if self.spans.try_send(span).is_err() {
             self.counts.add("dropped", 1);
@@ -63,7 +63,7 @@ impl Queue {
     }
 }
 
-/// Returns the receiving end, too.
+/// Creates a queue and returns both of its ends.
 pub(super) fn queue(capacity: usize) -> (Queue, mpsc::Receiver<wire::Span>) {
     let (spans, waiting) = mpsc::channel(capacity);
     let counts = Counts::default();
@@ -99,7 +99,7 @@ impl ExporterBuilder {
         }))
     }
 
-    /// Returns `None` without an endpoint.
+    /// Returns `None` if no endpoint is configured.
     pub(crate) fn layer(&self) -> Option<Layer> {
         let pending = self.0.as_ref()?;
         Some(Layer(pending.queue.clone()))
@@ -148,7 +148,7 @@ struct Sending {
 }
 
 impl Exporter {
-    /// Sends remaining spans, within [`FLUSH_TIMEOUT`].
+    /// Sends the remaining spans, within [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(self) {
         let Some(Sending { stop, task }) = self.0 else {
             return;
@@ -160,7 +160,7 @@ impl Exporter {
     }
 }
 
-/// Identifies this process to the collector.
+/// Identifies this process to the collector by service, version, instance, host and node.
 fn resource(service: &Service, instance_id: &str, node_name: Option<&str>) -> wire::Resource {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.as_deref().map(str::trim);
@@ -191,12 +191,12 @@ fn scope(service: &Service) -> wire::Scope {
 #[derive(Debug)]
 struct SpanReceiver {
     spans: mpsc::Receiver<wire::Span>,
-    /// `None` once no span will follow.
+    /// The signal to stop, `None` once no span will follow.
     stop: Option<oneshot::Receiver<()>>,
 }
 
 impl SpanReceiver {
-    /// Returns `None` after the last span.
+    /// Returns the next span, or `None` after the last span.
     async fn next(&mut self) -> Option<wire::Span> {
         if let Some(stop) = &mut self.stop {
             tokio::select! {
@@ -209,7 +209,7 @@ impl SpanReceiver {
         self.spans.recv().await
     }
 
-    /// Waits for a full batch or [`LINGER`]; `None` after the last span.
+    /// Waits for a full batch or for [`LINGER`], and returns `None` after the last span.
     async fn batch(&mut self) -> Option<Vec<wire::Span>> {
         let mut batch = vec![self.next().await?];
         let until = Instant::now() + LINGER;
@@ -255,7 +255,7 @@ impl Sender {
         }
     }
 
-    /// Returns the number of rejected spans.
+    /// Sends a batch and returns the number of spans that the collector rejected.
     async fn send(&mut self, spans: Vec<wire::Span>) -> Result<u64, Status> {
         let request = wire::ExportRequest {
             resource_spans: vec![wire::ResourceSpans {
@@ -288,7 +288,7 @@ impl Sender {
         if !std::mem::replace(&mut self.is_away, true) {
             tracing::warn!(error, "Cannot export spans");
         }
-        // A connection to a silent host would be kept for minutes.
+        // A new channel is needed, because the connection to a silent host would be kept for minutes.
         if let Some(channel) = self.endpoint.channel() {
             self.client = Grpc::new(channel);
         }

@@ -1,4 +1,4 @@
-//! Turns `tracing` spans into OpenTelemetry's, kept in the registry as extensions.
+//! Turns spans of `tracing` into OpenTelemetry's, kept as extensions in the registry.
 
 use tracing::{
     Id, Span, Subscriber,
@@ -15,7 +15,7 @@ use super::{
     open::{OpenSpan, SpanContext},
 };
 
-/// A layer that queues ended spans; never blocks.
+/// A layer that queues each span at its end, and never blocks.
 #[derive(Debug)]
 pub(crate) struct Layer(pub(super) Queue);
 
@@ -56,7 +56,7 @@ fn context_of<'a, R: LookupSpan<'a>>(span: &SpanRef<'a, R>) -> Option<SpanContex
     span.extensions().get::<OpenSpan>()?.context()
 }
 
-/// Returns the exported span that the caller runs in.
+/// Returns the exported span in which the caller runs.
 pub(super) fn current_context() -> Option<SpanContext> {
     let context = Span::current().with_subscriber(|(id, dispatch)| {
         let registry: &Registry = dispatch.downcast_ref()?;
@@ -66,7 +66,7 @@ pub(super) fn current_context() -> Option<SpanContext> {
     context.flatten()
 }
 
-/// Ignores spans that this layer does not track.
+/// Updates the exported part of a span, unless this layer does not track the span.
 pub(super) fn update_span(span: &Span, update: impl FnOnce(&mut OpenSpan)) {
     span.with_subscriber(|(id, dispatch)| {
         let registry: &Registry = dispatch.downcast_ref()?;

@@ -1,4 +1,4 @@
-//! Spans that have not ended.
+//! Spans that have begun and not yet ended.
 
 use std::{
     borrow::Cow,
@@ -12,10 +12,10 @@ use tracing::field::{Field, Visit};
 use super::wire::{self, KeyValue, Value};
 use crate::Trace;
 
-/// Of a `traceparent` (W3C Trace Context, level 1).
+/// The flag of a sampled `traceparent` (W3C Trace Context, level 1).
 const SAMPLED: u8 = 1;
 
-/// The length at which values are truncated.
+/// The maximum number of characters of a value, which is truncated there.
 const MAX_TEXT_CHARS: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) struct SpanContext {
 }
 
 impl SpanContext {
-    /// Returns `None` if unsampled, or without a span.
+    /// Returns `None` if the caller's trace is unsampled or has no span.
     pub(super) fn of_caller(trace: &Trace) -> Option<Self> {
         let mut parts = trace.header()?.split('-').skip(1);
         let context = Self {
@@ -36,7 +36,7 @@ impl SpanContext {
         (flags & SAMPLED != 0 && context.span != 0).then_some(context)
     }
 
-    /// Formats the value of `traceparent`.
+    /// Formats the context as the value of `traceparent`.
     pub(super) fn header(self) -> String {
         let Self { trace, span } = self;
         format!("00-{trace:032x}-{span:016x}-{SAMPLED:02x}")
@@ -46,7 +46,7 @@ impl SpanContext {
 #[derive(Debug)]
 pub(super) struct OpenSpan {
     id: u64,
-    /// Here or at the caller. A span without a parent belongs to no trace and is not exported.
+    /// The parent, in this process or at the caller. A span without a parent belongs to no trace and is not exported.
     parent: Option<SpanContext>,
     name: Cow<'static, str>,
     kind: i32,
@@ -72,7 +72,7 @@ impl OpenSpan {
         }
     }
 
-    /// Returns `None` if it belongs to no trace.
+    /// Returns `None` if the span belongs to no trace.
     pub(super) fn context(&self) -> Option<SpanContext> {
         let trace = self.parent?.trace;
         Some(SpanContext {
@@ -81,7 +81,7 @@ impl OpenSpan {
         })
     }
 
-    /// Makes it a call's server span.
+    /// Turns the span into the server span of a caller's call.
     pub(super) fn serve(&mut self, caller: SpanContext, path: &str) {
         self.parent = Some(caller);
         self.name = Cow::Owned(path.trim_start_matches('/').to_owned());
@@ -89,13 +89,13 @@ impl OpenSpan {
         self.set_attribute("rpc.system", Value::Text("grpc".to_owned()));
     }
 
-    /// Makes it another span's child.
+    /// Turns the span into the child of another span.
     pub(super) fn make_child(&mut self, parent: SpanContext, name: &'static str) {
         self.parent = Some(parent);
         self.name = Cow::Borrowed(name);
     }
 
-    /// Records every code but OK as an error: a failed call fails a pod.
+    /// Ends the call. Every code but OK counts as an error, because a failed call fails a pod.
     pub(super) fn end(&mut self, code: Code, name: &str) {
         self.took = Some(self.began.elapsed());
         self.set_attribute("rpc.grpc.status_code", Value::Whole(i32::from(code).into()));
@@ -105,19 +105,19 @@ impl OpenSpan {
         });
     }
 
-    /// Replaces an earlier value of the key.
+    /// Sets an attribute, replacing an earlier value of the same key.
     pub(super) fn set_attribute(&mut self, key: &str, value: Value) {
         self.attributes.retain(|known| known.key != key);
         self.attributes.push(KeyValue::new(key, value));
     }
 
-    /// Truncates to the maximum length.
+    /// Sets an attribute to a text, truncated to the maximum length.
     pub(super) fn set_text_attribute(&mut self, key: &str, text: &str) {
         let text = text.chars().take(MAX_TEXT_CHARS).collect();
         self.set_attribute(key, Value::Text(text));
     }
 
-    /// Returns `None` if it belongs to no trace.
+    /// Returns the span for export, or `None` if the span belongs to no trace.
     pub(super) fn close(self) -> Option<wire::Span> {
         let parent = self.parent?;
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
@@ -129,7 +129,7 @@ impl OpenSpan {
             name: self.name.into_owned(),
             kind: self.kind,
             start_time_unix_nano: start,
-            // The wall clock may have been set back.
+            // The end is computed from the duration, because the wall clock may have been set back.
             end_time_unix_nano: start.saturating_add(nanoseconds(took)),
             attributes: self.attributes,
             status: self.status,
@@ -142,7 +142,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Records fields as attributes, except the trace id, which spans have anyway.
+/// Records fields as attributes, except the trace id, which every span has anyway.
 impl Visit for OpenSpan {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.record_str(field, &format!("{value:?}"));

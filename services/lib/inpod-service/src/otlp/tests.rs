@@ -1,4 +1,4 @@
-//! The exported spans and their content.
+//! Tests which spans are exported, and their content.
 
 use std::{
     collections::BTreeSet,
@@ -24,14 +24,14 @@ fn trace(flags: &str) -> Trace {
     Trace::from_headers(&headers)
 }
 
-/// Creates a span like the server.
+/// Creates the span of a call as the server does.
 fn call(caller: &Trace) -> Span {
     let span = info_span!("call", method = PATH, trace_id = caller.id());
     serve(&span, caller, PATH);
     span
 }
 
-/// Returns spans in the order of their ends.
+/// Returns the exported spans in the order of their ends.
 fn exported(work: impl FnOnce()) -> Vec<wire::Span> {
     let (layer, mut waiting) = test_layer();
     let subscriber = tracing_subscriber::registry().with(layer);
@@ -115,7 +115,7 @@ fn what_is_asked_for_a_call_names_the_span_that_it_is_asked_in() {
             let _within = call.enter();
             caller.clone().with_current_span()
         };
-        // Work elsewhere in the process, such as a pod's task.
+        // The work runs elsewhere in the process, such as in a pod's task.
         let part = child_span("claim", &in_call);
         traces.push(in_call.clone());
         let _within = part.enter();
@@ -187,7 +187,7 @@ fn a_call_ends_with_its_answer_and_whatever_is_not_ok_is_an_error() {
             let open = call.in_scope(Call::current);
             open.end(code, name);
             answered = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-            // The body is read slowly, or a task continues.
+            // The client reads the body slowly, or a task continues.
             sleep(Duration::from_millis(20));
             drop((call, open));
         }

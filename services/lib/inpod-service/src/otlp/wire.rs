@@ -1,26 +1,26 @@
-//! OTLP messages of `opentelemetry.proto.{collector.trace,trace,resource,common}.v1`, by hand, without fields
+//! Messages of `opentelemetry.proto.{collector.trace,trace,resource,common}.v1`, written by hand without the fields
 //! that inpod never sets.
 
 use prost::{Message, Oneof};
 
 pub const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// `ExportTraceServiceRequest`, from one or more processes.
+/// `ExportTraceServiceRequest`, with spans of one or more processes.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
 
-/// `ExportTraceServiceResponse`, with the result.
+/// `ExportTraceServiceResponse`, with the result of an export.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportResponse {
-    /// Set if spans were rejected.
+    /// Set only if the collector rejected spans.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<PartialSuccess>,
 }
 
-/// `ExportTracePartialSuccess`: counts rejected spans.
+/// `ExportTracePartialSuccess`, with the number of rejected spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct PartialSuccess {
     #[prost(int64, tag = "1")]
@@ -51,7 +51,7 @@ pub struct ScopeSpans {
     pub spans: Vec<Span>,
 }
 
-/// `InstrumentationScope`: the library that made spans.
+/// `InstrumentationScope`, the library that created the spans.
 #[derive(Clone, PartialEq, Message)]
 pub struct Scope {
     #[prost(string, tag = "1")]
@@ -62,13 +62,13 @@ pub struct Scope {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Span {
-    /// 16 bytes, not all 0.
+    /// 16 bytes, of which at least one is not 0.
     #[prost(bytes = "vec", tag = "1")]
     pub trace_id: Vec<u8>,
-    /// 8 bytes, not all 0.
+    /// 8 bytes, of which at least one is not 0.
     #[prost(bytes = "vec", tag = "2")]
     pub span_id: Vec<u8>,
-    /// Empty for a root span.
+    /// The id of the parent, empty for a root span.
     #[prost(bytes = "vec", tag = "4")]
     pub parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]
@@ -80,33 +80,33 @@ pub struct Span {
     pub start_time_unix_nano: u64,
     #[prost(fixed64, tag = "8")]
     pub end_time_unix_nano: u64,
-    /// Each key occurs once.
+    /// The attributes, in which each key occurs once.
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
-    /// Unset if it succeeded.
+    /// The error, unset if the operation succeeded.
     #[prost(message, optional, tag = "15")]
     pub status: Option<Status>,
-    /// Those of `traceparent` in the lowest byte.
+    /// The flags of `traceparent`, in the lowest byte.
     #[prost(fixed32, tag = "16")]
     pub flags: u32,
 }
 
-/// `SPAN_KIND_INTERNAL`: within a process.
+/// `SPAN_KIND_INTERNAL`: an operation within a process.
 pub const INTERNAL: i32 = 1;
 
-/// `SPAN_KIND_SERVER`: for a remote caller.
+/// `SPAN_KIND_SERVER`: an operation for a remote caller.
 pub const SERVER: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Status {
     #[prost(string, tag = "2")]
     pub message: String,
-    /// [`ERROR`], or 0 if unset.
+    /// [`ERROR`] for a failed span, or 0 if unset.
     #[prost(int32, tag = "3")]
     pub code: i32,
 }
 
-/// `STATUS_CODE_ERROR` for failed spans.
+/// `STATUS_CODE_ERROR`, the code of a failed span.
 pub const ERROR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]

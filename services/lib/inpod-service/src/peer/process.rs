@@ -1,4 +1,4 @@
-//! Reads a socket's process from procfs without confusing it with another.
+//! Reads files of a socket's process from procfs without confusing the process with another.
 
 use std::{
     fs,
@@ -17,12 +17,12 @@ use rustix::{
 
 use super::{Refused, pidfd_of};
 
-/// The process on the other end of a socket. With the kernel's pidfd of the peer (Linux 6.5) everything read
-/// is of the process that connected. Older kernels leave a race: the process may exit and its pid be reused
+/// The process on the other end of a socket. With the kernel's pidfd of the peer (Linux 6.5), everything read is from
+/// the process that connected. Older kernels leave a race, because the process may exit, and its pid may be reused,
 /// between connect and read.
 #[derive(Debug)]
 pub struct Process {
-    /// `None` without kernel support, if none could be opened.
+    /// The pidfd, or `None` if the kernel has no pidfds of peers and none could be opened.
     pidfd: Option<OwnedFd>,
     credentials_pid: i32,
 }
@@ -32,15 +32,15 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// If the kernel does not report it, or it has exited.
+    /// Fails if the kernel does not report the process, or if the process has exited.
     pub fn of_peer(socket: impl AsFd) -> Result<Self, Refused> {
         let unseen = |error: nix::Error| Refused::Unseen(error.into());
         let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
         Self::new(pidfd_of(socket.as_fd()), credentials.pid())
     }
 
-    /// Interprets the kernel's answer: ENOPROTOOPT before Linux 6.5. A reaped process is EINVAL up to Linux 6.15 and
-    /// ESRCH after it (`pidfd_prepare` in kernel/fork.c).
+    /// Interprets the kernel's answer: ENOPROTOOPT before Linux 6.5, and for a reaped process EINVAL up to Linux 6.15
+    /// and ESRCH later (`pidfd_prepare` in kernel/fork.c).
     pub(super) fn new(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<Self, Refused> {
         let pidfd = match pidfd {
             Ok(pidfd) => Some(pidfd),
@@ -54,11 +54,11 @@ impl Process {
         })
     }
 
-    /// Returns the pid that this process sees.
+    /// Returns the pid of the process in this process's pid namespace.
     ///
     /// # Errors
     ///
-    /// If the process has exited, reaped or not, or is in an invisible pid namespace.
+    /// Fails if the process has exited, reaped or not, or is in an invisible pid namespace.
     pub fn pid(&self) -> Result<i32, Refused> {
         let pid = match &self.pidfd {
             Some(pidfd) => pid_of(pidfd.as_fd())?,
@@ -70,16 +70,16 @@ impl Process {
         Ok(pid)
     }
 
-    /// Returns the pid and a file of its procfs directory (`cgroup`, `status`).
+    /// Returns the pid and the content of a file in its procfs directory (`cgroup`, `status`).
     ///
     /// # Errors
     ///
-    /// Like [`Self::pid`], or if the file is unreadable.
+    /// Fails like [`Self::pid`], or if the file is unreadable.
     pub fn read(&self, file: &str) -> Result<(i32, String), Refused> {
         let pid = self.pid()?;
-        // A cgroup's name may contain any bytes.
+        // The name of a cgroup may contain any bytes, not only UTF-8.
         let bytes = fs::read(format!("/proc/{pid}/{file}")).map_err(Refused::Unseen)?;
-        // Proves that the file was of this process.
+        // An unchanged pid proves that the file belonged to this process.
         if self.pid()? != pid {
             return Err(Refused::Invisible);
         }
@@ -87,7 +87,8 @@ impl Process {
     }
 }
 
-/// Detects the process's exit from here on. `None` if a seccomp profile forbids pidfd_open.
+/// Opens a pidfd, which detects an exit of the process from here on. Returns `None` if a seccomp profile forbids
+/// pidfd_open.
 fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     let pid = Pid::from_raw(pid).ok_or(Refused::Invisible)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -98,8 +99,8 @@ fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
     }
 }
 
-/// Returns the pid (pidfd_open(2)), which is not positive if the process is invisible from here or has exited. Before it
-/// is reaped, it keeps its pid and procfs directory, but the pidfd is readable.
+/// Returns the pid (pidfd_open(2)), not positive if the process is invisible from here or has exited. Until reaped, an
+/// exited process keeps its pid and procfs directory, but its pidfd is readable.
 fn pid_of(pidfd: BorrowedFd<'_>) -> Result<i32, Refused> {
     let mut ends = [PollFd::new(pidfd, PollFlags::POLLIN)];
     let ended =

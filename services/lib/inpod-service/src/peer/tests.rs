@@ -49,7 +49,7 @@ fn a_process_outside_the_cgroup_is_no_service_but_a_host_process() {
     );
 }
 
-/// Before Linux 6.5 peer and rights are the same.
+/// Before Linux 6.5, the identified peer and its rights are the same.
 #[test]
 fn on_a_kernel_without_pidfds_of_peers_a_peer_is_known_by_its_pid() {
     let (left, _right) = UnixStream::pair().unwrap();
@@ -65,7 +65,8 @@ fn on_a_kernel_without_pidfds_of_peers_a_peer_is_known_by_its_pid() {
     }
 }
 
-/// The pid may be another process's by now. On Linux 6.5 to 6.15 EINVAL means that, not a missing feature.
+/// By now, the pid may belong to another process. On Linux 6.5 to 6.15, EINVAL means an ended peer, not a missing
+/// feature.
 #[test]
 fn a_peer_that_has_ended_is_not_looked_for_by_its_pid() {
     let (left, _right) = UnixStream::pair().unwrap();
@@ -88,7 +89,7 @@ fn another_process() {
     }
 }
 
-/// A socket outlives the process that connected it if another process holds it.
+/// A socket outlives the connecting process if another process holds the socket.
 #[test]
 fn a_peer_that_has_ended_is_refused_whether_it_was_waited_for_or_not() {
     ended_peers_are_refused(pidfd_of);
@@ -121,7 +122,7 @@ fn ended_peers_are_refused(pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>)
         assert!(std::time::Instant::now() < deadline, "it is still there");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // Not reaped: it still has pid and procfs directory.
+    // The process is not reaped, so its pid and procfs directory still exist.
     assert!(fs::exists(format!("/proc/{}/cgroup", child.id())).unwrap());
     assert!(matches!(process.read("cgroup"), Err(Refused::Invisible)));
     child.wait().unwrap();

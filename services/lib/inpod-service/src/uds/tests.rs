@@ -65,7 +65,7 @@ async fn a_run_dir_that_is_a_file_or_cannot_be_made_is_named() {
     );
     let error = create_private_directory(&file).unwrap_err().to_string();
     assert!(error.contains("not a directory"), "{error}");
-    // Not even root can create a directory there.
+    // Not even root can create a directory in procfs.
     let error = create_private_directory(Path::new("/proc/inpod/netconfig"))
         .unwrap_err()
         .to_string();
@@ -79,7 +79,7 @@ async fn a_link_above_is_followed_and_one_in_place_of_the_directory_is_not() {
     fs::create_dir(&real).unwrap();
     fs::set_permissions(&real, fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();
-    // Like /var/run, a link to /run.
+    // The link resembles /var/run, a link to /run.
     create_private_directory(&link.join("inpod")).unwrap();
     assert!(real.join("inpod").is_dir());
     let error = create_private_directory(&link).unwrap_err();
@@ -170,7 +170,7 @@ fn one_that_waits_for_a_directory_that_is_emptied_meanwhile_has_it_alone() {
     let first = lock_instance(dir.path()).unwrap();
     thread::scope(|scope| {
         let second = scope.spawn(|| lock_instance(dir.path()).unwrap());
-        // It has opened the file about to be removed.
+        // The second instance has opened the file that is about to be removed.
         let waits = || {
             let locks = fs::read_to_string("/proc/locks").unwrap();
             let inode = fs::metadata(dir.path().join("lock")).unwrap().ino();

@@ -9,7 +9,7 @@ use crate::{
     peer::{Peer, UNKNOWN_PEER},
 };
 
-/// A layer that logs and counts rejected calls.
+/// A layer that rejects callers without the right for a call's class, and logs and counts rejections.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Authorize(pub(super) Calls);
 
@@ -50,8 +50,8 @@ fn name_of(class: Class) -> &'static str {
     }
 }
 
-/// Builds a rejection: gRPC clients read the status from its header and take any HTTP status but 200 for a broken
-/// proxy; plain HTTP clients read the HTTP status.
+/// Builds a rejection for both kinds of clients. gRPC clients read the status from its header and take any HTTP status
+/// but 200 for a broken proxy, while plain HTTP clients read the HTTP status.
 fn refusal(status: &Status, plain: StatusCode, call: &Request) -> Response {
     let mut answer = status.clone().into_http();
     let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");

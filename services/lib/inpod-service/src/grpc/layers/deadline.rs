@@ -5,14 +5,14 @@ use inpod_types::{Failure, Reason};
 use super::{Next, Request, Response, Step, call_next};
 use crate::deadline::timeout;
 
-/// Lets the response arrive before the caller's deadline.
+/// The time left for the response to arrive before the caller's deadline.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// Responds for a handler that has not done so shortly before the caller's deadline: the timers of tonic and the
-/// client would give no reason or remedy.
+/// Responds for a handler that is still at work shortly before the caller's deadline, because the timers of tonic and
+/// the client would report neither reason nor remedy.
 ///
-/// The handler is dropped, as when its caller disconnects; work that must be completed runs in a task of its own.
-/// Streams have a deadline only until opened.
+/// The handler is dropped, as when a caller disconnects, so work that must be completed runs in a task of its own. A
+/// stream has a deadline only until the stream is open.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grpc) struct Deadline;
 
@@ -34,7 +34,7 @@ impl Step for Deadline {
     }
 }
 
-/// Leaves nine tenths of a short timeout.
+/// Returns the time for the handler, at least nine tenths of a short timeout.
 fn answer_in(timeout: Duration) -> Duration {
     timeout - MARGIN.min(timeout / 10)
 }

@@ -7,19 +7,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::{Next, Request, Response, Step, call_next, is_of_grpc};
 use crate::metrics::Calls;
 
-/// The hint for rejected callers.
+/// The delay after which a rejected caller is advised to retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Methods such as `/inpod.podevents.v1.PodEventsService/AddPod` with a limit of their own; groups never share slots.
+/// Methods such as `/inpod.podevents.v1.PodEventsService/AddPod` that share a limit; groups never share slots.
 pub type ConcurrencyGroup = &'static [&'static str];
 
-/// Rejects calls over their group's limit.
+/// A layer that rejects calls over the limit of their group.
 ///
-/// A call is in flight until its handler has responded. Open streams do not count: they idle until an event, live as
-/// long as their watcher, and HTTP/2 limits their number.
+/// A call is in flight until its handler has responded. Open streams do not count, because a stream idles until an
+/// event and lives as long as its watcher; HTTP/2 limits the number of streams.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Limit {
-    /// For methods without a group, then for each group.
+    /// The slots of methods without a group, followed by the slots of each group.
     permits: Arc<[Semaphore]>,
     groups: &'static [ConcurrencyGroup],
     max: usize,
@@ -37,7 +37,7 @@ impl Limit {
         }
     }
 
-    /// Returns `None` without a free slot.
+    /// Takes a slot of the method's group, or returns `None` if no slot is free.
     fn acquire(&self, path: &str) -> Option<SemaphorePermit<'_>> {
         let lane = self.groups.iter().position(|lane| lane.contains(&path));
         let permits = self.permits.get(lane.map_or(0, |lane| lane + 1))?;

@@ -10,7 +10,7 @@ use tonic::{Code, Status, body::Body};
 use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Calls, OpenCall};
 
-/// Counts calls by method and status code, and measures their duration.
+/// A layer that counts calls by method and status code, and measures their duration.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct CallMetrics(pub(super) Calls);
 
@@ -22,7 +22,7 @@ impl Step for CallMetrics {
         let mut open = self.0.begin(call.uri().path());
         let answer = call_next(next, call).await;
         open.answered();
-        // An immediate error has its code in the headers.
+        // An immediate error has its status code in the headers.
         if let Some(code) = code_in(answer.headers()) {
             open.end(code);
             return answer;
@@ -35,7 +35,7 @@ fn code_in(headers: &HeaderMap) -> Option<Code> {
     Status::from_header_map(headers).map(|status| status.code())
 }
 
-/// A body that reports its trailers' status code.
+/// A response body that records the status code of its trailers.
 #[derive(Debug)]
 struct CountedBody {
     body: Body,
@@ -58,7 +58,7 @@ impl http_body::Body for CountedBody {
                 }
             }
             Poll::Ready(Some(Err(status))) => self.open.end(status.code()),
-            // The body ended without trailers.
+            // The body ended without trailers, so the status code is unknown.
             Poll::Ready(None) => self.open.end(Code::Unknown),
             Poll::Pending => {}
         }

@@ -4,7 +4,7 @@ use tonic::body::Body;
 use super::{Next, Request, Response, Step, call_next};
 use crate::metrics::{self, Metrics};
 
-/// A layer that answers `GET /metrics`.
+/// A layer that answers `GET /metrics` before any limit applies.
 #[derive(Clone, Debug)]
 pub(in crate::grpc) struct Scrape(pub(super) Metrics);
 

@@ -3,7 +3,7 @@ use tracing::Instrument as _;
 use super::{Next, Request, Response, Step, call_next};
 use crate::{Trace, otlp};
 
-/// Adds a span with the method and the caller's trace id.
+/// A layer that adds a span with the method and the caller's trace id.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::grpc) struct Span;
 

@@ -1,4 +1,4 @@
-//! The layers in order, in front of fake handlers; `grpc/tests.rs` has a real socket.
+//! Tests the layers in order, in front of fake handlers; `grpc/tests.rs` uses a real socket.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ fn hurried(path: &str, timeout: &'static str) -> Request {
     call
 }
 
-/// Has the code in the trailers.
+/// Returns a response with the status code in the trailers.
 fn success() -> Response {
     let mut trailers = http::HeaderMap::new();
     trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
@@ -56,7 +56,7 @@ fn success() -> Response {
     Response::new(Body::new(body))
 }
 
-/// Waits for the notification, then succeeds.
+/// Returns a handler that waits for the notification, then succeeds.
 fn waiting(go_on: &Arc<Notify>) -> impl Next {
     let go_on = Arc::clone(go_on);
     service_fn(move |_: Request| {

@@ -1,4 +1,4 @@
-//! Exports to a fake collector on a real socket.
+//! Exports spans to a fake collector on a real socket.
 
 use std::{convert::Infallible, path::Path, pin::Pin, task};
 
@@ -17,7 +17,7 @@ const NAME: &str = "opentelemetry.proto.collector.trace.v1.TraceService";
 #[derive(Clone, Copy)]
 enum Manner {
     Takes,
-    /// Rejects so many spans each time.
+    /// Rejects the given number of spans in each batch.
     Rejects(i64),
     Refuses,
     Hangs,
@@ -258,7 +258,7 @@ async fn at_the_end_nothing_is_waited_for_and_nothing_more_is_taken() {
 #[tokio::test]
 async fn what_is_too_much_is_dropped_at_once_and_counted() {
     let (process, _received) = Process::with(Manner::Hangs);
-    // With one thread, nothing leaves the queue before the next await.
+    // With one thread, no span leaves the queue before the next await.
     process.push(QUEUE_CAPACITY + 7);
     assert_eq!(process.count("dropped"), 7);
 }
