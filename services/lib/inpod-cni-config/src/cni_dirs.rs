@@ -8,27 +8,27 @@ use crate::{
     runtimes::{containerd, crio},
 };
 
-/// CNI directories, as host paths.
+/// The CNI directories of a container runtime, as paths on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniDirs {
     pub conf_dir: PathBuf,
-    /// The runtime searches them in order.
+    /// The directories of plugins, in the order in which the runtime searches them.
     pub bin_dirs: Vec<PathBuf>,
-    /// Networks per pod (containerd's `max_conf_num`), 0 for all; `None` if unset.
+    /// The number of networks per pod (containerd's `max_conf_num`), 0 for all; `None` if unset.
     pub max_networks: Option<i64>,
     pub origin: Origin,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Named by a runtime's file, a host path.
+    /// The configuration of a runtime names the directories; the value is the host path of the file.
     File(PathBuf),
-    /// Nothing is configured, but a known platform's directories exist.
+    /// No directories are configured, but the directories of a known platform exist.
     Platform(&'static str),
     Default,
 }
 
-/// In the order of the search.
+/// The possible configuration files of containerd, in the order of the search.
 const CONTAINERD: &[&str] = &[
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -36,12 +36,12 @@ const CONTAINERD: &[&str] = &[
     "/etc/containerd/config.toml",
 ];
 
-/// The directory's files follow by name (crio.conf(5)).
+/// The main configuration file of CRI-O; the files of the directory follow by name (crio.conf(5)).
 const CRIO: &str = "/etc/crio/crio.conf";
 const CRIO_DIR: &str = "/etc/crio/crio.conf.d";
 
-/// Searches the runtime's configuration, then known platforms, then the defaults. Of several runtimes, the one whose
-/// conf directory exists wins. Returns unusable files with their errors.
+/// Searches the runtime's configuration, then known platforms, then the defaults. If several runtimes are configured,
+/// the first whose conf directory exists wins. Returns unusable files with their errors.
 pub fn find_dirs(root: &Path) -> (CniDirs, Vec<(PathBuf, String)>) {
     let mut unreadable = Vec::new();
     let mut found: Vec<_> = CONTAINERD
@@ -66,7 +66,7 @@ fn on_host(root: &Path, path: &Path) -> PathBuf {
 
 type Unreadable = Vec<(PathBuf, String)>;
 
-/// Returns `None` without the file.
+/// Returns `None` if the file does not exist or cannot be read.
 fn read_text(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Option<String> {
     match fs::read_to_string(on_host(root, path)) {
         Ok(text) => Some(text),
@@ -106,9 +106,9 @@ fn containerd_dirs(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Opt
     Some(cni_dirs(config, path))
 }
 
-/// Expands an entry of `imports`, sorted. Only the last component may contain `*`.
+/// Expands an entry of `imports` to sorted files; only the last component of the path may contain `*`.
 fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
-    // Relative to the file's directory (containerd, config import).
+    // A relative path starts at the directory of the importing file (containerd, config import).
     let pattern = file.parent().unwrap_or(file).join(pattern);
     let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name()) else {
         return Vec::new();
@@ -124,7 +124,7 @@ fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
     list_files(root, dir, matches)
 }
 
-/// Lists matching files, sorted.
+/// Lists the matching files of a directory, sorted by name.
 fn list_files(root: &Path, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(on_host(root, dir))
         .into_iter()
@@ -151,7 +151,7 @@ fn crio_dirs(root: &Path, unreadable: &mut Unreadable) -> Option<CniDirs> {
         };
         let sets_dirs = config.conf_dir.is_some() || !config.bin_dirs.is_empty();
         all = Some(match all {
-            // The last file that sets a directory is its origin.
+            // The origin is the last file that sets a directory.
             Some((before, named)) => (
                 before.overridden_by(config),
                 if sets_dirs { file } else { named },
@@ -191,7 +191,7 @@ fn default_dirs() -> CniDirs {
     }
 }
 
-/// Requires both to exist and to differ from the defaults.
+/// Requires both directories of the platform to exist, and the conf directory to differ from the default.
 fn platform_dirs(root: &Path) -> CniDirs {
     let is_there = |platform: &&Platform| {
         platform.name != "default"

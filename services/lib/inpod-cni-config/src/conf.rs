@@ -1,4 +1,4 @@
-//! A single plugin's configuration (`.conf`, `.json`), which runtimes convert to a list.
+//! The configuration of a single plugin (`.conf`, `.json`), which runtimes convert to a list.
 
 use crate::{
     Conflist, Entry, Malformed,
@@ -15,11 +15,11 @@ pub struct Conf {
 }
 
 impl Conf {
-    /// Parses like libcni (`NetworkPluginConfFromBytes`).
+    /// Parses the configuration of one plugin as libcni does (`NetworkPluginConfFromBytes`).
     ///
     /// # Errors
     ///
-    /// If a runtime would reject it, or it has no `name`, which calls need.
+    /// Fails if a runtime would reject the configuration, or if `name` is missing, which every call needs.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let kind = kind(text, &members).ok_or(Malformed::ListInConf)?;
@@ -42,8 +42,8 @@ impl Conf {
         &self.kind
     }
 
-    /// Converts like runtimes (libcni, `ConfListFromConf`): copies `name` and `cniVersion`, and takes the trimmed
-    /// text as the plugin, byte for byte.
+    /// Converts the configuration as runtimes do (libcni, `ConfListFromConf`): copies `name` and `cniVersion`, and
+    /// takes the trimmed text as the plugin, byte for byte.
     pub fn to_list(&self) -> Result<Conflist, Malformed> {
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let mut list = b"{".to_vec();

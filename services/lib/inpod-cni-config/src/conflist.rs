@@ -1,4 +1,4 @@
-//! A plugin list as text with positions.
+//! A list of plugins as text, with the position of each plugin for edits.
 
 pub(crate) mod edit;
 
@@ -7,7 +7,7 @@ use crate::{
     json::{self, Member, Span},
 };
 
-/// A configuration list (CNI spec, "Configuration format") with each plugin's position.
+/// A configuration list (CNI spec, "Configuration format") with the position of each plugin.
 #[derive(Clone, Debug)]
 pub struct Conflist {
     text: Vec<u8>,
@@ -15,23 +15,23 @@ pub struct Conflist {
     versions: Vec<String>,
     disable_check: bool,
     only_inlined: bool,
-    /// Includes the brackets of `plugins`.
+    /// The position of `plugins`, including the brackets.
     plugins: Span,
     entries: Vec<PluginSpan>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin<'a> {
-    /// `type`: the executable's name.
+    /// The `type` of the plugin, which is the name of its executable.
     pub kind: &'a str,
-    /// The object, byte for byte.
+    /// The JSON object of the plugin, byte for byte.
     pub text: &'a [u8],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub kind: String,
-    /// A plugin's whole JSON object.
+    /// The whole JSON object of the plugin.
     pub text: Vec<u8>,
 }
 
@@ -42,12 +42,12 @@ struct PluginSpan {
 }
 
 impl Conflist {
-    /// Parses like libcni (`NetworkConfFromBytes` of 1.3): the later of two equal keys wins.
+    /// Parses a list as libcni does (`NetworkConfFromBytes` of 1.3); if a key occurs twice, the later value wins.
     ///
     /// # Errors
     ///
-    /// If a runtime would reject it, or it has no plugins: libcni 1.3 loads those from a directory of the network's
-    /// name, to which no entry can be appended.
+    /// Fails if a runtime would reject the list, or if the list has no plugins. In the latter case libcni 1.3 loads
+    /// plugins from a directory of the network's name, to which no entry can be appended.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
@@ -78,17 +78,17 @@ impl Conflist {
         &self.name
     }
 
-    /// Returns `cniVersion` and `cniVersions` in order; a runtime uses the latest that it supports.
+    /// Returns `cniVersion` and `cniVersions` in order; a runtime uses the latest supported version.
     pub fn versions(&self) -> &[String] {
         &self.versions
     }
 
-    /// Returns `disableCheck`: runtimes skip CHECK.
+    /// Returns `disableCheck`, with which runtimes skip CHECK.
     pub fn disables_check(&self) -> bool {
         self.disable_check
     }
 
-    /// Returns `loadOnlyInlinedPlugins`: plugins in a directory of the network's name are ignored.
+    /// Returns `loadOnlyInlinedPlugins`, with which runtimes ignore plugins in a directory of the network's name.
     pub fn loads_only_inlined(&self) -> bool {
         self.only_inlined
     }
@@ -119,7 +119,7 @@ pub(crate) fn object(text: &[u8]) -> Result<Vec<Member>, Malformed> {
     json::members(text, &value).ok_or(Malformed::NoObject)
 }
 
-/// Returns the last of equal keys, which counts.
+/// Returns the last of equal keys, because only the last value counts.
 pub(crate) fn last<'a>(members: &'a [Member], key: &str) -> Option<&'a Span> {
     let found = members.iter().rev().find(|member| member.key == key);
     found.map(|member| &member.value)
@@ -129,7 +129,7 @@ pub(crate) fn wrong_type(key: &'static str, expected: &'static str) -> Malformed
     Malformed::Wrong { key, expected }
 }
 
-/// Accepts any case, as Go does for keys of structs.
+/// Returns the type; its key may have any case, as Go accepts for fields of structs.
 pub(crate) fn kind(text: &[u8], members: &[Member]) -> Option<String> {
     let named = |member: &&Member| member.key.eq_ignore_ascii_case("type");
     let value = &members.iter().rev().find(named)?.value;

@@ -1,13 +1,13 @@
-//! Reads a CNI directory like runtimes.
+//! Reads the files of a CNI directory in the way of the container runtimes.
 
 use std::{fs, io, path::Path};
 
 use crate::{Conf, Conflist, Malformed, ReadError};
 
-/// As in containerd/go-cni, `MaxFileSize`.
+/// The largest file that containerd/go-cni reads (`MaxFileSize`).
 const MAX_BYTES: u64 = 2 << 20;
 
-/// The loaded files, in the order of loading.
+/// The files that runtimes load from a directory, in the order of loading.
 #[derive(Clone, Debug, Default)]
 pub struct Directory {
     pub files: Vec<NetworkFile>,
@@ -20,11 +20,11 @@ pub struct NetworkFile {
     pub loaded: Result<Loaded, Malformed>,
 }
 
-/// The content as runtimes parse it.
+/// The content of a file as runtimes parse it.
 #[derive(Clone, Debug)]
 pub enum Loaded {
     List(Conflist),
-    /// A `.conf` or `.json`, and its list.
+    /// A `.conf` or `.json` file, and the list that runtimes make of it.
     Single(Conf, Conflist),
 }
 
@@ -37,7 +37,7 @@ impl Loaded {
 }
 
 impl NetworkFile {
-    /// Parses by the file's extension, like runtimes.
+    /// Parses the content by the extension of the file, as runtimes do.
     pub fn new(name: String, content: Vec<u8>) -> Self {
         let loaded = parse_file(&name, &content);
         Self {
@@ -47,14 +47,14 @@ impl NetworkFile {
         }
     }
 
-    /// Returns `None` for invalid files.
+    /// Returns `None` if the file is invalid.
     pub fn list(&self) -> Option<&Conflist> {
         self.loaded.as_ref().ok().map(Loaded::list)
     }
 }
 
 impl Directory {
-    /// Returns no files for a missing directory; skips a vanished file.
+    /// Reads a directory. A missing directory has no files, and a file that vanishes meanwhile is skipped.
     pub fn read(dir: &Path) -> Result<Self, ReadError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
@@ -64,7 +64,7 @@ impl Directory {
         let mut files = Vec::new();
         for entry in entries {
             let entry = entry.map_err(ReadError::of(dir))?;
-            // Runtimes load non-UTF-8 names, too, but inpod writes none.
+            // Runtimes also load files whose names are not UTF-8, but inpod writes no such file.
             let name = entry.file_name().to_string_lossy().into_owned();
             if is_loaded(&name) {
                 files.extend(
@@ -80,15 +80,15 @@ impl Directory {
         Self { files }
     }
 
-    /// Returns the first valid file, which decides. CRI-O and old kubelets skip invalid files;
-    /// for containerd see [`Self::blocking_files`].
+    /// Returns the first valid file, from which runtimes take the network. CRI-O and old kubelets skip invalid files;
+    /// [`Self::blocking_files`] describes containerd.
     pub fn first(&self) -> Option<(&NetworkFile, &Conflist)> {
         let mut lists = self.files.iter().map(|file| Some((file, file.list()?)));
         lists.find_map(|found| found)
     }
 
-    /// Returns invalid files before [`Self::first`], with which containerd loads
-    /// no network (containerd/go-cni, `loadFromConfDir`).
+    /// Returns the invalid files before [`Self::first`], because of which containerd loads no network at all
+    /// (containerd/go-cni, `loadFromConfDir`).
     pub fn blocking_files(&self) -> impl Iterator<Item = (&str, &Malformed)> {
         self.files.iter().map_while(|file| match &file.loaded {
             Ok(_) => None,
@@ -120,7 +120,7 @@ fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
     Ok(Loaded::Single(conf, list))
 }
 
-/// Returns `None` if it is no file, or no longer exists.
+/// Returns `None` if the path is not a regular file, or no longer exists.
 fn read_content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
     let content =
         fs::metadata(path).and_then(|found| found.is_file().then(|| fs::read(path)).transpose());

@@ -1,11 +1,11 @@
 use std::{io, path::PathBuf};
 
-/// Reasons for runtimes to reject a network configuration.
+/// Reasons for which runtimes reject a network configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("invalid JSON: line {line}: {problem}")]
     Json { line: usize, problem: &'static str },
-    /// Go's encoding/json rejects it.
+    /// Go's encoding/json rejects a byte order mark.
     #[error("it begins with a byte order mark, which runtimes reject; save it without one")]
     ByteOrderMark,
     #[error("it is not a JSON object")]
@@ -19,7 +19,7 @@ pub enum Malformed {
     },
     #[error("plugin {index} of the list {problem}")]
     Plugin { index: usize, problem: &'static str },
-    /// Runtimes parse `.conf` and `.json` as single plugins.
+    /// Runtimes parse `.conf` and `.json` files as single plugins, never as lists.
     #[error("it has no `type`; a list of plugins needs a file name that ends in .conflist")]
     ListInConf,
     #[error("it has {0} bytes; runtimes read at most 2 MiB")]

@@ -1,5 +1,6 @@
-//! Finds values in JSON text. Accepts what runtimes' encoding/json of Go accepts: non-UTF-8 strings, numbers of any
-//! size, 10,000 levels. `serde_json`'s raw values reject the first and have no positions.
+//! Finds the positions of values in JSON text. Accepts the same texts as Go's encoding/json in runtimes: strings of
+//! invalid UTF-8, numbers of any size, and 10,000 levels. `serde_json`'s raw values reject such strings and have no
+//! positions.
 
 use std::ops::Range;
 
@@ -7,7 +8,7 @@ use crate::Malformed;
 
 pub(crate) type Span = Range<usize>;
 
-/// The limit of Go's parser.
+/// The depth at which Go's parser gives up.
 const MAX_DEPTH: usize = 10_000;
 
 #[derive(Clone, Debug)]
@@ -16,7 +17,7 @@ pub(crate) struct Member {
     pub(crate) value: Span,
 }
 
-/// Allows only white space around the value.
+/// Finds the value of a text, around which only white space is allowed.
 pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     let mut reader = Reader { text, at: 0 };
     if text.starts_with(b"\xef\xbb\xbf") {
@@ -31,7 +32,7 @@ pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     }
 }
 
-/// Keeps order and duplicates; `None` if it is no object.
+/// Returns the members in order, including duplicates, or `None` if the value is no object.
 pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     let mut reader = Reader::inside(text, value, b'{')?;
     let mut members = Vec::new();
@@ -54,7 +55,7 @@ pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     }
 }
 
-/// Returns `None` if it is no array.
+/// Returns the positions of the elements, or `None` if the value is no array.
 pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     let mut reader = Reader::inside(text, value, b'[')?;
     let mut elements = Vec::new();
@@ -71,7 +72,7 @@ pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     }
 }
 
-/// Returns `None` if it is no string. Replaces invalid UTF-8, as Go does.
+/// Returns the text, with invalid UTF-8 replaced as in Go, or `None` if the value is no string.
 pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
     let quoted = text.get(value.clone())?;
     if quoted.first() != Some(&b'"') {
@@ -82,7 +83,7 @@ pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
     Some(serde_json::from_str(&quoted).unwrap_or_else(|_| quoted.into_owned()))
 }
 
-/// Accepts strings as libcni does; returns `None` for other values.
+/// Parses a boolean or a string such as "true", as libcni does; returns `None` for other values.
 pub(crate) fn boolean(text: &[u8], value: &Span) -> Option<bool> {
     let raw = text.get(value.clone())?;
     let text_value =
@@ -127,7 +128,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Avoids recursion; `open` is the stack of closing brackets.
+    /// Finds the end of a value without recursion; `open` is the stack of closing brackets.
     fn value(&mut self) -> Result<Span, Malformed> {
         let start = self.at;
         let mut open = Vec::new();
@@ -146,16 +147,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the closing bracket of an entered container.
+    /// Begins a value, and returns the closing bracket if the value is a container.
     fn enter_value(&mut self) -> Result<Option<u8>, Malformed> {
         match self.peek() {
             Some(b'{') => self.enter_container(b'}'),
             Some(b'[') => self.enter_container(b']'),
             Some(b'"') => self.string().map(|_| None),
             Some(b'-' | b'0'..=b'9') => self.number().map(|()| None),
-            Some(b't') => self.literal(b"true").map(|()| None),
-            Some(b'f') => self.literal(b"false").map(|()| None),
-            Some(b'n') => self.literal(b"null").map(|()| None),
+            Some(b't') => self.skip_literal(b"true").map(|()| None),
+            Some(b'f') => self.skip_literal(b"false").map(|()| None),
+            Some(b'n') => self.skip_literal(b"null").map(|()| None),
             Some(_) => Err(self.error("expected a value")),
             None => Err(self.error("unexpected end, expected a value")),
         }
@@ -174,7 +175,7 @@ impl<'a> Reader<'a> {
         Ok(Some(close))
     }
 
-    /// Pops containers that end after a value; returns whether another value follows.
+    /// Pops the containers that end after a value, and returns whether another value follows.
     fn finish_value(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
         while let Some(close) = open.last().copied() {
             self.skip_whitespace();
@@ -279,7 +280,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn literal(&mut self, literal: &[u8]) -> Result<(), Malformed> {
+    fn skip_literal(&mut self, literal: &[u8]) -> Result<(), Malformed> {
         let rest = self.text.get(self.at..).unwrap_or_default();
         if !rest.starts_with(literal) {
             return Err(self.error("expected a value"));

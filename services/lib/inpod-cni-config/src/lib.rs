@@ -1,7 +1,7 @@
-//! A node's CNI configuration: its directories, the file that the runtime uses, and byte-preserving edits.
+//! A node's CNI configuration: the directories, the file that the runtime uses, and byte-preserving edits.
 //!
-//! [`Conflist`] and [`Conf`] are texts with positions. [`Directory`] reads files like runtimes, and [`find_dirs`]
-//! finds the runtime's directories. The crate never writes files.
+//! [`Conflist`] and [`Conf`] are texts with positions. [`Directory`] reads files as runtimes do, and [`find_dirs`]
+//! finds the directories of the runtime. The crate never writes files.
 
 mod cni_dirs;
 mod conf;
@@ -20,8 +20,8 @@ pub use error::{Malformed, ReadError};
 pub use platforms::{PLATFORMS, Platform};
 pub use runtimes::{RuntimeConfig, containerd, crio};
 
-/// The executable of inpod, its `type` in a conflist.
+/// The name of inpod's executable, which is the `type` in a conflist.
 pub const INPOD_CNI: &str = "inpod-cni";
 
-/// Istio's `type`, which inpod replaces.
+/// The `type` of Istio's plugin, which inpod replaces.
 pub const ISTIO_CNI: &str = "istio-cni";

@@ -1,16 +1,16 @@
-//! For nodes whose runtime configuration sets no CNI directories.
+//! The directories of known platforms, for nodes whose runtime configuration sets no CNI directories.
 
-/// From the platform files of Istio's chart `istio-cni` 1.32, else the platform's documentation.
+/// A platform, from the platform files of Istio's chart `istio-cni` 1.32 or else from the platform's documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Platform {
-    /// The chart's value of `platform`.
+    /// The value of `platform` in Istio's chart.
     pub name: &'static str,
     pub conf_dir: &'static str,
     pub bin_dir: &'static str,
     pub source: &'static str,
 }
 
-/// Others have the defaults (EKS, AKS, kind, Talos).
+/// The platforms with directories of their own; others have the defaults (EKS, AKS, kind, Talos).
 pub const PLATFORMS: &[Platform] = &[
     Platform {
         name: "default",

@@ -1,21 +1,21 @@
-//! Reads container runtimes' configuration files.
+//! Reads the CNI settings in the configuration files of container runtimes.
 
 use toml::{Table, Value};
 
-/// CNI settings; unset ones are empty.
+/// The CNI settings of one file, in which unset fields are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
     pub conf_dir: Option<String>,
-    /// In the order of the search.
+    /// The directories of plugins, in the order of the search.
     pub bin_dirs: Vec<String>,
-    /// containerd's `max_conf_num`; 0 for all.
+    /// The maximum number of networks (containerd's `max_conf_num`), 0 for all.
     pub max_networks: Option<i64>,
-    /// containerd's `imports`, which may contain `*`.
+    /// The imported files (containerd's `imports`), whose names may contain `*`.
     pub imports: Vec<String>,
 }
 
 impl RuntimeConfig {
-    /// Overrides with the later file's settings.
+    /// Overrides these settings with the settings of a later file.
     #[must_use]
     pub fn overridden_by(mut self, later: Self) -> Self {
         self.conf_dir = later.conf_dir.or(self.conf_dir);
@@ -28,7 +28,7 @@ impl RuntimeConfig {
     }
 }
 
-/// Plugins with a table `cni`, in versions 3, 2 and 1 (containerd's page on its CRI plugin).
+/// The containerd plugins with a table `cni`, in versions 3, 2 and 1 of the file (containerd's page on its CRI plugin).
 const CRI: [&str; 3] = [
     "io.containerd.cri.v1.runtime",
     "io.containerd.grpc.v1.cri",
@@ -55,7 +55,7 @@ pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     })
 }
 
-/// Parses crio.conf(5), table `crio.network`.
+/// Parses the table `crio.network` of crio.conf(5).
 pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let network = file.get("crio").and_then(|crio| crio.get("network"));
@@ -69,7 +69,7 @@ pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     })
 }
 
-/// Treats an empty string as unset.
+/// Returns the text, or `None` for an empty string, which counts as unset.
 fn string_of(value: Option<&Value>) -> Option<String> {
     let text = value?.as_str()?.trim_end_matches('/');
     (!text.is_empty()).then(|| text.to_owned())

@@ -1,4 +1,4 @@
-//! The configuration of an API client.
+//! The configuration of clients for the API server.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,29 +10,30 @@ use kube::{
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-/// For the API server to accept a connection.
+/// The time in which the API server has to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Limits silence. Longer than an idle watch lasts: the last resort for connections that nothing else supervises.
+/// The longest silence on a connection, longer than for an idle watch. The limit is the last resort for connections
+/// that nothing else supervises.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The pod has no service account.
+    /// The pod has no usable service account.
     #[error(
         "cannot reach Kubernetes with the pod's service account; name a file in the setting kubeconfig"
     )]
     ServiceAccount(#[source] InClusterError),
-    /// The kubeconfig is unreadable or incomplete.
+    /// The kubeconfig file is unreadable or incomplete.
     #[error("setting kubeconfig: cannot use {}", .path.display())]
     Kubeconfig {
         path: PathBuf,
         source: KubeconfigError,
     },
-    /// Keys, certificates or a proxy are unusable.
+    /// The keys, certificates or proxy of the configuration are unusable.
     #[error("cannot create a Kubernetes client from {from}")]
     Client {
-        /// The source of the configuration.
+        /// The source of the configuration, for the message.
         from: String,
         source: kube::Error,
     },
@@ -48,12 +49,12 @@ impl ClientError {
     }
 }
 
-/// Uses the pod's service account or a kubeconfig, without connecting. Only a kubeconfig may name a proxy: a variable
-/// like `HTTPS_PROXY` on the node must not redirect an agent.
+/// Uses the pod's service account or a kubeconfig, without connecting. Only a kubeconfig may name a proxy, because a
+/// variable such as `HTTPS_PROXY` on the node must not redirect an agent.
 ///
 /// # Errors
 ///
-/// If there is no service account, or the kubeconfig is unusable.
+/// Fails if there is no service account, or if the kubeconfig is unusable.
 pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let mut config = match kubeconfig {
         None => in_cluster_config()?,
@@ -62,7 +63,7 @@ pub async fn client_config(kubeconfig: Option<&Path>) -> Result<Config, ClientEr
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
-    // Callers have deadlines: an error message is worth more than a second attempt.
+    // Callers have deadlines, so that an error message is worth more than a second attempt.
     config.default_retry = false;
     Ok(config)
 }

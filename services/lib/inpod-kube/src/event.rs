@@ -1,14 +1,14 @@
-//! Fields of Events besides the reason.
+//! Builds the fields of Events other than the reason.
 
 use inpod_types::{NodeName, PodRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::Reporter;
 
-/// The API server's limits for note and instance (Event v1).
+/// The API server's limits for note and instance of an Event (Event v1).
 const MAX_NOTE_BYTES: usize = 1024;
 const MAX_INSTANCE_BYTES: usize = 128;
 
-/// Returns what `kubectl describe` shows; the instance is the node.
+/// Returns the source that `kubectl describe` shows for an Event, with the node as the instance.
 pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     Reporter {
         controller: controller.to_owned(),
@@ -16,7 +16,7 @@ pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
     }
 }
 
-/// Refers to the Event's pod.
+/// Refers to the pod that an Event is about.
 pub fn regarding(pod: &PodRef) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -28,7 +28,7 @@ pub fn regarding(pod: &PodRef) -> ObjectReference {
     }
 }
 
-/// Cuts to the maximum length.
+/// Truncates a note to the length that the API server accepts.
 pub fn truncate_note(text: &str) -> String {
     truncate(text, MAX_NOTE_BYTES).to_owned()
 }

@@ -1,6 +1,6 @@
-//! Access to the API server, shared by a node's services.
+//! Access to the API server, shared by the services of a node.
 //!
-//! The requests, and what results mean, are theirs.
+//! Each service makes requests of its own and decides what the results mean.
 
 mod client;
 mod event;
@@ -12,7 +12,7 @@ pub use publish::publish_event;
 
 use inpod_types::with_causes;
 
-/// Describes a failed call or watch. A rejection names verb and resource.
+/// Describes a failed call or watch. If the server rejects the call, its message names verb and resource.
 pub fn describe_error(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("the API server answers {}: {}", status.code, status.message);
@@ -20,14 +20,14 @@ pub fn describe_error(error: &kube::Error) -> String {
     format!("the API server does not answer: {}", with_causes(error))
 }
 
-/// Returns whether a retry would fail, too.
+/// Returns whether a retry would fail, too, because the server rejects the call itself.
 pub fn is_final(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
-/// Returns whether the name belongs to another pod by now. The UID is immutable: a
-/// patch with another one is rejected with 422 and a precondition with 409, both with
-/// the cause `metadata.uid` (apimachinery, `ValidateObjectMetaUpdate`).
+/// Returns whether the name belongs to another pod by now. The UID is immutable, so that the server rejects a patch
+/// with another UID with 422, and a precondition with 409, both with the cause `metadata.uid` (apimachinery,
+/// `ValidateObjectMetaUpdate`).
 pub fn is_uid_conflict(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|details| &details.causes);
     matches!(status.code, 409 | 422) && causes.any(|cause| cause.field == "metadata.uid")

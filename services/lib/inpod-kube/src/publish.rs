@@ -1,4 +1,4 @@
-//! Publishes Events with retries.
+//! Publishes Events, and retries if the API server does not respond.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use crate::{describe_error, is_final};
 
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first and the longest interval; it doubles, and up to a half is subtracted at random.
+/// The first and the longest interval between retries. The interval doubles, and up to a half is subtracted at random.
 const RETRY_INTERVALS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// The age at which Events are dropped.
+/// The age at which an unpublished Event is dropped.
 const MAX_EVENT_AGE: Duration = Duration::from_secs(300);
 
-/// For retries of 401 and 403: an API server answers before it has loaded RBAC rules.
+/// The time for which 401 and 403 are retried, because an API server answers before its RBAC rules are loaded.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(10);
 
-/// Publishes what happened at `since`, or counts up the existing Event. Retries while that can help.
+/// Publishes an Event of the time `since`, or counts up the existing Event, and retries as long as a retry can help.
 ///
 /// # Errors
 ///
-/// If the server rejects the Event, or did not respond until it was too old.
+/// Fails if the server rejects the Event, or does not respond until the Event is too old.
 pub async fn publish_event(
     recorder: &Recorder,
     event: &Event,
@@ -53,7 +53,8 @@ pub async fn publish_event(
     }
 }
 
-/// Excludes 403s for a namespace being deleted, a cause of its own (apimachinery, `NamespaceTerminatingCause`).
+/// Returns whether the server denies the call with 401 or 403. A 403 for a namespace being deleted has a cause of its
+/// own (apimachinery, `NamespaceTerminatingCause`) and does not count.
 fn is_denied(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;

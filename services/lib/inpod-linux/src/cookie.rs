@@ -5,11 +5,11 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket},
 };
 
-/// From asm-generic/socket.h, since Linux 5.14.
+/// The socket option's number in asm-generic/socket.h, since Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 sockopt_impl!(
-    /// A number that is not reused until the node reboots.
+    /// The cookie of a socket's netns, a number that is not reused until the node reboots.
     NetnsCookie,
     GetOnly,
     libc::SOL_SOCKET,
@@ -17,7 +17,7 @@ sockopt_impl!(
     u64
 );
 
-/// Asks a Unix socket, which loads no protocol module; any would do.
+/// Reads the cookie from a Unix socket, because creating one loads no protocol module; any socket would do.
 pub(crate) fn current() -> io::Result<u64> {
     let socket = socket(
         AddressFamily::Unix,

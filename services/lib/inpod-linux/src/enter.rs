@@ -9,23 +9,23 @@ use nix::sched::CloneFlags;
 
 use crate::EnterError;
 
-/// The netns of the opening thread.
+/// The netns of the thread that opens this path.
 pub(crate) const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Visits of another netns since the start.
+/// The number of visits to another netns since the process started.
 static VISITS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn visits() -> u64 {
     VISITS.load(Ordering::Relaxed)
 }
 
-/// Returns the thread to its netns on drop, also by a panic.
+/// Returns the thread to its own netns on drop, even after a panic.
 struct ReturnGuard(File);
 
 impl Drop for ReturnGuard {
     fn drop(&mut self) {
         if let Err(errno) = setns(self.0.as_fd()) {
-            // The log may be a task on this very thread, so use standard error.
+            // The log may be a task on this very thread, so the error goes to standard error.
             let line = format!("cannot leave a foreign netns: {errno}; aborting\n");
             io::stderr().write_all(line.as_bytes()).unwrap_or_default();
             std::process::abort();
@@ -33,13 +33,14 @@ impl Drop for ReturnGuard {
     }
 }
 
-/// Implements [`Netns::within`](crate::Netns::within).
+/// Implements [`Netns::within`](crate::Netns::within) for a file descriptor.
 pub(crate) fn within<T>(netns: BorrowedFd<'_>, f: impl FnOnce() -> T) -> Result<T, EnterError> {
-    // Opened on each call: the thread returns to its own netns, not the process's.
+    // The path is opened on each call, because the thread must return to its own netns, not to the process's.
     let home = File::open(CURRENT).map_err(EnterError::Home)?;
     VISITS.fetch_add(1, Ordering::Relaxed);
     setns(netns).map_err(EnterError::Setns)?;
-    // Created after entering: without the right to enter there is nothing to return from, and no right to return.
+    // The guard is created after entering: a thread without the right to enter has nothing to return from, and no right
+    // to return.
     let guard = ReturnGuard(home);
     let result = f();
     drop(guard);

@@ -1,7 +1,7 @@
 //! Opens network namespaces, verifies their identity, and runs code in them.
 //!
-//! [`Netns::within`] is the only way to enter one, and always returns. The crate is synchronous, because code in
-//! another netns must not change threads, and knows nothing of pods or claims.
+//! [`Netns::within`] is the only way to enter a netns, and always returns. The crate is synchronous, because code in
+//! another netns must not change threads. Pods and claims are unknown here.
 
 mod cookie;
 mod enter;
@@ -23,8 +23,8 @@ use std::{
 use inpod_types::NetnsId;
 use nix::sched::CloneFlags;
 
-/// An open, verified network namespace. While it is open, the kernel does not reuse its inode, and its network (with
-/// the host side of its veth) stays alive.
+/// An open, verified network namespace. While the namespace is open, the kernel does not reuse its inode, and its
+/// network (with the host side of its veth) stays alive.
 #[derive(Debug)]
 pub struct Netns {
     fd: OwnedFd,
@@ -33,9 +33,10 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens and verifies a path below one of the roots.
+    /// Opens and verifies the netns at a path below one of the roots.
     ///
-    /// The path is resolved once. Opening something else, such as a FIFO or a device, neither blocks nor affects it.
+    /// The path is resolved once. If the path leads to another file, such as a FIFO or a device, opening neither blocks
+    /// nor affects the file.
     ///
     /// # Errors
     ///
@@ -44,7 +45,8 @@ impl Netns {
         Ok(Self::open_with(path, roots, || ())?.0)
     }
 
-    /// Opens it like [`Self::open`], and runs `f` in it, like [`Self::within`], in the same visit as the verification.
+    /// Opens a netns as [`Self::open`] does. During the visit for the verification, `f` runs in the netns, as in
+    /// [`Self::within`].
     ///
     /// # Errors
     ///
@@ -58,11 +60,11 @@ impl Netns {
         Self::verify(fd, path, f)
     }
 
-    /// Opens the calling thread's netns.
+    /// Opens the netns of the calling thread.
     ///
     /// # Errors
     ///
-    /// If procfs is not mounted or not readable.
+    /// Fails if procfs is not mounted or not readable.
     pub fn current() -> Result<Self, OpenError> {
         let path = Path::new(enter::CURRENT);
         let fd = fs::File::open(path).map_err(|source| OpenError::Io {
@@ -72,11 +74,12 @@ impl Netns {
         Ok(Self::verify(fd.into(), path, || ())?.0)
     }
 
-    /// Creates one with only `lo`, which is down. It lives as long as the value; its path does not exist.
+    /// Creates a netns with only the interface `lo`, which is down. The netns lives as long as the returned value, and
+    /// its path does not exist.
     ///
     /// # Errors
     ///
-    /// If the kernel rejects it, as without CAP_SYS_ADMIN.
+    /// Fails if the kernel refuses, for example without CAP_SYS_ADMIN.
     pub fn create() -> Result<Self, CreateError> {
         let made = std::thread::Builder::new().spawn(|| {
             nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(CreateError::Unshare)?;
@@ -88,8 +91,8 @@ impl Netns {
             .unwrap_or(Err(CreateError::Panicked))
     }
 
-    /// Verifies the identity: device and inode identify the open namespace, the cookie distinguishes it from a later
-    /// one with the same inode, and entering proves that its type is net.
+    /// Verifies the identity. Device and inode identify the open namespace, the cookie distinguishes the namespace from
+    /// a later one with the same inode, and entering proves that the type is net.
     fn verify<T>(fd: OwnedFd, path: &Path, f: impl FnOnce() -> T) -> Result<(Self, T), OpenError> {
         let found = nix::sys::stat::fstat(&fd).map_err(|errno| OpenError::Io {
             path: path.to_owned(),
@@ -120,35 +123,35 @@ impl Netns {
         &self.path
     }
 
-    /// Returns whether both are the same.
+    /// Returns whether both values refer to the same netns.
     pub fn same_as(&self, other: &Self) -> bool {
         self.id == other.id
     }
 
-    /// Returns whether its path still leads to it.
+    /// Returns whether the path of this netns still leads to the same netns.
     pub fn path_intact(&self) -> bool {
         self.is_at(&self.path).unwrap_or(false)
     }
 
-    /// Follows links, such as `/proc/<pid>/ns/net`.
+    /// Returns whether a path leads to this netns; links such as `/proc/<pid>/ns/net` are followed.
     ///
     /// # Errors
     ///
-    /// If the path cannot be inspected.
+    /// Fails if the path cannot be inspected.
     pub fn is_at(&self, path: &Path) -> io::Result<bool> {
         let found = fs::metadata(path)?;
         Ok((found.dev(), found.ino()) == (self.id.device, self.id.inode))
     }
 
-    /// Runs `f` in this netns on the calling thread and returns to its own, also after a panic. What `f` opens (a
-    /// socket, a file below `/proc/thread-self/net`) keeps belonging to this netns. Threads and processes that `f`
-    /// starts stay in it: start no threads, and only processes meant to be there.
+    /// Runs `f` in this netns on the calling thread, which then returns to its own netns, even after a panic. A file
+    /// opened by `f` (a socket, a file below `/proc/thread-self/net`) still belongs to this netns afterwards. Threads
+    /// and processes started by `f` stay in the netns, so start no threads, and only processes meant to run there.
     ///
-    /// If the thread cannot return, the process aborts: in another netns it would act on the wrong pod.
+    /// If the thread cannot return, the process aborts, because in another netns the thread would act on the wrong pod.
     ///
     /// # Errors
     ///
-    /// If the netns cannot be entered; then `f` has not run.
+    /// Fails if the netns cannot be entered, in which case `f` has not run.
     pub fn within<T>(&self, f: impl FnOnce() -> T) -> Result<T, EnterError> {
         enter::within(self.fd.as_fd(), f)
     }

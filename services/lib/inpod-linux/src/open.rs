@@ -18,7 +18,7 @@ use crate::{
     path::{Split, is_procfs_netns, split},
 };
 
-/// Inspects the path before opening it.
+/// Opens the netns at a path, after inspecting the path without opening the file.
 pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError> {
     let split = split(path).ok_or_else(|| OpenError::NotPlain(path.to_owned()))?;
     let directory = directory_below(path, &split, roots)?;
@@ -26,7 +26,7 @@ pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError>
     if fstatfs(&found).map_err(io_error(path))?.filesystem_type() != NSFS_MAGIC {
         return Err(OpenError::NotANamespace(path.to_owned()));
     }
-    // Through the descriptor: it is the inspected file wherever the path leads by now.
+    // Opening through the descriptor opens the inspected file, wherever the path leads by now.
     let opened = File::open(by_descriptor(found.as_fd())).map_err(|source| OpenError::Io {
         path: path.to_owned(),
         source,
@@ -35,7 +35,7 @@ pub(crate) fn open(path: &Path, roots: &[PathBuf]) -> Result<OwnedFd, OpenError>
 }
 
 /// Opens a directory below one of the roots. Follows ordinary links such as `/var/run`, but no magic links of procfs
-/// (`/proc/1/root`), which lead into other mount namespaces.
+/// (`/proc/1/root`), because these lead into other mount namespaces.
 fn directory_below(
     path: &Path,
     split: &Split<'_>,
@@ -59,13 +59,14 @@ fn directory_below(
     Ok(directory)
 }
 
-/// Resolves the roots too, for `/var/run`. A missing root permits nothing.
+/// Returns whether a directory is below a root. Roots are resolved, too, because `/var/run` is a link; a missing root
+/// permits nothing.
 fn is_below(directory: &Path, roots: &[PathBuf]) -> bool {
     let resolved = roots.iter().filter_map(|root| fs::canonicalize(root).ok());
     resolved.into_iter().any(|root| directory.starts_with(root))
 }
 
-/// Uses O_PATH, which has no effect on the file.
+/// Opens the last component of a path with O_PATH, which has no effect on the file.
 fn open_last_component(
     path: &Path,
     directory: BorrowedFd<'_>,
@@ -90,7 +91,7 @@ fn by_descriptor(fd: BorrowedFd<'_>) -> PathBuf {
 }
 
 fn io_error(path: &Path) -> impl Fn(nix::Error) -> OpenError {
-    // ESRCH: a process in /proc has just exited. ENOTDIR: a component is no directory.
+    // ESRCH means that a process in /proc has just exited, and ENOTDIR that a component is no directory.
     const MISSING: [nix::Error; 3] = [nix::Error::ENOENT, nix::Error::ESRCH, nix::Error::ENOTDIR];
     move |errno| {
         let path = path.to_owned();

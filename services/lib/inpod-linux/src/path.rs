@@ -3,7 +3,7 @@ use std::{
     path::{Component, Path},
 };
 
-/// The directory is resolved, the last component not followed.
+/// A path split in two: the directory is resolved, while a link in the last component is not followed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Split<'a> {
     pub(crate) directory: &'a Path,
@@ -22,7 +22,7 @@ pub(crate) fn split(path: &Path) -> Option<Split<'_>> {
     plain.then_some(split)
 }
 
-/// Recognizes a process's or a thread's netns.
+/// Recognizes the netns of a process or of a thread in procfs.
 pub(crate) fn is_procfs_netns(directory: &Path, name: &OsStr) -> bool {
     name == "net" && directory.file_name() == Some(OsStr::new("ns"))
 }

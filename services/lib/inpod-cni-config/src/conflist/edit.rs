@@ -1,4 +1,4 @@
-//! Edits that keep all other bytes.
+//! Edits of a list that keep all other bytes unchanged.
 
 use serde_json::Value;
 
@@ -18,18 +18,18 @@ enum PluginEdit<'a> {
 }
 
 impl Conflist {
-    /// Puts the entry in place of a plugin of its type behind the first plugin, else at the end, with the last one's
-    /// preceding white space. An equal entry keeps its formatting.
+    /// Replaces the plugin of the entry's type behind the first plugin. Without such a plugin, appends the entry, with
+    /// the white space that precedes the last plugin. An equal entry keeps its formatting.
     pub fn with(&self, entry: &Entry) -> Vec<u8> {
         self.edit(&[], Some(entry))
     }
 
-    /// Removes plugins; the result may be an empty list, which runtimes reject.
+    /// Removes the plugins of a type; the result may be an empty list, which runtimes reject.
     pub fn without(&self, kind: &str) -> Vec<u8> {
         self.edit(&[kind], None)
     }
 
-    /// Returns the text with the entry instead of plugins of the type.
+    /// Returns the text with the entry in place of all plugins of the given type.
     pub fn replaced(&self, kind: &str, entry: &Entry) -> Vec<u8> {
         self.edit(&[kind], Some(entry))
     }
@@ -50,7 +50,7 @@ impl Conflist {
     ) -> (Vec<PluginEdit<'a>>, Option<&'a Entry>) {
         let is_removed = |kind: &str| remove.contains(&kind);
         let is_target = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
-        // The first plugin creates the network: inpod's entry may be first only if alone.
+        // The first plugin creates the network, so inpod's entry may be first only if there is no other plugin.
         let first = usize::from(self.entries.iter().any(|plugin| !is_target(&plugin.kind)));
         let mut target = None;
         let edits = self.plugins().enumerate().map(|(index, plugin)| {
@@ -92,7 +92,7 @@ impl Conflist {
                         by: text.to_vec(),
                     });
                 }
-                // Cuts the comma before the plugin, or after it if none before it is kept.
+                // Cuts the comma before the plugin, or the comma after the plugin if no plugin before it is kept.
                 (PluginEdit::Cut, Some(end)) if is_any_kept => {
                     splices.push(removal(end..plugin.span.end));
                 }
@@ -132,7 +132,7 @@ impl Conflist {
     }
 }
 
-/// Ignores white space and the order of keys.
+/// Compares two JSON texts regardless of white space and the order of keys.
 pub fn json_eq(one: &[u8], other: &[u8]) -> bool {
     if one == other {
         return true;

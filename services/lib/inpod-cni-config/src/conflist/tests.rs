@@ -257,10 +257,10 @@ fn conflist() -> impl Strategy<Value = String> {
         })
 }
 
-/// Asserts that an edit adds inpod's entry and changes nothing else.
+/// Asserts that an edit adds inpod's entry and changes nothing else in the list.
 fn holds(text: &[u8]) -> Result<(), TestCaseError> {
     let Ok(list) = Conflist::parse(text) else {
-        // Lists that runtimes reject stay.
+        // A list that runtimes reject stays unchanged.
         return Ok(());
     };
     let edited = list.with(&entry());
