@@ -1,27 +1,27 @@
-//! Finds a process's pod and container in its cgroup file, proc(5) (services/docs/facts/istio-ambient.md, 5.2).
-//! Hand-written for linear time: a container that may create cgroups chooses part of the text.
+//! Finds a process's pod and container in its cgroup file, proc(5) (services/docs/facts/istio-ambient.md, 5.2). The
+//! parser is hand-written for linear time, because a container that may create cgroups chooses part of the text.
 
 use crate::ContainerId;
 
-/// Of a UUID, and of a static pod's hash.
+/// The number of digits in a UUID, and in the hash of a static pod.
 const DIGITS: usize = 32;
 
-/// The digits after which a UUID has separators.
+/// The numbers of digits after which a UUID has a separator.
 const GROUPS: [usize; 4] = [8, 12, 16, 20];
 
-/// A pod's UID in lower case without separators: cgroupfs writes hyphens, systemd underscores, and a static pod's UID
-/// is its manifest's MD5 hash, without any.
+/// A pod's UID in lower case and without separators: cgroupfs writes hyphens, systemd writes underscores, and the UID
+/// of a static pod is the MD5 hash of its manifest, without separators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodKey([u8; DIGITS]);
 
 impl PodKey {
-    /// Returns `None` if the UID is neither a UUID nor 32 hexadecimal digits, as in no cgroup's name.
+    /// Returns `None` if the UID is neither a UUID nor 32 hexadecimal digits; no cgroup has such a name.
     pub fn from_uid(uid: &str) -> Option<Self> {
         let (key, rest) = Self::parse_prefix(uid)?;
         rest.is_empty().then_some(key)
     }
 
-    /// Parses at most 36 bytes, and returns the rest.
+    /// Parses a UID of at most 36 bytes, and returns the rest of the text.
     fn parse_prefix(text: &str) -> Option<(Self, &str)> {
         let (mut digits, mut count) = ([0; DIGITS], 0);
         for (at, byte) in text.bytes().enumerate() {
@@ -40,28 +40,29 @@ impl PodKey {
     }
 }
 
-/// Accepts separators only where a UUID has one.
+/// Accepts a separator only at the places where a UUID has one.
 fn is_separator(byte: u8, digits: usize, before: Option<&u8>) -> bool {
     matches!(byte, b'-' | b'_')
         && GROUPS.contains(&digits)
         && before.is_some_and(u8::is_ascii_hexdigit)
 }
 
-/// A pod's container, named by a cgroup.
+/// A container of a pod, as named by a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodContainer {
-    /// The pod, by its UID.
+    /// The pod, identified by its UID.
     pub pod: PodKey,
-    /// The process's container in it.
+    /// The container of the process in the pod.
     pub container: ContainerId,
 }
 
-/// Finds a process's container in its cgroup file. Returns `None` if no line names one, lines differ, or one line
-/// names two pods: a container that may create cgroups can append another pod's name to its own, but not replace it.
+/// Finds a process's container in its cgroup file. Returns `None` if no line names a container, if lines differ, or if
+/// one line names two pods: a container that may create cgroups can append another pod's name to its own, but not
+/// replace its own.
 pub fn find_container(text: &str) -> Option<PodContainer> {
     let mut found = None;
     for line in text.lines() {
-        // The format is hierarchy:controllers:path; a path may contain colons.
+        // The format is hierarchy:controllers:path, in which a path may contain colons.
         let path = line.splitn(3, ':').nth(2)?;
         match (parse_path(path), &found) {
             (Line::NoPod, _) => {}
@@ -91,7 +92,7 @@ fn parse_path(path: &str) -> Line {
             return Line::Ambiguous;
         }
         // The cgroup below the pod's is the container's, whatever follows (systemd's init.scope, crun's `container`).
-        // containerd's systemd driver puts both in one component.
+        // containerd's systemd driver puts both into one component.
         let of_container = match rest.rsplit_once(':') {
             Some((_, name)) => Some(name),
             None => components.peek().copied(),
@@ -103,7 +104,7 @@ fn parse_path(path: &str) -> Line {
     found.map_or(Line::NoPod, Line::Container)
 }
 
-/// Accepts `pod<uid>` and `kubepods-burstable-pod<uid>.slice`, and returns what follows the UID.
+/// Accepts `pod<uid>` and `kubepods-burstable-pod<uid>.slice`, and returns the text after the UID.
 fn parse_pod(component: &str) -> Option<(PodKey, &str)> {
     component.match_indices("pod").find_map(|(at, word)| {
         let (before, after) = component.split_at_checked(at)?;
@@ -118,7 +119,7 @@ fn is_edge(byte: u8) -> bool {
     byte.is_ascii_punctuation()
 }
 
-/// Parses an id at the end: `<id>`, `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`, `kata_<id>`.
+/// Parses an id at the end of a component: `<id>`, `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`, `kata_<id>`.
 fn parse_container(component: &str) -> Option<ContainerId> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
     let id = name.rsplit(|c: char| c.is_ascii_punctuation()).next()?;
@@ -136,7 +137,7 @@ mod tests {
     const HASH: &str = "0123456789abcdef0123456789abcdef";
     const ID: &str = "4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e";
 
-    /// Replaces placeholders of UIDs and container id.
+    /// Replaces the placeholders of UIDs and of the container id.
     fn filled(shape: &str) -> String {
         shape
             .replace("<uid>", POD)
@@ -156,11 +157,11 @@ mod tests {
     #[test]
     fn the_paths_of_every_runtime_and_driver_name_pod_and_container() {
         for path in [
-            // cgroupfs: docker, containerd.
+            // Paths of cgroupfs, from docker and containerd.
             "/kubepods/burstable/pod<uid>/<cid>",
             "/kubepods/besteffort/pod<uid>/<cid>",
             "/kubepods/pod<uid>/<cid>",
-            // systemd: docker, containerd, CRI-O.
+            // Paths of systemd, from docker, containerd and CRI-O.
             "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid_>.slice/docker-<cid>.scope",
             "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid_>.slice/cri-containerd-<cid>.scope",
             "/kubepods.slice/kubepods-pod<uid_>.slice/cri-containerd-<cid>.scope",
@@ -168,21 +169,21 @@ mod tests {
             "/system.slice/containerd.service/kubepods-besteffort-pod<uid_>.slice:cri-containerd:<cid>",
             "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-<cid>.scope",
             "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-conmon-<cid>.scope",
-            // crun's own cgroup below the container's.
+            // crun creates a cgroup of its own below the container's.
             "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-<cid>.scope/container",
             "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-<cid>.scope/payload",
-            // Seen from a cgroup namespace.
+            // Paths as seen from a cgroup namespace.
             "/../../pod<uid>/<cid>",
             "/../../kubepods-besteffort-pod<uid_>.slice/cri-containerd-<cid>.scope",
-            // A node in a container: kind, minikube.
+            // Paths on a node that is a container itself (kind, minikube).
             "/system.slice/docker-ab12.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod<uid_>.slice/cri-containerd-<cid>.scope",
             "/docker/ab12/kubelet/kubepods/besteffort/pod<uid>/<cid>",
-            // systemd inside the container.
+            // systemd runs inside the container.
             "/kubepods/burstable/pod<uid>/<cid>/init.scope",
             "/kubepods/burstable/pod<uid>/<cid>/system.slice/foo.service",
-            // Kata.
+            // Kata adds a prefix to the id.
             "/kubepods/burstable/pod<uid>/kata_<cid>",
-            // Cgroups that a container created for itself.
+            // The container created further cgroups for itself.
             "/kubepods/burstable/pod<uid>/<cid>/pod<uid>/other",
         ] {
             is_found(&format!("0::{path}\n"), POD);
@@ -271,7 +272,7 @@ mod tests {
         }
     }
 
-    /// A megabyte would be slow for a backtracking matcher; this is fast even in a debug build.
+    /// A megabyte would be slow for a backtracking matcher, but is fast here even in a debug build.
     #[test]
     fn a_line_of_a_megabyte_is_read_in_linear_time() {
         const LENGTH: usize = 1 << 20;

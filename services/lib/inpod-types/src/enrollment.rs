@@ -1,15 +1,15 @@
 use std::fmt;
 
-/// A pod's membership in the mesh.
+/// A pod's membership in the mesh, from which inpod derives the redirection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Enrollment {
-    /// Outside the mesh: inpod changes nothing.
+    /// The pod is outside the mesh, so inpod changes nothing.
     None,
-    /// Captured in its netns, served by the node's ztunnel.
+    /// Traffic is captured in the pod's netns and served by the node's ztunnel.
     Ambient,
-    /// Captured in its netns, served by a proxy in the pod.
+    /// Traffic is captured in the pod's netns and served by a proxy in the pod.
     Sidecar,
-    /// Undecided: the source of pods could not be read.
+    /// The membership is undecided, because the source of pods could not be read.
     Unknown,
 }
 

@@ -2,23 +2,23 @@ use std::{error::Error, time::Duration};
 
 use crate::Reason;
 
-/// A failed call, as in gRPC status details.
+/// The failure of a call, as transported in the details of a gRPC status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The reason, from the closed list.
+    /// The reason, taken from the closed list.
     pub reason: Reason,
-    /// The invalid field of request, file or setting, if any.
+    /// The invalid field of the request, file or setting, or an empty text.
     pub field: String,
-    /// Describes the attempt and why it failed.
+    /// A description of the attempt and of the error.
     pub message: String,
-    /// The delay of a useful retry; `None` if waiting does not help.
+    /// The delay after which a retry is useful, or `None` if waiting does not help.
     pub retry_after: Option<Duration>,
-    /// Steps that could not be rolled back.
+    /// The steps that could not be rolled back, each described by a text.
     pub undo_failures: Vec<String>,
 }
 
 impl Failure {
-    /// Creates one without further details.
+    /// Creates a failure with a reason and a message, without further details.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -29,14 +29,14 @@ impl Failure {
         }
     }
 
-    /// Sets the invalid field.
+    /// Sets the invalid field of the request, file or setting.
     #[must_use]
     pub fn at_field(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self
     }
 
-    /// Sets the retry delay.
+    /// Sets the delay after which a retry is useful.
     #[must_use]
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -56,7 +56,7 @@ impl std::fmt::Display for Failure {
 
 impl Error for Failure {}
 
-/// Formats error and causes as one sentence, without repetitions.
+/// Formats an error and its causes as one sentence, without repetitions.
 pub fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| {

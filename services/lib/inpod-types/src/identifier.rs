@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// A text that is no valid identifier of its kind.
+/// A text that breaks the rule for identifiers of its kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} \"{}\" is invalid: {rule}", Excerpt(.text))]
 pub struct InvalidIdentifier {
@@ -10,7 +10,7 @@ pub struct InvalidIdentifier {
 }
 
 impl InvalidIdentifier {
-    /// Creates the error for a broken rule.
+    /// Creates the error for a text that breaks the given rule.
     pub(crate) fn new(kind: &'static str, text: &str, rule: &'static str) -> Self {
         Self {
             kind,
@@ -20,7 +20,7 @@ impl InvalidIdentifier {
     }
 }
 
-/// Shows at most 80 characters, escaped: the text ends up in logs and in a pod's events.
+/// Shows at most 80 characters, escaped, because the text ends up in logs and in a pod's events.
 struct Excerpt<'a>(&'a str);
 
 impl fmt::Display for Excerpt<'_> {
@@ -35,7 +35,7 @@ impl fmt::Display for Excerpt<'_> {
     }
 }
 
-/// Declares a text newtype that only `parse`, with its rule, can create.
+/// Declares a newtype for text, which only `parse`, with the type's rule, can create.
 macro_rules! identifier {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
         $(#[$doc])*
@@ -43,7 +43,7 @@ macro_rules! identifier {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// Returns the identifier as text.
+            /// Returns the identifier as text, in the form that was parsed.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -71,7 +71,7 @@ macro_rules! identifier {
 }
 pub(crate) use identifier;
 
-/// Matches a DNS label (RFC 1123), as for namespaces in Kubernetes.
+/// Matches a DNS label (RFC 1123), the form of namespace names in Kubernetes.
 pub(crate) fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
@@ -85,8 +85,8 @@ fn is_dns_part(text: &str) -> bool {
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }
 
-/// Matches names of pods, nodes and service accounts in Kubernetes. The limit is for the whole name, not for each
-/// label as in RFC 1123 (apimachinery, `IsDNS1123Subdomain`).
+/// Matches the names of pods, nodes and service accounts in Kubernetes. The limit applies to the whole name, not to
+/// each label as in RFC 1123 (apimachinery, `IsDNS1123Subdomain`).
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }

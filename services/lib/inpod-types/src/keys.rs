@@ -1,5 +1,5 @@
 //! Labels and annotations that inpod reads or writes: Istio's, Kubernetes' and, below `inpod.io`, its own. [`table`]
-//! documents each; other crates never spell a key themselves.
+//! documents each key, and other crates never spell a key themselves.
 
 mod ambient;
 mod injection;
@@ -11,40 +11,40 @@ pub use injection::*;
 pub use ours::*;
 pub use sidecar::*;
 
-/// A label or an annotation.
+/// A label or an annotation, with its description for the reference page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// The label or annotation itself.
+    /// The name of the label or annotation, as it appears on the object.
     pub name: &'static str,
-    /// The kind of object with it.
+    /// The kind of object that has the label or annotation.
     pub location: Location,
-    /// The use by inpod.
+    /// Whether inpod only reads the key or also writes it.
     pub access: Access,
-    /// The component that uses it.
+    /// The component that reads or writes the key.
     pub by: &'static str,
-    /// Permitted values, for the page.
+    /// The permitted values, described for the reference page.
     pub values: &'static str,
-    /// Its effect, for the page.
+    /// The effect of the key, described for the reference page.
     pub does: &'static str,
 }
 
-/// The kind of object with a key.
+/// The kind of object on which a key appears, and the kind of key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A label of a pod.
+    /// A label of a pod, which selectors can match.
     PodLabel,
-    /// An annotation of a pod.
+    /// An annotation of a pod, which selectors cannot match.
     PodAnnotation,
-    /// A label of a namespace.
+    /// A label of a namespace, which selectors can match.
     NamespaceLabel,
-    /// An annotation of a namespace.
+    /// An annotation of a namespace, which selectors cannot match.
     NamespaceAnnotation,
-    /// An annotation of ConfigMap `inpod-leave`.
+    /// An annotation of the ConfigMap `inpod-leave`.
     LeaveAnnotation,
 }
 
 impl Location {
-    /// Returns the text for the page.
+    /// Returns the text for the column of the reference page.
     pub fn describe(self) -> &'static str {
         match self {
             Self::PodLabel => "pod, label",
@@ -56,17 +56,17 @@ impl Location {
     }
 }
 
-/// The use of a key by inpod.
+/// The way in which inpod uses a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// inpod reads what others wrote.
+    /// inpod only reads the key, which other programs or people write.
     Read,
-    /// Written, and read for its current value.
+    /// inpod writes the key, and reads it for the current value.
     Written,
 }
 
 impl Access {
-    /// Returns the text for the page.
+    /// Returns the text for the column of the reference page.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -93,19 +93,19 @@ const fn row(
     }
 }
 
-/// Has a node's only credentials for the API server.
+/// The only component of a node with credentials for the API server.
 const POD_EVENTS: &str = "pod-events";
 
-/// Values that only the injector reads may contain anything.
+/// The injector. Values of keys that no other component reads may contain anything.
 pub const INJECTOR: &str = "injector";
 
-/// The component that repairs pods.
+/// The component that repairs pods without redirection.
 const REPAIR: &str = "repair";
 
 const CLIENT: &str = "inpod";
 
-/// Returns every key, once per component that uses it. Operators may name others in
-/// `enablement_selectors`, `ztunnel_pods` and templates.
+/// Returns every key, once per component that uses the key. Operators may name further keys in `enablement_selectors`,
+/// `ztunnel_pods` and templates.
 pub fn table() -> impl Iterator<Item = &'static Key> {
     [AMBIENT, OURS, SIDECAR, INJECTION].into_iter().flatten()
 }

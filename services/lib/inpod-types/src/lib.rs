@@ -1,7 +1,7 @@
-//! Types that all crates of inpod share: identifiers, enrollments, reasons and keys.
+//! The types shared by all crates of inpod: identifiers, enrollments, reasons and keys.
 //!
-//! Values are validated: a [`PodRef`]'s namespace is always legal. There is no I/O and no serialization; conversions
-//! for the wire are in `inpod-proto`.
+//! Values are validated, so that for example the namespace of a [`PodRef`] is always legal. The crate has no I/O and no
+//! serialization; `inpod-proto` contains the conversions for the wire.
 #![warn(missing_docs)]
 
 pub mod cgroup;
@@ -28,17 +28,17 @@ pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};
 
 use std::net::IpAddr;
 
-/// Orders changes to a sandbox. `pod-events` assigns revisions and checkpoints the last one; of two calls
-/// the higher revision wins.
+/// Orders the changes of a sandbox. `pod-events` assigns revisions and checkpoints the last one, and of two calls the
+/// call with the higher revision wins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// Parses a pod's address, but no IPv4-mapped IPv6 address (`::ffff:a.b.c.d`): sets, rules and comparisons downstream
-/// would treat it as a different one.
+/// Parses a pod's address. IPv4-mapped IPv6 addresses (`::ffff:a.b.c.d`) are rejected, because sets, rules and
+/// comparisons downstream would treat such an address as a different one.
 ///
 /// # Errors
 ///
-/// If the text is no address, or an IPv4-mapped one.
+/// Fails if the text is no address, or an IPv4-mapped address.
 pub fn parse_address(text: &str) -> Result<IpAddr, InvalidIdentifier> {
     let address = text
         .parse()

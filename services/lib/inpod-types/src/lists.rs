@@ -1,49 +1,49 @@
-//! Lists in annotations for sidecars, parsed like in Istio's plugin (services/docs/facts/istio-sidecar.md, 3.4), but
-//! entries for which no rule can be written are rejected. Injector and node share it: the node can apply what the
-//! injector admits.
+//! Parses the lists in annotations for sidecars as Istio's plugin does (services/docs/facts/istio-sidecar.md, 3.4), but
+//! rejects entries for which no rule can be written. Injector and node share this code, so that the node can apply
+//! every list that the injector admits.
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
 use crate::parse_address;
 
-/// The proxy's telemetry, health and metrics (services/docs/facts/istio-sidecar.md, 3.4).
+/// The ports of the proxy's telemetry, health and metrics (services/docs/facts/istio-sidecar.md, 3.4).
 pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
 
-/// The limit of `netconfig.v1.SidecarRedirection`.
+/// The maximum number of entries in lists of `netconfig.v1.SidecarRedirection`.
 const MAX_ENTRIES: usize = 64;
 
-/// The limit of `netconfig.v1.AmbientRedirection`.
+/// The maximum number of interfaces in `netconfig.v1.AmbientRedirection`.
 const MAX_INTERFACES: usize = 16;
 
-/// The limit without the NUL (IFNAMSIZ, linux/if.h).
+/// The maximum length of a name without the NUL (IFNAMSIZ, linux/if.h).
 const MAX_INTERFACE_NAME_BYTES: usize = 15;
 
-/// Reasons for an invalid list.
+/// Reasons why a list is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidList {
-    /// An entry has the wrong form.
+    /// An entry of the list does not have the expected form.
     #[error("{entry:?} is not a valid {what}; give {advice}")]
     Entry {
-        /// The entry's first characters.
+        /// The first characters of the entry.
         entry: String,
-        /// The expected kind of entry.
+        /// The expected kind of entry, for the message.
         what: &'static str,
-        /// A hint for writing it.
+        /// A hint on how to write such entries.
         advice: &'static str,
     },
-    /// More entries than there can be rules.
+    /// The list has more entries than there can be rules.
     #[error("more than {max} {what}; give fewer")]
     TooMany {
-        /// The maximum number of entries.
+        /// The maximum number of entries in such a list.
         max: usize,
-        /// The list's kind of entry.
+        /// The kind of entries in the list, for the message.
         what: &'static str,
     },
 }
 
 fn invalid(entry: &str, what: &'static str, advice: &'static str) -> InvalidList {
     InvalidList::Entry {
-        // An entry may be as long as a pod, and errors travel in headers.
+        // The excerpt is short, because an entry may be as long as a pod, and errors travel in headers.
         entry: entry.chars().take(64).collect(),
         what,
         advice,
@@ -66,11 +66,11 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
     all.into_iter().flatten()
 }
 
-/// Parses ports, with or without spaces; none if empty. Omits port 0, which Istio accepts.
+/// Parses ports, with or without spaces; an empty text has none. Port 0, which Istio accepts, is left out.
 ///
 /// # Errors
 ///
-/// If an entry is no number up to 65535 (a sign or `*` included), or beyond 64 entries.
+/// Fails if an entry is no number up to 65535 (a sign or `*` included), or if there are more than 64 entries.
 pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let mut ports = BTreeSet::new();
     for entry in entries(text.trim()) {
@@ -85,11 +85,11 @@ pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     check_length(ports, MAX_ENTRIES, "entries")
 }
 
-/// Adds [`NEVER_CAPTURED`] to the ports.
+/// Parses ports and adds the ports in [`NEVER_CAPTURED`].
 ///
 /// # Errors
 ///
-/// Like [`ports`]; added ports count towards the limit.
+/// Fails like [`ports`]; the added ports count towards the limit.
 pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
     let own = NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new);
     check_length(
@@ -99,11 +99,12 @@ pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList>
     )
 }
 
-/// Parses networks (address and prefix length) without spaces; none if empty. Bits beyond the prefix are ignored.
+/// Parses networks (address and prefix length) without spaces; an empty text has none. Bits beyond the prefix are
+/// ignored.
 ///
 /// # Errors
 ///
-/// If an entry is no network, or beyond 64 entries.
+/// Fails if an entry is no network, or if there are more than 64 entries.
 pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
     let advice = "comma-separated networks like 10.0.0.0/8 or fd00::/64 without spaces";
     let network = |entry| network(entry).ok_or_else(|| invalid(entry, "network", advice));
@@ -111,7 +112,7 @@ pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
     check_length(all, MAX_ENTRIES, "entries")
 }
 
-/// Parses like Go's netip.ParsePrefix: the length has no sign and no leading zero.
+/// Parses a network as Go's netip.ParsePrefix does: the length has no sign and no leading zero.
 fn network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, bits) = text.split_once('/')?;
     let is_plain = bits == "0" || !bits.starts_with(['0', '+']);
@@ -119,7 +120,7 @@ fn network(text: &str) -> Option<(IpAddr, u8)> {
     Some((masked(parse_address(address).ok()?, bits)?, bits))
 }
 
-/// Clears bits beyond a prefix; `None` if it is too long.
+/// Clears the bits beyond a prefix; returns `None` if the prefix is too long for the address.
 pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => {
@@ -133,11 +134,11 @@ pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     }
 }
 
-/// Parses interface names, with or without spaces; none if empty.
+/// Parses interface names, with or without spaces; an empty text has none.
 ///
 /// # Errors
 ///
-/// If Istio would reject an entry, or beyond 16 entries.
+/// Fails if Istio would reject an entry, or if there are more than 16 entries.
 pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
     let advice =
         "comma-separated names of at most 15 letters, digits and _.- that start with a letter";

@@ -1,16 +1,16 @@
 use std::{fmt, path::PathBuf};
 
-/// A network namespace's identity, verified by netconfig.
+/// The identity of a network namespace, verified by netconfig.
 ///
-/// The kernel reuses device and inode of a namespace that is gone, but never the
-/// cookie (Linux 5.14, `SO_NETNS_COOKIE`).
+/// The kernel reuses device and inode of a namespace that is gone, but never the cookie (Linux 5.14,
+/// `SO_NETNS_COOKIE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetnsId {
-    /// `st_dev` of its file.
+    /// The `st_dev` of the namespace's file.
     pub device: u64,
-    /// `st_ino` of its file.
+    /// The `st_ino` of the namespace's file.
     pub inode: u64,
-    /// `SO_NETNS_COOKIE` of its sockets.
+    /// The `SO_NETNS_COOKIE` of every socket in the namespace.
     pub cookie: u64,
 }
 
@@ -20,21 +20,21 @@ impl fmt::Display for NetnsId {
     }
 }
 
-/// A caller's reference: path and known identity.
+/// A caller's reference to a network namespace: the path, and the known parts of the identity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NetnsRef {
-    /// The path, which is absolute.
+    /// The absolute path of the namespace's file.
     pub path: PathBuf,
-    /// The expected `st_dev`, if known.
+    /// The expected `st_dev`, or `None` if the caller does not know it.
     pub device: Option<u64>,
-    /// The expected `st_ino`, if known.
+    /// The expected `st_ino`, or `None` if the caller does not know it.
     pub inode: Option<u64>,
-    /// Known from an earlier verification.
+    /// The expected cookie, known only from an earlier verification.
     pub cookie: Option<u64>,
 }
 
 impl NetnsRef {
-    /// Refers by path alone.
+    /// Refers to a namespace by path alone, without an expected identity.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -44,7 +44,7 @@ impl NetnsRef {
         }
     }
 
-    /// Returns whether all expectations match the verified identity.
+    /// Returns whether all known parts match the verified identity.
     pub fn agrees_with(&self, id: &NetnsId) -> bool {
         self.device.is_none_or(|device| device == id.device)
             && self.inode.is_none_or(|inode| inode == id.inode)

@@ -6,7 +6,7 @@ use crate::{
 };
 
 identifier! {
-    /// An opaque text: a static pod's UID is 32 hex digits, no UUID.
+    /// The UID of a pod, an opaque text, because a static pod's UID is not a UUID but 32 hex digits.
     PodUid, "pod UID", "expected 1 to 128 letters, digits, '-', '_' or '.'",
     |text| text.len() <= 128 && is_cni_name(text)
 }
@@ -31,14 +31,14 @@ identifier! {
     NodeName, "node name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
 }
 
-/// Identifies a pod beyond the reuse of its name; displayed as `namespace/name`.
+/// Identifies a pod beyond the reuse of its name, and is displayed as `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {
     /// The namespace of the pod.
     pub namespace: NamespaceName,
     /// The name of the pod.
     pub name: PodName,
-    /// Distinguishes pods of the same name.
+    /// The UID, which distinguishes pods of the same name.
     pub uid: PodUid,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// A workload's identity for ztunnel. All fields must match ztunnel's control plane.
+/// The identity of a workload for ztunnel. All fields must match the values from ztunnel's control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WorkloadInfo {
     /// The name of the pod.
@@ -59,18 +59,19 @@ pub struct WorkloadInfo {
     pub service_account: ServiceAccountName,
 }
 
-/// A pod as it is sent to ztunnel.
+/// A pod in the form in which ztunnel receives pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Its network namespace goes to ztunnel.
+    /// The sandbox, whose network namespace is handed to ztunnel.
     pub sandbox: SandboxRef,
-    /// The pod's UID, ztunnel's key.
+    /// The UID of the pod, by which ztunnel identifies a workload.
     pub uid: PodUid,
     /// The identity of the workload.
     pub info: WorkloadInfo,
-    /// Verified; while it is `None` (unknown), ztunnel is asked to keep what it has.
+    /// The verified identity of the namespace. While the identity is `None` (unknown), ztunnel is asked to keep the pod
+    /// as it is.
     pub netns: Option<NetnsId>,
-    /// Orders changes of the same sandbox.
+    /// The revision, which orders changes of the same sandbox.
     pub revision: Revision,
 }
 

@@ -6,24 +6,24 @@ use crate::{
 };
 
 identifier! {
-    /// A container's id from the runtime (CNI spec, "Parameters").
+    /// The id that the runtime gave to a container (CNI spec, "Parameters").
     ContainerId, "container id", "expected a letter or digit, then letters, digits, '_', '.' or '-'",
     is_cni_name
 }
 identifier! {
-    /// An interface in a pod (CNI spec, "Parameters"; the kernel's limit is 15 bytes).
+    /// The name of an interface in a pod (CNI spec, "Parameters"), in the kernel at most 15 bytes long.
     IfName, "interface name", "expected 1 to 15 bytes without '/', ':' and white space",
     |text| (1..=15).contains(&text.len())
         && !matches!(text, "." | "..")
         && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':'))
 }
 
-/// The name of a CNI network; empty for a sandbox discovered without a CNI call.
+/// The name of a CNI network, empty for a sandbox that was discovered without a CNI call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetworkName(Box<str>);
 
 impl NetworkName {
-    /// Returns "" for a discovered sandbox.
+    /// Returns the name, or an empty text for a discovered sandbox.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -47,12 +47,12 @@ impl fmt::Display for NetworkName {
     }
 }
 
-/// A container's attachment to a network: the object of a CNI call, and the key of all state.
+/// The attachment of a container to a network, which is the object of a CNI call and the key of all state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SandboxRef {
-    /// The name of the network.
+    /// The name of the network, or an empty name.
     pub network_name: NetworkName,
-    /// The id of the container.
+    /// The id of the container, assigned by the runtime.
     pub container_id: ContainerId,
     /// The name of the interface in the pod.
     pub ifname: IfName,

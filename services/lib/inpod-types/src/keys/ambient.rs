@@ -1,4 +1,4 @@
-//! Keys of Istio and Kubernetes for ambient pods.
+//! Keys of Istio and Kubernetes that concern ambient pods.
 
 use super::{Access, Key, Location, POD_EVENTS, row};
 
@@ -77,40 +77,40 @@ pub(super) const AMBIENT: &[Key] = &[
     ),
 ];
 
-/// Pod or namespace label: `ambient` enrolls, `none` on a pod opts out.
+/// Pod or namespace label: `ambient` enrolls pods, and `none` on a pod keeps the pod out.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
 
-/// The value of [`DATAPLANE_MODE`] that enrolls.
+/// The value of [`DATAPLANE_MODE`] that enrolls a pod or all pods of a namespace.
 pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
 
-/// Keeps a pod out of an enrolled namespace.
+/// The value of [`DATAPLANE_MODE`] that keeps a pod out of an enrolled namespace.
 pub const DATAPLANE_MODE_NONE: &str = "none";
 
-/// The default of `enablement_selectors`, from Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
+/// The default of the setting `enablement_selectors`, from Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
 pub const ISTIO_SELECTORS: &str = r#"[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}},{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]"#;
 
-/// Namespace label set by the API server (Kubernetes, "Automatic labelling").
+/// Namespace label with the namespace's name, set by the API server (Kubernetes, "Automatic labelling").
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Pod annotation set by the kubelet on mirrors of static pods.
+/// Pod annotation set by the kubelet, which marks the mirror of a static pod.
 pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Pod annotation: a mirrored static pod's UID for kubelet and runtime.
+/// Pod annotation: the UID under which kubelet and runtime know a mirrored static pod.
 pub const STATIC_HASH: &str = "kubernetes.io/config.hash";
 
-/// Pod annotation, a boolean: ztunnel captures DNS queries; overrides the node's setting.
+/// Pod annotation, a boolean: whether ztunnel captures DNS queries. The annotation overrides the node's setting.
 pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
 
-/// Pod annotation, a boolean: inbound traffic is not captured ("ingress mode").
+/// Pod annotation, a boolean: inbound TCP traffic is not captured ("ingress mode").
 pub const BYPASS_INBOUND_CAPTURE: &str = "ambient.istio.io/bypass-inbound-capture";
 
-/// Pod annotation: interfaces whose incoming TCP connections count as outbound.
+/// Pod annotation: names of interfaces whose incoming TCP connections count as outbound.
 pub const REROUTE_VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
-/// Pod annotation from inpod for istiod: traffic is redirected.
+/// Pod annotation written by inpod, which announces to istiod that the pod's traffic is redirected.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 
-/// An enrolled pod's value of [`REDIRECTION`].
+/// The value of [`REDIRECTION`] for an enrolled pod that a ztunnel has acknowledged.
 pub const REDIRECTION_ENABLED: &str = "enabled";
 
 /// The value of [`REDIRECTION`] before a ztunnel has acknowledged the pod.

@@ -1,4 +1,4 @@
-//! Keys of the injector. Custom templates may write others.
+//! Keys that the injector reads or writes. Custom templates may write further keys.
 
 use super::{Access, INJECTOR, Key, Location, row};
 
@@ -277,98 +277,99 @@ pub(super) const INJECTION: &[Key] = &[
     ),
 ];
 
-/// Namespace label: the API server calls the injector.
+/// Namespace label: whether the API server calls the injector for pods of the namespace.
 pub const NAMESPACE_INJECTION: &str = "istio-injection";
 
-/// Label on a pod or namespace, pod annotation: the injector's revision.
+/// Label of a pod or namespace, and annotation of a pod: the revision of the injector.
 pub const REVISION: &str = "istio.io/rev";
 
-/// Pod annotation: templates other than the default.
+/// Pod annotation: the templates to inject instead of the default templates.
 pub const TEMPLATES: &str = "inject.istio.io/templates";
 
-/// Pod annotation: the proxy is a native sidecar (a restartable init container); overrides nativeSidecars.
+/// Pod annotation: whether the proxy is a native sidecar (a restartable init container). The annotation overrides
+/// nativeSidecars.
 pub const NATIVE_SIDECAR: &str = "sidecar.istio.io/nativeSidecar";
 
-/// Pod annotation: the pod's settings for a template's containers.
+/// Pod annotation: the pod's own settings for containers that a template contains, too.
 pub const OVERRIDES: &str = "proxy.istio.io/overrides";
 
-/// Pod annotation: overrides the mesh's ProxyConfig.
+/// Pod annotation: a ProxyConfig that overrides the mesh's ProxyConfig field by field.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
 
-/// Pod annotation: port on which the agent answers probes.
+/// Pod annotation: the port on which the proxy's agent answers probes.
 pub const STATUS_PORT: &str = "status.sidecar.istio.io/port";
 
-/// Pod annotation: the readiness probe's initial delay.
+/// Pod annotation: the initial delay of the proxy's readiness probe, in seconds.
 pub const READINESS_DELAY: &str = "readiness.status.sidecar.istio.io/initialDelaySeconds";
 
-/// Pod annotation: the readiness probe's period.
+/// Pod annotation: the period of the proxy's readiness probe, in seconds.
 pub const READINESS_PERIOD: &str = "readiness.status.sidecar.istio.io/periodSeconds";
 
-/// Pod annotation: the readiness probe's failure threshold.
+/// Pod annotation: the failure threshold of the proxy's readiness probe.
 pub const READINESS_FAILURES: &str = "readiness.status.sidecar.istio.io/failureThreshold";
 
-/// Pod annotation: the proxy's image.
+/// Pod annotation: the image of the proxy, as a reference or a name.
 pub const PROXY_IMAGE: &str = "sidecar.istio.io/proxyImage";
 
-/// Pod annotation: the image's variant.
+/// Pod annotation: the variant of the proxy's image, a suffix of the tag.
 pub const PROXY_IMAGE_TYPE: &str = "sidecar.istio.io/proxyImageType";
 
-/// Pod annotation: the proxy's CPU request.
+/// Pod annotation: the CPU request of the proxy, as a Kubernetes quantity.
 pub const PROXY_CPU: &str = "sidecar.istio.io/proxyCPU";
 
-/// Pod annotation: the proxy's CPU limit.
+/// Pod annotation: the CPU limit of the proxy, as a Kubernetes quantity.
 pub const PROXY_CPU_LIMIT: &str = "sidecar.istio.io/proxyCPULimit";
 
-/// Pod annotation: the proxy's memory request.
+/// Pod annotation: the memory request of the proxy, as a Kubernetes quantity.
 pub const PROXY_MEMORY: &str = "sidecar.istio.io/proxyMemory";
 
-/// Pod annotation: the proxy's memory limit.
+/// Pod annotation: the memory limit of the proxy, as a Kubernetes quantity.
 pub const PROXY_MEMORY_LIMIT: &str = "sidecar.istio.io/proxyMemoryLimit";
 
-/// Pod annotation: the proxy's log level.
+/// Pod annotation: the log level of the proxy as a whole.
 pub const LOG_LEVEL: &str = "sidecar.istio.io/logLevel";
 
-/// Pod annotation: log levels of the proxy's components.
+/// Pod annotation: log levels for single components of the proxy, comma-separated.
 pub const COMPONENT_LOG_LEVEL: &str = "sidecar.istio.io/componentLogLevel";
 
-/// Pod annotation: the agent's log levels.
+/// Pod annotation: log levels for single scopes of the agent, comma-separated.
 pub const AGENT_LOG_LEVEL: &str = "sidecar.istio.io/agentLogLevel";
 
-/// Pod annotation: probes go through the agent; overrides rewriteAppHTTPProbe.
+/// Pod annotation: whether the application's probes go through the agent. The annotation overrides rewriteAppHTTPProbe.
 pub const REWRITE_PROBES: &str = "sidecar.istio.io/rewriteAppHTTPProbers";
 
-/// Pod label: the workload's name in telemetry.
+/// Pod label: the name under which the workload appears in telemetry.
 pub const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
 
-/// Pod label: the workload's revision in telemetry.
+/// Pod label: the revision under which the workload appears in telemetry.
 pub const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 
-/// Pod label: whether peers may use mutual TLS.
+/// Pod label: announces to peers whether the pod supports mutual TLS.
 pub const TLS_MODE: &str = "security.istio.io/tlsMode";
 
-/// Pod label: whether peers may use HBONE.
+/// Pod label: announces to peers whether the pod supports HBONE.
 pub const TUNNEL: &str = "networking.istio.io/tunnel";
 
-/// Pod label: the pod's network, for istiod.
+/// Pod label: the name of the pod's network, read by istiod.
 pub const NETWORK: &str = "topology.istio.io/network";
 
-/// Pod annotation: the agent merges the application's metrics.
+/// Pod annotation: whether the agent merges the application's metrics with its own and the proxy's.
 pub const MERGE_METRICS: &str = "prometheus.istio.io/merge-metrics";
 
-/// Pod annotation: the application's metrics for the agent.
+/// Pod annotation: the ports and paths at which the agent scrapes the application's metrics.
 pub const SCRAPE_TARGETS: &str = "prometheus.istio.io/scrape-targets";
 
-/// Pod annotation: whether Prometheus scrapes it.
+/// Pod annotation: whether Prometheus scrapes the metrics of the pod.
 pub const SCRAPE: &str = "prometheus.io/scrape";
 
-/// Pod annotation: the metrics' path.
+/// Pod annotation: the path at which Prometheus scrapes the pod's metrics.
 pub const SCRAPE_PATH: &str = "prometheus.io/path";
 
-/// Pod annotation: the metrics' port.
+/// Pod annotation: the port at which Prometheus scrapes the pod's metrics.
 pub const SCRAPE_PORT: &str = "prometheus.io/port";
 
-/// Pod annotation: the metrics' port with mutual TLS.
+/// Pod annotation: the port that serves the same metrics with mutual TLS.
 pub const SECURE_PORT: &str = "prometheus.istio.io/secure-port";
 
-/// Pod annotation: networks, and so plugins, that Multus calls.
+/// Pod annotation: the networks for which Multus calls plugins.
 pub const MULTUS_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";

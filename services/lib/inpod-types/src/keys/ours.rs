@@ -1,4 +1,4 @@
-//! Keys of inpod, repair and uninstall.
+//! Keys of inpod itself, of `repair` and of the uninstall.
 
 use super::{Access, CLIENT, Key, Location, POD_EVENTS, REPAIR, row};
 
@@ -77,45 +77,45 @@ pub(super) const OURS: &[Key] = &[
     ),
 ];
 
-/// Pod label from `repair`, if permitted (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): started
-/// and still without redirection.
+/// Pod label written by `repair`, if permitted (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`), on a pod that started and is
+/// still without redirection.
 pub const UNINITIALIZED: &str = "cni.istio.io/uninitialized";
 
-/// The value of [`UNINITIALIZED`].
+/// The default value of the label [`UNINITIALIZED`].
 pub const UNINITIALIZED_TRUE: &str = "true";
 
-/// Namespace annotation: whether pods start while their membership is unknown.
+/// Namespace annotation: whether pods start while their membership in the mesh is unknown.
 pub const ON_UNKNOWN: &str = "inpod.io/on-unknown";
 
 /// The value of [`ON_UNKNOWN`] that admits pods unenrolled.
 pub const ON_UNKNOWN_OPEN: &str = "open";
 
-/// Keeps pods from starting; a value of [`ON_UNKNOWN`].
+/// The value of [`ON_UNKNOWN`] that keeps pods from starting.
 pub const ON_UNKNOWN_CLOSED: &str = "closed";
 
-/// Namespace annotation: ways in which pods may bypass ztunnel, comma-separated.
+/// Namespace annotation: the ways in which pods may bypass ztunnel, comma-separated.
 pub const ALLOW: &str = "inpod.io/allow";
 
-/// Permits exclusions in [`ALLOW`] and the setting `pods_may`.
+/// The value of [`ALLOW`] and of the setting `pods_may` that permits exclusions.
 pub const ALLOW_EXCLUDE: &str = "exclude";
 
-/// Permits [`KEEP_EXISTING_CONNECTIONS`] in [`ALLOW`] and the setting `pods_may`.
+/// The value of [`ALLOW`] and of the setting `pods_may` that permits [`KEEP_EXISTING_CONNECTIONS`].
 pub const ALLOW_KEEP_EXISTING: &str = "keep-existing";
 
-/// Pod annotation: destination TCP ports that are not captured.
+/// Pod annotation: TCP ports to which outbound connections are not captured.
 pub const EXCLUDE_OUTBOUND_PORTS: &str = "inpod.io/exclude-outbound-ports";
 
-/// Pod annotation: destination networks that are not captured.
+/// Pod annotation: networks to which outbound connections are not captured.
 pub const EXCLUDE_OUTBOUND_CIDRS: &str = "inpod.io/exclude-outbound-cidrs";
 
-/// Pod annotation: the pod's TCP ports that are not captured.
+/// Pod annotation: the pod's own TCP ports to which connections are not captured.
 pub const EXCLUDE_INBOUND_PORTS: &str = "inpod.io/exclude-inbound-ports";
 
-/// Pod annotation: source networks that are not captured.
+/// Pod annotation: networks from which inbound connections are not captured.
 pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
 
-/// Pod annotation, a boolean: connections from before enrollment bypass ztunnel.
+/// Pod annotation, a boolean: connections from before the enrollment continue past ztunnel.
 pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
 
-/// Annotation of ConfigMap `inpod-leave`: the request's time.
+/// Annotation of the ConfigMap `inpod-leave`: the time of the request, because earlier receipts do not count.
 pub const LEAVE_SINCE: &str = "inpod.io/leave-since";

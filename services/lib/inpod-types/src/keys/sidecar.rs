@@ -1,4 +1,4 @@
-//! Istio's keys for pods with sidecars: the injector writes most, the node reads them.
+//! Istio's keys for pods with sidecars, most of which the injector writes and the node reads.
 
 use super::{Access, INJECTOR, Key, Location, POD_EVENTS, row};
 
@@ -197,47 +197,47 @@ pub(super) const SIDECAR: &[Key] = &[
     ),
 ];
 
-/// Pod annotation from a sidecar injector: the pod is never ambient.
+/// Pod annotation written by a sidecar injector, which keeps the pod from ever being ambient.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 
-/// Pod label or annotation: whether a sidecar is injected.
+/// Pod label or annotation: whether the injector adds a sidecar to the pod.
 pub const SIDECAR_INJECT: &str = "sidecar.istio.io/inject";
 
-/// The only value of [`SIDECAR_INJECT`] that the node reads.
+/// The only value of [`SIDECAR_INJECT`] that the node reads, to leave the pod without redirection.
 pub const SIDECAR_INJECT_FALSE: &str = "false";
 
-/// Pod annotation: redirection of inbound TCP.
+/// Pod annotation: the way in which inbound TCP connections are redirected to the sidecar.
 pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";
 
-/// The value of [`INTERCEPTION_MODE`] for destination NAT.
+/// The value of [`INTERCEPTION_MODE`] that redirects by destination NAT.
 pub const INTERCEPTION_REDIRECT: &str = "REDIRECT";
 
-/// The value of [`INTERCEPTION_MODE`] that keeps clients' addresses.
+/// The value of [`INTERCEPTION_MODE`] that preserves the addresses of clients.
 pub const INTERCEPTION_TPROXY: &str = "TPROXY";
 
-/// The value of [`INTERCEPTION_MODE`] that redirects nothing.
+/// The value of [`INTERCEPTION_MODE`] that redirects no traffic.
 pub const INTERCEPTION_NONE: &str = "NONE";
 
-/// Pod annotation: destination networks through the sidecar.
+/// Pod annotation: networks to which outbound connections go through the sidecar.
 pub const SIDECAR_INCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
 
-/// Pod annotation: destination networks past the sidecar.
+/// Pod annotation: networks to which outbound connections bypass the sidecar.
 pub const SIDECAR_EXCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
 
-/// Pod annotation: the pod's ports through the sidecar.
+/// Pod annotation: the pod's own ports on which connections go through the sidecar.
 pub const SIDECAR_INCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
 
-/// Pod annotation: the pod's ports past the sidecar.
+/// Pod annotation: the pod's own ports on which connections bypass the sidecar.
 pub const SIDECAR_EXCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
-/// Pod annotation: destination ports through the sidecar, in any network.
+/// Pod annotation: ports to which outbound connections go through the sidecar, in any network.
 pub const SIDECAR_INCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
 
-/// Pod annotation: destination ports past the sidecar.
+/// Pod annotation: ports to which outbound connections bypass the sidecar.
 pub const SIDECAR_EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
 
-/// Pod annotation: interfaces without redirection to the sidecar.
+/// Pod annotation: interfaces on which no traffic is redirected to the sidecar.
 pub const SIDECAR_EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 
-/// Pod annotation: [`super::REROUTE_VIRTUAL_INTERFACES`] under its former name.
+/// Pod annotation: the former name of [`super::REROUTE_VIRTUAL_INTERFACES`], for pods with a sidecar.
 pub const SIDECAR_KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
