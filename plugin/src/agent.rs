@@ -133,7 +133,7 @@ fn internal_error(problem: String) -> AgentError {
     AgentError::Failed(Code::Internal, Failure::new(Reason::Internal, problem))
 }
 
-/// Returns the innermost error, because the outer errors say only "transport error".
+/// Returns the innermost error, because the outer errors are only "transport error".
 fn root_cause(error: &dyn Error) -> String {
     let mut root_cause = error;
     while let Some(source) = root_cause.source() {

@@ -1,5 +1,5 @@
-//! Validates annotations before injection (services/docs/facts/istio-sidecar.md, 6.5). The node parses lists
-//! with the same code.
+//! Validates the annotations of a pod before the injection (services/docs/facts/istio-sidecar.md, 6.5). The node parses
+//! lists with the same code.
 
 use inpod_types::{keys, lists};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::{
 
 type Check = fn(&str) -> Result<(), String>;
 
-/// All checks; the first failure is reported.
+/// All checks by annotation; the first failed check is reported.
 const CHECKS: &[(&str, Check)] = &[
     (keys::INTERCEPTION_MODE, mode),
     (keys::STATUS_PORT, port),
@@ -43,11 +43,11 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::AGENT_LOG_LEVEL, levels),
 ];
 
-/// Validates the annotations that injection reads.
+/// Validates all annotations that the injection or the node reads.
 pub fn check(pod: &Value) -> Result<(), InjectError> {
     for (name, check) in CHECKS {
         if let Some(text) = json::annotation(pod, name) {
-            check(text).map_err(|why| InjectError::annotation(name, &why))?;
+            check(text).map_err(|why| InjectError::invalid_annotation(name, &why))?;
         }
     }
     Ok(())
@@ -119,7 +119,7 @@ fn yes_or_no(text: &str) -> Result<(), String> {
     require(is_one, text, "boolean", "true or false")
 }
 
-/// Requires a YAML map; Istio validates its fields.
+/// Requires a YAML map, whose fields only Istio validates.
 fn proxy_config(text: &str) -> Result<(), String> {
     let found: Result<Value, _> = serde_saphyr::from_str(text);
     let found = found.map_err(|error| format!("it is not valid YAML: {}", yaml_error(&error)))?;
@@ -129,7 +129,7 @@ fn proxy_config(text: &str) -> Result<(), String> {
     Err("it is not a YAML map such as {holdApplicationUntilProxyStarts: true}".to_owned())
 }
 
-/// Requires a quantity (apimachinery, resource.Quantity), not negative: `1`, `0.5`, `100m`, `1Gi`, `1e3`.
+/// Requires a quantity that is not negative (apimachinery, resource.Quantity): `1`, `0.5`, `100m`, `1Gi`, `1e3`.
 fn quantity(text: &str) -> Result<(), String> {
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))
@@ -154,7 +154,7 @@ fn quantity(text: &str) -> Result<(), String> {
     )
 }
 
-/// Rejects white space and control characters.
+/// Requires the name of an image, without white space and control characters.
 fn image(text: &str) -> Result<(), String> {
     let is_image = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     require(is_image, text, "image", "one like registry/name:tag")

@@ -1,4 +1,4 @@
-//! One YAML file, shared by the webhook and `inpod inject`.
+//! The injector's configuration, one YAML file shared by the webhook and `inpod inject`.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::{decide::Policy, selector::Selector};
 
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidConfig {
-    /// Not YAML, or an unknown field.
+    /// The text is not YAML, or has an unknown field.
     #[error("the configuration cannot be read: {0}")]
     Yaml(String),
     #[error("{field}: {why}")]
     Field {
         field: String,
-        /// The problem and the expected value.
+        /// The problem, with the expected value.
         why: String,
     },
     #[error("template {name:?}, line {line}: {why}")]
@@ -26,10 +26,10 @@ pub enum InvalidConfig {
     },
 }
 
-/// Native sidecars are init containers that keep running.
+/// The choice of native sidecars, which are init containers that keep running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NativeSidecars {
-    /// On if `kubernetesVersion` is 1.33 or later: all kubelets support it.
+    /// Proxies are native sidecars if `kubernetesVersion` is 1.33 or later, because all kubelets then support them.
     #[default]
     Auto,
     True,
@@ -37,7 +37,7 @@ pub enum NativeSidecars {
 }
 
 impl<'de> Deserialize<'de> for NativeSidecars {
-    /// Accepts YAML booleans, too.
+    /// Accepts booleans of YAML as well as strings.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         match value
@@ -55,51 +55,52 @@ impl<'de> Deserialize<'de> for NativeSidecars {
     }
 }
 
-/// The configuration; every field has a default.
+/// The configuration of the injector, in which every field has a default.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Config {
-    /// For pods without label or annotation.
+    /// The decision for pods that have neither label nor annotation.
     pub policy: Policy,
-    /// Excludes pods that do not opt in; one match suffices.
+    /// Excludes pods that do not opt in themselves, if any of the selectors matches.
     pub never_inject_selector: Vec<Selector>,
-    /// Includes pods whatever the policy; one match suffices.
+    /// Includes pods regardless of the policy, if any of the selectors matches.
     pub always_inject_selector: Vec<Selector>,
-    /// For pods that name none.
+    /// The templates for pods that name none in an annotation.
     pub default_templates: Vec<String>,
-    /// Names of lists of templates.
+    /// Names for lists of templates, usable in place of a template's name.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// By name; may override the built-in `sidecar`.
+    /// Templates by name; the name `sidecar` overrides the built-in template.
     pub templates: BTreeMap<String, String>,
-    /// The node redirects traffic, not a container in each pod.
+    /// True if the node redirects traffic, instead of a container in each pod.
     pub cni: bool,
     pub native_sidecars: NativeSidecars,
-    /// For `nativeSidecars: auto`, such as `1.33`.
+    /// The cluster's version, such as `1.33`, which decides for `nativeSidecars: auto`.
     pub kubernetes_version: String,
-    /// Redirects application probes to the agent.
+    /// True if the probes of applications are redirected to the agent.
     #[serde(rename = "rewriteAppHTTPProbe")]
     pub rewrite_app_http_probe: bool,
-    /// The agent merges the application's metrics.
+    /// True if the agent merges the application's metrics with its own and the proxy's.
     pub enable_prometheus_merge: bool,
-    /// The node's plugin as a Multus network such as `default/istio-cni`; empty if it is in the CNI chain.
+    /// The node's plugin as a Multus network such as `default/istio-cni`, or an empty text if the plugin is in the CNI
+    /// chain.
     pub multus_network: String,
-    /// The revision of this injector.
+    /// The revision of this injector, as in the label `istio.io/rev`.
     pub revision: String,
     pub cluster_domain: String,
-    /// The cluster's name in the mesh.
+    /// The name of the cluster in the mesh.
     pub cluster_id: String,
-    /// The network's name, which may be empty.
+    /// The name of the cluster's network, which may be empty.
     pub network: String,
-    /// If empty, the trust domain.
+    /// The id of the mesh, by default the trust domain.
     pub mesh_id: String,
     pub trust_domain: String,
-    /// The CA's host and port.
+    /// The host and port of the certificate authority.
     pub ca_address: String,
-    /// Istio's `MeshConfig.defaultConfig`; pods' annotations override it.
+    /// Istio's `MeshConfig.defaultConfig`, overridden by the annotations of pods.
     pub proxy_config: Map<String, Value>,
-    /// Set on every injected pod.
+    /// The annotations that every injected pod gets.
     pub injected_annotations: BTreeMap<String, String>,
-    /// Pull secrets for the images below.
+    /// The names of pull secrets for the images below.
     pub image_pull_secrets: Vec<String>,
     pub proxy: Proxy,
 }
@@ -108,23 +109,23 @@ pub struct Config {
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Proxy {
     pub image: String,
-    /// For `istio-init`, if `cni` is false.
+    /// The image of `istio-init`, which is used only if `cni` is false.
     pub init_image: String,
     pub validation_image: String,
-    /// Always, IfNotPresent or Never; empty for Kubernetes' default.
+    /// Always, IfNotPresent or Never, or an empty text for Kubernetes' default.
     pub image_pull_policy: String,
     pub uid: u32,
     pub gid: u32,
     pub log_level: String,
     pub component_log_level: String,
     pub agent_log_level: String,
-    /// For health checks, unless the pod or `proxyConfig` sets it.
+    /// The port for health checks, unless the pod or `proxyConfig` sets another port.
     pub status_port: u16,
-    /// The proxy's resources, unless an annotation sets any.
+    /// The resources of the proxy, unless an annotation sets any resource.
     pub resources: Map<String, Value>,
 }
 
-/// Kubelets cannot disable native sidecars since then (KEP-753).
+/// The version since which kubelets cannot disable native sidecars (KEP-753).
 const NATIVE_SINCE: (u32, u32) = (1, 33);
 
 impl Default for Config {
@@ -159,12 +160,12 @@ impl Default for Config {
 }
 
 impl Default for Proxy {
-    /// Returns Istio's chart values (services/docs/facts/istio-sidecar.md, 6.6).
+    /// Returns the values of Istio's chart (services/docs/facts/istio-sidecar.md, 6.6).
     fn default() -> Self {
         let text = str::to_owned;
         let resources = json!({
             "requests": {"cpu": "100m", "memory": "128Mi"},
-            // In the API server's canonical form: a second injection changes nothing.
+            // The limits have the API server's canonical form, so that a second injection changes nothing.
             "limits": {"cpu": "2", "memory": "1Gi"},
         });
         Self {
@@ -184,11 +185,11 @@ impl Default for Proxy {
 }
 
 impl Config {
-    /// Parses YAML; an empty text is the default.
+    /// Parses YAML; an empty text yields the default configuration.
     ///
     /// # Errors
     ///
-    /// On unknown fields and values, too.
+    /// Fails on invalid YAML, and on unknown fields and values, too.
     pub fn parse(text: &str) -> Result<Self, InvalidConfig> {
         let document: Value =
             serde_saphyr::from_str(text).map_err(|error| InvalidConfig::Yaml(error.to_string()))?;
@@ -198,7 +199,7 @@ impl Config {
         serde_json::from_value(document).map_err(|error| InvalidConfig::Yaml(error.to_string()))
     }
 
-    /// Annotations may override it.
+    /// Returns whether proxies are native sidecars by default; a pod's annotation may override the default.
     pub fn has_native_sidecars(&self) -> bool {
         match self.native_sidecars {
             NativeSidecars::True => true,
@@ -238,7 +239,7 @@ impl Config {
     }
 }
 
-/// Parses major and minor of `v1.33.2-gke.1` and the like.
+/// Parses the major and minor number of versions such as `v1.33.2-gke.1`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim_start_matches('v').split('.');
     let mut number = || {

@@ -1,5 +1,5 @@
-//! Decides by the rules of Istio's webhook in their order (services/docs/facts/istio-sidecar.md, 6.3). The webhook's
-//! registration matches namespace labels earlier.
+//! Decides whether a pod is injected, by the rules of Istio's webhook in their order
+//! (services/docs/facts/istio-sidecar.md, 6.3). The webhook's registration has matched the namespace labels before.
 
 use inpod_types::keys;
 use serde::Deserialize;
@@ -17,7 +17,7 @@ pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "local-path-storage",
 ];
 
-/// The default without label or annotation.
+/// The decision for pods that have neither label nor annotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
@@ -35,13 +35,13 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     HostNetwork,
-    /// Its namespace is in [`SYSTEM_NAMESPACES`].
+    /// The namespace of the pod is in [`SYSTEM_NAMESPACES`].
     SystemNamespace,
-    /// Its label or annotation opts out.
+    /// The pod opts out by a label or an annotation.
     OptedOut,
-    /// The `neverInjectSelector` matches it.
+    /// A selector in `neverInjectSelector` matches the pod.
     NeverSelected,
-    /// It has neither, and the policy is `disabled`.
+    /// No label, annotation or selector applies, and the policy is `disabled`.
     Policy,
 }
 
@@ -67,7 +67,7 @@ impl SkipReason {
     }
 }
 
-/// Decides by the pod alone; skips a pod that is no object.
+/// Decides by the pod alone, and skips a pod that is no JSON object.
 pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
         return Decision::Skip(SkipReason::HostNetwork);
@@ -82,7 +82,7 @@ pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     match requested {
         Some("true") => return Decision::Inject,
         Some("false") => return Decision::Skip(SkipReason::OptedOut),
-        // Other values count as absent, as with Istio: a typo changes nothing.
+        // Other values count as absent, as with Istio, so that a typo changes nothing.
         Some(_) | None => {}
     }
     by_default(config, pod)

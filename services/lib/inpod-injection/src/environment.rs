@@ -1,4 +1,4 @@
-//! Environment variables beyond those in templates.
+//! Sets environment variables in addition to the variables in templates.
 
 use inpod_types::keys;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::{
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
 };
 
-/// Adds `proxyMetadata` to injected containers, and the path's variables to the proxy.
+/// Adds `proxyMetadata` to all injected containers, and the variables of the webhook's path to the proxy.
 pub(crate) fn set(
     pod: &mut Value,
     config: &Config,

@@ -1,6 +1,6 @@
-//! Errors of injection into a pod.
+//! The errors of an injection into a pod.
 
-/// For the pod's author: each message names what to correct.
+/// An error for the author of the pod, whose message names the part to correct.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
     #[error("annotation {annotation}: {why}")]
@@ -14,13 +14,13 @@ pub enum InjectError {
         "template {0:?} is not configured; annotation inject.istio.io/templates or defaultTemplates names it"
     )]
     UnknownTemplate(String),
-    /// The result is no part of a pod.
+    /// The rendered template does not fit into a pod.
     #[error("template {template:?} does not fit this pod: {why}")]
     Template { template: String, why: String },
 }
 
 impl InjectError {
-    pub(crate) fn annotation(annotation: &'static str, why: &impl ToString) -> Self {
+    pub(crate) fn invalid_annotation(annotation: &'static str, why: &impl ToString) -> Self {
         Self::Annotation {
             annotation,
             why: why.to_string(),
@@ -28,7 +28,7 @@ impl InjectError {
     }
 }
 
-/// Leaves out the excerpt of the text.
+/// Formats a YAML error without the parser's excerpt of the text.
 pub(crate) fn yaml_error(error: &serde_saphyr::Error) -> String {
     let text = error.to_string();
     text.lines()
@@ -39,7 +39,7 @@ pub(crate) fn yaml_error(error: &serde_saphyr::Error) -> String {
         .collect()
 }
 
-/// Quotes the start of a text.
+/// Quotes the first characters of a text.
 pub(crate) fn excerpt(text: &str) -> String {
     let start: String = text.chars().take(64).collect();
     format!("{start:?}")

@@ -1,10 +1,10 @@
-//! Injects into manifests: finds pod template and owner.
+//! Injects into the manifests of files, finding the pod template and the owner of each object.
 
 use serde_json::Value;
 
 use crate::{InjectError, Injector, Outcome, Owner, Request, decide::SkipReason, json, patch};
 
-/// JSON pointers by kind; a Pod is its own template.
+/// JSON pointers to the pod template by kind; a Pod is a template itself.
 const TEMPLATE_POINTERS: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),
@@ -20,10 +20,10 @@ const TEMPLATE_POINTERS: &[(&str, &str)] = &[
 
 #[derive(Debug)]
 pub struct Injected {
-    /// The object's kind and name.
+    /// The kind and name of the object, for messages.
     pub object: String,
     pub result: Result<(), NotInjected>,
-    /// Against the original object.
+    /// The changes relative to the original object.
     pub patch: json_patch::Patch,
 }
 
@@ -34,7 +34,7 @@ pub enum NotInjected {
     Refused(InjectError),
 }
 
-/// Accepts any kind; of a List, injects into each item.
+/// Injects into an object of any kind, and into each item of a List.
 pub fn inject(injector: &Injector, object: &mut Value) -> Vec<Injected> {
     let kind = json::text(object, "/kind").unwrap_or_default().to_owned();
     if kind.ends_with("List") {
@@ -82,7 +82,8 @@ fn injected(injector: &Injector, kind: &str, object: &mut Value) -> Result<(), N
     }
 }
 
-/// Jobs and the like count as the owner themselves: the manifest does not name their controllers.
+/// Returns the object itself as the owner, even for a kind such as Job, because the manifest does not name a
+/// controller.
 fn owner(kind: &str, object: &Value) -> Option<Owner> {
     if kind == "Pod" {
         return None;
@@ -95,7 +96,7 @@ fn owner(kind: &str, object: &Value) -> Option<Owner> {
     })
 }
 
-/// Formats the documents of one manifest.
+/// Formats the documents of one manifest as YAML.
 pub fn to_yaml(objects: &[Value]) -> Result<String, InjectError> {
     let texts = objects.iter().map(serde_saphyr::to_string);
     let texts = texts.collect::<Result<Vec<_>, _>>();

@@ -1,14 +1,14 @@
-//! Accessors for pods as JSON. Values of wrong types count as absent: the API server has validated the pod,
-//! or [`check_pod`] the manifest.
+//! Accessors for pods as JSON. A value of the wrong type counts as absent, because the API server has validated the
+//! pod, or [`check_pod`] the manifest.
 
 use serde_json::{Map, Value};
 
 use crate::error::InjectError;
 
-/// In the order of starting.
+/// The lists of containers, in the order in which the kubelet starts them.
 pub(crate) const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Checks the structure that injection relies on.
+/// Checks the structure of a pod on which the injection relies.
 pub(crate) fn check_pod(pod: &Value) -> Result<(), InjectError> {
     let objects = [
         "",
@@ -65,13 +65,13 @@ pub(crate) fn label<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     of_metadata(pod, "labels", key)
 }
 
-/// Returns no items if missing.
+/// Returns the items of a list, or no items if the list is missing.
 pub(crate) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     let items = value.get(key).and_then(Value::as_array);
     items.map_or(&[], Vec::as_slice)
 }
 
-/// Creates the list if missing.
+/// Returns a list, and creates a missing list.
 pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Vec<Value>> {
     let items = value.as_object_mut()?.entry(key).or_insert(Value::Null);
     if items.is_null() {
@@ -80,7 +80,7 @@ pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Ve
     items.as_array_mut()
 }
 
-/// Creates the object if missing.
+/// Returns an object, and creates a missing object.
 pub(crate) fn object_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
     let object = value.as_object_mut()?.entry(key).or_insert(Value::Null);
     if object.is_null() {
@@ -97,7 +97,7 @@ pub(crate) fn containers<'a>(pod: &'a Value, key: &str) -> &'a [Value] {
     list(spec(pod), key)
 }
 
-/// Returns init containers first, each with its list's name.
+/// Returns all containers, init containers first, each with the name of its list.
 pub(crate) fn all_containers(pod: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     let of = |key: &'static str| containers(pod, key).iter().map(move |it| (key, it));
     CONTAINER_LISTS.into_iter().flat_map(of)
@@ -126,7 +126,7 @@ pub(crate) fn set_label(pod: &mut Value, key: &str, value: &str) {
     set_metadata(pod, "labels", key, value);
 }
 
-/// Removes the emptied map, too.
+/// Removes entries, and also the map if no entry is left.
 pub(crate) fn remove_metadata<'a>(
     pod: &mut Value,
     map: &str,
@@ -144,14 +144,14 @@ pub(crate) fn remove_metadata<'a>(
     }
 }
 
-/// Returns literal values only.
+/// Returns the value of an environment variable, but only a literal value.
 pub(crate) fn env_value<'a>(container: &'a Value, env_value: &str) -> Option<&'a str> {
     let mut all = list(container, "env").iter();
     let found = all.find(|it| name(it) == Some(env_value))?;
     found.get("value").and_then(Value::as_str)
 }
 
-/// Keeps an existing variable's position.
+/// Sets an environment variable, and keeps the position of an existing one.
 pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) {
     let Some(all) = list_mut(container, "env") else {
         return;
@@ -163,7 +163,7 @@ pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) 
     }
 }
 
-/// Accepts what Go's `strconv.ParseBool` accepts.
+/// Accepts the same texts as Go's `strconv.ParseBool`.
 pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

@@ -1,8 +1,8 @@
-//! Remembers a hash of each injected field, label and annotation.
+//! Remembers a hash of each injected field, label and annotation for the next injection.
 //!
-//! The API server calls the webhook again after a later one has changed the pod. A value that would only be repeated
-//! then yields to the pod's: another image (a registry mirror) or other resources (an autoscaler) were set on
-//! purpose. Istio's injector reverts both.
+//! The API server calls the webhook again after a later webhook has changed the pod. If this injector would only repeat
+//! a value, the pod's value wins, because another image (a registry mirror) or other resources (an autoscaler) were set
+//! on purpose. Istio's injector reverts both.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::{
 
 pub type FieldHashes = BTreeSet<String>;
 
-/// Computes FNV-1a, 32 bits (draft-eastlake-fnv): stable across releases, not a secret.
+/// Computes FNV-1a with 32 bits (draft-eastlake-fnv). The hash is stable across releases, but is not a secret.
 fn fnv1a(parts: [&str; 3]) -> u32 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
     bytes.fold(0x811c_9dc5, |hash, byte| {
@@ -23,7 +23,7 @@ fn fnv1a(parts: [&str; 3]) -> u32 {
     })
 }
 
-/// Hashes a value of a container or map; null stands for absence.
+/// Hashes a value of a container or a map; null stands for an absent value.
 pub(crate) fn field_hash(owner: &str, key: &str, value: &Value) -> String {
     format!("{:08x}", fnv1a([owner, key, &value.to_string()]))
 }
@@ -40,7 +40,7 @@ pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
     all.collect()
 }
 
-/// Removes fields applied before with the same value; containers missing in the pod stay whole.
+/// Removes fields that were applied before with the same value. A container that is missing in the pod stays whole.
 pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
     let applied = Status::read(pod).unwrap_or_default().last_applied;
     if applied.is_empty() {
@@ -146,6 +146,6 @@ mod tests {
         assert_ne!(field_hash("istio-prox", "yimage", &"i:1".into()), EXPECTED);
     }
 
-    /// From another implementation of FNV-1a.
+    /// The expected hash comes from another implementation of FNV-1a.
     const EXPECTED: &str = "406f248b";
 }

@@ -1,4 +1,4 @@
-//! Computes the injection of a sidecar, without I/O, Kubernetes client or clock.
+//! Computes the injection of a sidecar into a pod, without I/O, Kubernetes client or clock.
 //!
 //! The steps have the names of Istio's webhook (`README.md` has the table): [`Injector::inject`] decides
 //! ([`decide`]), validates annotations ([`annotations`]), collects variables and renders templates
@@ -46,22 +46,22 @@ use crate::{
 
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// A pod or pod template, with `metadata` and `spec`.
+    /// A pod or a pod template, with `metadata` and `spec`.
     pub pod: &'a Value,
-    /// Unless the pod has one.
+    /// The namespace of the request, used unless the pod has a namespace.
     pub namespace: &'a str,
-    /// Unless taken from its owner references.
+    /// The owner, used instead of the pod's owner references.
     pub owner: Option<&'a Owner>,
-    /// For the proxy, from the webhook's path.
+    /// Environment variables for the proxy, from the path of the webhook.
     pub environment: &'a [(String, String)],
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Skipped(SkipReason),
-    /// The patch is empty if it was injected before.
+    /// The pod is injected; the patch is empty if the pod was injected before.
     Injected {
-        /// The pod after the injection.
+        /// The pod after the injection, with all changes.
         pod: Value,
         patch: Patch,
     },
@@ -76,11 +76,11 @@ pub struct Injector {
 type NamedTemplate = (String, Template);
 
 impl Injector {
-    /// Validates configuration and templates.
+    /// Validates the configuration and the templates.
     ///
     /// # Errors
     ///
-    /// Names the field, or the template with its line.
+    /// Fails with the name of the field, or with the template and the line.
     pub fn new(config: Config) -> Result<Self, InvalidConfig> {
         config.check()?;
         let templates = template::all(&config)?;
@@ -91,11 +91,11 @@ impl Injector {
         &self.config
     }
 
-    /// Does not validate pods that are not to be injected.
+    /// Injects the sidecar into a pod, unless the rules skip the pod. A skipped pod is not validated.
     ///
     /// # Errors
     ///
-    /// If an annotation or field is invalid.
+    /// Fails if an annotation or a field of the pod is invalid.
     pub fn inject(&self, request: &Request<'_>) -> Result<Outcome, InjectError> {
         if let Decision::Skip(why) = decide::decide(&self.config, request.pod, request.namespace) {
             return Ok(Outcome::Skipped(why));
@@ -108,7 +108,7 @@ impl Injector {
     fn inject_into(&self, request: &Request<'_>) -> Result<Value, InjectError> {
         json::check_pod(request.pod)?;
         annotations::check(request.pod)?;
-        // Templates see the author's pod; they are merged into the pod as it arrived.
+        // Templates read the author's pod, but are merged into the pod as it arrived.
         let original = revert::original_pod(request.pod);
         let templates = self.select_templates(&original)?;
         let proxy = ProxySettings::of(&self.config, &original)?;
@@ -132,7 +132,7 @@ impl Injector {
         Ok(pod)
     }
 
-    /// Renders and merges selected templates in order.
+    /// Renders the selected templates in order, and merges the results.
     fn injection_data(
         &self,
         templates: &[&NamedTemplate],
@@ -148,7 +148,7 @@ impl Injector {
         Ok(rendered)
     }
 
-    /// Resolves template names and aliases.
+    /// Resolves the names and aliases of templates.
     fn select_templates(&self, original: &Value) -> Result<Vec<&NamedTemplate>, InjectError> {
         let requested = json::annotation(original, keys::TEMPLATES);
         let requested: Vec<String> = match requested {

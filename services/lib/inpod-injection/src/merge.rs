@@ -1,11 +1,12 @@
 //! Strategic merge of a partial pod, for the fields that templates use.
 //!
-//! Maps are merged by key, the lists below by item; anything else is replaced. `null` and `$patch: delete`
-//! remove, `$patch: replace` replaces.
+//! Maps are merged by key, and the lists below by item, while any other value is replaced. `null` and `$patch: delete`
+//! remove a value, and `$patch: replace` replaces a map.
 
 use serde_json::{Map, Value};
 
-/// As in k8s.io/api/core/v1, `patchMergeKey`. Ports have two keys, for TCP and for UDP.
+/// The merge keys of lists, from k8s.io/api/core/v1 (`patchMergeKey`). Ports have two keys, so that TCP and UDP ports
+/// of the same number are different items.
 const KEYED: &[(&str, &[&str])] = &[
     ("containers", &["name"]),
     ("initContainers", &["name"]),
@@ -24,15 +25,15 @@ const KEYED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Lists of unions: later items replace earlier ones, since two members would be invalid.
+/// Lists of unions, in which a later item replaces an earlier item, because two members would be invalid.
 const WHOLE: &[&str] = &["env", "volumes"];
 
-/// Handlers, of which exactly one is allowed.
+/// The handlers of probes and hooks, of which exactly one is allowed.
 const HANDLERS: [&str; 5] = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"];
 
 const DIRECTIVE: &str = "$patch";
 
-/// Returns `None` for lists not merged by item.
+/// Returns the keys of a list, or `None` if the list is not merged by item.
 pub(crate) fn key_of(list: &str) -> Option<&'static [&'static str]> {
     let found = KEYED.iter().find(|(name, _)| *name == list);
     found.map(|(_, fields)| *fields)
@@ -40,7 +41,7 @@ pub(crate) fn key_of(list: &str) -> Option<&'static [&'static str]> {
 
 pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
     let field = |item: &Value, name: &str| match item.get(name) {
-        // The default of `protocol` (core/v1, ContainerPort).
+        // TCP is the default of `protocol` (core/v1, ContainerPort).
         None | Some(Value::Null) if name == "protocol" => Value::from("TCP"),
         found => found.cloned().unwrap_or_default(),
     };
@@ -104,7 +105,7 @@ fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole:
     }
 }
 
-/// Ignores additional values in `known`, the API server's defaults.
+/// Returns whether `known` contains all values of `over`; additional values are the API server's defaults.
 fn covers(known: &Value, over: &Value) -> bool {
     match (known, over) {
         (Value::Object(known), Value::Object(over)) => over.iter().all(|(key, value)| {

@@ -1,4 +1,4 @@
-//! Start order of containers (services/docs/facts/istio-sidecar.md, 6.4).
+//! Sorts containers into their start order (services/docs/facts/istio-sidecar.md, 6.4).
 
 use serde_json::Value;
 
@@ -7,10 +7,10 @@ use crate::{
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
 };
 
-/// Some templates enable core dumps of the proxy.
+/// The init container with which some templates enable core dumps of the proxy.
 const CORE_DUMP: &str = "enable-core-dump";
 
-/// Keeps the order of the pod's own containers.
+/// Moves the injected containers, and keeps the order of the pod's own containers.
 pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
     let first_or_last = |container: &Value| match (is_proxy(container), proxy.holds_application) {
         (true, true) => -1,
@@ -23,8 +23,8 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
         Some(CORE_DUMP) => -1,
         _ => 0,
     };
-    // Validation comes first, to fail before any container runs. `istio-init` comes last: while the pod's own init
-    // containers run, no proxy serves redirected traffic.
+    // Validation comes first, in order to fail before any container runs. `istio-init` comes last, because no proxy
+    // serves redirected traffic while the pod's own init containers run.
     let ordinary = |container: &Value| match json::name(container) {
         Some(ISTIO_VALIDATION) => -1,
         Some(ISTIO_INIT) => 1,
@@ -42,7 +42,7 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
 fn sort(pod: &mut Value, list: &str, rank: impl Fn(&Value) -> i8) {
     let items = pod.pointer_mut(&format!("/spec/{list}"));
     if let Some(items) = items.and_then(Value::as_array_mut) {
-        // The sort is stable.
+        // The sort is stable, so equal ranks keep their order.
         items.sort_by_key(|item| rank(item));
     }
 }

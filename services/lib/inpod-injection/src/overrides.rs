@@ -1,4 +1,5 @@
-//! Containers in both template and pod: the pod's fields win (services/docs/facts/istio-sidecar.md, 6.4 step 8).
+//! Merges containers that both template and pod declare, where the pod's fields win
+//! (services/docs/facts/istio-sidecar.md, 6.4 step 8).
 
 use inpod_types::keys;
 use serde_json::{Value, json};
@@ -10,14 +11,14 @@ use crate::{
     proxy::ProxySettings,
 };
 
-/// The placeholder of the template's image.
+/// The placeholder in a pod for the image of the template.
 const AUTO: &str = "auto";
 
-/// As the pod declares them, with their list.
+/// The containers as the pod declares them, each with the name of its list.
 #[derive(Debug)]
 pub(crate) struct Declared(Vec<(&'static str, Value)>);
 
-/// Volumes of the same name belong to the pod's containers.
+/// Removes rendered volumes that the pod has, too, because volumes of the same name belong to the pod's containers.
 pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Value {
     let own = json::containers(original, "volumes");
     let is_own = |volume: &Value| own.iter().any(|it| json::name(it) == json::name(volume));
@@ -30,7 +31,8 @@ pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Valu
     rendered
 }
 
-/// Moves a native proxy declared among `containers` to `initContainers`.
+/// Collects the pod's own declarations of rendered containers. A native proxy declared among `containers` moves to
+/// `initContainers`.
 pub(crate) fn extract(
     pod: &mut Value,
     original: &Value,
@@ -70,7 +72,7 @@ fn move_declared_proxy(pod: &mut Value) {
 }
 
 impl Declared {
-    /// Lets the pod's declarations win over templates.
+    /// Merges the pod's declarations over the rendered templates, so that the declarations win.
     pub(crate) fn merged_over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
         for (list, container) in &self.0 {
             let is_moved = proxy.is_native && is_proxy(container);
@@ -88,7 +90,7 @@ impl Declared {
         rendered
     }
 
-    /// Writes the annotation for the next injection.
+    /// Writes the declarations into an annotation, from which the next injection restores the pod.
     pub(crate) fn write(&self, pod: &mut Value) {
         let of = |wanted: &str| {
             let of_list = self.0.iter().filter(|(list, _)| *list == wanted);

@@ -1,4 +1,4 @@
-//! The workload in telemetry: resolves the controller to the object that a person wrote
+//! Finds the workload for telemetry, by resolving the pod's controller to the object that a person wrote
 //! (services/docs/facts/istio-sidecar.md, 6.4 step 2).
 
 use serde_json::Value;
@@ -7,20 +7,20 @@ use crate::json;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// For example `apps/v1`, with the group.
+    /// The API version with the group, for example `apps/v1`.
     pub api_version: String,
     pub kind: String,
     pub name: String,
 }
 
-/// The label of a Deployment's ReplicaSet.
+/// The label on pods of a ReplicaSet that belongs to a Deployment.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The label of an Argo Rollout's ReplicaSet.
+/// The label on pods of a ReplicaSet that belongs to an Argo Rollout.
 const ROLLOUT_HASH: &str = "rollouts-pod-template-hash";
 
 impl Owner {
-    /// Returns the pod itself without an owner.
+    /// Returns the workload behind the pod's controller, or the pod itself if there is no controller.
     pub fn of(pod: &Value) -> Self {
         let references = pod.pointer("/metadata/ownerReferences");
         let references = references.and_then(Value::as_array).into_iter().flatten();
@@ -80,7 +80,7 @@ impl Owner {
     }
 }
 
-/// Cuts the scheduled minute from a Job's name: eight digits or more.
+/// Cuts the scheduled minute, a number of eight to ten digits, from the name of a Job.
 fn of_cron_job(name: &str) -> Option<&str> {
     let (name, time) = name.rsplit_once('-')?;
     let is_time = (8..=10).contains(&time.len()) && time.bytes().all(|byte| byte.is_ascii_digit());

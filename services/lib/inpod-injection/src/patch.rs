@@ -1,6 +1,7 @@
-//! The difference of two pods as RFC 6902 operations, minimal and deterministic.
+//! Computes the difference of two pods as RFC 6902 operations, minimal and deterministic.
 //!
-//! Items are matched by merge keys: inserting or moving one is one operation, and the others stay untouched.
+//! Items of lists are matched by their merge keys, so that inserting or moving an item is one operation and leaves the
+//! other items untouched.
 
 use json_patch::{
     AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
@@ -99,7 +100,7 @@ fn diff_lists(
     operations: &mut Vec<PatchOperation>,
 ) {
     let position = |item: &Value| after.iter().position(|it| is_same(fields, it, item));
-    // From the end: earlier indices stay valid.
+    // Items are removed from the end, so that earlier indices stay valid.
     for (at, item) in before.iter().enumerate().rev() {
         if position(item).is_none() {
             path.push(at.to_string());
@@ -109,7 +110,7 @@ fn diff_lists(
             path.pop();
         }
     }
-    // Up to `at` the list is final.
+    // At the start of each step, the list is final up to `at`.
     let mut current: Vec<(usize, &Value)> = before
         .iter()
         .filter_map(|item| Some((position(item)?, item)))
@@ -131,7 +132,7 @@ fn diff_lists(
     }
 }
 
-/// Moves a single predecessor back instead, if only that is in the way.
+/// Moves an item to the position `at`. If only one predecessor is in the way, the predecessor moves back instead.
 fn move_item(
     current: &mut Vec<(usize, &Value)>,
     from: usize,

@@ -1,8 +1,8 @@
-//! Redirects probes to the agent, which probes the application at the pod's address
-//! (services/docs/facts/istio-sidecar.md, 6.9): the kubelet has no certificate of the mesh.
+//! Redirects the kubelet's probes to the agent, which probes the application at the pod's address
+//! (services/docs/facts/istio-sidecar.md, 6.9), because the kubelet has no certificate of the mesh.
 //!
-//! HTTP, TCP and gRPC probes and HTTP and TCP hooks become HTTP requests to the agent; [`PROBERS`] passes it the
-//! originals. A probe of an undeclared port name is left alone: the agent could only fail.
+//! HTTP, TCP and gRPC probes, and HTTP and TCP hooks, become HTTP requests to the agent, which receives the originals
+//! in [`PROBERS`]. A probe of an undeclared port name stays unchanged, because the agent could only fail.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::{
     status::Status,
 };
 
-/// Environment variable with the probes: JSON by path.
+/// The environment variable that passes the original probes to the agent, as JSON by path.
 pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 
-/// Probes and hooks, the agent's path for each, and supported handlers.
+/// The fields of probes and hooks, with the agent's path for each and the supported handlers.
 const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
     (&["readinessProbe"], "app-health", "readyz", &PROBES),
     (&["livenessProbe"], "app-health", "livez", &PROBES),
@@ -41,11 +41,11 @@ const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
 const PROBES: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 
-/// Keeps already redirected probes and their entries.
+/// Redirects the probes of all containers. Already redirected probes keep their entries.
 ///
 /// # Errors
 ///
-/// If an earlier injection's probes cannot be parsed.
+/// Fails if the probes of an earlier injection cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
     let Some(probers_before) = proxy_container(pod) else {
         return Ok(());
@@ -85,7 +85,7 @@ fn probers(probers_before: Option<&str>) -> Result<Map<String, Value>, InjectErr
     serde_json::from_str(text).map_err(wrong)
 }
 
-/// Saves port names for the status, written later.
+/// Saves the names of ports for the status, which a later step writes.
 fn save_port_names(pod: &mut Value, names: BTreeMap<String, String>) {
     if names.is_empty() {
         return;
@@ -126,7 +126,7 @@ fn rewrite_container(
         let Some(number) = port(probe.get(*handler), &ports) else {
             continue;
         };
-        // The agent's own port, or an already redirected probe.
+        // The probe is for the agent's own port, or is already redirected.
         if number == u64::from(status_port) {
             continue;
         }
@@ -141,7 +141,7 @@ fn rewrite_container(
     }
 }
 
-/// Returns `None` for an undeclared name.
+/// Returns the port of a handler, or `None` if its name is undeclared.
 fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
     let value = handler?.get("port")?;
     if let Some(name) = value.as_str() {
@@ -151,7 +151,7 @@ fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
     value.as_u64()
 }
 
-/// Returns the handler with a numeric port, and its timeout.
+/// Returns the original handler, with a numeric port and the timeout of the probe.
 fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
     let mut handler_value = probe.get(handler).cloned().unwrap_or_default();
     if let Some(fields) = handler_value.as_object_mut() {
@@ -164,7 +164,8 @@ fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value
     entry.into()
 }
 
-/// Keeps host and headers of HTTP probes; the agent does not serve TLS.
+/// Returns the agent's handler. An HTTP probe keeps host and headers, but not HTTPS, because the agent does not serve
+/// TLS.
 fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
     let mut handler_value = json!({});
     if handler == "httpGet" {
@@ -184,7 +185,7 @@ fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port:
     handler_value
 }
 
-/// Restores probes from before the injection.
+/// Restores the probes from before the injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
     let probers_before = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
     let probers_before: Option<Map<String, Value>> =

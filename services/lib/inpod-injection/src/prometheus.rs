@@ -1,5 +1,6 @@
-//! Serves metrics of application, proxy and agent at the agent's port (services/docs/facts/istio-sidecar.md, 6.8):
-//! Prometheus has no certificate of the mesh. [`SCRAPED`] passes the application's address.
+//! Lets the agent serve the metrics of application, proxy and agent at its own port
+//! (services/docs/facts/istio-sidecar.md, 6.8), because Prometheus has no certificate of the mesh. [`SCRAPED`] passes
+//! the address of the application's metrics to the agent.
 
 use inpod_types::{keys, lists};
 use serde_json::{Value, json};
@@ -12,18 +13,18 @@ use crate::{
     proxy_container,
 };
 
-/// Environment variable with scrape annotations, JSON for the agent.
+/// The environment variable that passes the scrape annotations to the agent, as JSON.
 pub const SCRAPED: &str = "ISTIO_PROMETHEUS_ANNOTATIONS";
 
-/// Environment variable with the port of merged metrics with mutual TLS.
+/// The environment variable with the port at which merged metrics are served with mutual TLS.
 const SECURE: &str = "ENVOY_SECURE_MERGED_METRICS_PORT";
 
 const PATH: &str = "/stats/prometheus";
 
-/// No scrape targets: Envoy's admin interface, redirection, tunnel and DNS (6.8).
+/// Ports that cannot be scrape targets: Envoy's admin interface, redirection, tunnel and DNS (6.8).
 const RESERVED: [u16; 6] = [15000, 15001, 15004, 15006, 15008, 15053];
 
-/// Settings in the author's annotations.
+/// The scrape settings in the annotations of the pod's author.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ScrapeAnnotations {
     scrape: String,
@@ -38,11 +39,11 @@ pub(crate) struct Target {
     path: String,
 }
 
-/// Points Prometheus to the agent.
+/// Points Prometheus to the agent, and the agent to the application.
 ///
 /// # Errors
 ///
-/// If a target is a port of proxy or agent.
+/// Fails if the list of scrape targets is invalid, or contains a port of the proxy or the agent.
 pub(crate) fn merge(
     pod: &mut Value,
     original: &Value,
@@ -60,7 +61,7 @@ pub(crate) fn merge(
     }
     let scrape_annotations = ScrapeAnnotations::read(original, proxy)?;
     let port = proxy.status_port.to_string();
-    // Scraping is disabled, or the agent's port already set.
+    // The author disabled scraping, or the agent's port is already set.
     if json::parse_bool(&scrape_annotations.scrape) == Some(false)
         || scrape_annotations.port == port
     {
@@ -89,7 +90,7 @@ impl ScrapeAnnotations {
                 .unwrap_or_default()
                 .to_owned()
         };
-        let wrong = |why: String| InjectError::annotation(keys::SCRAPE_TARGETS, &why);
+        let wrong = |why: String| InjectError::invalid_annotation(keys::SCRAPE_TARGETS, &why);
         let list = json::annotation(original, keys::SCRAPE_TARGETS).unwrap_or_default();
         let targets = targets(list).map_err(wrong)?;
         if targets.iter().any(|it| it.port == proxy.status_port) {
@@ -104,7 +105,7 @@ impl ScrapeAnnotations {
         })
     }
 
-    /// Formats pilot-agent's PrometheusScrapeConfiguration.
+    /// Formats the settings as a PrometheusScrapeConfiguration of pilot-agent.
     fn to_json(&self) -> String {
         let Self {
             scrape,
@@ -124,7 +125,7 @@ impl ScrapeAnnotations {
     }
 }
 
-/// Prometheus replaces characters that are not alphanumeric by an underscore.
+/// Replaces every character that is not alphanumeric by an underscore, as Prometheus does.
 fn sanitize(key: &str) -> String {
     let mark = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     key.chars().map(mark).collect()
@@ -135,7 +136,7 @@ fn annotations(pod: &Value) -> impl Iterator<Item = (&String, &Value)> {
     all.and_then(Value::as_object).into_iter().flatten()
 }
 
-/// Prefers the usual of equivalent spellings.
+/// Finds an annotation in any equivalent spelling, preferring the usual one.
 fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     let other = || {
         let mut all = annotations(pod);
@@ -145,14 +146,14 @@ fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     json::annotation(pod, key).or_else(other)
 }
 
-/// Returns the three annotations in all spellings.
+/// Returns the three annotations for Prometheus in all spellings.
 fn matching_keys(pod: &Value) -> Vec<String> {
     let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(sanitize);
     let all = annotations(pod).filter(|(key, _)| ours.contains(&sanitize(key)));
     all.map(|(key, _)| key.clone()).collect()
 }
 
-/// Parses `PORT:PATH`, comma-separated; the default path is `/metrics`.
+/// Parses comma-separated entries `PORT:PATH`, in which the default path is `/metrics`.
 pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
     let entries = text.split(',').map(str::trim);
     entries

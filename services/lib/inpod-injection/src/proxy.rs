@@ -1,4 +1,4 @@
-//! A proxy's settings: configuration, then annotations.
+//! The settings of a proxy, from the configuration and, with priority, the pod's annotations.
 
 use inpod_types::keys;
 use serde_json::{Map, Value, json};
@@ -13,20 +13,20 @@ use crate::{
 
 pub const ISTIO_PROXY: &str = "istio-proxy";
 
-/// The init container that redirects traffic without CNI.
+/// The init container that redirects traffic in clusters without CNI.
 pub const ISTIO_INIT: &str = "istio-init";
 
-/// The init container that waits for redirection.
+/// The init container that waits until the node has redirected the traffic.
 pub const ISTIO_VALIDATION: &str = "istio-validation";
 
-/// Istio's user and group, required by TPROXY (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
+/// Istio's user and group id, which TPROXY requires (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
 const ISTIO_UID: u32 = 1337;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interception {
-    /// Redirects by destination NAT.
+    /// The rules redirect traffic by destination NAT.
     Redirect,
-    /// Keeps the client's address.
+    /// The rules redirect traffic without changing the client's address.
     Tproxy,
     None,
 }
@@ -44,17 +44,17 @@ impl Interception {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProxySettings {
     pub interception: Interception,
-    /// For health checks; 0 without an agent.
+    /// The port for health checks, or 0 without an agent.
     pub status_port: u16,
-    /// An init container that keeps running.
+    /// True if the proxy is an init container that keeps running.
     pub is_native: bool,
-    /// The application starts after the proxy is ready.
+    /// True if the application starts only after the proxy is ready.
     pub holds_application: bool,
-    /// Probes go to its agent.
+    /// True if the application's probes go to the proxy's agent.
     pub rewrites_probes: bool,
-    /// Exempts the proxy's traffic from redirection.
+    /// The user id of the proxy, whose traffic is exempt from redirection.
     pub uid: u32,
-    /// With TPROXY Istio's, which exempts its traffic then (6.7).
+    /// The group id of the proxy; with TPROXY Istio's id, which then exempts the proxy's traffic (6.7).
     pub gid: u32,
     pub image: String,
     pub resources: Map<String, Value>,
@@ -62,11 +62,11 @@ pub struct ProxySettings {
 }
 
 impl ProxySettings {
-    /// Applies annotations over the configuration.
+    /// Computes the settings, in which annotations override the configuration.
     ///
     /// # Errors
     ///
-    /// If the pod's ProxyConfig is invalid.
+    /// Fails if the ProxyConfig in the pod's annotation is invalid.
     pub fn of(config: &Config, pod: &Value) -> Result<Self, InjectError> {
         let proxy_config = proxy_config(config, pod)?;
         let native = match annotation(pod, keys::NATIVE_SIDECAR) {
@@ -93,7 +93,7 @@ impl ProxySettings {
         })
     }
 
-    /// Rules and `istio-validation` treat it as the proxy's.
+    /// Returns the user id that the rules and `istio-validation` treat as the proxy's.
     pub fn captured_uid(&self) -> u32 {
         match self.interception {
             Interception::Tproxy => ISTIO_UID,
@@ -102,13 +102,13 @@ impl ProxySettings {
     }
 }
 
-/// Merges the pod's over the mesh's; nested maps by key.
+/// Merges the pod's ProxyConfig over the mesh's, with nested maps merged by key.
 fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, InjectError> {
     let mut merged = config.proxy_config.clone();
     let Some(text) = annotation(pod, keys::PROXY_CONFIG) else {
         return Ok(merged);
     };
-    let wrong = |why: String| InjectError::annotation(keys::PROXY_CONFIG, &why);
+    let wrong = |why: String| InjectError::invalid_annotation(keys::PROXY_CONFIG, &why);
     let requested: Value =
         serde_saphyr::from_str(text).map_err(|error| wrong(yaml_error(&error)))?;
     for (key, value) in requested.as_object().into_iter().flatten() {
@@ -132,7 +132,7 @@ fn interception(pod: &Value, config: &Map<String, Value>) -> Result<Interception
         Some(other) => {
             let why =
                 format!("interceptionMode {other:?} is not a mode; use REDIRECT, TPROXY or NONE");
-            Err(InjectError::annotation(keys::PROXY_CONFIG, &why))
+            Err(InjectError::invalid_annotation(keys::PROXY_CONFIG, &why))
         }
     }
 }
@@ -150,7 +150,7 @@ fn status_port(
     };
     let port = requested.as_u64().and_then(|port| u16::try_from(port).ok());
     let wrong = || {
-        InjectError::annotation(
+        InjectError::invalid_annotation(
             keys::PROXY_CONFIG,
             &format!("statusPort {requested} is not a port"),
         )
@@ -158,7 +158,7 @@ fn status_port(
     port.ok_or_else(wrong)
 }
 
-/// Replaces all configured resources if an annotation sets any (6.6).
+/// Returns the proxy's resources; a single annotation replaces all configured resources (6.6).
 fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     let requested = [
         ("requests", "cpu", keys::PROXY_CPU),
@@ -182,7 +182,8 @@ fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     resources
 }
 
-/// Resolves annotations: with a slash a full reference, without one the name; a type is a suffix of the tag (6.6).
+/// Resolves the image annotations: a value with a slash is a full reference, a value without a slash is a name, and the
+/// type is a suffix of the tag (6.6).
 fn image(config: &Config, pod: &Value) -> String {
     let configured = &config.proxy.image;
     let image = match annotation(pod, keys::PROXY_IMAGE) {
@@ -208,7 +209,7 @@ fn with_name(image: &str, name: &str) -> String {
 
 fn with_type(image: &str, kind: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
-    // A digest has no variants.
+    // An image with a digest or without a tag has no variants.
     if image.contains('@') || !last.contains(':') {
         return image.to_owned();
     }
@@ -221,7 +222,7 @@ fn with_type(image: &str, kind: &str) -> String {
     format!("{bare}-{kind}")
 }
 
-/// Templates declare a native proxy among `containers`; it moves to `initContainers`.
+/// Moves a native proxy, which templates declare among `containers`, to `initContainers`.
 pub(crate) fn move_native(mut rendered: Value, proxy: &ProxySettings) -> Value {
     if !proxy.is_native {
         return rendered;
@@ -250,8 +251,8 @@ fn id(value: Option<&Value>) -> Option<u64> {
     value.and_then(Value::as_u64).filter(|id| *id != 0)
 }
 
-/// Gives proxy, rules and validation the user that the pod sets on its own `istio-proxy`. With TPROXY the proxy is
-/// always root (6.4 step 8).
+/// Gives proxy, rules and validation the user that the pod sets on its own `istio-proxy`. With TPROXY, the proxy always
+/// runs as root (6.4 step 8).
 pub(crate) fn align_users(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
     let declared = proxy_container(original);
     let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
@@ -282,7 +283,7 @@ fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
     }
 }
 
-/// Sets `istio-iptables -u` (services/docs/facts/istio-sidecar.md, 4.1).
+/// Sets the option `-u` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
 fn set_init_user(container: &mut Value, user: Option<u64>) {
     let arguments = container.get_mut("args").and_then(Value::as_array_mut);
     let (Some(arguments), Some(user)) = (arguments, user) else {

@@ -1,5 +1,5 @@
-//! Reverts to the author's pod, from which a second injection leads to the same result. A person can
-//! see what was added.
+//! Reverts an injection to the author's pod, so that a second injection leads to the same result and a person can see
+//! all additions.
 
 use inpod_types::keys;
 use serde_json::Value;
@@ -12,10 +12,10 @@ use crate::{
     status::{PreviousValues, Status},
 };
 
-/// Returns a pod that was not injected as it is.
+/// Returns the author's pod; a pod without injection is returned unchanged.
 ///
-/// Fields of the spec from custom templates remain, except containers, volumes and pull secrets: the status
-/// does not record them.
+/// Fields of the spec from custom templates remain, except containers, volumes and pull secrets, because the status
+/// records no other fields.
 pub fn original_pod(pod: &Value) -> Value {
     let Some(status) = Status::read(pod) else {
         return pod.clone();
@@ -81,7 +81,7 @@ fn restore_containers(pod: &mut Value, list: &str, containers: &[Value]) {
     }
 }
 
-/// Keeps later values of others, which differ from the applied one.
+/// Restores previous values, but keeps a value that others have changed since.
 fn restore_metadata(pod: &mut Value, map: &str, before: &PreviousValues, applied: &FieldHashes) {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
     let is_ours = |key: &str| {

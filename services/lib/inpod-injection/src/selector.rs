@@ -1,4 +1,4 @@
-//! Selects pods that are always or never injected.
+//! Selects the pods that are always or never injected.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::json::label;
 
-/// A `metav1.LabelSelector`, with all requirements.
+/// A `metav1.LabelSelector`, whose requirements must all be met.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Selector {
@@ -32,7 +32,7 @@ enum Operator {
 }
 
 impl Selector {
-    /// Returns whether it is empty, and so ignored (services/docs/facts/istio-sidecar.md, 6.3).
+    /// Returns whether the selector has no requirements and so is ignored (services/docs/facts/istio-sidecar.md, 6.3).
     pub fn is_empty(&self) -> bool {
         self.match_labels.is_empty() && self.match_expressions.is_empty()
     }
@@ -43,7 +43,7 @@ impl Selector {
         equal.all(|(key, value)| label(pod, key) == Some(value)) && others.all(|it| it.holds(pod))
     }
 
-    /// Returns an invalid selector's error message.
+    /// Returns an error message if the selector is invalid.
     pub(crate) fn fault(&self) -> Option<String> {
         let wrong = |it: &&Requirement| match it.operator {
             Operator::In | Operator::NotIn => it.values.is_empty(),

@@ -1,5 +1,5 @@
-//! The status annotation, read by the node's plugin, repair and the next injection
-//! (services/docs/facts/istio-sidecar.md, 6.6). Previous values, which Istio does not store, allow a revert.
+//! The status annotation, for the node's plugin, for repair and for the next injection
+//! (services/docs/facts/istio-sidecar.md, 6.6). Previous values, which Istio does not store, make a revert possible.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::{
     last_applied::{self, FieldHashes},
 };
 
-/// Values by key; absent ones are `None`.
+/// Previous values by key, with `None` for an absent value.
 pub type PreviousValues = BTreeMap<String, Option<String>>;
 
-/// The annotation; unknown fields are ignored.
+/// The content of the annotation, in which unknown fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
@@ -29,31 +29,31 @@ pub struct Status {
     #[serde(deserialize_with = "null_as_empty")]
     pub image_pull_secrets: Vec<String>,
     pub revision: String,
-    /// Labels set, with previous values.
+    /// The labels set by the injection, with their previous values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: PreviousValues,
-    /// Annotations set, with previous values.
+    /// The annotations set by the injection, with their previous values.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: PreviousValues,
-    /// Port names by path of the redirected probe.
+    /// The names of ports by the path of the redirected probe.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ports: BTreeMap<String, String>,
     #[serde(rename = "laid", skip_serializing_if = "FieldHashes::is_empty")]
     pub last_applied: FieldHashes,
 }
 
-/// Accepts `null`, which Istio writes for empty lists.
+/// Accepts `null`, which Istio writes instead of an empty list.
 fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 impl Status {
-    /// Returns `None` if absent or invalid.
+    /// Returns `None` if the annotation is absent or invalid.
     pub fn read(pod: &Value) -> Option<Self> {
         serde_json::from_str(json::annotation(pod, keys::SIDECAR_STATUS)?).ok()
     }
 
-    /// Computes it from what was merged.
+    /// Computes the status from the merged templates and the two pods.
     pub(crate) fn of(over: &Value, original: &Value, pod: &Value, config: &Config) -> Self {
         let spec = json::spec(over);
         let known = |list: &str, name: &str| {
@@ -87,13 +87,13 @@ impl Status {
     }
 
     pub(crate) fn write(&self, pod: &mut Value) {
-        // A struct of strings always serializes.
+        // A struct of strings can always be serialized.
         let text = serde_json::to_string(self).unwrap_or_default();
         json::annotate(pod, keys::SIDECAR_STATUS, &text);
     }
 }
 
-/// Returns changed or removed ones with previous values, except the status.
+/// Returns changed or removed labels or annotations with their previous values, except the status itself.
 fn changed_values(original: &Value, pod: &Value, map: &str) -> PreviousValues {
     let of = |pod: &Value| {
         let found = pod.get("metadata").and_then(|metadata| metadata.get(map));
@@ -110,7 +110,7 @@ fn changed_values(original: &Value, pod: &Value, map: &str) -> PreviousValues {
     all.map(|key| (key.clone(), was(key))).collect()
 }
 
-/// Hashes current labels or annotations.
+/// Hashes the current values of labels or annotations.
 fn metadata_hashes(pod: &Value, map: &str, keys: &PreviousValues) -> FieldHashes {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
     let hash = |key: &String| last_applied::field_hash(map, key, now(key).unwrap_or(&Value::Null));

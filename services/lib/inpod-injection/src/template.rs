@@ -1,7 +1,7 @@
-//! Partial pods as YAML, with variables `${NAME}` and conditions `$when`.
+//! Parses templates, which are partial pods in YAML with variables `${NAME}` and conditions `$when`.
 //!
-//! Variables are replaced in parsed values: nothing in a pod can add structure. Go templates are rejected
-//! with their first line.
+//! Variables are replaced in the parsed values, so that no value of a pod can add structure. Go templates are rejected,
+//! with the number of the first such line.
 
 mod render;
 
@@ -17,16 +17,16 @@ use crate::{
 };
 use render::{Rendered, Rendering};
 
-/// The built-in template `sidecar`, Istio's proxy.
+/// The built-in template `sidecar`, which adds Istio's proxy.
 const SIDECAR: &str = include_str!("templates/sidecar.yaml");
 
-/// One condition or a list of which all must hold; `!` negates.
+/// The key of a condition, or of a list of conditions that must all hold; `!` negates a condition.
 pub const WHEN: &str = "$when";
 
-/// The value of a map that otherwise has only [`WHEN`].
+/// The key of the value in a map that otherwise has only [`WHEN`].
 pub const VALUE: &str = "$value";
 
-/// For [`WHEN`], with their descriptions.
+/// The conditions that [`WHEN`] may name, with their descriptions.
 pub const CONDITIONS: &[(&str, &str)] = &[
     ("cni", "the node redirects traffic"),
     ("native", "the proxy is a native sidecar"),
@@ -37,14 +37,14 @@ pub const CONDITIONS: &[(&str, &str)] = &[
     ("network", "the cluster's network has a name"),
 ];
 
-/// A merge directive, the only other key with `$`.
+/// A merge directive, and the only other key that begins with `$`.
 const PATCH: &str = "$patch";
 
-/// A template with known variables and conditions only.
+/// A valid template, which contains only known variables and conditions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template(Value);
 
-/// The values of [`CONDITIONS`] for one pod.
+/// The values of all [`CONDITIONS`] for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conditions(BTreeMap<&'static str, bool>);
 
@@ -69,11 +69,11 @@ impl Conditions {
     }
 }
 
-/// Parses the built-in template, too.
+/// Parses the configured templates and the built-in template.
 ///
 /// # Errors
 ///
-/// If one is invalid, or a name refers to none.
+/// Fails if a template is invalid, or if a name refers to no template.
 pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
     let mut texts = BTreeMap::from([("sidecar", SIDECAR)]);
     let configured = config.templates.iter();
@@ -97,7 +97,7 @@ pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidCon
     texts.into_iter().map(parse).collect()
 }
 
-/// An error, with text that locates its line.
+/// An error in a template, with a part of the text by which to find the line.
 struct Fault {
     part: String,
     why: String,
@@ -111,11 +111,12 @@ fn fault(part: &str, why: impl Into<String>) -> Fault {
 }
 
 impl Template {
-    /// Parses one template from YAML.
+    /// Parses and validates one template from YAML.
     ///
     /// # Errors
     ///
-    /// Names the line of a Go template, an unknown name, or anything not of a pod.
+    /// Fails, naming the line, on invalid YAML, a Go template, an unknown name, or a field that does not belong to a
+    /// pod.
     pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConfig> {
         let invalid = |line: usize, why: String| InvalidConfig::Template {
             name: name.to_owned(),
@@ -142,11 +143,11 @@ impl Template {
         Ok(Self(document))
     }
 
-    /// Renders it for a pod.
+    /// Renders the template for one pod.
     ///
     /// # Errors
     ///
-    /// If a list or map is part of a longer text.
+    /// Fails if a variable with a list or map is part of a longer text.
     pub fn render(
         &self,
         name: &str,
@@ -161,21 +162,21 @@ impl Template {
             variables,
             holds: conditions,
         };
-        match rendering.value(&self.0, false).map_err(failed)? {
+        match rendering.render_value(&self.0, false).map_err(failed)? {
             Rendered::Present(value) => Ok(value),
             Rendered::Omitted => Ok(Value::Object(serde_json::Map::new())),
         }
     }
 }
 
-/// Counts from 1; skips comments.
+/// Returns the number of the first line that contains the text, counted from 1 and without comments.
 fn line_of(text: &str, part: &str) -> Option<usize> {
     let mut lines = text.lines().zip(1..);
     let found = lines.find(|(line, _)| !line.trim_start().starts_with('#') && line.contains(part));
     found.map(|(_, number)| number)
 }
 
-/// Allows only labels, annotations and spec.
+/// Allows only labels, annotations and the spec in a template.
 fn check_outline(document: &Value) -> Result<(), Fault> {
     let of = |value: &Value, known: &[&str]| {
         let fields = value

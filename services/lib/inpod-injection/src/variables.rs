@@ -1,4 +1,4 @@
-//! A closed list ([`TABLE`]) of values, computed before rendering.
+//! A closed list ([`TABLE`]) of variables, whose values are computed before rendering.
 
 mod networks;
 mod pod;
@@ -13,7 +13,7 @@ use crate::{Request, config::Config, error::InjectError, proxy::ProxySettings};
 
 pub use table::TABLE;
 
-/// Values of [`TABLE`]; null if unset.
+/// The values of the variables in [`TABLE`], null for unset variables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variables {
     values: BTreeMap<&'static str, Value>,
@@ -22,11 +22,11 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// Computes them from the author's pod.
+    /// Computes all values from the author's pod and the request.
     ///
     /// # Errors
     ///
-    /// If its list of ports is invalid.
+    /// Fails if the pod's list of ports or of Multus networks is invalid.
     pub fn gather(
         config: &Config,
         proxy: &ProxySettings,
@@ -56,7 +56,7 @@ impl Variables {
         })
     }
 
-    /// Returns `None` if unset; names were checked with the template.
+    /// Returns the value, or `None` if unset. Parsing the template has checked that the name is known.
     pub fn get(&self, name: &str) -> Option<Value> {
         if let Some(key) = name.strip_prefix("annotation:") {
             return self.annotations.get(key).map(|text| text.as_str().into());
@@ -71,7 +71,7 @@ impl Variables {
     }
 }
 
-/// Returns whether templates may use it.
+/// Returns whether templates may use a variable of this name.
 pub fn is_known(name: &str) -> bool {
     let of_pod = ["annotation:", "label:"]
         .into_iter()

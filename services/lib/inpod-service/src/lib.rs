@@ -87,7 +87,7 @@ pub struct Daemon {
     metrics: Metrics,
     max_calls: usize,
     health_address: Option<SocketAddr>,
-    /// Whether the process empties its state directory at the end.
+    /// True if the process empties its state directory at the end.
     removes_state: Arc<AtomicBool>,
     /// Keeps a second instance of the service from starting.
     _instance_lock: Arc<uds::SocketLock>,

@@ -29,7 +29,7 @@ pub struct Condition {
     pub since: SystemTime,
     /// The problem, or an empty text if the condition is met.
     pub message: String,
-    /// Whether the readiness of the service depends on this condition.
+    /// True if the readiness of the service depends on this condition.
     pub required: bool,
 }
 

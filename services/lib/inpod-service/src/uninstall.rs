@@ -1,4 +1,4 @@
-//! Uninstall and handover: tells a service to leave the node, and reports when the service is done.
+//! Uninstall and handover: notifies a service of the request to leave the node, and reports when the service is done.
 //!
 //! The request is a file from a ConfigMap, and the receipt is a file for the container's termination message, so that
 //! neither needs a right at the API server.

@@ -18,7 +18,7 @@ pub struct Key {
     pub name: &'static str,
     /// The kind of object that has the label or annotation.
     pub location: Location,
-    /// Whether inpod only reads the key or also writes it.
+    /// The access by inpod, which only reads the key or also writes a value.
     pub access: Access,
     /// The component that reads or writes the key.
     pub by: &'static str,

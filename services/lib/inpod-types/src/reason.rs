@@ -29,7 +29,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// Returns one line that tells an operator how to correct the problem.
+            /// Returns one line about the steps by which an operator can correct the problem.
             pub fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy),* }
             }

@@ -21,7 +21,8 @@ fn config(text: &str) -> Config {
 const NEVER: &str = "neverInjectSelector: [{matchLabels: {app: web}}]";
 const ALWAYS: &str = "alwaysInjectSelector: [{matchExpressions: [{key: app, operator: Exists}]}]";
 
-/// Istio's own policy matrix (services/docs/facts/istio-sidecar.md, 10.1): configuration, label, annotation, outcome.
+/// The cases are Istio's own policy matrix (services/docs/facts/istio-sidecar.md, 10.1): configuration, label,
+/// annotation, outcome.
 #[test]
 fn labels_of_the_pod_beat_selectors_which_beat_the_policy() {
     use Decision::{Inject, Skip};

@@ -139,7 +139,7 @@ fn a_second_injection_adds_new_probes_and_keeps_those_of_the_first() {
         "/app-health/late/livez": {"tcpSocket": {"port": 9}},
     });
     assert_eq!(excerpt(&again), expected);
-    // Computed anew without the variable.
+    // Without the variable, the entries are computed anew.
     let mut lost = inject(&pod);
     let env = lost
         .pointer_mut("/spec/containers/1/env")

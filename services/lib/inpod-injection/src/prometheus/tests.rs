@@ -20,7 +20,7 @@ fn injected(config: &str, annotations: &Value) -> Result<Value, InjectError> {
     }
 }
 
-/// Returns the annotations, and the agent's settings.
+/// Returns the scrape annotations of an injected pod, and the settings for the agent.
 fn found(config: &str, annotations: &Value) -> (Vec<String>, Option<Value>) {
     let pod = injected(config, annotations).unwrap();
     let keys_found = matching_keys(&pod).into_iter();

@@ -11,16 +11,16 @@ pub(super) enum Rendered {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     Text(&'a str),
-    /// `${NAME}` or `${NAME|DEFAULT}` in text.
+    /// A variable `${NAME}` or `${NAME|DEFAULT}` within a text.
     Variable {
         name: &'a str,
         default: Option<&'a str>,
     },
-    /// A `${` without closing brace.
+    /// The characters `${` without a closing brace.
     Open(&'a str),
 }
 
-/// Splits a text; `$${` escapes `${`.
+/// Splits a text into its parts, in which `$${` escapes `${`.
 pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = text;
@@ -49,7 +49,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// Yields `None` for conditions that are not strings.
+/// Returns the conditions, with `None` for a condition that is not a string.
 pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     value.as_array().map_or_else(
         || vec![value.as_str()],
@@ -57,7 +57,7 @@ pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     )
 }
 
-/// Kubernetes accepts only strings here: numbers are formatted.
+/// The keys below which Kubernetes accepts only strings, so that numbers are formatted as text.
 const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
 
 pub(super) struct Rendering<'a> {
@@ -66,14 +66,14 @@ pub(super) struct Rendering<'a> {
 }
 
 impl Rendering<'_> {
-    /// Omits a list or map of which every part is omitted.
-    pub(super) fn value(&self, value: &Value, is_text: bool) -> Result<Rendered, String> {
+    /// Renders a value; a list or map is omitted if all of its parts are omitted.
+    pub(super) fn render_value(&self, value: &Value, is_text: bool) -> Result<Rendered, String> {
         match value {
-            Value::String(text) => self.text(text, is_text),
+            Value::String(text) => self.render_text(text, is_text),
             Value::Array(items) => {
                 let mut rendered = Vec::new();
                 for item in items {
-                    if let Rendered::Present(item) = self.value(item, is_text)? {
+                    if let Rendered::Present(item) = self.render_value(item, is_text)? {
                         rendered.push(item);
                     }
                 }
@@ -97,12 +97,12 @@ impl Rendering<'_> {
             return Ok(Rendered::Omitted);
         }
         if let Some(only) = fields.get(VALUE) {
-            return self.value(only, is_text);
+            return self.render_value(only, is_text);
         }
         let mut rendered = Map::new();
         for (key, field) in fields.iter().filter(|(key, _)| *key != WHEN) {
             let is_text = is_text || TEXTS.contains(&key.as_str());
-            if let Rendered::Present(field) = self.value(field, is_text)? {
+            if let Rendered::Present(field) = self.render_value(field, is_text)? {
                 rendered.insert(key.clone(), field);
             }
         }
@@ -112,8 +112,9 @@ impl Rendering<'_> {
         Ok(Rendered::Present(rendered.into()))
     }
 
-    /// Keeps the type of a single variable where allowed; omits the text with an unset one.
-    fn text(&self, text: &str, is_text: bool) -> Result<Rendered, String> {
+    /// Renders a text. A single variable keeps its type where Kubernetes allows other types than strings, and a text
+    /// with an unset variable is omitted.
+    fn render_text(&self, text: &str, is_text: bool) -> Result<Rendered, String> {
         let parts = parts(text);
         let get = |name: &str, default: Option<&str>| {
             let default = || default.map(Value::from);

@@ -9,7 +9,7 @@ fn refused(text: &str) -> (usize, String) {
     }
 }
 
-/// Renders annotations of a small pod.
+/// Renders the annotations of a small pod with the given template.
 fn rendered(text: &str) -> Value {
     let config = Config {
         templates: BTreeMap::from([("mine".to_owned(), text.to_owned())]),

@@ -1,5 +1,5 @@
-//! Pods must name the node's plugin if it is a Multus network instead of a part of the
-//! CNI chain (services/docs/facts/istio-sidecar.md, 6.6).
+//! Adds the node's plugin to the networks of a pod, if the plugin is a Multus network instead of a part of the CNI
+//! chain (services/docs/facts/istio-sidecar.md, 6.6).
 
 use inpod_types::keys;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Pairs;
 use crate::{config::Config, error::InjectError, json};
 
-/// Appends the configured network in the list's own form, unless present.
+/// Appends the configured network in the form that the pod's list has, unless the list contains the network.
 pub(super) fn of_networks(config: &Config, pod: &Value) -> Result<Pairs<1>, InjectError> {
     let annotation = json::annotation(pod, keys::MULTUS_NETWORKS).unwrap_or_default();
     let network = config.multus_network.as_str();
@@ -23,7 +23,7 @@ pub(super) fn of_networks(config: &Config, pod: &Value) -> Result<Pairs<1>, Inje
     Ok([("pod.networks", list)])
 }
 
-/// Appends to comma-separated `NAMESPACE/NAME@INTERFACE`; only the name is required.
+/// Appends to a comma-separated list of `NAMESPACE/NAME@INTERFACE`, in which only the name is required.
 fn names(annotation: &str, network: &str) -> String {
     let mut names = annotation.split(',').map(|name| name.split('@').next());
     if names.any(|name| name.is_some_and(|name| name.trim() == network)) {
@@ -32,12 +32,12 @@ fn names(annotation: &str, network: &str) -> String {
     format!("{annotation}, {network}")
 }
 
-/// Appends a JSON object. Name and namespace are separate: Multus accepts no slash in names. The
-/// text keeps its formatting.
+/// Appends a JSON object, and keeps the formatting of the text. Name and namespace are separate fields, because Multus
+/// accepts no slash in names.
 fn objects(annotation: &str, network: &str) -> Result<String, InjectError> {
     let wrong = |error: serde_json::Error| {
         let why = format!("it is not a JSON list of networks: {error}");
-        InjectError::annotation(keys::MULTUS_NETWORKS, &why)
+        InjectError::invalid_annotation(keys::MULTUS_NETWORKS, &why)
     };
     let known: Vec<Value> = serde_json::from_str(annotation).map_err(wrong)?;
     let (namespace, name) = network.split_once('/').unwrap_or(("", network));

@@ -1,4 +1,4 @@
-//! Variables of pod and workload.
+//! The variables that describe the pod and its workload.
 
 use std::num::NonZeroU16;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Pairs, some};
 use crate::{Request, error::InjectError, is_proxy, json, owner::Owner, proxy::ProxySettings};
 
-/// For label values (apimachinery, validation.LabelValueMaxLength).
+/// The maximum length of a label's value (apimachinery, validation.LabelValueMaxLength).
 const MAX_LABEL_LENGTH: usize = 63;
 
 fn namespace<'a>(pod: &'a Value, request: &Request<'a>) -> &'a str {
@@ -94,18 +94,19 @@ pub(super) fn of_workload(pod: &Value, request: &Request<'_>) -> Pairs<4> {
     ]
 }
 
-/// Cuts to a label value, which must not end in punctuation.
+/// Cuts a text to a valid value of a label, which must not end in punctuation.
 fn as_label(text: &str) -> String {
     let start: String = text.chars().take(MAX_LABEL_LENGTH).collect();
     let is_mark = |c: char| "-_.".contains(c);
     start.trim_end_matches(is_mark).to_owned()
 }
 
-/// Appends the agent's port, unless it is exempt anyway.
+/// Appends the agent's port to the exempt inbound ports, unless the port is already exempt.
 pub(super) fn of_interception(pod: &Value, proxy: &ProxySettings) -> Result<Pairs<2>, InjectError> {
     let annotation = json::annotation(pod, keys::SIDECAR_EXCLUDE_INBOUND_PORTS);
     let read = |list: &str| {
-        let invalid = |error| InjectError::annotation(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, &error);
+        let invalid =
+            |error| InjectError::invalid_annotation(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, &error);
         lists::excluded_inbound(list).map_err(invalid)
     };
     let all = read(annotation.unwrap_or_default())?;

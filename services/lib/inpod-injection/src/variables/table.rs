@@ -1,4 +1,4 @@
-/// Besides `annotation:KEY` and `label:KEY`. A text with an unset variable is omitted.
+/// The variables of templates, besides `annotation:KEY` and `label:KEY`. A text with an unset variable is omitted.
 pub const TABLE: &[(&str, &str)] = &[
     (
         "pod.name",

@@ -90,11 +90,11 @@ impl<T: Step, S: Next> Service<Request> for StepService<T, S> {
         self.next.poll_ready(cx)
     }
 
-    fn call(&mut self, call: Request) -> Self::Future {
+    fn call(&mut self, request: Request) -> Self::Future {
         // The instance polled ready has to take the call, so a clone replaces this instance.
         let next = self.next.clone();
         let ready = std::mem::replace(&mut self.next, next);
-        let answer = self.step.clone().handle(call, ready);
+        let answer = self.step.clone().handle(request, ready);
         Box::pin(async move { Ok(answer.await) })
     }
 }
