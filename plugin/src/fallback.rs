@@ -9,8 +9,8 @@ pub(crate) enum Decision {
     Wait(String),
 }
 
-/// Lets pods wait that may belong to the mesh, unless the configuration admits them. Other pods do not wait for the
-/// agent.
+/// Decides without the agent: a pod that may belong to the mesh has to wait, unless the configuration admits the pod,
+/// and any other pod may start.
 pub(crate) fn decide(
     policy: AgentUnavailable,
     enrolled: io::Result<Option<EnrolledNamespaces>>,

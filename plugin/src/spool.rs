@@ -104,7 +104,7 @@ impl Entry {
         }
     }
 
-    /// Writes the entry atomically and durably; a failed write leaves no file.
+    /// Writes the entry atomically and durably. A failure leaves no file, unless only the fsync of the directory fails.
     pub fn write(&self, state_dir: &Path) -> Result<(), SpoolError> {
         let dir = state_dir.join(SPOOL_DIR);
         let at = |source| SpoolError::Write {

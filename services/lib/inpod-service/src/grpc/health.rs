@@ -58,7 +58,7 @@ impl health_server::Health for Health {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// Streams changes of the status; the drain is the last change.
+    /// Streams changes of the status, of which the drain is the last; [`LIVE`] does not change.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
