@@ -118,7 +118,7 @@ impl PortIndex {
         let all = self.0.into_iter();
         all.map(|(port, references)| {
             let sockets = by_port.remove(&port).unwrap_or_default();
-            classify::port(port, references, &sockets, network)
+            classify::classify_port(port, references, &sockets, network)
         })
         .collect()
     }

@@ -148,7 +148,7 @@ pub(crate) fn response(
         bypasses: bypass::sentences(known, rules.as_ref()),
         rules,
         ztunnels,
-        timeline: view.timeline.entries().iter().map(entry).collect(),
+        timeline: view.timeline.entries().iter().map(entry_to_wire).collect(),
         redirection_annotation: expected_annotation(known),
         shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
@@ -212,7 +212,7 @@ fn drift((kind, count): (&DriftKind, &u64)) -> wire::Drift {
     }
 }
 
-fn entry(entry: &Entry) -> wire::TimelineEntry {
+fn entry_to_wire(entry: &Entry) -> wire::TimelineEntry {
     wire::TimelineEntry {
         at: Some(entry.at.into()),
         event: entry.event.to_string(),
@@ -220,7 +220,7 @@ fn entry(entry: &Entry) -> wire::TimelineEntry {
     }
 }
 
-pub(crate) fn conditions(conditions: &Readiness) -> Vec<wire::Condition> {
+pub(crate) fn list_conditions(conditions: &Readiness) -> Vec<wire::Condition> {
     let all = conditions.all().into_iter();
     all.map(|(name, condition)| wire::Condition {
         name: name.to_owned(),

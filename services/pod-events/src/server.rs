@@ -74,7 +74,7 @@ impl Server {
 
     fn count_add(&self, added: Result<Enrollment, Reason>) {
         if let Some(istio) = &self.istio {
-            istio.added(added);
+            istio.count_add(added);
         }
     }
 
@@ -141,7 +141,7 @@ impl PodEventsService for Server {
             ready: self.conditions.is_ready(),
             node_name: self.shared.config.node_name.to_string(),
             version: self.version.to_owned(),
-            conditions: explain::conditions(&self.conditions),
+            conditions: explain::list_conditions(&self.conditions),
         }))
     }
 

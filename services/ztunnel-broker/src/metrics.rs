@@ -48,13 +48,13 @@ impl Metrics {
         self.answers.get_or_create(&labels).inc();
         self.waits.observe(wait.as_secs_f64());
         if let Some(nack) = nack {
-            let labels = [("kind", kind(nack.kind))];
+            let labels = [("kind", kind_name(nack.kind))];
             self.refusals.get_or_create(&labels).inc();
         }
     }
 }
 
-fn kind(kind: NackKind) -> &'static str {
+fn kind_name(kind: NackKind) -> &'static str {
     match kind {
         NackKind::StartFailure => "start-failure",
         NackKind::ReadError => "read-error",

@@ -35,7 +35,7 @@ pub(super) fn unclassified((protocol, port): Port, references: PortReferences) -
     }
 }
 
-pub(super) fn port(
+pub(super) fn classify_port(
     port: Port,
     references: PortReferences,
     sockets: &[Socket],

@@ -130,14 +130,14 @@ pub(crate) fn ztunnels(
     let own = states.filter(|state| state.sandbox.as_ref() == Some(&sandbox));
     own.map(|state| wire::ZtunnelReport {
         session_id: state.session_id,
-        state: phase(state.phase()).to_owned(),
+        state: phase_name(state.phase()).to_owned(),
         acknowledged_at: state.acknowledged_at,
         error: state.error.clone(),
     })
     .collect()
 }
 
-fn phase(phase: broker::WorkloadPhase) -> &'static str {
+fn phase_name(phase: broker::WorkloadPhase) -> &'static str {
     match phase {
         broker::WorkloadPhase::Unspecified => "unknown",
         broker::WorkloadPhase::Queued => "queued",

@@ -58,12 +58,12 @@ impl ServiceReports {
             listening_ports: netns.listening_ports,
             captured_flows: netns.captured_flows,
             direct_flows: netns.direct_flows,
-            findings: netns.findings.iter().map(finding).collect(),
+            findings: netns.findings.iter().map(format_finding).collect(),
         })
     }
 }
 
-fn finding(finding: &Finding) -> String {
+fn format_finding(finding: &Finding) -> String {
     format!("{}: {}", finding.subject, finding.sentence)
 }
 

@@ -45,7 +45,7 @@ impl IstioMetrics {
         metrics
     }
 
-    pub(crate) fn added(&self, added: Result<Enrollment, Reason>) {
+    pub(crate) fn count_add(&self, added: Result<Enrollment, Reason>) {
         if let Some(code) = response_code(added) {
             let labels = [("response_code", code)];
             self.requests.get_or_create(&labels).inc();

@@ -369,7 +369,7 @@ const UNINSTALL: Op = Op::Uninstall { requested: true };
 
 const MINUTE: Op = Op::Wait { millis: 65_000 };
 
-fn patching(patching: Patching) -> Op {
+fn set_patching(patching: Patching) -> Op {
     Op::Patching { patching }
 }
 
@@ -383,7 +383,7 @@ fn assert_state(ops: &[Op], state: &'static str) {
 
 #[test]
 fn capture_ends_only_after_peers_see_that_the_pod_leaves() {
-    let refused = patching(Patching::Refused);
+    let refused = set_patching(Patching::Refused);
     let ops = [
         Op::ApiServer,
         start(true, false),
@@ -400,10 +400,17 @@ fn capture_ends_only_after_peers_see_that_the_pod_leaves() {
 fn an_annotation_whose_withdrawal_is_not_confirmed_counts_as_seen() {
     for fault in [Patching::AnswerLost, Patching::Hangs] {
         let start = start(true, false);
-        let ops = [Op::ApiServer, start, WAIT, patching(fault), UNLABEL, WAIT];
+        let ops = [
+            Op::ApiServer,
+            start,
+            WAIT,
+            set_patching(fault),
+            UNLABEL,
+            WAIT,
+        ];
         assert_holds(&ops);
     }
-    let hangs = patching(Patching::Hangs);
+    let hangs = set_patching(Patching::Hangs);
     let ops = [
         Op::ApiServer,
         start(true, false),
@@ -417,7 +424,7 @@ fn an_annotation_whose_withdrawal_is_not_confirmed_counts_as_seen() {
 
 #[test]
 fn an_annotation_that_is_refused_for_good_blocks_no_uninstall() {
-    let refused = patching(Patching::Refused);
+    let refused = set_patching(Patching::Refused);
     let start = start(true, false);
     let ops = [
         Op::ApiServer,

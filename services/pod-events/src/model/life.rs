@@ -593,7 +593,7 @@ impl Driver<'_> {
             match *op {
                 Op::Wait { millis } => sleep(Duration::from_millis(millis)).await,
                 Op::Delete { back } => {
-                    let Some(index) = self.back(back) else {
+                    let Some(index) = self.nth_newest(back) else {
                         continue;
                     };
                     let mut node = self.node.lock();
@@ -602,7 +602,7 @@ impl Driver<'_> {
                     self.spool.push(Missed::Ended(index));
                 }
                 Op::Stop { back, deletes } => {
-                    let Some(index) = self.back(back) else {
+                    let Some(index) = self.nth_newest(back) else {
                         continue;
                     };
                     self.spool.extend(deletes.then_some(Missed::Ended(index)));
@@ -700,7 +700,7 @@ impl Driver<'_> {
     }
 
     /// Returns the sandbox that was created so many before the newest.
-    fn back(&self, back: usize) -> Option<usize> {
+    fn nth_newest(&self, back: usize) -> Option<usize> {
         let known = self.node.lock().sandboxes.len();
         known.checked_sub(1 + back)
     }
@@ -735,7 +735,9 @@ impl Driver<'_> {
                 self.call(run, index, call);
             }
             Op::Repeat { back, timeout } => {
-                let Some(index) = self.back(back) else { return };
+                let Some(index) = self.nth_newest(back) else {
+                    return;
+                };
                 let is_current = {
                     let node = self.node.lock();
                     let sandbox = &node.sandboxes[index];
@@ -757,18 +759,20 @@ impl Driver<'_> {
                 }
             }
             Op::Confuse { back } => {
-                if let Some(index) = self.back(back) {
+                if let Some(index) = self.nth_newest(back) {
                     run.confuse(index).await;
                 }
             }
             Op::Delete { back } => {
-                if let Some(index) = self.back(back) {
+                if let Some(index) = self.nth_newest(back) {
                     let run = Arc::clone(run);
                     tokio::spawn(async move { run.delete(index).await });
                 }
             }
             Op::Stop { back, deletes } => {
-                let Some(index) = self.back(back) else { return };
+                let Some(index) = self.nth_newest(back) else {
+                    return;
+                };
                 {
                     let mut node = self.node.lock();
                     node.sandboxes[index].app = false;
@@ -787,7 +791,7 @@ impl Driver<'_> {
                 tokio::spawn(async move { run.collect(listed).await });
             }
             Op::Check { back } => {
-                if let Some(index) = self.back(back) {
+                if let Some(index) = self.nth_newest(back) {
                     let run = Arc::clone(run);
                     tokio::spawn(async move { run.check(index).await });
                 }
@@ -887,7 +891,9 @@ impl Driver<'_> {
             | Op::Flows { back, .. }
             | Op::Tear { back }
             | Op::LoseListeners { back } => {
-                let Some(index) = self.back(back) else { return };
+                let Some(index) = self.nth_newest(back) else {
+                    return;
+                };
                 index
             }
             _ => 0,
@@ -1010,7 +1016,7 @@ impl Driver<'_> {
         };
         let states: Vec<_> = match scope {
             Scope::Sandbox(back) => {
-                let index = self.back(back);
+                let index = self.nth_newest(back);
                 index.map(|index| run.state(index)).into_iter().collect()
             }
             Scope::Pod(pod) => {

@@ -31,7 +31,7 @@ async fn hang<T>() -> T {
     std::future::pending().await
 }
 
-fn millis(millis: u32) -> Duration {
+fn to_duration(millis: u32) -> Duration {
     Duration::from_millis(millis.into())
 }
 
@@ -131,7 +131,7 @@ impl Services {
         }
         let result = match fault {
             Some(Fault::Hangs) => return hang().await,
-            Some(Fault::Late(late)) => self.late(millis(late), about, effect).await,
+            Some(Fault::Late(late)) => self.finish_late(to_duration(late), about, effect).await,
             _ => effect(self.clone()).await,
         };
         if self.end(result.as_ref().err()) {
@@ -141,7 +141,7 @@ impl Services {
             Some(Fault::AnswerLost) => Err(disconnected()),
             Some(Fault::AnswerHangs) => hang().await,
             Some(Fault::AnswerLate(late)) => {
-                sleep(millis(late)).await;
+                sleep(to_duration(late)).await;
                 result
             }
             _ => result,
@@ -161,7 +161,7 @@ impl Services {
     }
 
     /// The work outlives the call that started it, but not its service.
-    async fn late<T: Send + 'static>(
+    async fn finish_late<T: Send + 'static>(
         &self,
         late: Duration,
         about: Option<SandboxRef>,

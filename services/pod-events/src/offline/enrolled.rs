@@ -174,16 +174,16 @@ mod tests {
         testing::{namespace, pod},
     };
 
-    fn names(names: &[&str]) -> BTreeSet<NamespaceName> {
+    fn parse_names(names: &[&str]) -> BTreeSet<NamespaceName> {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    fn mode(mode: &str) -> Labels {
+    fn mode_label(mode: &str) -> Labels {
         [(keys::DATAPLANE_MODE.to_owned(), mode.to_owned())].into()
     }
 
     fn enrolled(selectors: &str, excluded: &[&str]) -> EnrolledTracker {
-        let excluded: Vec<_> = names(excluded).into_iter().collect();
+        let excluded: Vec<_> = parse_names(excluded).into_iter().collect();
         EnrolledTracker::new(&Policy {
             selectors: &selectors.parse().unwrap(),
             excluded: &excluded,
@@ -198,7 +198,7 @@ mod tests {
         inventory: &Inventory,
         held: &[&str],
     ) -> BTreeSet<NamespaceName> {
-        let held = names(held);
+        let held = parse_names(held);
         enrolled.apply(inventory, |namespace| held.contains(namespace));
         enrolled.set_held(held);
         enrolled.wanted().clone()
@@ -212,9 +212,9 @@ mod tests {
     fn inventory() -> Inventory {
         let mut inventory = Inventory::default();
         for (name, labels) in [
-            ("labelled", mode("ambient")),
-            ("plain", mode("none")),
-            ("system", mode("ambient")),
+            ("labelled", mode_label("ambient")),
+            ("plain", mode_label("none")),
+            ("system", mode_label("ambient")),
         ] {
             let mut namespace = namespace(name);
             namespace.labels = labels;
@@ -222,7 +222,7 @@ mod tests {
                 .namespaces
                 .insert(namespace.name.clone(), namespace);
         }
-        for (name, labels) in [("mixed", mode("ambient")), ("plain", Labels::new())] {
+        for (name, labels) in [("mixed", mode_label("ambient")), ("plain", Labels::new())] {
             let mut pod = pod(name, "web");
             pod.labels = labels;
             let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
@@ -234,9 +234,9 @@ mod tests {
     #[test]
     fn a_namespace_counts_by_its_label_by_its_pods_labels_and_by_what_has_effects() {
         let with = found(keys::ISTIO_SELECTORS, &inventory(), &["shop"]);
-        assert_eq!(with, names(&["labelled", "mixed", "shop"]));
+        assert_eq!(with, parse_names(&["labelled", "mixed", "shop"]));
         let without = found(keys::ISTIO_SELECTORS, &inventory(), &[]);
-        assert_eq!(without, names(&["labelled", "mixed"]));
+        assert_eq!(without, parse_names(&["labelled", "mixed"]));
     }
 
     #[test]
@@ -253,19 +253,19 @@ mod tests {
             };
             wanted(enrolled, &inventory, &[])
         };
-        assert_eq!(of(true), names(&["legacy"]));
-        assert_eq!(of(false), names(&[]));
+        assert_eq!(of(true), parse_names(&["legacy"]));
+        assert_eq!(of(false), parse_names(&[]));
     }
 
     #[test]
     fn a_namespace_counts_by_what_the_selectors_say_of_namespaces() {
         let found = |selectors| found(selectors, &inventory(), &[]);
         let by_name = "[{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: plain}}}]";
-        assert_eq!(found(by_name), names(&["plain"]));
+        assert_eq!(found(by_name), parse_names(&["plain"]));
         // A selector without a namespace part matches namespaces only through its pods.
         let every_pod = "[{}]";
-        assert_eq!(found(every_pod), names(&["mixed", "plain"]));
-        assert_eq!(found("[]"), names(&[]));
+        assert_eq!(found(every_pod), parse_names(&["mixed", "plain"]));
+        assert_eq!(found("[]"), parse_names(&[]));
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         }
         assert_eq!(
             found(keys::ISTIO_SELECTORS, &inventory, &[]),
-            names(&["mixed", "plain"])
+            parse_names(&["mixed", "plain"])
         );
     }
 
@@ -299,14 +299,14 @@ mod tests {
         now.namespaces.remove(&"labelled".parse().unwrap());
         steps.push(now.clone());
         let mut plain = namespace("plain");
-        plain.labels = mode("ambient");
+        plain.labels = mode_label("ambient");
         now.namespaces.insert(plain.name.clone(), plain);
         steps.push(now);
         steps.push(inventory());
         for held in [&["shop"][..], &[]] {
             for step in &steps {
-                enrolled.apply(step, |namespace| names(held).contains(namespace));
-                enrolled.set_held(names(held));
+                enrolled.apply(step, |namespace| parse_names(held).contains(namespace));
+                enrolled.set_held(parse_names(held));
                 assert_eq!(enrolled.wanted(), &wanted(istio(), step, held));
             }
         }
@@ -324,13 +324,16 @@ mod tests {
             enrolled.apply(&now, |_| false);
             let queries = Cell::new(0);
             let mut changed = namespace("n7");
-            changed.labels = mode("ambient");
+            changed.labels = mode_label("ambient");
             now.namespaces.insert(changed.name.clone(), changed);
             enrolled.apply(&now, |_| {
                 queries.set(queries.get() + 1);
                 false
             });
-            assert_eq!((queries.get(), enrolled.wanted()), (1, &names(&["n7"])));
+            assert_eq!(
+                (queries.get(), enrolled.wanted()),
+                (1, &parse_names(&["n7"]))
+            );
         }
     }
 
@@ -338,7 +341,11 @@ mod tests {
     fn the_list_follows_what_is_known() {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("plugin");
-        for now in [names(&["shop", "bank"]), names(&["bank"]), names(&[])] {
+        for now in [
+            parse_names(&["shop", "bank"]),
+            parse_names(&["bank"]),
+            parse_names(&[]),
+        ] {
             write(&state_dir, now.clone(), true).unwrap();
             let read = EnrolledNamespaces::read(&state_dir).unwrap().unwrap();
             assert_eq!(read.names(), now);
@@ -348,16 +355,16 @@ mod tests {
     #[test]
     fn nothing_is_taken_from_the_list_while_the_source_does_not_know_everything() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), names(&["shop"]), true).unwrap();
-        write(dir.path(), names(&["bank"]), false).unwrap();
+        write(dir.path(), parse_names(&["shop"]), true).unwrap();
+        write(dir.path(), parse_names(&["bank"]), false).unwrap();
         let read = EnrolledNamespaces::read(dir.path()).unwrap().unwrap();
-        assert_eq!(read.names(), names(&["bank", "shop"]));
+        assert_eq!(read.names(), parse_names(&["bank", "shop"]));
     }
 
     #[test]
     fn no_list_is_begun_from_a_part_of_the_truth() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), names(&["shop"]), false).unwrap();
+        write(dir.path(), parse_names(&["shop"]), false).unwrap();
         assert_eq!(EnrolledNamespaces::read(dir.path()).unwrap(), None);
     }
 
@@ -366,11 +373,11 @@ mod tests {
         use std::os::unix::fs::MetadataExt as _;
         let dir = tempfile::tempdir().unwrap();
         let inode = || fs::metadata(dir.path().join(ENROLLED_FILE)).unwrap().ino();
-        write(dir.path(), names(&["shop"]), true).unwrap();
+        write(dir.path(), parse_names(&["shop"]), true).unwrap();
         // Kept open, or the inode number could be reused.
         let _open = fs::File::open(dir.path().join(ENROLLED_FILE)).unwrap();
         let before = inode();
-        write(dir.path(), names(&["shop"]), true).unwrap();
+        write(dir.path(), parse_names(&["shop"]), true).unwrap();
         assert_eq!(inode(), before);
     }
 
@@ -379,6 +386,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().join("plugin");
         fs::write(&state_dir, "a file").unwrap();
-        write(&state_dir, names(&["shop"]), true).unwrap_err();
+        write(&state_dir, parse_names(&["shop"]), true).unwrap_err();
     }
 }

@@ -24,10 +24,10 @@ pub(super) fn declared(spec: &k8s::PodSpec) -> Vec<DeclaredPort> {
     let inits = spec.init_containers.iter().flatten().filter(beside);
     let containers = spec.containers.iter().chain(inits);
     let ports = containers.flat_map(|container| container.ports.iter().flatten());
-    ports.filter_map(port).collect()
+    ports.filter_map(parse_port).collect()
 }
 
-fn port(port: &k8s::ContainerPort) -> Option<DeclaredPort> {
+fn parse_port(port: &k8s::ContainerPort) -> Option<DeclaredPort> {
     let number = u16::try_from(port.container_port).ok();
     Some(DeclaredPort {
         protocol: match port.protocol.as_deref() {

@@ -248,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    fn port(port: u32, protocol: wire::PortProtocol, service: &str) -> wire::ServicePort {
+    fn build_port(port: u32, protocol: wire::PortProtocol, service: &str) -> wire::ServicePort {
         wire::ServicePort {
             pod: Some(WireRef {
                 namespace: "shop".into(),
@@ -269,13 +269,13 @@ mod tests {
     fn invalid_fields_of_a_request_are_named() {
         let tcp = wire::PortProtocol::Tcp;
         for (invalid, field) in [
-            (port(0, tcp, "web"), "service_ports.port"),
-            (port(65_536, tcp, "web"), "service_ports.port"),
+            (build_port(0, tcp, "web"), "service_ports.port"),
+            (build_port(65_536, tcp, "web"), "service_ports.port"),
             (
-                port(80, wire::PortProtocol::Unspecified, "web"),
+                build_port(80, wire::PortProtocol::Unspecified, "web"),
                 "service_ports.protocol",
             ),
-            (port(80, tcp, "Web/"), "service_ports.service"),
+            (build_port(80, tcp, "Web/"), "service_ports.service"),
             (
                 wire::ServicePort {
                     pod: None,
@@ -303,7 +303,7 @@ mod tests {
             assert_eq!(refused(request), "labels");
         }
         let request = wire::ListBindsRequest {
-            service_ports: vec![port(80, tcp, "web"); MAX_PORTS + 1],
+            service_ports: vec![build_port(80, tcp, "web"); MAX_PORTS + 1],
             ..Default::default()
         };
         assert_eq!(refused(request), "service_ports");
@@ -314,8 +314,8 @@ mod tests {
         let request = wire::ListBindsRequest {
             labels: vec!["app=web".to_owned(), "empty=".to_owned()],
             service_ports: vec![
-                port(80, wire::PortProtocol::Tcp, "web"),
-                port(80, wire::PortProtocol::Udp, "web"),
+                build_port(80, wire::PortProtocol::Tcp, "web"),
+                build_port(80, wire::PortProtocol::Udp, "web"),
             ],
             ..Default::default()
         };

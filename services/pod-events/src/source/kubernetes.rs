@@ -175,7 +175,7 @@ fn parse_version(text: Option<&str>) -> u64 {
 
 impl Cache {
     /// Changes the stores, and publishes the inventory if anything differs.
-    fn change<T>(&self, change: impl FnOnce(&mut Stores) -> T) -> T {
+    fn update<T>(&self, change: impl FnOnce(&mut Stores) -> T) -> T {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut stores);
         let (pods, namespaces) = (stores.pods.take_changes(), stores.namespaces.take_changes());

@@ -17,7 +17,7 @@ fn on_the_wire(annotations: &[(&'static str, &str)]) -> wire::SidecarRedirection
     read(annotations).unwrap().to_wire(&capture())
 }
 
-fn ports(ports: &[u32]) -> Option<wire::PortSelection> {
+fn some_ports(ports: &[u32]) -> Option<wire::PortSelection> {
     Some(wire::PortSelection {
         all: false,
         ports: ports.to_vec(),
@@ -31,7 +31,7 @@ fn all_ports() -> Option<wire::PortSelection> {
     })
 }
 
-fn networks(networks: &[&str]) -> Option<wire::NetworkSelection> {
+fn some_networks(networks: &[&str]) -> Option<wire::NetworkSelection> {
     Some(wire::NetworkSelection {
         all: false,
         networks: networks.iter().map(|&it| it.to_owned()).collect(),
@@ -109,14 +109,14 @@ fn inbound_ports_are_all_or_none_or_some() {
     assert_eq!(of("*"), all_ports());
     assert_eq!(of(""), None);
     assert_eq!(of("  "), None);
-    assert_eq!(of("8080"), ports(&[8080]));
+    assert_eq!(of("8080"), some_ports(&[8080]));
     assert_eq!(
         of(" 2222 , 1111, 01111,65535,1"),
-        ports(&[1, 1111, 2222, 65535])
+        some_ports(&[1, 1111, 2222, 65535])
     );
     // Istio accepts port 0, to which nothing can connect.
     assert_eq!(of("0"), None);
-    assert_eq!(of("0,80"), ports(&[80]));
+    assert_eq!(of("0,80"), some_ports(&[80]));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn networks_are_all_or_none_or_some_without_what_is_beyond_their_prefix() {
         "::/0",
         "fd00::/8",
     ];
-    assert_eq!(of(mixed), networks(&expected));
+    assert_eq!(of(mixed), some_networks(&expected));
     let excluded = [(keys::SIDECAR_EXCLUDE_NETWORKS, "1.1.0.0/16")];
     let excluded = on_the_wire(&excluded).excluded_outbound_networks;
     assert_eq!(excluded, ["1.1.0.0/16"]);

@@ -101,7 +101,7 @@ impl ApiReader {
         let (namespace, name) = key;
         let api = Api::<k8s::Pod>::namespaced(self.client.clone(), namespace.as_str());
         let Some(pod) = self.request(|| api.get_opt(name.as_str()), until).await? else {
-            self.cache.change(|stores| stores.pods.remove_fetched(key));
+            self.cache.update(|stores| stores.pods.remove_fetched(key));
             return Ok(None);
         };
         let observed = observe_pod(pod);
@@ -110,7 +110,7 @@ impl ApiReader {
         if pod.node.as_ref() == Some(&self.scope.node) {
             let fetched = pod.clone();
             self.cache
-                .change(|stores| stores.pods.insert_fetched(key, observed.version, fetched));
+                .update(|stores| stores.pods.insert_fetched(key, observed.version, fetched));
         }
         Ok(Some(pod))
     }
@@ -119,13 +119,13 @@ impl ApiReader {
         let api = Api::<PartialObjectMeta<k8s::Namespace>>::all(self.client.clone());
         let Some(namespace) = self.request(|| api.get_opt(name.as_str()), until).await? else {
             self.cache
-                .change(|stores| stores.namespaces.remove_fetched(name));
+                .update(|stores| stores.namespaces.remove_fetched(name));
             return Ok(());
         };
         let observed = observe_namespace(namespace, &self.scope.namespace_labels);
         let cannot_be_used = |why| format!("{} cannot be used: {why}", observed.title);
         let (name, namespace) = observed.parsed.map_err(cannot_be_used)?;
-        self.cache.change(|stores| {
+        self.cache.update(|stores| {
             stores
                 .namespaces
                 .insert_fetched(name, observed.version, namespace);
@@ -137,7 +137,7 @@ impl ApiReader {
     pub(super) async fn confirm_fetched(self) {
         loop {
             sleep(CONFIRM_INTERVAL).await;
-            let pods = self.cache.change(|stores| stores.pods.unconfirmed());
+            let pods = self.cache.update(|stores| stores.pods.unconfirmed());
             for key in pods {
                 if let Err(why) = self.get_pod(&key, Instant::now() + GET_TIMEOUT).await {
                     tracing::debug!(

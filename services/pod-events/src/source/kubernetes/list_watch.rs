@@ -131,7 +131,7 @@ where
     }
 
     fn publish(&self, update: Update<K>) {
-        self.cache.change(|stores| (self.apply)(stores, update));
+        self.cache.update(|stores| (self.apply)(stores, update));
     }
 
     async fn list_and_watch(&mut self) -> End {
