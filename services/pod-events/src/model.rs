@@ -1,13 +1,13 @@
-//! The model test: random schedules of CNI calls, label changes, faults, restarts, crashes and time, with registry,
-//! tasks and pipeline as they are, against services of this process and under paused time.
+//! The model test: random schedules of CNI calls, label changes, faults, restarts, crashes and time. Registry, tasks
+//! and pipeline are the real ones; the services are simulated in this process under paused time.
 //!
-//! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules, the same each time. `MODEL_FIRST` sets the
-//! first seed, `MODEL_SCHEDULES` how many are played, or `MODEL_SECONDS` for how long: `integration/test --full` plays
-//! fresh ones for a minute. `MODEL_SEED` runs a single one and prints what happens in it. The seed of a failing schedule
-//! is printed, and the schedule reduced to the operations that it needs.
+//! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules, the same each time. `MODEL_FIRST` sets
+//! the first seed, and `MODEL_SCHEDULES` the number or `MODEL_SECONDS` the duration of the schedules: `integration/test
+//! --full` plays fresh schedules for a minute. `MODEL_SEED` runs a single schedule and prints its events. For a failing
+//! schedule, the test prints the seed and the schedule reduced to the needed operations.
 //!
-//! With `--config 'profile.test.package.pod-events.opt-level=1'` three times as many are played in a time, but building
-//! the tests takes two minutes more: that is for the full run.
+//! With `--config 'profile.test.package.pod-events.opt-level=1'` three times as many schedules are played in the same
+//! time, but building the tests takes two minutes more, so the setting is for the full run.
 
 mod api_server;
 mod cases;
@@ -30,14 +30,15 @@ use schedule::{Op, schedule};
 
 const SECONDS: u64 = 60;
 
-/// Played without any of the variables: a quarter of a minute's work of one processor.
+/// The seed and number of schedules played without any of the variables: about a quarter of a minute's work of one
+/// processor.
 const USUAL_FIRST: u64 = 5_000_000;
 const USUAL_SCHEDULES: u64 = 1_200;
 
-/// So many schedules meet every state.
+/// A run of at least this many schedules meets every state.
 const MIN_FOR_EVERY_STATE: u64 = 5_000;
 
-/// Fewer in [`SECONDS`] are no test. Two busy processors play ten times as many.
+/// The minimum of schedules for a valid test in [`SECONDS`]. Two busy processors play ten times as many.
 const MIN_SCHEDULES: u64 = 1_000;
 
 const THREADS: u64 = 2;
@@ -50,7 +51,8 @@ const MAX_DESCRIBED: usize = 3;
 /// Limits the time in which one failing schedule is reduced.
 const REDUCTION_TIME: Duration = Duration::from_secs(20);
 
-/// tokio picks one of several ready branches at random, so a schedule may fail in some runs only.
+/// The number of runs of a schedule: tokio picks among several ready branches at random, so a schedule may fail in some
+/// runs only.
 const RUNS: u64 = 4;
 
 #[expect(
@@ -62,7 +64,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// Returns a violation without its numbers: the same defect is found in many schedules.
+/// Returns a violation without its numbers, so that violations of the same defect in many schedules compare equal.
 fn kind_of(violation: &str) -> String {
     violation
         .chars()
@@ -70,12 +72,12 @@ fn kind_of(violation: &str) -> String {
         .collect()
 }
 
-/// Returns why a schedule fails, if it does in one of some runs.
+/// Returns why a schedule fails, if any of several runs fails.
 fn failure_of(ops: &[Op]) -> Option<String> {
     (0..RUNS).find_map(|_| play(ops, false).violation)
 }
 
-/// Leaves out every operation without which the schedule still fails, as far as there is time.
+/// Leaves out every operation that the failure does not need, as far as there is time.
 fn reduced(mut ops: Vec<Op>, kind: &str) -> Vec<Op> {
     let until = Instant::now() + REDUCTION_TIME;
     let fails = |ops: &[Op]| failure_of(ops).is_some_and(|what| kind_of(&what) == kind);
@@ -102,7 +104,7 @@ fn reduced(mut ops: Vec<Op>, kind: &str) -> Vec<Op> {
     }
 }
 
-/// Describes a failing schedule: what it needs, and what happens in it.
+/// Describes a failing schedule: the needed operations and the trace of a run.
 fn describe(seed: u64, first: &str) -> String {
     let ops = reduced(schedule(seed), &kind_of(first));
     let list: String = ops.iter().map(|op| format!("\n    {op:?}")).collect();
@@ -114,7 +116,7 @@ fn describe(seed: u64, first: &str) -> String {
     }
     let what = played.violation.unwrap_or_else(|| first.to_owned());
     let mut trace = played.trace;
-    // Without their times: polls are repeated for minutes.
+    // Compares lines without their times, because polls are repeated for minutes.
     trace.dedup_by(|line, before| line.get(13..) == before.get(13..));
     let trace = trace.join("\n");
     format!("MODEL_SEED={seed}: {what}\n  reduced to:{list}\n{trace}\n")
@@ -149,7 +151,7 @@ fn play_all(seeds: impl Iterator<Item = u64>) -> Sum {
     sum
 }
 
-/// Plays so many schedules, or as many as there is time for.
+/// Plays the given number of schedules, or as many as there is time for.
 fn play_in_threads(first: u64, schedules: Option<u64>, time: Duration) -> Sum {
     let (next, began) = (AtomicU64::new(0), Instant::now());
     let seed = || {
@@ -227,7 +229,7 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
     let sum = play_in_threads(first, schedules, time);
     let played = sum.played;
     print_table(&sum.reached);
-    // One of each kind: the same defect fails many schedules.
+    // Only one schedule of each kind is described: the same defect fails many schedules.
     let mut kinds = BTreeMap::new();
     for (seed, what) in &sum.failed {
         let (count, _, _) = kinds.entry(kind_of(what)).or_insert((0, *seed, what));
@@ -255,7 +257,8 @@ fn every_pod_is_enrolled_exactly_while_it_should_be_and_nothing_is_left_over() {
     );
 }
 
-/// Leaves out `rare` states, and those that last for a moment only, unless something is away.
+/// Returns the states that no event has met. Leaves out `rare` states, and the states that last only a moment unless a
+/// service is away.
 fn states_without_event(reached: &Reached, rare: &[&str]) -> Vec<&'static str> {
     let required = life::STATES
         .iter()
@@ -264,7 +267,7 @@ fn states_without_event(reached: &Reached, rare: &[&str]) -> Vec<&'static str> {
     required.filter(|state| !is_met(state)).copied().collect()
 }
 
-/// A model in which nothing happens would pass whatever pod-events does.
+/// A model without events would pass whatever pod-events does.
 #[test]
 fn the_schedules_reach_what_they_are_for() {
     let reached = play_all(0..600).reached;

@@ -1,4 +1,4 @@
-//! The API server as seen by pod-events: it takes patches of pods' annotations, and no Events.
+//! The API server as seen by pod-events: the server takes patches of pods' annotations, and no Events.
 
 use std::{future::pending, io};
 
@@ -85,7 +85,7 @@ fn patch(node: &SharedNode, pod: usize, change: &Value) -> Option<StatusCode> {
     })
 }
 
-/// Peers that see the annotation use HBONE with the pod.
+/// Checks that ztunnel serves an annotated pod, because peers that see the annotation use HBONE with the pod.
 fn check_acknowledged(node: &mut Node, pod: usize) {
     let generation = node.pods[pod].generation;
     let mut sandboxes = node.sandboxes.iter();

@@ -1,4 +1,4 @@
-//! Schedules that are worth a name: each is a defect that was, or a promise that only several parts together keep.
+//! Schedules worth a name: each was a defect once, or tests a promise that only several parts together keep.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 
 const WAIT: Op = Op::Wait { millis: 1000 };
 
-/// Longer than any evidence of an earlier state counts.
+/// A wait longer than the lifetime of any evidence of an earlier state.
 const SETTLED: Op = Op::Wait { millis: 20_000 };
 
 const DELETE: Op = Op::Delete { back: 0 };
@@ -31,7 +31,7 @@ fn fault(method: Method, fault: Fault) -> Op {
     Op::Fault { method, fault }
 }
 
-/// Plays a schedule, after which everything has to be as desired.
+/// Plays a schedule and asserts that every state is as desired afterwards.
 fn assert_holds(ops: &[Op]) {
     let played = play(ops, true);
     let trace = played.trace.join("\n");
@@ -96,7 +96,7 @@ fn repeated_wrong_dels_do_not_keep_a_pod_from_being_enrolled_again() {
     ops.extend([repeated, DELETE].repeat(2));
     ops.push(Op::Wait { millis: 27_000 });
     ops.push(DELETE);
-    // The first is a minute ago.
+    // The first DEL is a minute ago.
     assert_eq!(
         play(&ops, false).reached.pairs.get(&("enrolled", "DEL")),
         Some(&2)
@@ -296,7 +296,7 @@ fn a_del_does_not_wait_while_ztunnel_is_sent_the_pod_again() {
         mode: Ztunnel::Silent,
     };
     let lost = Op::LoseListeners { back: 0 };
-    // The interval of checks is random, and the wait for ztunnel longer than these steps.
+    // The interval of checks is random, and the wait for ztunnel is longer than the steps of this loop.
     for millis in (44_000..=84_000).step_by(8_000) {
         let checked = Op::Wait { millis };
         let add = start(true, false);
@@ -373,7 +373,7 @@ fn set_patching(patching: Patching) -> Op {
     Op::Patching { patching }
 }
 
-/// Asserts the state of the last sandbox after these operations, before the faults end.
+/// Asserts the state of the last sandbox after the operations, before the faults end.
 fn assert_state(ops: &[Op], state: &'static str) {
     let probe = Op::Flows { back: 0, flows: 0 };
     let played = play(&[ops, &[probe]].concat(), true);
@@ -589,7 +589,7 @@ fn an_enrollment_that_an_earlier_run_of_pod_events_began_is_not_undone_when_it_f
         assert_holds(&ops);
         let trace = play(&ops, true).trace.join("\n");
         let is_undone = trace.contains("RemoveRules");
-        // Without a crash during its enrollment, the failure is undone.
+        // Without a crash during the enrollment, pod-events undoes the failure.
         assert!(
             !trace.contains("pod-events crashes") || !is_undone,
             "{trace}"
@@ -717,7 +717,7 @@ fn a_pod_that_ran_before_inpod_gets_no_rules_while_it_leaves() {
         pod: 0,
         labelled: true,
     };
-    // Before pod-events has looked for pods that it is to adopt.
+    // pod-events crashes before the search for pods to adopt.
     let crash = Op::Crash {
         steps: 0,
         missed: 2,
@@ -744,7 +744,7 @@ fn drift_that_is_reported_while_a_pod_is_enrolled_again_does_not_interrupt_it() 
     let ops = [&wrong[..], &[tear, WAIT, answers, SETTLED]].concat();
     assert_holds(&ops);
     let trace = play(&ops, true).trace.join("\n");
-    // By the ADD, and once its DEL is rejected.
+    // The workload is added by the ADD, and again after the DEL is rejected.
     assert_eq!(trace.matches("  AddWorkload net/c0").count(), 2, "{trace}");
 }
 

@@ -79,16 +79,17 @@ pub(super) const STATES: [&str; 9] = [
     "deleting",
 ];
 
-/// A DEL waits for a background enrollment that netconfig does not answer, for its undo, and for its own calls.
+/// A DEL waits for a background enrollment that netconfig does not answer, for the undo of the enrollment, and for the
+/// DEL's own calls.
 const DELETE_LIMIT: Duration = Duration::from_secs(25);
 
-/// Between a crash and the next start: revisions come from the boot clock, which stands still in paused time.
+/// The time between a crash and the next start: revisions come from the boot clock, which stands still in paused time.
 const RESTART_TIME: Duration = Duration::from_millis(1);
 
-/// When rest is checked, in seconds after the faults have stopped: past every bound that pod-events has.
+/// The times, in seconds after the faults have stopped, when rest is checked: they lie past every bound of pod-events.
 const REST: [u64; 9] = [1, 4, 15, 45, 80, 200, 400, 400, 400];
 
-/// Pairs of a record's state and an event that met it, and how much took place.
+/// Pairs of a record's state and an event that met the state, and counts of other effects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reached {
     pub(super) pairs: BTreeMap<(&'static str, &'static str), u64>,
@@ -117,7 +118,7 @@ pub(super) struct Played {
     pub(super) reached: Reached,
 }
 
-/// An event of the plugin that pod-events has missed.
+/// A plugin event missed by pod-events.
 #[derive(Clone)]
 enum Missed {
     Admitted(usize, Box<OfflineAdd>),
@@ -152,7 +153,7 @@ thread_local! {
     static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// pod-events restarts a task that has panicked, so that its panic may go unnoticed.
+/// Watches for panics, because pod-events restarts a panicked task and the panic may go unnoticed.
 fn watch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -165,7 +166,7 @@ fn watch_panics() {
     HAS_PANICKED.set(false);
 }
 
-/// Runs on memory where there is some: the checkpoint's files do.
+/// Runs in memory-backed storage where the host has some, because the checkpoint's files are on tmpfs, too.
 fn with_directory<T>(play: impl FnOnce(&Path, &Config) -> T) -> T {
     DIRECTORY.with_borrow_mut(|known| {
         let (directory, config) = known.get_or_insert_with(|| {
@@ -176,7 +177,7 @@ fn with_directory<T>(play: impl FnOnce(&Path, &Config) -> T) -> T {
             (directory, config)
         });
         for path in ["pods", "inherited"].map(|name| directory.path().join(name)) {
-            // Missing before the first schedule.
+            // Before the first schedule, the path is missing.
             drop(fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)));
         }
         play(directory.path(), config)
@@ -312,7 +313,7 @@ impl Run {
         record.map_or("none", |record| oracle::state_of(&record.intent))
     }
 
-    /// Answers an ADD as the runtime does: the containers start, or the sandbox is deleted.
+    /// Handles the answer to an ADD like the runtime: starts the containers or deletes the sandbox.
     async fn add(self: Arc<Self>, index: usize, call: Add) {
         let mut request = Request::new(self.add_request(index));
         request.set_timeout(Duration::from_secs(call.timeout));
@@ -437,7 +438,7 @@ impl Run {
         }
     }
 
-    /// Adds the other pod with the container of this sandbox, which is refused and changes nothing.
+    /// Adds the other pod with the sandbox's container: pod-events refuses such an ADD and changes nothing.
     async fn confuse(&self, index: usize) {
         let Some(before) = self.registry.record(&sandbox_ref(index)) else {
             return;
@@ -504,7 +505,7 @@ impl Run {
         self.server.collect_garbage(request).await.unwrap();
     }
 
-    /// Replays what the plugin has written down, again until it is settled.
+    /// Replays an event that the plugin has written down, and repeats the replay until the event is settled.
     async fn replay(self: Arc<Self>, missed: Missed) {
         loop {
             let outcome = match &missed {
@@ -525,7 +526,7 @@ impl Run {
     }
 }
 
-/// Returns a netns as the plugin sees it.
+/// Returns a netns with the facts that the plugin sees.
 fn seen_netns(path: &Path, index: usize) -> NetnsRef {
     let id = netns_id(index);
     NetnsRef {
@@ -552,7 +553,7 @@ struct Add {
 }
 
 impl Driver<'_> {
-    /// Runs pod-events until it crashes or the schedule ends. Returns whether it has crashed.
+    /// Runs pod-events until a crash or the end of the schedule. Returns whether pod-events has crashed.
     async fn live(&mut self, config: &Config) -> bool {
         set_since_boot(self.boot);
         {
@@ -581,7 +582,7 @@ impl Driver<'_> {
         has_crashed
     }
 
-    /// The operations that pod-events misses: the plugin writes them down.
+    /// Performs the operations that pod-events misses: the plugin writes them down.
     async fn while_away(&mut self) {
         for _ in 0..std::mem::take(&mut self.missed) {
             let Some(op) = self.ops.next() else { return };
@@ -661,7 +662,7 @@ impl Driver<'_> {
         self.settle(run).await;
     }
 
-    /// Ends all faults, and lets time pass until everything is as it should be.
+    /// Ends all faults, and lets time pass until every state is as desired.
     async fn settle(&mut self, run: &Arc<Run>) {
         {
             let mut node = self.node.lock();
@@ -699,7 +700,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Returns the sandbox that was created so many before the newest.
+    /// Returns the sandbox created `back` sandboxes before the newest.
     fn nth_newest(&self, back: usize) -> Option<usize> {
         let known = self.node.lock().sandboxes.len();
         known.checked_sub(1 + back)
@@ -805,7 +806,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Calls ADD. A runtime has one unanswered ADD of a pod at most: it gives up the one before.
+    /// Calls ADD. A runtime has at most one unanswered ADD per pod and gives up the earlier call.
     fn call(&mut self, run: &Arc<Run>, index: usize, call: Add) {
         let mut node = self.node.lock();
         let pod = node.sandboxes[index].pod;
@@ -822,7 +823,7 @@ impl Driver<'_> {
         let mut node = self.node.lock();
         let object = &mut node.pods[pod];
         if !object.shown || object.terminal {
-            // A runtime starts no sandbox for a pod that does not exist any more.
+            // A runtime starts no sandbox for a pod that no longer exists.
             let generation = object.generation + 1;
             *object = Object {
                 generation,
@@ -883,7 +884,7 @@ impl Driver<'_> {
         node.review_protection();
     }
 
-    /// Changes what pod-events only observes.
+    /// Changes the parts of the node that pod-events only observes.
     fn change_node(&mut self, op: &Op) {
         let index = match *op {
             Op::Exit { back }

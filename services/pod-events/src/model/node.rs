@@ -1,5 +1,5 @@
 //! The node around pod-events as plain data: what the source shows, sandboxes with their network namespaces, and the
-//! states of netconfig, of the broker and of its ztunnel. It outlives every run of pod-events.
+//! states of netconfig, of the broker and of its ztunnel. The node outlives every run of pod-events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use crate::{
 
 pub(super) const NAMES: [&str; 2] = ["web", "db"];
 
-/// A call that was decided on earlier evidence may arrive so late.
+/// A call decided on outdated evidence may arrive with this delay.
 const EVIDENCE_AGE: Duration = Duration::from_secs(15);
 
 const MAX_CALLS_AT_ONCE: u32 = 500;
@@ -67,12 +67,12 @@ impl Method {
 pub(super) enum Fault {
     /// An error without an effect.
     Refused,
-    /// The effect takes place and its answer is lost.
+    /// The effect takes place and the answer is lost.
     AnswerLost,
     Hangs,
     /// The effect takes place and no answer comes.
     AnswerHangs,
-    /// The effect takes place after these milliseconds, also if the caller is gone.
+    /// The effect takes place after the given milliseconds, even if the caller is gone.
     Late(u32),
     AnswerLate(u32),
 }
@@ -93,7 +93,7 @@ pub(super) enum Disk {
     ReadOnly,
 }
 
-/// What the API server does with patches of annotations.
+/// The reaction of the API server to patches of annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patching {
     Works,
@@ -103,7 +103,7 @@ pub(super) enum Patching {
     Hangs,
 }
 
-/// A pod as the source shows it.
+/// A pod object of the source.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Object {
     pub(super) generation: u32,
@@ -111,14 +111,14 @@ pub(super) struct Object {
     pub(super) labelled: bool,
     pub(super) terminating: bool,
     pub(super) terminal: bool,
-    /// The sandbox whose address its status shows.
+    /// The sandbox whose address the pod's status shows.
     pub(super) address_of: Option<usize>,
     pub(super) sidecar: bool,
     pub(super) annotation: Option<String>,
 }
 
 impl Object {
-    /// Returns whether peers see it as redirected.
+    /// Returns whether peers see the pod as redirected.
     pub(super) fn is_announced(&self) -> bool {
         self.annotation.as_deref() == Some(keys::REDIRECTION_ENABLED)
     }
@@ -140,28 +140,28 @@ pub(super) struct Sandbox {
     /// The sandbox's own process.
     pub(super) pause: bool,
     pub(super) app: bool,
-    /// Its pod is redirected to a sidecar, without ztunnel.
+    /// The pod is redirected to a sidecar, without ztunnel.
     pub(super) sidecar: bool,
     pub(super) rules: Option<Rules>,
     pub(super) flows: u32,
     pub(super) listeners_lost: bool,
-    /// ztunnel has acknowledged it with this netns.
+    /// ztunnel has acknowledged the sandbox with its own netns.
     pub(super) acknowledged: bool,
-    /// It has never had an ADD.
+    /// The sandbox has never had an ADD.
     pub(super) ran_before: bool,
-    /// The number of its ADDs.
+    /// The number of ADDs that named the sandbox.
     pub(super) adds: u32,
-    /// The outcome of its last ADD; `None` while one is unanswered.
+    /// The outcome of the last ADD; `None` while an ADD is unanswered.
     pub(super) admitted: Option<bool>,
-    /// A DEL or a GC has named it since its last ADD.
+    /// A DEL or a GC has named the sandbox since the last ADD.
     pub(super) delete_requested: bool,
-    /// While that stands, the source has not shown its pod as one that runs on.
+    /// Since the requested deletion, the source has at least once not shown the pod as running on.
     pub(super) end_confirmed: bool,
-    /// pod-events has reported it enrolled since it is wanted.
+    /// pod-events has reported the sandbox enrolled since the pod is wanted in the mesh.
     pub(super) enrolled: bool,
-    /// Since when every fact stands against its end.
+    /// The time since which all evidence says that the sandbox is still alive.
     pub(super) protected_since: Option<Duration>,
-    /// Counts the changes, by others than pod-events, of what was put in place for it.
+    /// Counts how often anything but pod-events changed the state that was put in place for the sandbox.
     pub(super) disturbances: u32,
 }
 
@@ -187,7 +187,7 @@ pub(super) struct Netconfig {
     pub(super) up_at: Duration,
     pub(super) claims: BTreeMap<SandboxRef, usize>,
     pub(super) watchers: Vec<mpsc::UnboundedSender<DriftEvent>>,
-    /// Until when a change occupies a sandbox's netns.
+    /// The time until which a change occupies a sandbox's netns.
     pub(super) busy: BTreeMap<SandboxRef, Duration>,
 }
 
@@ -199,7 +199,7 @@ pub(super) struct Broker {
     pub(super) entries: BTreeMap<SandboxRef, Workload>,
     pub(super) tombstones: BTreeMap<SandboxRef, u64>,
     pub(super) ztunnel: Ztunnel,
-    /// By UID, the netns in which ztunnel serves a pod.
+    /// The netns in which ztunnel serves a pod, by the pod's UID.
     pub(super) serving: BTreeMap<String, (SandboxRef, NetnsId)>,
     pub(super) refused: BTreeSet<SandboxRef>,
     pub(super) changed: watch::Sender<()>,
@@ -218,11 +218,11 @@ pub(super) struct Node {
     pub(super) broker: Broker,
     pub(super) faults: Vec<(Method, Fault)>,
     pub(super) crash_in: Option<u32>,
-    /// pod-events has crashed: nothing that it still does takes effect.
+    /// pod-events has crashed: its remaining work has no effect.
     pub(super) dead: bool,
     pub(super) crashed: Arc<Notify>,
     pub(super) disk: Disk,
-    /// The pods come from an API server, which pod-events patches.
+    /// The pods come from an API server, whose annotations pod-events patches.
     pub(super) has_api_server: bool,
     pub(super) patching: Patching,
     pub(super) leave: watch::Sender<Option<UninstallMode>>,
@@ -291,7 +291,7 @@ impl SharedNode {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers the checkpoint's question before each change of a file.
+    /// Decides before each change of a checkpoint file whether the disk fails.
     pub(super) fn disk_fault(&self, removes: bool) -> Option<io::Result<()>> {
         let mut node = self.lock();
         if node.dead {
@@ -324,7 +324,7 @@ pub(super) fn address(index: usize) -> String {
     format!("10.0.0.{}", index + 1)
 }
 
-/// Returns the sandbox that a container id is of; none for a record that is named after a pod's UID.
+/// Returns the sandbox of a container id, or none for a record named after a pod's UID.
 pub(super) fn index_of(container: &ContainerId) -> Option<usize> {
     container.as_str().strip_prefix('c')?.parse().ok()
 }
@@ -354,7 +354,7 @@ impl Node {
         self.violation.get_or_insert(what);
     }
 
-    /// Counts a call. Work that is repeated without a pause would occupy the node for ever.
+    /// Counts a call. Work repeated without a pause would occupy the node for ever.
     pub(super) fn count_call(&mut self) {
         self.calls += 1;
         let now = testing::since_boot();
@@ -379,7 +379,7 @@ impl Node {
         }
     }
 
-    /// Notes that a service has lost what it held for every sandbox.
+    /// Notes that a service has lost its state for every sandbox.
     pub(super) fn disturb(&mut self) {
         for sandbox in &mut self.sandboxes {
             sandbox.disturbances += 1;
@@ -391,7 +391,7 @@ impl Node {
         Some(self.faults.remove(at).1)
     }
 
-    /// Has the source show what is so now.
+    /// Makes the source show the current state of the pods.
     pub(super) fn publish(&mut self) {
         let mut inventory = Inventory::default();
         let namespace = testing::namespace("shop");
@@ -412,13 +412,13 @@ impl Node {
         self.review_protection();
     }
 
-    /// Returns the sandbox created last for this pod object.
+    /// Returns the sandbox created last for a pod object.
     pub(super) fn newest(&self, pod: usize) -> Option<usize> {
         let of_pod = |sandbox: &Sandbox| sandbox.pod == pod;
         self.sandboxes.iter().rposition(of_pod)
     }
 
-    /// Returns whether the source shows the pod of this sandbox, and its end is not requested.
+    /// Returns whether the source shows the sandbox's pod without a requested end.
     pub(super) fn is_shown_alive(&self, index: usize) -> bool {
         let sandbox = &self.sandboxes[index];
         let pod = &self.pods[sandbox.pod];
@@ -430,12 +430,12 @@ impl Node {
         self.is_shown_alive(index) && self.may_join(pod)
     }
 
-    /// Returns whether a pod belongs in the mesh while it runs.
+    /// Returns whether a running pod belongs in the mesh.
     pub(super) fn may_join(&self, pod: &Object) -> bool {
         (pod.labelled || pod.sidecar) && self.leave.borrow().is_none()
     }
 
-    /// Notes since when every fact stands against the end of each sandbox.
+    /// Records, for each sandbox, since when all evidence says that the sandbox is still alive.
     pub(super) fn review_protection(&mut self) {
         let now = testing::since_boot();
         for index in 0..self.sandboxes.len() {
@@ -456,7 +456,7 @@ impl Node {
         }
     }
 
-    /// Returns whether nothing may take this sandbox out of the mesh.
+    /// Returns whether nothing may take the sandbox out of the mesh.
     pub(super) fn is_protected(&self, index: usize) -> bool {
         let since = self.sandboxes[index].protected_since;
         since.is_some_and(|since| testing::since_boot() >= since + EVIDENCE_AGE)
@@ -514,7 +514,7 @@ impl Node {
         true
     }
 
-    /// Removes what ends with a netns. netconfig notices that one has ended.
+    /// Removes the rules, connections and claims that end with a netns. netconfig notices the end of a claimed netns.
     pub(super) fn end_netns(&mut self, index: usize) {
         let sandbox = &mut self.sandboxes[index];
         if sandbox.exists() {
@@ -531,7 +531,7 @@ impl Node {
         }
     }
 
-    /// Has ztunnel serve what the broker desires, as far as it does so now.
+    /// Makes ztunnel serve the workloads that the broker desires, unless ztunnel is silent or refuses.
     pub(super) fn serve(&mut self) {
         let broker = &mut self.broker;
         if broker.seeded && broker.ztunnel != Ztunnel::Silent {

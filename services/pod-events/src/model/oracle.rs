@@ -1,4 +1,4 @@
-//! Checks what pod-events promises: after each answer, at each moment, and at rest.
+//! Checks the promises of pod-events: after each answer, at each moment, and at rest.
 
 use std::sync::Arc;
 
@@ -34,12 +34,13 @@ fn has_workload(node: &Node, index: usize) -> bool {
     entries.any(|sandbox| index_of(&sandbox.container_id) == Some(index))
 }
 
-/// Returns a number that changes with everything that others do to a sandbox.
+/// Returns a counter that grows with every change of a sandbox by anything but pod-events.
 pub(super) fn disturbances(node: &SharedNode, index: usize) -> u32 {
     node.lock().sandboxes[index].disturbances
 }
 
-/// Nothing is believed without proof: what counts as enrolled was acknowledged by ztunnel for its netns.
+/// Checks that pod-events believes nothing without proof: ztunnel has acknowledged every sandbox that counts as
+/// enrolled, for the sandbox's own netns.
 pub(super) fn check_moment(node: &SharedNode, registry: &Registry) {
     let records = registry.records();
     let mut node = node.lock();
@@ -58,7 +59,7 @@ pub(super) fn check_moment(node: &SharedNode, registry: &Registry) {
     node.review_protection();
 }
 
-/// An ADD that was answered with success is claimed, served and has its rules.
+/// Checks that a sandbox whose ADD was answered with success is claimed, is served and has its rules.
 pub(super) fn check_admitted(
     node: &SharedNode,
     registry: &Registry,
@@ -95,7 +96,8 @@ pub(super) fn check_admitted(
     }
 }
 
-/// A sandbox without a record has nothing in place: after a failed ADD, and after a DEL that was not deferred.
+/// Checks that a sandbox without a record has nothing in place after a failed ADD, or after a DEL that was not
+/// deferred.
 pub(super) fn check_forgotten(node: &SharedNode, registry: &Registry, index: usize, after: &str) {
     if registry.record(&sandbox_ref(index)).is_some() {
         return;
@@ -103,7 +105,7 @@ pub(super) fn check_forgotten(node: &SharedNode, registry: &Registry, index: usi
     let mut node = node.lock();
     let sandbox = &node.sandboxes[index];
     if sandbox.admitted.is_none() {
-        // Its ADD is repeated.
+        // The runtime repeats the ADD.
         return;
     }
     let ends_with_netns = after == "DEL" || !sandbox.exists();
@@ -130,7 +132,7 @@ fn is_detached(node: &Node, sandbox: &Sandbox) -> bool {
     sandbox.sidecar && node.leave.borrow().is_some()
 }
 
-/// CHECK reports what is so.
+/// Checks that CHECK reports the actual state.
 pub(super) fn check_reported(node: &SharedNode, index: usize) {
     let mut node = node.lock();
     let complete = node.sandboxes[index].rules == Some(Rules::Complete);
@@ -139,13 +141,13 @@ pub(super) fn check_reported(node: &SharedNode, index: usize) {
     }
 }
 
-/// Returns what is not at rest: a difference between desired and observed, or something left over.
+/// Returns the first violation of rest: a difference between desired and observed state, or a leftover.
 pub(super) fn find_unrest(node: &SharedNode, registry: &Registry) -> Option<String> {
     let records = registry.records();
     let node = node.lock();
     for record in &records {
         let index = index_of(&record.sandbox.container_id);
-        // A pod without a sandbox is searched for as long as it is shown.
+        // pod-events searches for a shown pod without a sandbox as long as the source shows the pod.
         let may_stay = index.map_or_else(
             || record.has_unknown_netns() && is_awaited(&node, record),
             |index| is_superseded(&node, index),
@@ -175,13 +177,14 @@ pub(super) fn find_unrest(node: &SharedNode, registry: &Registry) -> Option<Stri
     found.or_else(|| find_leftover(&node, awaited))
 }
 
-/// Returns whether the runtime has started another sandbox although this one runs: it stays as it is until it ends.
+/// Returns whether the runtime has started another sandbox although the given sandbox runs: the earlier sandbox stays
+/// unchanged until its end.
 fn is_superseded(node: &Node, index: usize) -> bool {
     let sandbox = &node.sandboxes[index];
     node.newest(sandbox.pod) != Some(index) && sandbox.exists()
 }
 
-/// Returns whether the record is of a shown pod whose sandbox has ended.
+/// Returns whether the record belongs to a shown pod whose sandbox has ended.
 fn is_awaited(node: &Node, record: &Record) -> bool {
     let pods = node.pods.iter().enumerate();
     let mut shown = pods.filter(|(_, pod)| pod.shown);
@@ -206,9 +209,9 @@ fn unrest_of(
     let pod = &node.pods[sandbox.pod];
     let enrolled = record.is_some_and(is_enrolled);
     let is_newest = node.newest(sandbox.pod) == Some(index);
-    // A pod may wait for its next sandbox while nothing is held for the ended one: netconfig reports only the end of
-    // claimed ones, and searching for the processes of all others takes time in proportion to the node's. Its DEL, the
-    // next ADD, the end of the pod or of the uninstall ends the record.
+    // A pod may wait for its next sandbox while nothing is held for the ended sandbox: netconfig reports only the end
+    // of claimed sandboxes, and a search for the processes of all others takes time in proportion to the processes of
+    // the node. The DEL, the next ADD, the end of the pod or the end of the uninstall ends the record.
     let is_shown = pod.shown && pod.generation == sandbox.generation;
     let is_left_alone = is_detached(node, sandbox);
     let is_unmanaged =
@@ -225,7 +228,7 @@ fn unrest_of(
     if is_superseded(node, index) && record.is_some() {
         return None;
     }
-    // A DEL of the newest of two sandboxes that run makes the other one the pod's.
+    // A DEL of the newest of two running sandboxes makes the other sandbox the pod's.
     let mut others = node.sandboxes.iter().take(index);
     let is_replaced = sandbox.delete_requested
         && others.any(|other| other.pod == sandbox.pod && other.has_processes());
@@ -267,8 +270,8 @@ fn unrest_of(
 
 fn left_outside(node: &Node, index: usize, is_newest: bool) -> Option<String> {
     let sandbox = &node.sandboxes[index];
-    // With the source's agreement a DEL ends a sandbox at once, and its rules end with its netns: also if the source
-    // shows the pod again later.
+    // With the source's agreement, a DEL ends a sandbox at once, even if the source shows the pod again later. The
+    // rules end with the netns.
     let ends = !sandbox.app || !is_newest || sandbox.end_confirmed;
     // The runtime deletes a sandbox whose ADD failed.
     let has_failed = sandbox.admitted == Some(false) && !sandbox.app;

@@ -1,4 +1,5 @@
-//! Random schedules. The operations name pods and sandboxes by number, so that every part of a schedule is one, too.
+//! Random schedules. The operations name pods and sandboxes by number, so that every part of a schedule remains a
+//! schedule.
 
 use fastrand::Rng;
 
@@ -11,7 +12,7 @@ pub(super) enum Op {
     Patching {
         patching: Patching,
     },
-    /// inpod is to leave the node, or to stay.
+    /// An uninstall of the node is requested or cancelled.
     Uninstall {
         requested: bool,
     },
@@ -24,31 +25,31 @@ pub(super) enum Op {
         pod: usize,
         labelled: bool,
     },
-    /// The runtime starts a new sandbox, after the previous one has ended or not.
+    /// The runtime starts a new sandbox, whether or not the previous sandbox has ended.
     Start {
         pod: usize,
         labelled: bool,
         previous_ends: bool,
         reuses_path: bool,
         timeout: u64,
-        /// The caller leaves after these milliseconds.
+        /// The caller leaves after the given milliseconds.
         leaves_after: Option<u64>,
         /// After a failed ADD, the runtime deletes the sandbox.
         cleans_up: bool,
     },
-    /// The ADD of an existing sandbox is repeated.
+    /// The runtime repeats the ADD of an existing sandbox.
     Repeat {
         back: usize,
         timeout: u64,
     },
-    /// An ADD of the other pod names the container of this sandbox.
+    /// An ADD of the other pod names the container of the given sandbox.
     Confuse {
         back: usize,
     },
     Delete {
         back: usize,
     },
-    /// The GC lists the sandboxes whose bits are set.
+    /// A GC lists the sandboxes whose bits are set.
     Collect {
         listed: u32,
     },
@@ -65,12 +66,12 @@ pub(super) enum Op {
     Complete {
         pod: usize,
     },
-    /// The source shows the pod no longer, or again.
+    /// The source stops showing the pod, or shows the pod again.
     Show {
         pod: usize,
         shown: bool,
     },
-    /// Another pod of the same name.
+    /// The pod is replaced by another pod of the same name.
     Recreate {
         pod: usize,
         labelled: bool,
@@ -85,7 +86,7 @@ pub(super) enum Op {
     Unmount {
         back: usize,
     },
-    /// All of it, in the order of a runtime.
+    /// The pod stops completely, in the order of a runtime: processes, netns, and DEL if requested.
     Stop {
         back: usize,
         deletes: bool,
@@ -118,7 +119,7 @@ pub(super) enum Op {
     Disk {
         disk: Disk,
     },
-    /// pod-events crashes at this point of its work, and misses these operations.
+    /// pod-events crashes after the given number of steps, and misses the given number of operations.
     Crash {
         steps: u32,
         missed: usize,

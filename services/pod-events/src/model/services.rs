@@ -1,5 +1,5 @@
-//! netconfig and the broker as seen by pod-events: each call may meet a fault, has its effect on the [`Node`], and is
-//! a point at which pod-events may crash.
+//! netconfig and the broker as seen by pod-events: each call may meet a fault, has its effect on the [`Node`], and is a
+//! point at which pod-events may crash.
 
 mod broker;
 mod netconfig;
@@ -148,7 +148,7 @@ impl Services {
         }
     }
 
-    /// netconfig changes one netns in one task at a time.
+    /// Waits for earlier work, because netconfig changes a netns in only a single task at a time.
     async fn wait_for_netns(&self, sandbox: &SandboxRef) {
         loop {
             let busy = self.0.lock().netconfig.busy.get(sandbox).copied();
@@ -160,7 +160,7 @@ impl Services {
         }
     }
 
-    /// The work outlives the call that started it, but not its service.
+    /// Finishes the work late: the work outlives the call that started it, but not the service.
     async fn finish_late<T: Send + 'static>(
         &self,
         late: Duration,

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 use super::{Answer, Services, disconnected};
 use crate::model::node::{Method, Node, SharedNode, index_of};
 
-/// The part of a caller's time that the broker reserves for its undo.
+/// The part of a caller's time that the broker reserves for undoing an add.
 const UNDO_RESERVE: Duration = Duration::from_secs(3);
 
 fn check_instance(node: &Node, given: &str) -> Result<(), Failure> {
@@ -46,7 +46,7 @@ fn check_change(node: &Node, sandbox: &SandboxRef, revision: u64) -> Result<(), 
     Ok(())
 }
 
-/// Checks that no living pod loses the listeners to which its rules point.
+/// Checks that no living pod loses the listeners to which the pod's rules point.
 fn check_listeners_stay(node: &mut Node, sandbox: &SandboxRef) {
     let Some(index) = index_of(&sandbox.container_id) else {
         return;
@@ -85,7 +85,7 @@ impl Drop for Undo {
     }
 }
 
-/// Returns whether ztunnel has acknowledged the workload; `None` while that is open.
+/// Returns whether ztunnel has acknowledged the workload; `None` while the answer is open.
 fn outcome(node: &Node, added: &Workload) -> Option<Result<(), Failure>> {
     let broker = &node.broker;
     if broker.entries.get(&added.sandbox) != Some(added) {
@@ -202,7 +202,7 @@ impl ZtunnelBrokerService for Services {
             check_change(node, &sandbox, request.revision)?;
             check_listeners_stay(node, &sandbox);
             node.broker.entries.remove(&sandbox);
-            // What ztunnel has acknowledged before does not count for a later add.
+            // An earlier acknowledgement by ztunnel does not count for a later add.
             node.broker
                 .serving
                 .retain(|_, (served, _)| *served != sandbox);

@@ -82,7 +82,7 @@ fn claim_at(node: &mut Node, sandbox: &SandboxRef, index: usize) -> Result<(), F
         .claims
         .insert(sandbox.clone(), index)
         .is_none();
-    // A claim that is confirmed reports no state again, a new one none without rules.
+    // Confirming a claim sends no state; a new claim sends the state only if the netns has rules.
     if is_new && node.sandboxes[index].rules.is_some() {
         node.send_state(index);
     }
@@ -141,8 +141,8 @@ fn remove(node: &mut Node, sandbox: &SandboxRef, is_final: bool) -> Result<u32, 
     Ok(flows)
 }
 
-/// Peers send HBONE to a pod that they see as redirected: its capture ends only after that. An uninstall does not wait
-/// for an annotation that cannot be withdrawn.
+/// Checks that the capture of a pod ends only after peers stop seeing the pod as redirected, because peers send HBONE
+/// to redirected pods. An uninstall does not wait for an annotation that cannot be withdrawn.
 fn check_announced(node: &mut Node, index: usize, is_final: bool) {
     let pod = &node.pods[node.sandboxes[index].pod];
     let drains = !is_final && node.is_shown_alive(index) && node.leave.borrow().is_none();
