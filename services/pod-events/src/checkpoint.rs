@@ -1,6 +1,6 @@
-//! The checkpoint of sandboxes: one file each, written before the first effect.
+//! The checkpoint of sandboxes: one file per sandbox, written before the first effect.
 //!
-//! The files are on tmpfs and carry the boot id: sandboxes of an earlier boot are gone.
+//! The files are on tmpfs and carry the boot id, because the sandboxes of an earlier boot are gone.
 
 mod file;
 mod intent;
@@ -35,15 +35,15 @@ pub struct Record {
     pub intent: Intent,
     /// The UID known to kubelet and runtime, if it differs from the API server's.
     pub runtime_uid: Option<PodUid>,
-    /// Set if the pod was admitted unenrolled before the source showed it. Its UID (the runtime's, or else the
-    /// container id) and service account (`default`) are placeholders then.
+    /// Set if the pod was admitted unenrolled before the source showed the pod. The UID (the runtime's, or else the
+    /// container id) and the service account (`default`) are placeholders then.
     pub admitted_unenrolled: bool,
     /// The redirection last applied.
     pub redirection: Redirection,
 }
 
 impl Record {
-    /// Returns its netns with everything known to identify it.
+    /// Returns the sandbox's netns with everything known to identify the netns.
     pub(crate) fn expected_netns(&self) -> NetnsRef {
         let (netns, id) = (&self.netns, self.netns_id);
         NetnsRef {
@@ -54,8 +54,8 @@ impl Record {
         }
     }
 
-    /// Returns whether it belongs to a pod of the source. A static pod keeps its sandbox when its
-    /// mirror pod is recreated.
+    /// Returns whether the record belongs to a pod of the source. A static pod keeps its sandbox when its mirror pod is
+    /// recreated.
     pub fn belongs_to(&self, pod: &Pod) -> bool {
         let by_hash = self.runtime_uid.is_some() && self.runtime_uid == pod.runtime_uid;
         let unnamed =
@@ -72,8 +72,8 @@ impl Record {
             || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
     }
 
-    /// Returns whether a CNI request names the recorded netns. That of a sandbox found by its processes has another path,
-    /// and that of a sidecar's after an uninstall is known by more.
+    /// Returns whether a CNI request names the recorded netns. The netns of a sandbox found by its processes has
+    /// another path, and the netns of a sidecar's pod is recorded with more identifiers after an uninstall.
     pub fn has_netns(&self, netns: &NetnsRef) -> bool {
         let own = &self.netns;
         let verified = self.netns_id.map(|id| (Some(id.device), Some(id.inode)));
@@ -85,13 +85,13 @@ impl Record {
         self.redirection.is_sidecar() && self.intent.has_effects()
     }
 
-    /// Returns whether no service holds anything for it.
+    /// Returns whether no service holds anything for the sandbox.
     pub fn is_bare(&self) -> bool {
         !self.intent.has_effects() && self.netns_id.is_none()
     }
 
-    /// Returns whether its redirection to a sidecar is in place but unmanaged, as after an uninstall: the rules stay
-    /// so that the pod sends no plain text.
+    /// Returns whether the redirection to a sidecar is in place but unmanaged, as after an uninstall: the rules stay so
+    /// that the pod sends no plain text.
     pub fn is_detached(&self) -> bool {
         let is_applied = matches!(self.intent, Intent::Enrolled { .. });
         self.redirection.is_sidecar() && is_applied && self.netns_id.is_none()
@@ -101,7 +101,7 @@ impl Record {
         self.intent.has_effects() && !self.is_detached() && !self.is_legacy()
     }
 
-    /// Returns whether another agent's rules, which inpod cannot replace, lead its traffic to ztunnel.
+    /// Returns whether another agent's rules, which inpod cannot replace, lead the pod's traffic to ztunnel.
     pub(crate) fn is_legacy(&self) -> bool {
         matches!(self.intent, Intent::Legacy { .. })
     }
@@ -149,7 +149,7 @@ impl Checkpoint {
     /// Reads all records of this boot at startup and removes leftovers. Unreadable files are set aside and logged, so
     /// that other pods are served.
     pub fn load(&self) -> Result<BTreeMap<SandboxRef, Record>, CheckpointError> {
-        // A crash interrupted this write: the record was never in force.
+        // A crash interrupted the write of a temporary file: the record was never in force.
         for path in self.files("tmp")? {
             fs::remove_file(&path).map_err(failed("remove", &path))?;
         }
@@ -171,15 +171,16 @@ impl Checkpoint {
         Ok(records)
     }
 
-    /// Reads the records while others may be written. They cover every effect, because intents are written first.
+    /// Reads the records while others may be written. The records cover every effect, because intents are written
+    /// first.
     pub fn records(&self) -> Result<Vec<Record>, CheckpointError> {
-        // First: a record that is written meanwhile is read from its file.
+        // The held records are copied first: a record written meanwhile is read from its file.
         let held = self.held().clone();
         let mut records = Vec::new();
         for path in self.files("json")? {
             match fs::read(&path) {
                 Ok(bytes) => records.extend(file::parse(&bytes, &self.boot_id).ok().flatten()),
-                // Removed since the directory was listed.
+                // The file was removed after the directory was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed("read", &path)(error)),
             }
@@ -226,8 +227,8 @@ impl Checkpoint {
         written.map_err(failed("write", &path))
     }
 
-    /// Keeps what a step found out about a begun enrollment, until the record is written next: [`Self::records`]
-    /// returns it. After a crash, the step finds it out again.
+    /// Keeps the findings of a step of a begun enrollment until the record is written next: [`Self::records`] returns
+    /// the findings. After a crash, the step finds them out again.
     pub fn hold(&self, record: &Record) {
         self.held().insert(record.sandbox.clone(), record.clone());
     }
@@ -245,8 +246,8 @@ impl Checkpoint {
         }
     }
 
-    /// Cuts long container ids, because a file name holds 255 bytes; an FNV-1a hash of the whole sandbox
-    /// name keeps files apart.
+    /// Returns the path of a record. Cuts long container ids, because a file name holds 255 bytes; an FNV-1a hash of
+    /// the whole sandbox name keeps files apart.
     fn path(&self, sandbox: &SandboxRef) -> PathBuf {
         let name = sandbox.to_string();
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

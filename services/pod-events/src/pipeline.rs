@@ -1,7 +1,7 @@
 //! The effects on a sandbox: enrolling, withdrawing and deleting.
 //!
-//! Every intent is checkpointed before its effects. Nothing here waits for a restarted service: such a step fails at
-//! once with a transient reason ([`is_transient`]), and callers that can wait repeat the whole.
+//! Every intent is checkpointed before its effects. No step waits for a restarted service: the step fails at once with
+//! a transient reason ([`is_transient`]), and callers that can wait repeat the whole operation.
 
 mod enroll;
 mod find;
@@ -41,12 +41,13 @@ pub struct Synced {
     pub broker: Option<Arc<str>>,
 }
 
-/// Issues revisions. They increase within a boot, across restarts too; nothing that they order outlives the boot.
+/// Issues revisions. Revisions increase within a boot, even across restarts of pod-events; no ordered effect outlives
+/// the boot.
 #[derive(Debug, Default)]
 pub struct Revisions(AtomicU64);
 
 impl Revisions {
-    /// Returns a greater revision than all earlier ones.
+    /// Returns a greater revision than all earlier revisions.
     pub fn next(&self) -> Revision {
         let clock = u64::try_from(BootInstant::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
         let next = |last: u64| Some(clock.max(last + 1));
@@ -88,8 +89,8 @@ pub fn workload_of(record: &Record) -> Workload {
     }
 }
 
-/// Returns whether retrying resolves a failure: a service restarted or is not synced yet, or another command for
-/// the pod took precedence.
+/// Returns whether retrying resolves a failure: a service restarted or is not synced yet, or another command for the
+/// pod took precedence.
 pub fn is_transient(reason: Reason) -> bool {
     matches!(
         reason,
@@ -128,8 +129,8 @@ impl Pipeline {
         netconfig.then_some(None).ok_or_else(not_ready)
     }
 
-    /// Waits until the needed services are synced. A pod's task must not await it: syncing netconfig requires every
-    /// task to claim its netns.
+    /// Waits until the needed services are synced. A pod's task must not await this function: syncing netconfig
+    /// requires every task to claim its netns.
     pub async fn wait_ready(
         &self,
         enrollment: Enrollment,
@@ -150,8 +151,8 @@ impl Pipeline {
         Err(failure.retry_after(Duration::from_secs(5)))
     }
 
-    /// Removes a sandbox's workload from the desired set; a sidecar's pod is never in it. The record keeps the
-    /// revision of its last addition, which decides which of a pod's two sandboxes is the later one.
+    /// Removes a sandbox's workload from the desired set, which never contains the pod of a sidecar. The record keeps
+    /// the revision of the workload's last addition, which decides the later of a pod's two sandboxes.
     async fn remove_workload(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
         if record.redirection.is_sidecar() {
             return Ok(());

@@ -4,39 +4,39 @@ use std::time::Duration;
 
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
-/// After its DEL and this time, a sandbox counts as ended even if processes are left in its netns.
+/// The time after a DEL when the sandbox counts as ended even if processes are left in the netns.
 pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A pod may be missing from the source this long while its manifest is replaced.
+/// How long a pod may be missing from the source while its manifest is replaced.
 pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Desired {
     In {
-        /// The requested settings and addresses are those that were applied.
+        /// Set if the requested settings and addresses equal the applied settings and addresses.
         in_sync: bool,
     },
     /// Redirected to its sidecar until the sandbox ends, but unmanaged.
     Detached {
-        /// Set while netconfig holds its netns.
+        /// Set while netconfig holds the sandbox's netns.
         is_claimed: bool,
     },
     Out {
-        /// The pod's annotation is withdrawn: peers no longer see it as redirected.
+        /// Set once the pod's annotation is withdrawn, so that peers no longer see the pod as redirected.
         is_announced: bool,
     },
     Gone {
         since: BootInstant,
     },
-    /// The source does not know: nothing is changed.
+    /// The source does not know the desired state, so nothing is changed.
     Unknown,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// From the announcement until capture ends.
+    /// The time from the announcement until capture ends.
     pub propagation: Duration,
-    /// From then until captured connections are cut.
+    /// The time from the end of capture until captured connections are cut.
     pub grace: Duration,
 }
 
@@ -44,14 +44,14 @@ pub struct Timing {
 pub enum Action {
     Idle,
     WaitUntil(BootInstant),
-    /// Put every part in place, whatever is there already.
+    /// Put every part of the enrollment in place, even if some parts are in place already.
     Enroll,
-    /// Give ztunnel the netns of a sandbox whose rules are another agent's.
+    /// Give ztunnel the netns of a sandbox with another agent's rules.
     Serve,
     Update,
     Detach,
     Undo,
-    /// Withdraw the pod's annotation, which announces to peers that it leaves.
+    /// Withdraw the pod's annotation to announce to peers that the pod leaves.
     StartWithdrawal,
     AwaitAnnouncement,
     AwaitPropagation,
@@ -60,20 +60,20 @@ pub enum Action {
     Finish {
         overdue: bool,
     },
-    /// Delete a sandbox after its DEL: once only its own process is left in it, or if overdue
+    /// Delete a sandbox after its DEL, once only the sandbox's own process is left or the deletion is overdue
     /// ([`DELETE_TIMEOUT`]).
     Delete {
         overdue: bool,
     },
-    /// Clean up after a pod that is gone without a DEL: forget the sandbox once its netns is empty. If overdue
-    /// ([`GONE_TIMEOUT`]), withdraw it and keep its record until it ends.
+    /// Clean up after a pod that is gone without a DEL: forget the sandbox once the netns is empty. If overdue
+    /// ([`GONE_TIMEOUT`]), withdraw the sandbox and keep the record until the sandbox ends.
     GarbageCollect {
         overdue: bool,
     },
 }
 
-/// A pod missing from the source leaves the mesh after this time although its containers run. Longer than usual
-/// termination grace periods, during which pods still serve.
+/// The time after which a pod missing from the source leaves the mesh although its containers run. The time exceeds
+/// usual termination grace periods, during which pods still serve.
 pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {

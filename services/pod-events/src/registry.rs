@@ -35,7 +35,7 @@ use crate::{
     trace,
 };
 
-/// Limits how long a synchronization waits for the slowest task, which claims its netns later by itself.
+/// Limits how long a synchronization waits for the slowest task, which later claims its netns alone.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_CONCURRENT_VERIFICATIONS: usize = 4;
@@ -49,7 +49,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
-    /// The pods that ran before inpod are recorded.
+    /// Set once the pods that ran before inpod are recorded.
     adopted: Arc<AtomicBool>,
     in_flight: InFlight,
 }
@@ -141,7 +141,8 @@ impl Registry {
         );
         let registry = Arc::clone(&self.tasks);
         let run = task.run(receiver, move |key, is_idle, commands| {
-            // Commands are sent under the same lock: none can arrive between this check and the end of the task.
+            // Commands are sent under the same lock, so no command can arrive between this check and the end of the
+            // task.
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = is_idle && commands.is_empty();
             if finished && let Some(handle) = tasks.running.remove(key) {
@@ -157,7 +158,7 @@ impl Registry {
         let mut tasks = self.tasks();
         let records = match tasks.running.get(key) {
             Some(handle) if !handle.commands.is_closed() => None,
-            // It panicked, and restarts from its checkpoint.
+            // The task panicked, and restarts from its checkpoint.
             Some(_) => Some(self.checkpointed(key)),
             // A task that ended regularly left no record. Reading the checkpoint here would cost more with each
             // pod on the node.
@@ -179,7 +180,7 @@ impl Registry {
         of_pod.map(Arc::new).collect()
     }
 
-    /// Handles an ADD. Waits for restarting services as long as the caller does. A DEL of the sandbox cancels it.
+    /// Handles an ADD. Waits for restarting services as long as the caller waits. A DEL of the sandbox cancels the ADD.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let added = self.add_owned(key, &call).await;
         if let Err(failure) = &added {
@@ -188,8 +189,8 @@ impl Registry {
         added
     }
 
-    /// Refuses a container of another pod before anything is written: the claim and the checkpoint of a sandbox bear its
-    /// name, whichever pod a caller gives with it.
+    /// Refuses a container of another pod before anything is written: the sandbox names its claim and its checkpoint
+    /// file, regardless of the pod that a caller names.
     async fn add_owned(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
         let mut in_flight = self
             .in_flight
@@ -235,7 +236,7 @@ impl Registry {
 
     /// Returns whether the deletion was deferred.
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
-        // An ADD that waits for a permit, its pod or ztunnel. Its task first undoes it.
+        // Cancels an ADD that waits for a permit, for its pod or for ztunnel. The pod's task first undoes the ADD.
         let adding = self.in_flight.cancel(sandbox).await;
         let Some(key) = self.owner(sandbox).or_else(|| adding.map(Arc::new)) else {
             return false;
@@ -254,13 +255,13 @@ impl Registry {
         }
     }
 
-    /// Enables the discovery of pods without a record, once those that ran before inpod are recorded.
+    /// Enables the discovery of pods without a record, once the pods that ran before inpod are recorded.
     pub fn enable_discovery(&self) {
         self.adopted.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the tasks of these pods verify and repair what is in place and retry pending work. Returns when
-    /// each has done so.
+    /// Makes the tasks of the given pods verify and repair their effects and retry pending work. Returns when each task
+    /// has finished.
     pub(crate) async fn resync(&self, pods: &BTreeSet<PodKey>) {
         self.verify_each(pods.iter().cloned().collect(), Command::Resync)
             .await;
@@ -272,8 +273,8 @@ impl Registry {
         }
     }
 
-    /// Handles netconfig's observation of a netns. The pod's task repairs a difference, also one that arises after its
-    /// rules were applied and before it knows.
+    /// Handles netconfig's observation of a netns. The pod's task repairs a difference, even a difference that arises
+    /// after netconfig applied the rules and before the task learns of the success.
     pub fn observed(&self, sandbox: &SandboxRef, fingerprint: &str, intact: bool) {
         let Some(key) = self.owner(sandbox) else {
             return;
@@ -295,7 +296,8 @@ impl Registry {
         self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
     }
 
-    /// Returns when all tasks have tried, or after a timeout, when the others still will.
+    /// Makes all tasks claim their netns again. Returns when all tasks have tried, or after a timeout; the remaining
+    /// tasks continue.
     pub async fn reclaim(&self) {
         let (registry, pods) = (self.clone(), self.keys());
         let all = tokio::spawn(async move { registry.verify_each(pods, Command::Reclaim).await });
@@ -304,8 +306,8 @@ impl Registry {
         }
     }
 
-    /// Has the tasks of these pods verify them, a few at a time: netconfig's and this process's memory would keep
-    /// the size that all at once need.
+    /// Makes the tasks of the given pods verify their pods, a few at a time: netconfig and this process would keep the
+    /// memory that verifying all pods at once needs.
     async fn verify_each(
         &self,
         pods: Vec<PodKey>,
@@ -324,10 +326,11 @@ impl Registry {
         answered.for_each(|_| future::ready(())).await;
     }
 
-    /// Returns the desired set: the current sandbox of every pod enrolled, or being enrolled, with ztunnel. An ending
-    /// pod and its successor of the same name both count. Read from the checkpoint, which contains ADDs in flight.
+    /// Returns the desired set: the current sandbox of every pod that is enrolled, or being enrolled, with ztunnel. An
+    /// ending pod and its successor of the same name both count. The set is read from the checkpoint, which contains
+    /// ADDs in flight.
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
-        // Issued first: workloads added meanwhile have a later revision and survive this set.
+        // The revision is issued first: workloads added meanwhile have a later revision and survive this set.
         let revision = self.shared.pipeline.revisions.next();
         let mut current: BTreeMap<PodUid, Record> = BTreeMap::new();
         for record in self.shared.pipeline.checkpoint.records()? {

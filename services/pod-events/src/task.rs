@@ -1,7 +1,7 @@
-//! The task of one pod: processes its events in order until nothing of it is left.
+//! The task of a single pod: processes the pod's events in order until nothing is left of the pod.
 //!
-//! A task never waits for a service to come back: it does what it can and reconciles on the next event. Only
-//! the wait for ztunnel can take long; commands that must not queue behind it (the end of a sandbox, a
+//! A task never waits for a service to come back: the task does as much as possible and reconciles on the next event.
+//! Only the wait for ztunnel can take long; commands that must not queue behind the wait (the end of a sandbox, a
 //! restarted netconfig) interrupt it.
 
 mod add;
@@ -74,22 +74,22 @@ pub enum Command {
     ),
     /// Replies with whether the deletion was deferred.
     Delete(SandboxRef, Trace, oneshot::Sender<bool>),
-    /// The source has news of the pod, or a service is back.
+    /// Sent when the source shows a change of the pod, or a service is back.
     Reconcile,
-    /// netconfig was restarted. Replies when every claim that can be restored is.
+    /// netconfig was restarted. Replies when every restorable claim is restored.
     Reclaim(oneshot::Sender<()>),
-    /// Replies when what is in place was verified and repaired, as far as possible now.
+    /// Replies when the pod's effects were verified and repaired, as far as possible now.
     Resync(oneshot::Sender<()>),
-    /// netconfig observes other rules than were applied.
+    /// netconfig observes rules that differ from the applied rules.
     RulesDrifted(SandboxRef, DriftKind),
     /// netconfig has released a netns.
     NetnsReleased(SandboxRef, NetnsId),
-    /// A sandbox ended while pod-events was away. Only recorded; a reconcile follows.
+    /// A sandbox ended while pod-events was away. The task only records the end; a reconcile follows.
     ReplayDelete(SandboxRef, oneshot::Sender<ReplayOutcome>),
-    /// The pod ran before inpod and may be in the mesh: its netns is searched until the given time. Only
-    /// recorded; a reconcile follows.
+    /// The pod ran before inpod and may be in the mesh: the task searches for its netns until the given time. The
+    /// command is only recorded; a reconcile follows.
     Adopt(Instant, oneshot::Sender<Result<(), Failure>>),
-    /// A pod was admitted unenrolled while pod-events was away. Only recorded; a reconcile follows.
+    /// A pod was admitted unenrolled while pod-events was away. The task only records the pod; a reconcile follows.
     ReplayAdd(OfflineAdd, oneshot::Sender<ReplayOutcome>),
 }
 
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    /// With the kill switch set, pods that the plugin admits stay outside the mesh.
+    /// Returns whether the kill switch is set: the plugin then admits pods that stay outside the mesh.
     pub fn is_disabled(&self) -> bool {
         is_disabled(&self.config.plugin_state_dir)
     }
@@ -140,7 +140,7 @@ impl Shared {
     }
 }
 
-/// The retry interval of a step that cannot be taken yet.
+/// The retry interval of a step that is not possible yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -150,18 +150,18 @@ pub(crate) struct Task {
     view: Arc<Mutex<View>>,
     sent: watch::Receiver<Interrupts>,
     seen: Interrupts,
-    /// Shared with the view: changed on a copy of their own.
+    /// The records are shared with the view, so the task changes a copy of a record.
     records: Vec<Arc<Record>>,
     failure: Option<Failure>,
     timeline: Timeline,
     gone_since: Option<BootInstant>,
     attempts: u32,
     wake: Option<Instant>,
-    /// The action last attempted, which is retried next.
+    /// The last attempted action, which is retried next.
     next: Option<Action>,
-    /// netconfig may have lost claims or rules of this pod.
+    /// Set if netconfig may have lost claims or rules of the pod.
     unclaimed: bool,
-    /// Reported by netconfig, until it is repaired.
+    /// The drift reported by netconfig, until the repair.
     drifted: Option<DriftKind>,
     drift: Drift,
     repair_backoff: RepairBackoff,
@@ -199,7 +199,7 @@ impl Task {
         sent: watch::Receiver<Interrupts>,
     ) -> Self {
         records.sort_by_key(|record| record.revision);
-        // What an interrupted enrollment has claimed is not in its checkpoint.
+        // The claims of an interrupted enrollment are not in the checkpoint.
         let is_interrupted = |record: &Arc<Record>| record.intent == Intent::Enrolling;
         let unclaimed = records.iter().any(is_interrupted);
         let timeline = Timeline::default();
@@ -241,7 +241,7 @@ impl Task {
             let due = self.due();
             tokio::select! {
                 command = commands.recv() => match command {
-                    // Boxed, as a task without work must not occupy what the largest of its works needs.
+                    // Boxed so that an idle task does not hold memory for its largest future.
                     Some(command) => Box::pin(self.handle(*command)).await,
                     None => return,
                 },
@@ -258,7 +258,7 @@ impl Task {
     }
 
     fn due(&self) -> Option<Instant> {
-        // Checked when nothing else is left to do; until then something else is due.
+        // The listeners are checked when nothing else is left to do; until then, another step is due.
         let listeners = self.listeners_due.filter(|_| !self.records.is_empty());
         self.wake.or(listeners)
     }
@@ -273,7 +273,7 @@ impl Task {
             view.since = view.state_since(&self.records);
             view.failure.clone_from(&self.failure);
         }
-        // Also of equal records only one copy is kept.
+        // Replacing even equal records keeps only a single copy of each record.
         view.records.clone_from(&self.records);
         view.next_attempt = self.wake.map(wall_clock);
         view.drift.clone_from(&self.drift);
@@ -284,7 +284,7 @@ impl Task {
         }
     }
 
-    /// The view is published before the reply, because the caller may read it at once.
+    /// Handles a command. The view is published before the reply, because the caller may read the view at once.
     async fn handle(&mut self, command: Command) {
         self.seen.count(&command);
         match command {
@@ -365,7 +365,7 @@ mod tests {
         _sent: watch::Sender<Interrupts>,
     }
 
-    /// Returns a task whose pod the source does not show yet, so that nothing is to be done.
+    /// Returns a task whose pod the source does not show yet, so that the task has nothing to do.
     async fn idle_task() -> (impl Future<Output = ()> + Send + 'static, Running) {
         let directory = tempfile::tempdir().unwrap();
         let shared = shared(directory.path()).await;

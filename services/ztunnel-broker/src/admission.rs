@@ -1,9 +1,10 @@
-//! Admission of connections to the ZDS socket: which ones get a session or wait, and how fast.
+//! Admission of connections to the ZDS socket: decides which connections get a session or wait, and how fast.
 //!
-//! There are two rates. Peers are checked fast, so that a ztunnel behind a backlog of impostors is soon reached;
-//! still bounded, so that impostors that reconnect forever (a refused stock ztunnel does so 16,000 times per second)
-//! cost only a fraction of a core. Sessions start slowly, and only admitted peers count for that rate. Memory and
-//! descriptors are bounded in total and per process or cgroup, so that no peer displaces another.
+//! There are two rates. Peers are checked at a high rate, so that a ztunnel behind a backlog of impostors is soon
+//! reached. The rate is still bounded, so that impostors that reconnect forever (a refused stock ztunnel does so 16,000
+//! times per second) cost only a fraction of a core. Sessions start slowly, and only admitted peers count for the
+//! second rate. Memory and descriptors are bounded in total and per process or cgroup, so that no peer displaces
+//! another.
 
 use std::{
     convert::Infallible,
@@ -29,7 +30,7 @@ use crate::{
     zds,
 };
 
-/// In a debug build, where a check takes 0.3 ms, an endless storm costs a sixth of a core
+/// The rate of checks. In a debug build, where a check takes 0.3 ms, an endless storm costs a sixth of a core
 /// (integration/tests/scenarios/alone/zds_storm.rs), and a backlog of [`LISTEN_BACKLOG`] is gone in two seconds.
 const MAX_CHECKS_PER_SECOND: u32 = 500;
 
@@ -38,13 +39,15 @@ pub(crate) const LISTEN_BACKLOG: i32 = 1024;
 
 const MAX_SESSIONS_PER_SECOND: u32 = 5;
 
-/// Peers admitted at once, with or without a session. A node has one ztunnel, or two during an upgrade.
+/// The number of peers admitted at the same time, with or without a session. A node has one ztunnel, or two during an
+/// upgrade.
 const MAX_SESSIONS: usize = 16;
 
-/// A ztunnel has one connection; the end of an earlier one is noticed at once.
+/// The limit of sessions per process. A ztunnel has a single connection, and the end of an earlier connection is
+/// noticed at once.
 const MAX_SESSIONS_PER_PROCESS: usize = 8;
 
-/// Peers that wait until pod-events reports them as ztunnels.
+/// The number of peers that may wait until pod-events reports them as ztunnels.
 const MAX_WAITING: usize = 16;
 
 const MAX_WAITING_PER_CGROUP: usize = 2;
@@ -76,7 +79,7 @@ impl Admission {
         })
     }
 
-    /// Dropping the future closes all connections.
+    /// Serves the socket. Dropping the future closes all connections.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: UnixSeqpacketListener) -> Infallible {
         let mut connections = JoinSet::new();
         let mut check_rate = RateLimit::new(MAX_CHECKS_PER_SECOND);
@@ -86,7 +89,7 @@ impl Admission {
                 accepted = listener.accept() => match accepted {
                     Ok(socket) => Arc::clone(&self).dispatch(socket, &mut connections),
                     Err(error) => {
-                        // Most likely out of file descriptors, of which some will be released.
+                        // Most likely, the process is out of file descriptors; some will be released.
                         tracing::error!(%error, "Cannot accept a ztunnel");
                         sleep(ACCEPT_RETRY_INTERVAL).await;
                     }

@@ -21,8 +21,8 @@ use crate::netns_connection::{Answer, Connection};
 /// The contract's limit for an exchange with netconfig.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An exchange takes far less than a millisecond. A fetch that waits longer for those before it uses a connection of
-/// its own.
+/// How long a fetch waits for earlier fetches before it opens a separate connection. An exchange takes far less than a
+/// millisecond.
 const SHARED_CONNECTION_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The descriptor of a verified netns, closed with its last clone.
@@ -53,7 +53,7 @@ impl Drop for CountedFd {
 }
 
 impl Descriptor {
-    /// Checks device and inode, which is possible without entering the netns. netconfig vouches for the cookie.
+    /// Checks device and inode, because both are readable without entering the netns. netconfig vouches for the cookie.
     fn verify(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
         let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
         if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
@@ -117,12 +117,12 @@ pub enum FetchError {
 pub struct Descriptors {
     socket: PathBuf,
     open: Arc<AtomicU64>,
-    /// Used by one fetch after another. `None` before the first one and after one that failed.
+    /// The connection that consecutive fetches share. `None` before the first fetch and after a failed fetch.
     shared: Arc<Mutex<Option<Connection>>>,
 }
 
 impl Descriptors {
-    /// Opens nothing before the first fetch.
+    /// Creates a fetcher, which opens no connection before the first fetch.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -131,7 +131,7 @@ impl Descriptors {
         }
     }
 
-    /// The number of fetched descriptors that are open.
+    /// Returns the number of fetched descriptors that are open.
     pub fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
@@ -162,9 +162,9 @@ impl Descriptors {
         }
     }
 
-    /// Sends a request on the shared connection, and again on a new one if netconfig has closed it: netconfig was
-    /// restarted, or its version closes a connection after each response. A fetch that is dropped or fails closes its
-    /// connection, so that its response is never taken for another's.
+    /// Sends a request on the shared connection, and again on a new connection if netconfig has closed the shared
+    /// connection: netconfig was restarted, or its version closes a connection after each response. A dropped or failed
+    /// fetch closes its connection, so that no later fetch receives the response.
     async fn exchange(&self, request: &[u8]) -> Result<Answer, FetchError> {
         let shared = timeout(SHARED_CONNECTION_TIMEOUT, self.shared.lock()).await;
         let mut shared = shared.ok();
@@ -229,7 +229,7 @@ mod tests {
         Ok(FetchNetnsRequest::decode(&*bytes).unwrap())
     }
 
-    /// Grants a request with that many descriptors.
+    /// Grants a request and sends the given number of descriptors.
     async fn grant(stream: &UnixStream, request: &FetchNetnsRequest, count: usize) {
         let result = Some(fetch_netns_response::Result::Netns(request.netns.unwrap()));
         let mut packet = frame(&FetchNetnsResponse { result }.encode_to_vec()).unwrap();
@@ -240,7 +240,7 @@ mod tests {
         stream.send_with_fd(&packet, &fds).unwrap();
     }
 
-    /// A netconfig that counts its connections and serves so many requests on each.
+    /// A netconfig that counts its connections and serves a fixed number of requests on each.
     struct Netconfig {
         path: PathBuf,
         accepted: Arc<AtomicU64>,
@@ -342,7 +342,7 @@ mod tests {
             assert!(began.elapsed() < EXCHANGE_TIMEOUT / 2);
             (held, asked)
         };
-        // The first fetch is dropped, as by a caller that has gone, and answered too late.
+        // The first fetch is dropped, as if its caller had gone, and answered too late.
         let (held, asked) = tokio::select! {
             _ = unanswered => panic!("it was answered"),
             held = other => held,
@@ -357,7 +357,7 @@ mod tests {
         fetched.unwrap();
     }
 
-    /// netconfig grants everything and sends that many descriptors.
+    /// Fetches from a netconfig that grants everything and sends the given number of descriptors.
     async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");

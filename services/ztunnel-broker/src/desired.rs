@@ -9,8 +9,8 @@ use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
 
-/// The first snapshots wait this long for descriptors. After a restart of all services netconfig can hand them over
-/// within moments, and a fresh ztunnel can do nothing with a Keep.
+/// How long the first snapshots wait for descriptors. After a restart of all services, netconfig can hand over the
+/// descriptors within moments, and a fresh ztunnel can do nothing with a Keep.
 const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The pods whose state may have changed, each with the sandbox concerned.
@@ -48,28 +48,28 @@ impl Entry {
     }
 }
 
-/// The desired set, keyed by sandbox. ztunnel's key is the pod's UID: of several sandboxes, it receives the one
-/// with the highest revision.
+/// The desired set, keyed by sandbox. ztunnel's key is the pod's UID: among several sandboxes, ztunnel receives the
+/// sandbox with the highest revision.
 #[derive(Debug, Default)]
 pub struct Desired {
-    /// `None` until the first set; then the time until which snapshots wait for descriptors.
+    /// The time until which snapshots wait for descriptors; `None` until the first set.
     fetch_deadline: Option<Instant>,
     entries: BTreeMap<SandboxRef, Entry>,
     by_uid: BTreeMap<PodUid, BTreeSet<SandboxRef>>,
-    /// Sandboxes with a known netns without a descriptor: few, and searched after every change.
+    /// Sandboxes with a known netns and without a descriptor. The set is small, and searched after every change.
     missing_descriptors: BTreeSet<SandboxRef>,
     tombstones: Tombstones,
     arrivals: u64,
 }
 
 impl Desired {
-    /// Returns whether the set is known. Nothing is sent to ztunnels before.
+    /// Returns whether the set is known. The broker sends ztunnels nothing before the set is known.
     pub fn is_seeded(&self) -> bool {
         self.fetch_deadline.is_some()
     }
 
-    /// Returns whether a snapshot may use Keep for pods without a descriptor: if none is missing, or the time to
-    /// fetch them is over.
+    /// Returns whether a snapshot may use Keep for pods without a descriptor: no descriptor is missing, or the time for
+    /// fetching is over.
     pub fn may_keep(&self, now: Instant) -> bool {
         self.fetch_deadline.is_some_and(|until| until <= now) || self.missing().next().is_none()
     }
@@ -122,11 +122,11 @@ impl Desired {
         changes.extend(self.insert_entry(workload, descriptor, now));
     }
 
-    /// Adds a workload and returns the entry that it replaces.
+    /// Adds a workload and returns the replaced entry.
     ///
     /// # Errors
     ///
-    /// If the set is not known yet, or a newer revision of the sandbox or its pod is.
+    /// If the set is not known yet, or a newer revision of the sandbox or its pod is known.
     pub fn add(
         &mut self,
         workload: Workload,
@@ -154,7 +154,7 @@ impl Desired {
     ///
     /// # Errors
     ///
-    /// If the set is not known yet, or a newer revision of the sandbox is.
+    /// If the set is not known yet, or a newer revision of the sandbox is known.
     pub fn remove(
         &mut self,
         sandbox: &SandboxRef,
@@ -167,7 +167,7 @@ impl Desired {
         Ok(changes)
     }
 
-    /// Restores the entry that [`Self::add`] replaced.
+    /// Restores the entry that [`Self::add`] has replaced.
     pub fn restore(&mut self, sandbox: &SandboxRef, previous: Option<Entry>) -> Changes {
         let mut changes = self.remove_entry(sandbox);
         if let Some(entry) = previous {
@@ -176,7 +176,7 @@ impl Desired {
         changes
     }
 
-    /// Stores a fetched descriptor if the workload still needs it.
+    /// Stores a fetched descriptor if the workload still needs the descriptor.
     pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) -> Changes {
         match self.entries.get_mut(sandbox) {
             Some(entry) if entry.missing_descriptor() == Some(descriptor.netns()) => {
@@ -188,7 +188,7 @@ impl Desired {
         }
     }
 
-    /// The workloads with a known netns and without a descriptor.
+    /// Returns the workloads with a known netns and without a descriptor.
     pub fn missing(&self) -> impl Iterator<Item = (&SandboxRef, NetnsId)> {
         let missing = |sandbox| {
             self.entries
@@ -203,7 +203,7 @@ impl Desired {
         self.entries.get(sandbox)
     }
 
-    /// The workload that ztunnels have to serve for this pod.
+    /// Returns the workload that ztunnels have to serve for the pod.
     pub fn current(&self, uid: &PodUid) -> Option<&Entry> {
         let sandboxes = self.by_uid.get(uid)?;
         let entries = sandboxes.iter().filter_map(|it| self.entries.get(it));
@@ -224,7 +224,7 @@ impl Desired {
             .ok_or(ChangeError::NotSeeded)
     }
 
-    /// An equal revision is a repetition, not an older change.
+    /// Checks that no newer revision is known. An equal revision is a repetition, not an older change.
     fn check_revision(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
         let entry = self.entries.get(sandbox);
         let known = entry

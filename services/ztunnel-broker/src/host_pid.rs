@@ -1,10 +1,10 @@
-//! Checks whether this process sees its peers' PIDs.
+//! Checks whether the broker sees its peers' PIDs.
 
 use std::{fs, io, process};
 
 use inpod_service::peer::Cgroup;
 
-/// The initial cgroup namespace (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
+/// The name of the initial cgroup namespace (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
 const FIRST_CGROUP_NAMESPACE: &str = "cgroup:[4026531835]";
 
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum HostPidError {
         path: &'static str,
         source: io::Error,
     },
-    /// Processes of other pods have no PID here.
+    /// In a separate PID namespace, processes of other pods have no PID.
     #[error(
         "cannot identify the peers of ZDS: this process is in a PID namespace of its own ({0}); set hostPID: true or, to try \
          inpod, with ztunnel_peer = uid"
@@ -22,23 +22,23 @@ pub enum HostPidError {
     OwnPidNamespace(&'static str),
 }
 
-/// This process and process 1 of its PID namespace, by procfs.
+/// The broker's process and process 1 of the PID namespace, read from procfs.
 #[derive(Debug)]
 struct Processes {
     own_pid: u32,
     own: Cgroup,
-    /// Cgroup paths are relative to this process's container, so its own is the root.
+    /// Cgroup paths are relative to the broker's container, so the container's own path is the root.
     is_contained: bool,
     first: Cgroup,
 }
 
-/// Checks that process 1 is the node's. If it belongs to this container or pod, the PID namespace does
+/// Checks that process 1 is the node's. If process 1 belongs to the broker's container or pod, the PID namespace does
 /// not include other pods.
 pub fn check() -> Result<(), HostPidError> {
     let read =
         |path| fs::read_to_string(path).map_err(|source| HostPidError::Read { path, source });
     let path = "/proc/self/ns/cgroup";
-    // Absent if the kernel has no cgroup namespaces.
+    // The link is absent if the kernel has no cgroup namespaces.
     let namespace = fs::read_link(path).ok();
     let processes = Processes {
         own_pid: process::id(),
@@ -119,7 +119,7 @@ mod tests {
             ("/", true, "/../../../init.scope"),
             // A node that runs in a container.
             ("/", true, "/../../../../../init.scope"),
-            // Process 1 in the root cgroup, at different depths of this process's cgroup.
+            // Process 1 is in the root cgroup, and the broker's cgroup has different depths.
             ("/", true, "/.."),
             ("/", true, "/../.."),
             ("/", true, "/../../.."),

@@ -41,7 +41,7 @@ const MAX_WATCHER_LAG: usize = 8192;
 const MAX_CONCURRENT_FETCHES: usize = 8;
 const FETCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Readiness waits until the desired set is known. Nothing is sent to ztunnels before.
+/// The condition that the desired set is known. The broker sends ztunnels nothing before.
 const SEEDED: &str = "desired-set";
 
 const ZTUNNEL: &str = "ztunnel";
@@ -52,9 +52,9 @@ pub struct Hub {
     state: Mutex<State>,
     descriptors: Descriptors,
     changed: watch::Sender<()>,
-    /// Descriptors may be missing: after a new set, and after a failed add restored a workload.
+    /// Notified when descriptors may be missing: after a new set, and after a failed add restored a workload.
     missing: Notify,
-    /// `Arc`, because the channel allocates all its slots in advance.
+    /// Events are in an `Arc`, because the channel allocates all its slots in advance.
     events: broadcast::Sender<Arc<Event>>,
     metrics: Metrics,
     conditions: Readiness,
@@ -63,8 +63,8 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Starts without a desired set. Closes sessions that are silent for `ack_timeout`. `conditions` receives
-    /// the state of readiness.
+    /// Starts without a desired set. Closes sessions that are silent for `ack_timeout`. `conditions` receives the state
+    /// of readiness.
     pub fn new(
         descriptors: Descriptors,
         ack_timeout: Duration,
@@ -94,8 +94,8 @@ impl Hub {
         self.missing.notify_one();
     }
 
-    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. Without one, or if the
-    /// future is dropped, the desired set is restored.
+    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. Without an acknowledgement,
+    /// or if the future is dropped, the desired set is restored.
     pub async fn add(
         self: &Arc<Self>,
         workload: Workload,
@@ -108,7 +108,7 @@ impl Hub {
             ticket: Some(ticket.clone()),
         };
         let mut outcome = ticket.outcome.clone();
-        // Decided or timed out: `finish_add` finds out which.
+        // `finish_add` finds out whether the add was decided or the wait timed out.
         drop(timeout_at(deadline, outcome.wait_for(Option::is_some)).await);
         waiter.ticket = None;
         let outcome = self.with_state(|state, now| state.finish_add(&ticket, now));
@@ -145,7 +145,7 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// If the desired set is not known yet, or a newer revision is.
+    /// If the desired set is not known yet, or a newer revision is known.
     pub fn remove(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
         self.update(|state, now| state.remove(sandbox, revision, now))
     }
@@ -173,7 +173,7 @@ impl Hub {
         let mut reported = 0;
         loop {
             let failed = self.fetch_round().await;
-            // Only when the number changes: an unavailable netconfig must not fill the log.
+            // The failure is logged only when the number changes: an unavailable netconfig must not fill the log.
             if let Some((sandbox, error)) = failed.first().filter(|_| failed.len() != reported) {
                 let (missing, error) = (failed.len(), with_causes(error));
                 tracing::warn!(missing, %sandbox, error, "Descriptors are missing");
@@ -295,7 +295,7 @@ fn ztunnel_condition(state: &State) -> Result<(), String> {
     Err(NO_ZTUNNEL.to_owned())
 }
 
-/// A caller that waits for an add. Dropped with its ticket if the caller has gone.
+/// A caller that waits for an add. The value is dropped with its ticket if the caller has gone.
 struct Waiter {
     hub: Arc<Hub>,
     ticket: Option<Ticket>,

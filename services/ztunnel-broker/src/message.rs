@@ -1,4 +1,4 @@
-//! Requests to ztunnel. Those on which stock ztunnel exits or disconnects cannot be constructed: an Add without
+//! Requests to ztunnel. Requests on which stock ztunnel exits or disconnects cannot be constructed: an Add without
 //! workload info, a number of descriptors other than one on an Add and zero elsewhere, and a Keep or SnapshotSent
 //! without an open [`Snapshot`].
 
@@ -40,7 +40,7 @@ impl Message {
         Self(Body::Del(uid))
     }
 
-    /// Sent along with an Add.
+    /// Returns the descriptor sent along with an Add.
     pub fn descriptor(&self) -> Option<&Descriptor> {
         match &self.0 {
             Body::Add { descriptor, .. } => Some(descriptor),
@@ -48,7 +48,7 @@ impl Message {
         }
     }
 
-    /// Returns `None` for SnapshotSent.
+    /// Returns the UID of the pod; `None` for SnapshotSent.
     pub fn uid(&self) -> Option<&PodUid> {
         match &self.0 {
             Body::Add { uid, .. } | Body::Keep(uid) | Body::Del(uid) => Some(uid),
@@ -63,7 +63,7 @@ impl Message {
         }
     }
 
-    /// For logs and metrics.
+    /// Returns the name of the message for logs and metrics.
     pub fn verb(&self) -> &'static str {
         match &self.0 {
             Body::Add { .. } => "add",
@@ -73,7 +73,7 @@ impl Message {
         }
     }
 
-    /// Returns between 1 and [`MAX_PACKET_BYTES`] bytes.
+    /// Encodes the message into 1 to [`MAX_PACKET_BYTES`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         let payload = match &self.0 {
             Body::Add { uid, info, .. } => Payload::Add(zds::AddWorkload {
@@ -103,7 +103,7 @@ fn wire(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// A Keep may be sent only while the snapshot is open. [`Self::end`] consumes it: it ends once.
+/// An open snapshot, the condition for sending a Keep. [`Self::end`] consumes the snapshot, so that it ends once.
 #[derive(Debug)]
 pub struct Snapshot(());
 
@@ -112,12 +112,12 @@ impl Snapshot {
         Self(())
     }
 
-    /// Keeps serving a pod if ztunnel already serves it.
+    /// Requests to keep serving a pod that ztunnel already serves.
     pub fn keep(&self, uid: PodUid) -> Message {
         Message(Body::Keep(uid))
     }
 
-    /// ztunnel stops every pod that the snapshot did not name.
+    /// Ends the snapshot: ztunnel stops every pod not named in the snapshot.
     pub fn end(self) -> Message {
         Message(Body::SnapshotSent)
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    /// Bytes that stock ztunnel accepts (services/docs/facts/ztunnel.md, 3.1).
+    /// The expected bytes are accepted by stock ztunnel (services/docs/facts/ztunnel.md, 3.1).
     #[test]
     fn messages_have_the_bytes_that_stock_ztunnel_accepts() {
         let info = fixture::info("client");

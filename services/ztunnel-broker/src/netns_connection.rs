@@ -15,7 +15,7 @@ use tokio_seqpacket::{
 
 use crate::descriptors::FetchError;
 
-/// Bounds the memory for a broken netconfig's response; others are far shorter.
+/// Bounds the memory for the response of a broken netconfig; correct responses are far shorter.
 const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
 
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub(crate) enum Answer {
     Failure(FetchNetnsFailure),
 }
 
-/// A connected stream socket. The type is made for packets, but `recvmsg` works the same on a stream, and unlike other
-/// types it owns what it receives, sets close-on-exec atomically and reports truncation.
+/// A connected stream socket. The type is made for packets, but `recvmsg` works the same on a stream. Unlike other
+/// types, it owns the received descriptors, sets close-on-exec atomically and reports truncation.
 #[derive(Debug)]
 pub(crate) struct Connection(UnixSeqpacket);
 
@@ -53,7 +53,7 @@ impl Connection {
             let received = self.0.recv_with_ancillary(&mut buffer, &mut control.0);
             let (info, ancillary) = received.await?;
             fds.extend(descriptors(ancillary));
-            // The kernel has closed what did not fit.
+            // The kernel has closed the descriptors that did not fit.
             if info.ancillary_truncated() {
                 return Err(ANOTHER_COUNT);
             }
@@ -94,7 +94,7 @@ pub(crate) fn frame(message: &[u8]) -> io::Result<Vec<u8>> {
     Ok([&length.to_be_bytes(), message].concat())
 }
 
-/// Returns `None` until the response is complete, with the byte that its descriptor accompanies.
+/// Returns the response; `None` until the response is complete, including the byte that accompanies the descriptor.
 fn parse(received: &[u8]) -> Result<Option<Found>, FetchError> {
     let Some((length, rest)) = received.split_first_chunk() else {
         return Ok(None);

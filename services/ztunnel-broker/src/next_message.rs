@@ -1,4 +1,4 @@
-//! Decides a session's next message about a pod from what is acknowledged and what is desired.
+//! Decides a session's next message about a pod from the acknowledged and the desired state.
 
 use std::time::Instant;
 
@@ -21,15 +21,16 @@ impl Target {
     }
 }
 
-/// A pod as ztunnel has acknowledged it.
+/// The state of a pod according to ztunnel's acknowledgements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodState {
-    /// Served in this netns, with this info.
+    /// ztunnel serves the pod in the given netns, with the given info.
     Added(Target),
-    /// ztunnel continues with what it had before.
+    /// ztunnel continues to serve the pod as before the session.
     Kept,
     Refused(Refusal),
-    /// Deleted within the snapshot: ztunnel may continue with this info until the snapshot is complete.
+    /// The pod was deleted within the snapshot: ztunnel may continue with the given info until the snapshot is
+    /// complete.
     Cleared(WorkloadInfo),
 }
 
@@ -38,7 +39,7 @@ pub struct Refusal {
     pub target: Target,
     pub nack: Nack,
     pub times: u32,
-    /// Still pending in ztunnel, which is not ready until a Del removes it.
+    /// Set while the pod is pending in ztunnel, which is not ready until a Del removes the pod.
     pub pending: bool,
     pub retry_at: Instant,
 }
@@ -55,8 +56,8 @@ pub enum Action {
     Del,
 }
 
-/// A pod is not deleted before it can be added again: while the descriptor of its new netns is missing, ztunnel
-/// continues with the old one.
+/// Decides the next message about a pod. No pod is deleted before a new Add is possible: while the descriptor of the
+/// new netns is missing, ztunnel continues with the old netns.
 pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
     match (state, wanted) {
         (None, None) => Action::Nothing,
@@ -79,14 +80,14 @@ fn decide_change(state: &PodState, wanted: Option<&Target>, now: Instant) -> Act
             let due = refusal.retry_at <= now || refusal.target != *wanted;
             if due { Action::Add } else { Action::Nothing }
         }
-        // ztunnel ignores changed info of a netns that it serves, and may serve the pod until
-        // the snapshot is complete.
+        // ztunnel ignores changed info of a served netns, and may serve the pod until the snapshot is complete.
         (PodState::Cleared(info), Some(wanted)) if *info == wanted.info => Action::Add,
         (PodState::Cleared(_), Some(_)) => Action::Nothing,
     }
 }
 
-/// An Add with another netns replaces the pod; one with the same netns and other info would be ignored.
+/// Decides how to replace an added pod. An Add with another netns replaces the pod; ztunnel would ignore an Add with
+/// the same netns and other info.
 fn decide_replacement(acknowledged: &Target, wanted: &Target) -> Action {
     if acknowledged == wanted {
         Action::Nothing

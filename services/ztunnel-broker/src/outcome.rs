@@ -32,7 +32,7 @@ impl Awaited {
         }
     }
 
-    /// Compares the netns and the info.
+    /// Returns whether an entry is the awaited workload. Compares the netns and the info, too.
     pub fn matches(&self, entry: &Entry) -> bool {
         let workload = entry.workload();
         workload.sandbox == self.sandbox
@@ -70,7 +70,7 @@ pub enum Unserved {
     Stopping,
 }
 
-/// The session that serves the workload, or why there is none.
+/// The session that serves the workload, or the reason why no session does.
 pub type Outcome = Result<SessionId, Unserved>;
 
 /// The state that decides the outcome of an add.
@@ -102,7 +102,7 @@ pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Optio
     Some(Err(Unserved::Refused(refusals.join("; "))))
 }
 
-/// Returns the shortest quarantine if the pod is in one in every session.
+/// Returns the shortest quarantine if every session has the pod in quarantine.
 fn quarantined_everywhere(
     evidence: &Evidence<'_>,
     awaited: &Awaited,

@@ -18,17 +18,17 @@ use crate::capabilities::{Capabilities, RequiredCapabilities};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// 0 if the broker cannot see it.
+    /// The process ID, or 0 if the broker cannot see the process.
     pub pid: i32,
-    /// Read when the process connects; `None` if the policy does not check it.
+    /// The cgroup at the time of the connection; `None` if the policy does not check cgroups.
     pub cgroup: Option<String>,
     pub pod_uid: Option<PodUid>,
 }
 
-/// A ztunnel's pod, or its process if the pod is not known.
+/// The pod of a ztunnel, or the process if the pod is not known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ztunnel {
-    /// Stays the same if the container restarts.
+    /// The identity stays the same if the container restarts.
     Pod(PodUid),
     Process(i32),
 }
@@ -64,7 +64,7 @@ pub enum AdmissionError {
         /// The cgroup that the setting requires.
         root: String,
     },
-    /// The cgroup names no pod, or no single one.
+    /// The cgroup names no pod or several pods.
     #[error("process {pid} in {cgroup} is in no pod's container")]
     NoPod { pid: i32, cgroup: String },
     #[error(
@@ -84,7 +84,7 @@ pub enum AdmissionError {
     #[error("process {pid}{}: too many connections", .cgroup.as_ref().map(|it| format!(" in {it}")).unwrap_or_default())]
     TooManyConnections {
         pid: i32,
-        /// `None` if the policy does not check it.
+        /// `None` if the policy does not check the cgroup.
         cgroup: Option<String>,
     },
 }
@@ -95,7 +95,7 @@ impl AdmissionError {
         matches!(self, Self::NotZtunnel { .. } | Self::ZtunnelsUnknown { .. })
     }
 
-    /// The cgroup, or whatever else identifies the peer.
+    /// Returns the cgroup, or whatever else identifies the peer.
     pub fn origin(&self) -> String {
         match self {
             Self::Credentials(_) => String::new(),
@@ -154,7 +154,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// If it has another user ID, or cannot be inspected.
+    /// If the process has another user ID, or cannot be inspected.
     pub fn identify(&self, socket: &UnixSeqpacket) -> Result<Candidate, AdmissionError> {
         let unreadable = |error: nix::Error| AdmissionError::Credentials(error.into());
         let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unreadable)?;
@@ -174,7 +174,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// If it may not receive descriptors; see [`AdmissionError::may_be_admitted_later`].
+    /// If the process may not receive descriptors; see [`AdmissionError::may_be_admitted_later`].
     pub fn admit(
         &self,
         candidate: &Candidate,
@@ -225,7 +225,7 @@ impl Policy {
         }
     }
 
-    /// Returns the pod if it is one of the ztunnels.
+    /// Returns the process's pod if the pod is a known ztunnel.
     fn ztunnel(
         &self,
         process: &ProcessInfo,

@@ -1,4 +1,4 @@
-//! Adds that wait for an acknowledgement, with their undo.
+//! Adds that wait for an acknowledgement, and their undo.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -17,7 +17,7 @@ pub enum Undo {
     Restore(Option<Box<Entry>>),
 }
 
-/// A caller's place among those that wait for an add.
+/// A caller's place among the callers that wait for an add.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     pub awaited: Awaited,
@@ -34,7 +34,7 @@ struct Pending {
     outcome: watch::Sender<Option<Outcome>>,
 }
 
-/// At most one per sandbox, for which several callers may wait.
+/// The pending adds: at most one per sandbox. Several callers may wait for the same add.
 #[derive(Debug, Default)]
 pub struct PendingAdds {
     by_sandbox: BTreeMap<SandboxRef, Pending>,
@@ -42,8 +42,9 @@ pub struct PendingAdds {
 }
 
 impl PendingAdds {
-    /// Waits for an add. A repeated call joins an undecided one. Another add of the sandbox supersedes it and, if
-    /// nothing else changed in between, takes over its undo, which restores the state before both.
+    /// Registers a wait for an add. A repeated call joins an undecided add. Another add of the sandbox supersedes the
+    /// earlier add and, if nothing else changed in between, takes over the earlier undo, which restores the state
+    /// before both.
     pub fn join(&mut self, awaited: Awaited, undo: Undo) -> Ticket {
         let earlier = self.by_sandbox.remove(&awaited.sandbox);
         let pending = match earlier {
@@ -80,7 +81,8 @@ impl PendingAdds {
         }
     }
 
-    /// Returns what to restore if no caller waits any more and none was answered with success.
+    /// Ends a caller's wait. Returns the entry to restore if no caller waits any more and no caller was answered with
+    /// success.
     pub fn leave(&mut self, ticket: &Ticket, served: bool) -> Undo {
         let sandbox = &ticket.awaited.sandbox;
         let Some(pending) = self.by_sandbox.get_mut(sandbox) else {
@@ -100,7 +102,7 @@ impl PendingAdds {
         gone.map_or(Undo::Nothing, |pending| pending.undo)
     }
 
-    /// Keeps the workload whatever the outcome of its add: the whole set contains it.
+    /// Keeps the workload regardless of the outcome of its add, because the whole set contains the workload.
     pub fn confirm(&mut self, sandbox: &SandboxRef, revision: Revision) {
         if let Some(pending) = self.by_sandbox.get_mut(sandbox)
             && pending.awaited.revision <= revision
@@ -109,7 +111,7 @@ impl PendingAdds {
         }
     }
 
-    /// Decides the undecided adds of the pods that a change concerns.
+    /// Decides the undecided adds of the pods concerned by a change.
     pub fn decide(
         &self,
         evidence: &Evidence<'_>,

@@ -1,11 +1,10 @@
-//! Pods over which sessions ended: ztunnel disconnected, fell silent or gave up while a message about
-//! the pod was unanswered.
+//! Suspected pods: ztunnel disconnected, fell silent or gave up while a message about the pod was unanswered.
 //!
-//! The pod may not be the cause. After the first loss it is sent last, to delay no other; after the second it is in
-//! quarantine, with growing waits. The pod is suspected, not its sandbox: a runtime that creates a new sandbox for
-//! each attempt must not cost the node its ztunnel each time. Suspicions are per ztunnel: a broken one loses its
-//! sessions over every pod, which its successor must not pay for. A ztunnel that accepts a pod, or refuses it and
-//! keeps the connection, clears the suspicion.
+//! The pod may not be the cause. After the first loss, the pod is sent last, to delay no other pod; after the second
+//! loss, the pod is in quarantine, with growing waits. The suspicion concerns the pod and not the sandbox: a runtime
+//! that creates a new sandbox for each attempt must not cost the node its ztunnel each time. Suspicions are per
+//! ztunnel: a broken ztunnel loses its sessions over every pod, and its successor must not pay for the losses. A
+//! ztunnel that accepts a pod, or refuses the pod and keeps the connection, clears the suspicion.
 
 use std::{
     collections::BTreeMap,
@@ -19,14 +18,14 @@ use crate::peer::Ztunnel;
 /// Consecutive losses that do not yet put a pod in quarantine.
 const TOLERATED_LOSSES: u32 = 1;
 
-/// Each quarantine is twice as long as the one before, up to the maximum. A wait keeps one pod out of the mesh; a
-/// retry may cost the node its ztunnel.
+/// Each quarantine is twice as long as the previous quarantine, up to the maximum. A wait keeps a single pod out of the
+/// mesh; a retry may cost the node its ztunnel.
 const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
 const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspicion {
-    /// Consecutive sessions that ended.
+    /// The number of consecutive lost sessions.
     pub times: u32,
     pub cause: String,
     pub due: Instant,
@@ -35,19 +34,20 @@ pub struct Suspicion {
 }
 
 impl Suspicion {
-    /// Returns whether a snapshot may name the pod. A Keep of a pod that was never added does nothing, so only a
-    /// Keep over which sessions ended is dangerous. After the first loss it is still sent: leaving the pod out
-    /// would certainly stop it.
+    /// Returns whether a snapshot may name the pod. A Keep of a pod that was never added does nothing, so only a Keep
+    /// over which sessions ended is dangerous. After the first loss, the Keep is still sent: leaving the pod out would
+    /// certainly stop the pod.
     fn may_keep(&self) -> bool {
         self.during != LostDuring::Keep || !self.is_in_quarantine()
     }
 
-    /// Also true while the pod is retried after a quarantine.
+    /// Returns whether the pod was put in quarantine. The result stays true while the pod is retried after the
+    /// quarantine.
     pub fn is_in_quarantine(&self) -> bool {
         self.times > TOLERATED_LOSSES
     }
 
-    /// Returns `None` if the quarantine is over or there is none.
+    /// Returns the end of the quarantine; `None` after the end or without a quarantine.
     pub fn quarantined_until(&self, now: Instant) -> Option<Instant> {
         (self.is_in_quarantine() && self.due > now).then_some(self.due)
     }
@@ -63,12 +63,12 @@ pub enum LostDuring {
 /// The conditions under which a ztunnel receives a suspected pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferral {
-    /// Its Add is then sent after everything else.
+    /// The time when the pod's Add is sent, after everything else.
     pub due: Instant,
     pub may_keep: bool,
 }
 
-/// Suspected pods, each with the ztunnels that lost sessions over it.
+/// Suspected pods, each with the ztunnels that lost sessions over the pod.
 #[derive(Debug, Default)]
 pub struct Quarantine(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
 
@@ -102,14 +102,14 @@ impl Quarantine {
         });
     }
 
-    /// Clears the suspicions against a pod after an answer that did not end the session. Returns
-    /// whether there were any.
+    /// Clears the suspicions against a pod after an answer that did not end the session. Returns whether there were
+    /// any.
     pub fn clear(&mut self, uid: &PodUid) -> bool {
         self.0.remove(uid).is_some()
     }
 
-    /// Returns how to send a pod to this ztunnel; `None` if it is not suspected. Another ztunnel's suspicion causes
-    /// no wait: that one may be broken.
+    /// Returns how to send a pod to the given ztunnel; `None` if the pod is not suspected. A suspicion of another
+    /// ztunnel causes no wait, because the other ztunnel may be broken.
     pub fn deferral(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Deferral> {
         let by = self.0.get(uid)?;
         let other = |suspicion: &Suspicion| Deferral {
@@ -128,7 +128,7 @@ impl Quarantine {
         self.0.get(uid)?.get(ztunnel)
     }
 
-    /// The suspicion with the most lost sessions.
+    /// Returns the suspicion with the most lost sessions.
     pub fn worst_suspicion(&self, uid: &PodUid) -> Option<&Suspicion> {
         let by = self.0.get(uid)?;
         by.values().max_by_key(|suspicion| suspicion.times)

@@ -129,8 +129,8 @@ fn parse((index, workload): (u32, broker::Workload)) -> Result<Workload, Invalid
     workload.try_into().map_err(within)
 }
 
-/// Returns when an add gives up: early enough to undo it before the caller's deadline. A caller with little time
-/// gets half of it.
+/// Returns when an add gives up: early enough for the undo before the caller's deadline. A caller with little time gets
+/// half of the time.
 fn add_deadline(now: Instant, caller_deadline: Instant, reserve: Duration) -> Instant {
     let time = caller_deadline.saturating_duration_since(now);
     caller_deadline - reserve.min(time / 2)

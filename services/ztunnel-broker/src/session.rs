@@ -1,7 +1,7 @@
-//! One ztunnel's session without its socket: acknowledged state, next message, and the meaning of responses.
+//! A ztunnel's session without the socket: acknowledged state, next message, and the meaning of responses.
 //!
-//! The session is level-triggered: the queue only holds which pods to examine, and the message follows from
-//! acknowledged and desired state at that moment. A change that was reverted in time costs nothing.
+//! The session is level-triggered: the queue only holds the pods to examine, and the message follows from the
+//! acknowledged and the desired state at that moment. A change that was reverted in time costs nothing.
 
 mod add_status;
 mod answer;
@@ -34,15 +34,16 @@ pub enum SessionEnd {
     /// The peer may not be a ztunnel.
     #[error("it sent no hello within {} s", .0.as_secs())]
     NoHello(Duration),
-    /// Acknowledgements carry no ID: after a missing one, every later one would be credited to the wrong pod.
+    /// Acknowledgements carry no ID, so after a missing acknowledgement every later response would be credited to the
+    /// wrong pod.
     #[error("it did not acknowledge a message within {} s", .0.as_secs())]
     Silent(Duration),
     #[error("it was closed by RenewSession to resend the whole set")]
     Renewed,
-    /// For the same reason, nothing after a surplus response can be trusted.
+    /// Because responses carry no ID, nothing after a surplus response can be trusted.
     #[error("it sent a response without a request")]
     Unsolicited,
-    /// Only a new session can bring this ztunnel in sync.
+    /// Only a new session can bring the ztunnel in sync.
     #[error("it refused to {verb}: {}", .nack.message)]
     Refused { verb: &'static str, nack: Nack },
 }
@@ -66,7 +67,7 @@ enum Phase {
     Live,
 }
 
-/// A pod as a ztunnel has acknowledged it.
+/// The state of a pod according to a ztunnel's acknowledgements.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub state: PodState,
@@ -96,7 +97,7 @@ enum Subject {
 #[derive(Clone, Copy, Debug)]
 pub struct SessionInputs<'a> {
     pub desired: &'a Desired,
-    /// The pods sent last, or not for now.
+    /// The suspected pods, which are sent last or not at all for now.
     pub quarantine: &'a Quarantine,
 }
 
@@ -114,7 +115,7 @@ pub struct Session {
     ack_timeout: Duration,
     records: BTreeMap<PodUid, Record>,
     queue: Queue,
-    /// Pods for which only a Keep is possible, sent after everything else in the snapshot.
+    /// Pods for which only a Keep is possible. The Keeps are sent after everything else in the snapshot.
     keeps: BTreeSet<PodUid>,
     retries: BTreeSet<(Instant, PodUid)>,
     /// Suspected pods to add once nothing else is left to send.
@@ -127,7 +128,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// `ack_timeout` holds for the hello and for each response.
+    /// Creates a session. `ack_timeout` limits the wait for the hello and for each response.
     pub fn new(ztunnel: Ztunnel, ack_timeout: Duration, now: Instant) -> Self {
         Self {
             ztunnel,
@@ -189,7 +190,8 @@ impl Session {
         self.queue.push_urgent(uid);
     }
 
-    /// Returns no message while another is in flight, before the hello, or before the desired set is known.
+    /// Returns the next message. Returns no message while another is in flight, before the hello, or before the desired
+    /// set is known.
     pub fn next(&mut self, inputs: SessionInputs<'_>, now: Instant) -> Option<Message> {
         let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
         if !ready || !inputs.desired.is_seeded() {
@@ -266,8 +268,8 @@ impl Session {
         next_message::decide(state, wanted, now)
     }
 
-    /// Sends Keeps after all Adds, as a descriptor that arrives meanwhile still allows an Add.
-    /// Ends the snapshot last.
+    /// Returns the next message of the snapshot. Keeps come after all Adds, because a descriptor that arrives meanwhile
+    /// still allows an Add. The end of the snapshot comes last.
     fn next_of_snapshot(
         &mut self,
         inputs: SessionInputs<'_>,
@@ -289,7 +291,7 @@ impl Session {
         self.end_snapshot()
     }
 
-    /// Returns the entry of a pod not sent yet for which a Keep is the best message.
+    /// Returns the entry of a pod that was not sent yet and for which a Keep is the best message.
     fn keepable<'a>(&self, uid: &PodUid, inputs: SessionInputs<'a>) -> Option<&'a Entry> {
         let entry = inputs.desired.current(uid)?;
         let deferral = self.deferral(uid, inputs);

@@ -1,4 +1,4 @@
-//! The connected ztunnels, and how the last one was lost.
+//! The connected ztunnels, and the cause of the last loss of a ztunnel.
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
@@ -7,7 +7,7 @@ use crate::{
     session::{Session, Stage},
 };
 
-/// Unique and ascending within one run of the broker.
+/// The ID of a session, unique and ascending within a run of the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
@@ -45,7 +45,7 @@ impl Sessions {
         id
     }
 
-    /// A session that never sent a hello may not have been a ztunnel and does not count as lost.
+    /// Closes a session. A session without a hello may not have been a ztunnel and does not count as lost.
     pub fn close(&mut self, id: SessionId, why: &str, now: Instant) -> Option<Slot> {
         let slot = self.open.remove(&id)?;
         if slot.session.stage() != Stage::Connected {

@@ -1,4 +1,4 @@
-//! Remembers removed sandboxes, so that a delayed call cannot bring one back.
+//! Remembers removed sandboxes, so that no delayed call brings a removed sandbox back.
 
 use std::collections::BTreeMap;
 

@@ -22,8 +22,8 @@ use crate::{
     session_view::{Event, Progress, SessionView, WorkloadView},
 };
 
-/// Streams the initial state, its end and then every change. A watcher that falls behind is disconnected, because
-/// it would miss changes.
+/// Streams the initial state, its end and then every change. A watcher that falls behind is disconnected, because the
+/// watcher would miss changes.
 pub fn sessions(
     hub: &Hub,
     instance_id: &str,

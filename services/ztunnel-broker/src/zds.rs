@@ -1,5 +1,5 @@
-//! The ZDS socket and the packets of each session. [`crate::session`] decides what to send, [`crate::peer`] who may
-//! connect, and `admission` how many and how fast.
+//! The ZDS socket and the packets of each session. [`crate::session`] decides the messages, [`crate::peer`] the
+//! permission to connect, and `admission` the number and rate of connections.
 
 use std::{
     convert::Infallible,
@@ -33,7 +33,7 @@ use crate::{
 /// Stock ztunnel's negative responses carry a backtrace of up to 1.5 KB.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-/// The kernel accepts a packet at once: there is never a second one unread.
+/// The kernel accepts a packet at once, because at most one packet is unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -73,8 +73,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a socket and in a directory that only this user may open, and admits every process of this user.
-    /// Replaces a stale socket, but not one that is being served.
+    /// Listens on a socket in a directory, both accessible only to this user, and admits every process of this user.
+    /// Replaces a stale socket, but not a socket that is being served.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let lock = uds::prepare(path, SockType::SeqPacket)?;
         restrict_directory(path)?;
@@ -98,7 +98,8 @@ impl Listener {
         Self { policy, ..self }
     }
 
-    /// Dropping the future closes all connections without sending anything, so ztunnels keep serving their pods.
+    /// Serves all connections. Dropping the future closes them without sending anything, so ztunnels keep serving their
+    /// pods.
     pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
         tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
         Admission::new(hub, self.policy).serve(self.listener).await
@@ -151,7 +152,7 @@ impl Drop for SessionGuard<'_> {
     }
 }
 
-/// At most one request is in flight at any time.
+/// Exchanges the messages of a session. At most one request is in flight at any time.
 async fn exchange_messages(
     socket: &UnixSeqpacket,
     hub: &Hub,
@@ -194,16 +195,17 @@ async fn exchange_messages(
                     greeted = true;
                 }
             }
-            // The hub outlives its sessions, so this never fails.
+            // The hub outlives its sessions, so waiting for changes never fails.
             _ = changes.changed() => {}
             () = sleep_until(wake_at) => hub.check_deadline(id)?,
         }
     }
 }
 
-/// A packet that arrives without a request in flight would be credited to the next one.
+/// Checks that no packet has arrived without a request in flight, because such a packet would be credited to the next
+/// request.
 fn check_no_unsolicited(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
-    // Asks the kernel directly: tokio does so only after it was notified that the socket is readable.
+    // The call asks the kernel directly: tokio asks only after a notification that the socket is readable.
     match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
         Err(Errno::EAGAIN) => Ok(()),
         Err(error) => Err(ZdsError::Receive(error.into())),
@@ -259,7 +261,7 @@ fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
     }
 }
 
-/// Logs a message that was sent; an Add to the audit log, with the receiving process and the netns.
+/// Logs a sent message; an Add also goes to the audit log, with the receiving process and the netns.
 fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     let pid = peer.pid;
     let Some(uid) = message.uid() else {
@@ -277,7 +279,7 @@ fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     }
 }
 
-/// At warning level: an operator has to examine a pod that ztunnel cannot start.
+/// Logs a refusal at warning level, because an operator has to examine a pod that ztunnel cannot start.
 fn log_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
     if let (Some((uid, sandbox)), Some(nack)) = (answered, nack) {
         let (kind, error) = (nack.kind, &nack.message);

@@ -1,17 +1,17 @@
 use crate::boottime::BootInstant;
 
-/// A sandbox's progress, written before the effects that it announces.
+/// A sandbox's progress, written before the announced effects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// Outside the mesh: nothing is in place.
     Out,
     /// Parts of an enrollment may be in place.
     Enrolling,
-    /// Enrolled by another agent, as far as known. Rules and ztunnel's listeners may be in place, and stay until
-    /// replaced or withdrawn in order.
+    /// As far as known, another agent enrolled the sandbox. Rules and ztunnel's listeners may be in place, and stay
+    /// until inpod replaces them or withdraws them in order.
     Adopted,
-    /// Enrolled by another agent with rules in iptables' legacy tables, which inpod can neither see nor replace. The
-    /// sandbox keeps them, its workload and its listeners until it ends.
+    /// Another agent enrolled the sandbox with rules in iptables' legacy tables, which inpod can neither see nor
+    /// replace. The sandbox keeps the rules, its workload and its listeners until it ends.
     Legacy {
         /// The broker has the sandbox; not checkpointed.
         is_served: bool,
@@ -19,8 +19,8 @@ pub enum Intent {
     Enrolled {
         fingerprint: String,
     },
-    /// The pod's annotation is being withdrawn, which announces to peers that it leaves. Everything
-    /// is still in place.
+    /// pod-events is withdrawing the pod's annotation to announce to peers that the pod leaves. Everything is still in
+    /// place.
     Announcing,
     /// Peers are learning that the pod leaves. Everything is still in place.
     Leaving {
@@ -50,7 +50,7 @@ impl Intent {
         }
     }
 
-    /// Returns whether the broker has the sandbox or does not need it.
+    /// Returns whether the broker has the sandbox or does not need the sandbox.
     pub fn is_settled(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Random schedules. The operations name pods and sandboxes by number, so that every part of a schedule remains a
+//! Random schedules. The operations name pods and sandboxes by number, so that every part of a schedule is a valid
 //! schedule.
 
 use fastrand::Rng;

@@ -1,4 +1,5 @@
-//! Enrolls a sandbox: claim, workload, rules; undoes that on failure. A pod with a sidecar has no workload.
+//! Enrolls a sandbox in the order of claim, workload and rules, and undoes these steps on failure. A pod with a sidecar
+//! has no workload.
 //!
 //! The listeners come before the rules: rules that redirect to a closed port reset connections.
 
@@ -22,11 +23,11 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The part of the caller's time reserved for undoing. The broker reserves as much of its own deadline.
+/// The part of the caller's time reserved for undoing. The broker reserves the same time of its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A cancelled ADD waits so long for netconfig's answer. It usually comes, and the undo then leaves nothing: a claim that
-/// completes after its release stays until the search for claims without a record.
+/// How long a cancelled ADD waits for netconfig's answer. Usually the answer comes in time, and the undo then leaves
+/// nothing: a claim that completes after its release stays until the search for claims without a record.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
 /// Returns until when enrollment steps may start.
@@ -101,9 +102,9 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
-    /// Performs a call to netconfig. A cancelled ADD soon fails without its answer, because the end of its sandbox must
-    /// not wait for that: netconfig completes the call, and the undo queues behind it. A background enrollment waits, as
-    /// every change of its pod cancels it.
+    /// Performs a call to netconfig. A cancelled ADD soon fails without an answer, because the end of the sandbox must
+    /// not wait for netconfig: netconfig completes the call, and the undo queues behind the call. A background
+    /// enrollment waits, because every change of its pod cancels the enrollment.
     async fn call<T>(
         &mut self,
         phase: Phase,
@@ -115,14 +116,14 @@ impl<'a> EnrollContext<'a> {
             biased;
             answer = answer.as_mut() => answer,
             reason = self.cancelled.as_mut(), if is_add => {
-                // Its effect is undone either way.
+                // The effect of the call is undone with or without an answer.
                 drop(timeout(CANCEL_GRACE, answer).await);
                 Err(reason.into())
             }
         }
     }
 
-    /// Fails if the caller is gone or no step may start any more.
+    /// Fails if the caller is gone or no further step may start.
     fn check_deadline(&mut self) -> Result<(), Failure> {
         if let Some(reason) = self.cancelled.as_mut().now_or_never() {
             return Err(reason.into());
@@ -138,7 +139,7 @@ impl<'a> EnrollContext<'a> {
 }
 
 impl Pipeline {
-    /// Checkpoints that an enrollment starts. The intent of a pod in the mesh stays; only its revision changes.
+    /// Checkpoints the start of an enrollment. The intent of a pod in the mesh stays; only the revision changes.
     /// Returns the broker's instance if the pod needs a workload.
     ///
     /// # Errors
@@ -156,12 +157,12 @@ impl Pipeline {
         Ok(broker)
     }
 
-    /// Enrolls a sandbox, whatever is in place. A failure is undone, except for a pod that was in the mesh or joined it
-    /// before (`intent_before`): it keeps what it has, unless its netns is gone.
+    /// Enrolls a sandbox, even if some parts are in place. A failure is undone, except for a pod that was in the mesh
+    /// or joined the mesh before (`intent_before`): such a pod keeps its effects, unless the netns is gone.
     ///
     /// # Errors
     ///
-    /// The first failure, with what could not be undone.
+    /// The first failure, together with the failures of the undo.
     pub async fn enroll(
         &self,
         broker: Option<&str>,
@@ -185,7 +186,7 @@ impl Pipeline {
         Err(failure)
     }
 
-    /// Gives ztunnel the netns of a sandbox whose rules are another agent's.
+    /// Gives ztunnel the netns of a sandbox with another agent's rules.
     pub async fn serve(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let broker = self.broker()?;
         let (deadline, began) = (deadline_in(5), Instant::now());
@@ -250,7 +251,7 @@ impl Pipeline {
     ) -> Result<(), Failure> {
         let began = Instant::now();
         let workload = workload_of(record);
-        // Waiting for ztunnel is not work of this node.
+        // The ADD releases its permit, because waiting for ztunnel is no work of this node.
         if let Some(permit) = &mut context.permit {
             permit.release();
         }
@@ -266,8 +267,8 @@ impl Pipeline {
         context.reacquire_permit().await
     }
 
-    /// Undoes an enrollment in reverse order; returns what could not be undone. While anything is left, the
-    /// record still has effects.
+    /// Undoes an enrollment in reverse order; returns the failed steps. While anything is left, the record still has
+    /// effects.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
         let deadline = Instant::now() + UNDO_TIMEOUT;
         let broker = self.broker_instance();
@@ -321,13 +322,13 @@ impl Pipeline {
         }
     }
 
-    /// Records that nothing is in place. If that cannot be written, the record still has effects: a restarted broker is
-    /// sent what is checkpointed, so the whole is repeated.
+    /// Records that nothing is in place. If the write fails, the record still has effects: a restarted broker is sent
+    /// the checkpointed workloads, so the whole undo is repeated.
     pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
         let mut out = record.clone();
         out.intent = Intent::Out;
         if out.netns.inode.is_none() {
-            // Another netns may take its path.
+            // Another netns may take the path.
             out.netns = record.expected_netns();
         }
         out.netns_id = None;

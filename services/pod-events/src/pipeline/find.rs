@@ -8,12 +8,12 @@ use crate::checkpoint::{Intent, Record};
 use crate::clients::deadline_in;
 
 impl Pipeline {
-    /// Searches for a pod's netns. Returns the record of the sandbox, named after one of its containers. If another
-    /// agent redirected the pod (`is_foreign`), it may have done so with rules that inpod cannot replace.
+    /// Searches for a pod's netns. Returns the record of the sandbox, named after one of the pod's containers. If
+    /// another agent redirected the pod (`is_foreign`), the redirection may consist of rules that inpod cannot replace.
     ///
     /// # Errors
     ///
-    /// netconfig's failure, or `NETNS_NOT_FOUND` at once if no address is known to verify the netns by.
+    /// netconfig's failure, or `NETNS_NOT_FOUND` at once if no address is known to verify the netns.
     pub async fn find(
         &self,
         record: &Record,
@@ -45,8 +45,8 @@ impl Pipeline {
         })
     }
 
-    /// Searches again for the netns of a sandbox found through a process that has ended: others may still be in it.
-    /// The sandbox keeps its name. Returns whether the netns still exists.
+    /// Searches again for the netns of a sandbox found through an ended process: other processes may still be in the
+    /// netns. The sandbox keeps its name. Returns whether the netns still exists.
     pub(super) async fn locate_again(&self, record: &mut Record) -> Result<bool, Failure> {
         if record.sandbox.network_name != NetworkName::default() {
             return Ok(false);

@@ -13,10 +13,10 @@ use crate::{
 /// The processes left in a sandbox's netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetnsState {
-    /// Does not exist any more or cannot be reached.
+    /// The netns no longer exists or cannot be reached.
     Gone,
     Empty,
-    /// Only the sandbox's own process, which holds the netns.
+    /// Only the sandbox's own process is left and holds the netns.
     SandboxOnly,
     InUse,
 }
@@ -29,7 +29,7 @@ pub enum Reclaimed {
 }
 
 impl Pipeline {
-    /// Inspects a sandbox's netns through its claim or, without one, at its path. Claims nothing.
+    /// Inspects a sandbox's netns through the claim or, without a claim, at the path. Claims nothing.
     pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);
@@ -56,7 +56,7 @@ impl Pipeline {
         })
     }
 
-    /// Its rules ended with its netns.
+    /// Removes the workload, the claim and the record of an ended sandbox. The rules ended with the netns.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if !record.is_bare() {
             let broker = self.broker_instance();
@@ -107,7 +107,7 @@ impl Pipeline {
         let verified = self.clients.verify(record, deadline_in(5)).await?;
         let leaves = record.intent.fingerprint().is_none();
         if leaves && verified.fingerprint.is_empty() {
-            // Perhaps enrolled by another agent, and never acknowledged by ztunnel with rules of ours.
+            // Another agent may have enrolled the pod, and ztunnel never acknowledged the pod with rules of inpod.
             return Ok(Reclaimed::Intact);
         }
         let differences = verified.differences;
@@ -120,7 +120,8 @@ impl Pipeline {
                 differences.join("; ")
             ));
         }
-        // Intact rules count even if the fingerprint differs from the recorded one: the netns may have changed.
+        // Intact rules count even if their fingerprint differs from the recorded fingerprint, because the netns may
+        // have changed.
         let applied = record.intent.fingerprint();
         if applied.is_some_and(|applied| applied != fingerprint) {
             record.intent = Intent::Enrolled { fingerprint };
@@ -134,7 +135,7 @@ impl Pipeline {
     }
 }
 
-/// Returns whether a failure proves that a netns is not at its path any more.
+/// Returns whether a failure proves that a netns is no longer at its path.
 pub(crate) fn is_gone(reason: Reason) -> bool {
     matches!(
         reason,

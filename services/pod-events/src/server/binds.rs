@@ -279,7 +279,7 @@ mod tests {
             (
                 wire::ServicePort {
                     pod: None,
-                    ..port(80, tcp, "web")
+                    ..build_port(80, tcp, "web")
                 },
                 "service_ports.pod",
             ),

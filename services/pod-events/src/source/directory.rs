@@ -1,7 +1,7 @@
-//! Pods from a directory of manifests, as kubectl writes them, to try inpod or run it without a cluster.
+//! Pods from a directory of manifests in the format of kubectl, to try inpod or run it without a cluster.
 //!
-//! An unusable file keeps its previous content, and a missing directory its view: a typing error takes no pod
-//! out of the mesh.
+//! An unusable file keeps its previous content, and a missing directory keeps the last inventory, so that a typing
+//! error takes no pod out of the mesh.
 
 mod manifest;
 mod metadata;
@@ -25,7 +25,7 @@ use manifest::{Manifest, ManifestError};
 use metadata::FileMetadata;
 use watcher::Watcher;
 
-/// The interval of checks whether the path names another directory.
+/// The interval of checking whether the path names another directory.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +42,7 @@ type WatchHandles = (
     mpsc::Sender<oneshot::Sender<()>>,
 );
 
-/// Reads a directory again whenever it changes. `check` is the interval of checks whether it was replaced.
+/// Reads a directory again after every change. `check` is the interval of checking whether the directory was replaced.
 pub(super) async fn watch(
     path: PathBuf,
     scope: Scope,
@@ -64,7 +64,7 @@ pub(super) async fn watch(
 struct DirectorySource {
     directory: Directory,
     watcher: Watcher,
-    /// The last read or watch failed, which has been logged.
+    /// Set after a failed and logged read or watch.
     is_lost: bool,
 }
 
@@ -109,7 +109,7 @@ impl DirectorySource {
                 Some(first) = requests.recv() => waiting.push(first),
                 () = sender.closed() => return,
             }
-            // One read serves all events and requests up to now.
+            // A single read serves all events and requests up to now.
             self.watcher.discard_pending();
             waiting.extend(iter::from_fn(|| requests.try_recv().ok()));
             self.read(&sender).await;
@@ -119,7 +119,8 @@ impl DirectorySource {
         }
     }
 
-    /// Watches the directory at the path if it is another one than before. Returns whether it is.
+    /// Watches the directory at the path if another directory was watched before. Returns whether the directory was
+    /// replaced.
     fn reopen_if_replaced(&mut self) -> bool {
         if self.watcher.is_watching(&self.directory.path) {
             return false;
@@ -153,7 +154,8 @@ impl DirectorySource {
         }
     }
 
-    /// Keeps the view. Drops the watch even if the directory stays the same, since changes meanwhile were not read.
+    /// Keeps the inventory. Drops the watch even if the directory stays the same, because changes during the failure
+    /// were not read.
     fn mark_lost(&mut self, error: &io::Error) {
         if !self.is_lost {
             let path = self.directory.path.display();
@@ -185,7 +187,7 @@ struct Directory {
 #[derive(Clone, Debug)]
 struct File {
     manifests: Arc<Vec<Manifest>>,
-    /// Read together with the content; `None` if it has to be read again in any case.
+    /// The metadata read together with the content; `None` if the file has to be read again in any case.
     metadata: Option<FileMetadata>,
 }
 
@@ -196,7 +198,7 @@ impl Directory {
         let unusable = mem::take(&mut self.unusable);
         for path in paths {
             let previous = before.remove(&path);
-            // Taken before the read, so that a write in between causes another read.
+            // The metadata is taken before the read, so that a write in between causes another read.
             let metadata = FileMetadata::of(&path);
             if let Some(previous) = previous
                 .as_ref()
@@ -252,7 +254,8 @@ impl Directory {
         }
     }
 
-    /// Of two files for the same pod, the first in the order of file names wins.
+    /// Returns the inventory of all files. If two files describe the same pod, the first in the order of file names
+    /// wins.
     fn inventory(&self) -> Inventory {
         let mut inventory = Inventory {
             gaps: Arc::new(
@@ -275,7 +278,7 @@ impl Directory {
     }
 }
 
-/// Returns whether the object was added; it is not if the inventory has it.
+/// Adds an object unless the inventory already has the object. Returns whether the object was added.
 fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     match manifest {
         Manifest::Pod(pod) => {
@@ -309,7 +312,7 @@ impl File {
     }
 }
 
-/// Only for files that have never been usable: one that breaks later keeps its content and leaves no gap.
+/// Describes a file that has never been usable. A file that breaks later keeps its content and leaves no gap.
 fn unusable_message(file: &Path) -> String {
     format!("{} cannot be used", file.display())
 }

@@ -1,9 +1,9 @@
-//! Pods and namespaces from the API server: a watch on this node's pods, one on the metadata of all namespaces, and
+//! Pods and namespaces from the API server: a watch on this node's pods, a watch on the metadata of all namespaces, and
 //! single GETs for pods that the watch has not shown yet.
 //!
-//! A watch resumes from its last resource version. If it cannot, everything is listed again; until then the known
-//! objects are kept and the inventory is incomplete. A server that is gone is noticed at once, one that hangs within
-//! 30 s (see `liveness`), and a silent watch within 65 s (see `list_watch`).
+//! A watch resumes from its last resource version. If the watch cannot resume, everything is listed again; until then
+//! the known objects are kept and the inventory is incomplete. A server that is gone is noticed at once, a hanging
+//! server within 30 s (see `liveness`), and a silent watch within 65 s (see `list_watch`).
 
 mod client;
 mod get;
@@ -56,7 +56,7 @@ type WatchHandles = (
     watch::Receiver<Health>,
 );
 
-/// Returns before anything is known.
+/// Starts the watches. Returns before anything is known.
 pub(super) fn watch(
     Connection {
         client,
@@ -168,7 +168,8 @@ fn observe_namespace(
     }
 }
 
-/// Resource versions of one kind are comparable as numbers; anything else counts as oldest.
+/// Parses a resource version. Resource versions of the same kind are comparable as numbers; anything else counts as
+/// oldest.
 fn parse_version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -22,19 +22,20 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AddCall {
     pub sandbox: SandboxRef,
-    /// `None` if the runtime passed none.
+    /// `None` if the runtime passed no UID.
     pub uid: Option<PodUid>,
     pub netns: NetnsRef,
     pub addresses: Vec<IpAddr>,
     pub deadline: Instant,
-    /// Enrollment steps may start until then. The time after is reserved for undoing them.
+    /// The time until which enrollment steps may start. The rest of the caller's time is reserved for undoing the
+    /// steps.
     pub work_deadline: Instant,
     pub trace: Trace,
     pub phases: Phases,
 }
 
 impl Task {
-    /// Enrolls the sandbox if its pod is to be in the mesh. A failed ADD undoes what it did.
+    /// Enrolls the sandbox if its pod is to be in the mesh. A failed ADD undoes its own effects.
     pub(super) async fn add(
         &mut self,
         call: AddCall,
@@ -60,7 +61,7 @@ impl Task {
         let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
             && !self.is_redirected_elsewhere(&call.sandbox, added.enrollment);
         if joins {
-            // Before anything is recorded: there is nothing to undo.
+            // These checks come before anything is recorded, so a failure has nothing to undo.
             self.shared.pipeline.broker_for(added.enrollment)?;
             self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
             permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
@@ -68,7 +69,7 @@ impl Task {
         let record = self.new_record(&call, &pod, added.enrollment);
         let record = self.merge_known(&call, record).await?;
         if joins {
-            // Written and published as the enrollment begins.
+            // The record is written and published when the enrollment begins.
             self.set_current(record);
         } else {
             self.record_current(record)?;
@@ -109,7 +110,7 @@ impl Task {
         permit
     }
 
-    /// Records a sandbox whose decision is unknown. Once decided, it is enrolled like any other.
+    /// Records a sandbox whose decision is unknown. Once decided, the sandbox is enrolled like any other.
     async fn admit_unenrolled(
         &mut self,
         call: &AddCall,
@@ -136,7 +137,7 @@ impl Task {
             call.sandbox
         ));
         self.reconcile_now().await;
-        // Reported until the source answers.
+        // The failure is reported until the source answers.
         if self
             .records
             .last()
@@ -147,7 +148,7 @@ impl Task {
         Ok(added)
     }
 
-    /// Completes the record of a pod admitted unenrolled once the source shows it.
+    /// Completes the record of a pod admitted unenrolled once the source shows the pod.
     pub(super) fn identify(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self
@@ -179,8 +180,8 @@ impl Task {
         Ok(())
     }
 
-    /// Returns whether the sandbox is another interface of a recorded container. That changes nothing: capture
-    /// works on the netns.
+    /// Returns whether the sandbox is another interface of a recorded container. An additional interface changes
+    /// nothing, because capture works on the netns.
     pub(super) fn is_additional_interface(&self, sandbox: &SandboxRef) -> bool {
         let same = |record: &Arc<Record>| {
             record.sandbox.container_id == sandbox.container_id && !record.matches_request(sandbox)
@@ -188,8 +189,8 @@ impl Task {
         self.records.iter().any(same)
     }
 
-    /// Returns the record that a sandbox continues with. A repeated ADD keeps its record; a different netns replaces
-    /// the recorded one only if that has ended.
+    /// Returns the record with which a sandbox continues. A repeated ADD keeps its record; a different netns replaces
+    /// the recorded netns only if the recorded netns has ended.
     async fn merge_known(&self, call: &AddCall, new: Record) -> Result<Record, Failure> {
         let known = self.index_of(&call.sandbox);
         let Some(known) = known.and_then(|index| self.records.get(index)) else {
@@ -202,8 +203,8 @@ impl Task {
         Ok(new)
     }
 
-    /// Continues with a sandbox that is added again after its DEL. Before anything can fail: a deletion that is being
-    /// retried would leave the rules to a netns that lives on.
+    /// Continues with a sandbox that is added again after its DEL. Runs before any step that can fail: a deletion still
+    /// being retried would leave the rules to a netns that lives on.
     fn take_back_delete(&mut self, call: &AddCall) -> Result<(), Failure> {
         let index = self.index_of(&call.sandbox);
         let Some(record) = index.and_then(|index| self.records.get_mut(index)) else {
@@ -236,7 +237,7 @@ impl Task {
     fn set_current(&mut self, record: Record) {
         self.records.retain(|known| known.sandbox != record.sandbox);
         if self.records.iter().any(|record| record.has_unknown_netns()) {
-            // Forgotten once this one is enrolled.
+            // The earlier record is forgotten once the new sandbox is enrolled.
             self.wake_in(POLL_INTERVAL);
         }
         self.records.push(record.into());
@@ -249,7 +250,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             admitted_unenrolled: false,
-            // Determined again when it is enrolled.
+            // The redirection is determined again when the sandbox is enrolled.
             redirection: self
                 .shared
                 .redirection_for(pod, enrollment)
@@ -262,7 +263,7 @@ impl Task {
         }
     }
 
-    /// Forgets a sandbox whose name another netns has now.
+    /// Forgets a sandbox whose name now belongs to another netns.
     async fn replace_sandbox(&self, known: &Record) -> Result<(), Failure> {
         let pipeline = &self.shared.pipeline;
         if known.intent.has_effects() && pipeline.netns_state(known).await? == NetnsState::InUse {
@@ -276,7 +277,8 @@ impl Task {
         pipeline.forget(known).await
     }
 
-    /// If it fails, the runtime deletes the sandbox, so its record is not kept.
+    /// Enrolls the sandbox for a waiting ADD. If the ADD fails, the runtime deletes the sandbox, so the record is not
+    /// kept.
     async fn enroll_for_caller(
         &mut self,
         call: &AddCall,
@@ -305,12 +307,12 @@ impl Task {
         let left = failure.undo_failures.clone();
         if let Some(record) = self.records.last_mut().map(Arc::make_mut) {
             if !left.is_empty() {
-                // The deletion of the sandbox repeats what could not be undone now.
+                // The deletion of the sandbox repeats the failed undo steps.
                 record.intent = Intent::Deleting {
                     since: BootInstant::now(),
                 };
                 let written = self.shared.pipeline.checkpoint.write(record);
-                // The intent is kept in memory and acted on all the same.
+                // The task keeps the intent in memory and acts on the intent even if the write failed.
                 let unwritten = written.err().map(|error| error.to_string());
                 failure.undo_failures.extend(unwritten);
                 self.wake_in(POLL_INTERVAL);
@@ -337,7 +339,7 @@ fn merge_identity(known: Record, new: Record) -> Record {
         service_account: new.service_account,
         runtime_uid: new.runtime_uid,
         admitted_unenrolled: new.admitted_unenrolled,
-        // While the sandbox is enrolled, keep what was applied.
+        // While the sandbox is enrolled, keep the applied redirection.
         redirection: if known.intent.was_in_mesh() {
             known.redirection
         } else {

@@ -17,12 +17,12 @@ use crate::{
 /// The interval of checking the netns of a pod that is outside the mesh and missing from the source.
 const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The longest interval of looking at the processes of a netns that is to end.
+/// The longest interval between two inspections of the processes in an ending netns.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A sandbox in which the pod runs on so long after its DEL is reported as a failure of the pod.
+/// A pod that still runs in its sandbox this long after the DEL is reported as a failure.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Task {
@@ -39,11 +39,11 @@ impl Task {
                 self.records.remove(index);
                 return false;
             }
-            // The first DEL counts: repeated ones would keep a pod that runs on from being enrolled again.
+            // The first DEL counts: repeated DELs would keep a pod that runs on from being enrolled again.
             let since = deleted_since(record).unwrap_or_else(BootInstant::now);
             record.intent = Intent::Deleting { since };
             if let Err(error) = pipeline.checkpoint.write(record) {
-                // A DEL never fails. The intent is kept in memory and acted on all the same.
+                // A DEL never fails: the task keeps the intent in memory and acts on the intent anyway.
                 tracing::error!(
                     error = format!("{:#}", anyhow::Error::from(error)),
                     "Cannot checkpoint a deletion"
@@ -59,7 +59,7 @@ impl Task {
         deferred
     }
 
-    /// Deletes what can be deleted now. The caller does not wait for the rest.
+    /// Deletes as much as possible now. The caller does not wait for the rest.
     async fn delete_now(&mut self, index: usize) {
         self.attempts = 0;
         if index + 1 < self.records.len() {
@@ -73,9 +73,9 @@ impl Task {
         }
     }
 
-    /// Forgets the current sandbox if it has ended. Where the source agrees that the pod ends, a DEL is proof enough;
-    /// otherwise it does not end a sandbox in which processes run: the look takes time in proportion to the processes
-    /// of the node.
+    /// Forgets the current sandbox if it has ended. If the source agrees that the pod ends, a DEL is proof enough.
+    /// Otherwise, a DEL does not end a sandbox in which processes run; the inspection takes time in proportion to the
+    /// processes of the node.
     pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
@@ -87,7 +87,7 @@ impl Task {
             .filter(|pod| record.belongs_to(pod) && !pod.terminal);
         let ends = pod.map_or_else(|| inventory.is_complete(), |pod| pod.is_terminating);
         if !ends && pipeline.netns_state(record).await? == NetnsState::InUse {
-            // Before the source has shown its pods, nothing is known: the pod stays as it is.
+            // Before the source has shown its pods, nothing is known, so the pod stays unchanged.
             let Some(pod) = pod else {
                 return Ok(Step::Wait(poll_interval(deleted_since(record))));
             };
@@ -103,13 +103,13 @@ impl Task {
         self.forget_current().await
     }
 
-    /// Continues with a sandbox whose DEL was wrong: processes run in it, and the source shows its pod. The next steps
-    /// verify what is in place, or undo it where the pod is not to be in the mesh.
+    /// Continues with a sandbox whose DEL was wrong: processes run in the sandbox, and the source shows the pod. The
+    /// next steps verify the enrollment, or undo it if the pod is not to be in the mesh.
     fn reject_delete(&mut self, pod: &Pod) -> Result<Step, Failure> {
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(Step::Done);
         };
-        // A redirection to a sidecar stays while the pod runs, also outside the mesh.
+        // A redirection to a sidecar stays while the pod runs, even outside the mesh.
         let stays = record.redirection.is_sidecar()
             || self.shared.decide(pod).enrollment != Enrollment::None;
         let continued = Record {
@@ -126,7 +126,7 @@ impl Task {
             "its runtime deleted the sandbox, but the pod runs in it; inpod manages it again";
         let pod = &pod.pod;
         tracing::warn!(%pod, sandbox = %record.sandbox, message, "Rejected a deletion");
-        // An attempt to delete it may have released its claim.
+        // An attempted deletion may have released the claim.
         self.unclaimed = true;
         self.timeline.note(message);
         let (status, reason) = (&self.shared.status, Reason::DeleteRejected);
@@ -169,9 +169,10 @@ impl Task {
 
     /// Forgets earlier sandboxes of the pod.
     ///
-    /// After its DEL, at once: the broker knows that the pod's UID belongs to a later sandbox. With an unknown netns,
-    /// once the current one is settled: until then it may be all that the broker has of the pod. Of an earlier pod of
-    /// the same name, when it has ended, even without a DEL.
+    /// A sandbox is forgotten at once after its DEL: the broker knows that the pod's UID belongs to a later sandbox. A
+    /// sandbox with an unknown netns is forgotten once the current sandbox is settled: until then, the broker may know
+    /// the pod only by the earlier sandbox. A sandbox of an earlier pod of the same name is forgotten when it has
+    /// ended, even without a DEL.
     pub(super) async fn forget_superseded(&mut self) {
         let current = self.records.pop();
         let settled = current
@@ -197,9 +198,10 @@ impl Task {
         self.records.extend(current);
     }
 
-    /// Until an earlier sandbox has ended, it stays as it is and is checked again. netconfig reports the end of one that
-    /// it has claimed, unless the pod is another; one whose enrollment or adoption was interrupted may have lost its claim, and one
-    /// with a sidecar has none after an uninstall.
+    /// Returns whether an earlier sandbox has ended; until then, the sandbox stays unchanged and is checked again.
+    /// netconfig reports the end of a claimed sandbox unless another pod has taken the name. A sandbox may have lost
+    /// its claim if its enrollment or adoption was interrupted, and a sandbox with a sidecar has no claim after an
+    /// uninstall.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
@@ -222,20 +224,21 @@ impl Task {
         has_ended
     }
 
-    /// Handles the release of a netns by netconfig. An earlier undo may have requested it, so the sandbox only counts
-    /// as ended if its netns cannot be claimed again.
+    /// Handles the release of a netns by netconfig. An earlier undo may have requested the release, so the sandbox only
+    /// counts as ended if its netns cannot be claimed again.
     pub(super) async fn netns_released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         let matches = |index: &usize| {
             let record = self.records.get(*index);
             record.is_some_and(|record| {
-                // Its own deletion releases it, and is not to be repeated for that.
+                // The sandbox's own deletion causes the release, which must not repeat the deletion.
                 let ends = matches!(record.intent, Intent::Deleting { .. });
                 record.netns_id == Some(netns) && record.intent.has_effects() && !ends
             })
         };
         if self.index_of(sandbox).filter(matches).is_some() {
             self.unclaimed = true;
-            // A failed release or removal is retried at its interval, although its attempts cause this event.
+            // A failed release or removal is retried at the usual interval, although the attempts themselves cause this
+            // event.
             if self.attempts == 0 || self.wake.is_none() {
                 self.reconcile_now().await;
             }
@@ -255,7 +258,8 @@ fn is_late(record: &Record) -> bool {
     since.is_some_and(|since| BootInstant::now().since(since) >= REPORT_TIMEOUT)
 }
 
-/// Grows with the time that a sandbox has been waited for: each look takes time in proportion to the node's processes.
+/// Returns an interval that grows with the time waited for the sandbox, because each inspection takes time in
+/// proportion to the node's processes.
 fn poll_interval(since: Option<BootInstant>) -> Duration {
     let waited = since.map_or(Duration::ZERO, |since| BootInstant::now().since(since));
     (waited / 10).clamp(POLL_INTERVAL, MAX_POLL_INTERVAL)

@@ -22,7 +22,7 @@ struct Script {
 }
 
 impl Script {
-    /// Starts after the hello, with this desired set and all descriptors.
+    /// Starts after the hello, with the given desired set and all descriptors.
     fn greeted(all: Vec<Workload>) -> Self {
         let now = Instant::now();
         let mut script = Self {
@@ -76,7 +76,7 @@ impl Script {
             .for_each(|uid| self.session.queue_urgent(uid));
     }
 
-    /// Returns an empty text if there is no message.
+    /// Returns the next message as text; without a message, the text is empty.
     fn next(&mut self) -> String {
         let inputs = SessionInputs {
             desired: &self.desired,
@@ -116,7 +116,7 @@ impl Script {
         self.session.on_ack(Nack::parse(error), self.now).unwrap();
     }
 
-    /// Expects and acknowledges these messages, and no further one.
+    /// Expects and acknowledges the given messages, and no further message.
     fn expect(&mut self, messages: &[&str]) {
         for expected in messages {
             assert_eq!(self.next(), *expected);
@@ -231,7 +231,7 @@ fn other_info_of_the_same_netns_is_deleted_first() {
     script.expect(&["del p", "add p as renamed in 1"]);
 }
 
-/// Before the snapshot ends, ztunnel does not stop a pod that it has to delete, and ignores changed info.
+/// Before the end of the snapshot, ztunnel neither stops a deleted pod nor accepts changed info.
 #[test]
 fn other_info_during_the_snapshot_waits_for_its_end() {
     let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);

@@ -1,8 +1,9 @@
 //! The model test: random schedules of calls, sessions, responses, faults, restarts and time, against ztunnels that
 //! behave like stock ztunnel.
 //!
-//! Each schedule follows from its seed, and every run plays the same. `MODEL_FIRST` sets the first seed, `MODEL_SCHEDULES`
-//! how many are played; `MODEL_SEED` repeats a single one and prints the shortest part of it that fails.
+//! Each schedule follows from its seed, and every run plays the same schedules. `MODEL_FIRST` sets the first seed,
+//! `MODEL_SCHEDULES` the number of schedules; `MODEL_SEED` repeats a single schedule and prints the shortest failing
+//! part.
 
 mod expected;
 mod schedule;
@@ -22,7 +23,7 @@ use world::World;
 use super::State;
 use crate::peer::Peer;
 
-/// Without `MODEL_SCHEDULES` in the environment: what an unoptimised build plays in seconds.
+/// The number of schedules without `MODEL_SCHEDULES` in the environment, which an unoptimised build plays in seconds.
 const SCHEDULES: u64 = 10_000;
 
 #[expect(
@@ -91,7 +92,7 @@ fn every_call_has_the_promised_effect_and_at_rest_every_ztunnel_serves_exactly_w
     );
 }
 
-/// A model in which nothing happened would pass whatever the broker did.
+/// A model without events would pass whatever the broker did.
 #[test]
 fn the_schedules_reach_what_they_are_for() {
     let mut reached = world::Reached::default();

@@ -1,11 +1,11 @@
-//! An inotify watch. It stays with its directory when another one takes its place at the path.
+//! An inotify watch, which stays with its directory when another directory takes the path.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 
-/// Device and inode. They may be reused after a deletion, which the watch reports.
+/// Device and inode. Both may be reused after a deletion, which the watch reports.
 type Identity = (u64, u64);
 
 #[derive(Debug)]
@@ -16,11 +16,11 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches for complete files only: a file is reported when it is closed. Kubernetes swaps the link `..data` of a
-    /// mounted ConfigMap, which is reported as a move.
+    /// Watches for complete files only: a file is reported on close. Kubernetes swaps the link `..data` of a mounted
+    /// ConfigMap, and the swap is reported as a move.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        // Read before the watch starts: a directory replaced in between differs at the next check; the reverse
-        // order would miss it.
+        // The identity is read before the watch starts: a directory replaced in between differs at the next check,
+        // while the reverse order would miss the replacement.
         let target = identity(path)?;
         let inotify = Inotify::init()?;
         let mask = WatchMask::CLOSE_WRITE
@@ -37,7 +37,7 @@ impl Watcher {
 
     pub(super) async fn changed(&mut self) {
         let Some(event) = self.events.next().await else {
-            // An inotify stream does not end; its end would be no event.
+            // An inotify stream does not end, and an end would be no event.
             return std::future::pending().await;
         };
         self.check(event);

@@ -1,12 +1,12 @@
-//! Lists one kind of object in pages and watches it from there on.
+//! Lists one kind of object in pages and watches the objects from there on.
 //!
-//! A watch that ends resumes from its last resource version. Bookmarks keep that version recent, and a
-//! restarted server is not asked for full lists by every node at once. A list is needed if the version has
-//! expired (410), an event cannot be read, a watch stayed silent past its timeout, or the server's store was
-//! restored to a state before the version.
+//! An ended watch resumes from its last resource version. Bookmarks keep the version recent, so that not every node
+//! asks a restarted server for full lists at once. A new list is needed if the version has expired (410), an event
+//! cannot be read, a watch stayed silent past its timeout, or the server's store was restored to a state before the
+//! version.
 //!
-//! A watch from a future version is no error (Kubernetes 1.34): it stays silent until the store reaches that version.
-//! So after a watch without events, the server is asked for its current version.
+//! A watch from a future version is no error (Kubernetes 1.34): the watch stays silent until the store reaches the
+//! version. So after a watch without events, the reflector asks the server for its current version.
 
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
@@ -23,21 +23,22 @@ use tokio::{
 
 use super::{Cache, Stores, liveness::Liveness, retry_after::RetryAfter};
 
-/// The first and the longest delay between attempts. It doubles in between, minus a random part of up to one half.
+/// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
+/// half.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
-/// A watch that lasted this long resets the delay.
+/// A watch of at least this duration resets the delay.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// A watch that ends sooner is not resumed without a delay.
+/// A watch that ends before this duration is not resumed without a delay.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
 /// The timeout of a watch in seconds, minus a random part of up to a quarter, so that the nodes do not renew their
-/// watches together. The server sends a bookmark shortly before it ends a watch (Kubernetes, "API Concepts").
+/// watches together. The server sends a bookmark shortly before the end of a watch (Kubernetes, "API Concepts").
 const WATCH_SECONDS: u32 = 60;
 
-/// A watch that outlives its timeout by this is dead, or a proxy withholds its events: noticed within
-/// [`WATCH_SECONDS`] plus this even if the server answers everything else.
+/// A watch that outlives its timeout by this duration is dead, or a proxy withholds its events. Such a watch is noticed
+/// within [`WATCH_SECONDS`] plus this duration even if the server answers everything else.
 const WATCH_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The timeout for a page of a list, and for the start of a watch.
@@ -62,7 +63,7 @@ pub(super) enum Update<K> {
 
 #[derive(Debug)]
 enum End {
-    /// It timed out, or its connection broke. It resumes from its version.
+    /// The watch timed out, or its connection broke. The watch resumes from its version.
     Ended,
     /// The server does not answer or refuses. The watch resumes from its version later.
     Disconnected(String),
@@ -70,7 +71,7 @@ enum End {
 }
 
 impl End {
-    /// Refusals for lack of authorization or because of load do not concern the version.
+    /// Classifies an error. Refusals for lack of authorization or because of load do not concern the version.
     fn of(error: &kube::Error) -> Self {
         let is_version_refused = if let kube::Error::Api(status) = error {
             !matches!(status.code, 401 | 403 | 429 | 500..)
@@ -96,7 +97,7 @@ pub(super) struct Reflector<K> {
     pub(super) liveness: Arc<Liveness>,
     pub(super) retry_after: RetryAfter,
     pub(super) apply: fn(&mut Stores, Update<K>),
-    /// Everything is known up to this version; `None` if a list is needed.
+    /// The version up to which everything is known; `None` if a list is needed.
     pub(super) version: Option<String>,
 }
 
@@ -124,7 +125,7 @@ where
                     self.publish(Update::Lost(why));
                 }
             }
-            // The server's `Retry-After` comes first; the jitter spreads clients that were given the same.
+            // The server's `Retry-After` comes first; the jitter spreads clients that received the same delay.
             sleep(self.retry_after.remaining() + with_jitter(wait)).await;
             wait = longest.min(wait * 2);
         }
@@ -214,8 +215,8 @@ where
         }
     }
 
-    /// Checks whether the server's store has fallen behind the watched version. Asks for one object of any node, as
-    /// only the list's version matters and selecting by node would search many pods.
+    /// Checks whether the server's store has fallen behind the watched version. Asks for one object of any node,
+    /// because only the list's version matters and selecting by node would search many pods.
     async fn check_rollback(&self, watched: &str) -> End {
         let any = ListParams::default().limit(1);
         let Ok(page) = with_timeout(self.api.list_metadata(&any)).await else {

@@ -1,4 +1,4 @@
-//! The desired set as its callers may expect it.
+//! The desired set according to the expectations of the callers.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +19,11 @@ struct Change {
 #[derive(Debug, Default)]
 struct Sandbox {
     last: Change,
-    /// Restored if every add since then fails.
+    /// The change that is restored if every later add fails.
     settled: Change,
 }
 
-/// The last change of each sandbox. A failed add restores what was settled before, unless another change came later.
+/// The last change of each sandbox. A failed add restores the settled change, unless another change came later.
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     sandboxes: BTreeMap<SandboxRef, Sandbox>,
@@ -39,7 +39,7 @@ impl Expected {
         known.settled = known.last.clone();
     }
 
-    /// Settles what is desired now: no caller waits any more.
+    /// Settles the last change of every sandbox, because no caller waits any more.
     pub(super) fn settle_all(&mut self) {
         for known in self.sandboxes.values_mut() {
             known.settled = known.last.clone();
@@ -52,8 +52,8 @@ impl Expected {
             .map_or(0, |known| known.last.serial)
     }
 
-    /// Returns the serial of the change, which is the last one's if the add repeats it and `outcome`, that of the last
-    /// one, is not decided.
+    /// Adds a workload and returns the serial of the change. The change is the last change again if the add repeats the
+    /// last workload and the last `outcome` is not decided.
     pub(super) fn add(&mut self, workload: Workload, outcome: Option<&Outcome>) -> u64 {
         let known = self.sandboxes.entry(workload.sandbox.clone()).or_default();
         if outcome.is_some_and(Result::is_ok) {
@@ -69,7 +69,7 @@ impl Expected {
         known.last.serial
     }
 
-    /// Ends an add for which nobody waits any more, or one that was answered with success.
+    /// Ends an add that lost its last caller or was answered with success.
     pub(super) fn end_add(&mut self, sandbox: &SandboxRef, serial: u64, served: bool) {
         let known = self.sandboxes.get_mut(sandbox);
         match known.filter(|known| known.last.serial == serial) {

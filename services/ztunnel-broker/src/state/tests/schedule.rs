@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-/// Few, so that operations often concern the same ones.
+/// There are few containers, so that operations often concern the same container.
 pub(super) const CONTAINERS: u8 = 4;
 pub(super) const PODS: u8 = 3;
 pub(super) const ZTUNNELS: usize = 2;
@@ -37,9 +37,9 @@ pub(super) struct Given {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nature {
-    /// A ztunnel that reconnects is a new process; otherwise it still serves its pods.
+    /// A reconnecting ztunnel is a new process if set; otherwise the ztunnel still serves its pods.
     pub(super) fresh: bool,
-    /// Ztunnels disconnect whenever they have to add this pod.
+    /// The pod whose Add makes every ztunnel disconnect.
     pub(super) poison: Option<u8>,
 }
 
@@ -66,7 +66,7 @@ impl Schedule {
     }
 }
 
-/// A known set and connected ztunnels, so that schedules get beyond the start.
+/// Returns operations for a known set and connected ztunnels, so that schedules get beyond the start.
 fn beginning(rng: &mut Rng) -> Vec<Op> {
     let named = (0..rng.usize(..4)).map(|_| given(rng)).collect();
     let set = Op::Set { named, behind: 0 };

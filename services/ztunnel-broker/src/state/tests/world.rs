@@ -18,7 +18,7 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longer than any quarantine.
+/// A time longer than any quarantine.
 const LONG: Duration = Duration::from_secs(4000);
 
 /// A caller that waits for an add.
@@ -88,7 +88,7 @@ impl World {
     fn workload(&mut self, it: &Given, behind: u64) -> Workload {
         self.revision += 1;
         let (container, pod) = (format!("c{}", it.container), format!("p{}", it.pod));
-        // A sandbox has one netns, and a pod has one name unless ztunnels are fresh processes.
+        // A sandbox has a single netns, and a pod has a single name unless ztunnels are fresh processes.
         let inode = if it.netns {
             u64::from(it.container) + 1
         } else {
@@ -200,7 +200,7 @@ impl World {
         self.check_calls();
     }
 
-    /// Checks the desired set, and each add as soon as it is decided: later its ztunnel may be gone.
+    /// Checks the desired set, and each newly decided add at once, because the add's ztunnel may be gone later.
     fn check_calls(&mut self) {
         self.state.take_events();
         let desired = self.state.desired();
@@ -282,8 +282,8 @@ impl World {
         true
     }
 
-    /// The end of a snapshot may stop only pods that are not desired, or must not be kept because
-    /// sessions ended over that.
+    /// Checks that the end of a snapshot stops only pods that are not desired, or must not be kept because sessions
+    /// ended over their Keep.
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
             let uid = fixture::uid(uid);
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// ztunnel cannot read the message, and disconnects.
+    /// Plays a ztunnel that cannot read the message, and disconnects.
     fn misread(&mut self, n: usize) {
         let ztunnel = &self.ztunnels[n];
         if let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) {
@@ -339,7 +339,7 @@ impl World {
         }
     }
 
-    /// The new broker has the same desired set; the callers' connections have failed.
+    /// Restarts the broker. The new broker has the same desired set; the callers' connections have failed.
     fn restart(&mut self) {
         let desired = self.state.desired();
         let seeded = desired.is_seeded();
@@ -375,7 +375,7 @@ impl World {
         self.fetch(None);
         self.answer_all();
         self.reached.quarantines += u64::from(self.has_quarantine());
-        // Close to the ack timeout, but never beyond it.
+        // The steps come close to the ack timeout without exceeding the timeout.
         for step in [Duration::from_secs(8); 10].iter().chain(&[LONG; 4]) {
             self.answer_all();
             self.now += *step;
@@ -408,7 +408,7 @@ impl World {
             let session = ztunnel.session.and_then(|id| self.state.sessions().get(id));
             let session = &session.unwrap().session;
             assert_eq!(session.stage(), Stage::Live);
-            // A pod that was kept may not have been there.
+            // A kept pod may not have been served before.
             assert!(session.serves() >= ztunnel.running.len());
             self.check_ztunnel(ztunnel);
         }

@@ -16,7 +16,7 @@ pub(super) struct Ztunnel {
     pub(super) running: BTreeMap<String, (NetnsId, String)>,
     pub(super) pending: BTreeSet<String>,
     named: BTreeSet<String>,
-    /// Run until the end of the snapshot that deleted them.
+    /// Deleted pods that run until the end of the snapshot.
     deleted: BTreeSet<String>,
     complete: bool,
 }
@@ -56,7 +56,7 @@ impl Ztunnel {
         }
     }
 
-    /// The pods that the SnapshotSent in flight stops, without deleted ones.
+    /// Returns the pods that the SnapshotSent in flight stops, without deleted pods.
     pub(super) fn stopping(&self) -> Vec<&str> {
         if !matches!(self.in_flight, Some((Payload::SnapshotSent(_), _))) {
             return Vec::new();
@@ -95,8 +95,8 @@ impl Ztunnel {
         }
     }
 
-    /// Refuses the Add in flight because its proxy cannot start; the old one is already stopped. Returns
-    /// whether there was one.
+    /// Refuses the Add in flight because the new proxy cannot start; the old proxy is already stopped. Returns whether
+    /// an Add was in flight.
     pub(super) fn refuse(&mut self) -> bool {
         let Some((Payload::Add(add), Some(netns))) = &self.in_flight else {
             return false;
