@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use crate::{registry::Registry, task::Shared};
 use controller::Controller;
 
-/// Starts to keep annotations in sync. Pods without a known sandbox keep theirs until `adoption_done`: they may
-/// have one that has not been found.
+/// Starts to keep annotations in sync. Pods without a known sandbox keep their annotation until `adoption_done`,
+/// because the sandbox may not have been found yet.
 pub(crate) fn start(
     shared: &Arc<Shared>,
     registry: &Registry,
@@ -31,7 +31,8 @@ pub(crate) fn start(
         registry.clone(),
         conditions.clone(),
     );
-    // Subscribes here rather than in the controller, so that no change is missed before its first poll.
+    // The subscription starts here rather than in the controller, so that no change is missed before the controller's
+    // first poll.
     let changes = shared.pod_changes.subscribe();
     tokio::spawn(inpod_service::abort_on_panic(
         "status",

@@ -9,7 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 pub struct BootInstant(Duration);
 
 impl BootInstant {
-    /// Longer ago than any timeout.
+    /// The time of the boot, which counts as longer ago than any timeout.
     pub const BOOT: Self = Self(Duration::ZERO);
 
     pub fn now() -> Self {
@@ -24,7 +24,7 @@ impl BootInstant {
         self.0
     }
 
-    /// Returns the time since `earlier`, or zero if that is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -35,7 +35,7 @@ fn since_boot() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Follows tokio's clock, which a test may pause.
+/// In tests, the boot time follows tokio's clock, which a test may pause.
 #[cfg(test)]
 use crate::testing::since_boot;
 

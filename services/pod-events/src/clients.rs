@@ -32,7 +32,7 @@ use crate::{checkpoint::Record, redirection::Capture, trace};
 pub(crate) use broker::ztunnels;
 pub use find::FoundNetns;
 
-/// Of a service; `None` while it is away.
+/// The instance of a service; `None` while the service is away.
 pub(crate) type Instance = Option<Arc<str>>;
 
 const MAX_CONCURRENT_SEARCHES: usize = 4;
@@ -44,7 +44,7 @@ pub struct Clients {
     netconfig: NetconfigServiceClient<Transport>,
     broker: ZtunnelBrokerServiceClient<Transport>,
     capture: Arc<Capture>,
-    /// Limits concurrent searches: each reads all processes of the node.
+    /// Limits concurrent searches, because each search reads all processes of the node.
     searches: Arc<Semaphore>,
 }
 
@@ -65,7 +65,7 @@ fn request<T>(message: T, deadline: Instant) -> Request<T> {
     request
 }
 
-/// Waits for a response, until 50 ms past the service's deadline.
+/// Waits for a response until 50 ms past the service's deadline.
 async fn call<T>(
     service: &'static str,
     deadline: Instant,
@@ -81,12 +81,12 @@ async fn call<T>(
     }
 }
 
-/// The transport's messages get the service's name.
+/// Converts a status to a failure. Messages of the transport get the service's name.
 fn to_failure(service: &'static str, status: &Status) -> Failure {
     let failure = failure_of(status);
     let from_transport = status.details().is_empty();
-    // To tonic, a connection that breaks during a call is INTERNAL ("h2 protocol error"); a defect reported by our
-    // services carries its failure in the details.
+    // A connection that breaks during a call is INTERNAL for tonic ("h2 protocol error"); a defect reported by an inpod
+    // service carries its failure in the details.
     let broken = matches!(
         status.code(),
         Code::Unavailable | Code::Unknown | Code::Internal
@@ -126,7 +126,7 @@ fn probe_addresses(addresses: &[IpAddr]) -> Vec<String> {
 }
 
 impl Clients {
-    /// Connects on first use.
+    /// Creates clients that connect on first use.
     pub(crate) fn new(
         netconfig: impl Into<Transport>,
         broker: impl Into<Transport>,
@@ -188,7 +188,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Returns the rules' fingerprint.
+    /// Applies a pod's rules and returns the fingerprint of the rules.
     pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
         let message = netconfig::ApplyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
@@ -276,7 +276,7 @@ impl Clients {
         Ok(inspected.captured_flows)
     }
 
-    /// Inspects only the processes in a claimed netns, or in the one at a path.
+    /// Inspects only the processes in a claimed netns, or in the netns at a path.
     pub async fn inspect_processes(
         &self,
         target: Target,

@@ -1,4 +1,4 @@
-//! What the parts of the service count themselves. `metrics` collects it.
+//! Counters that the parts of the service maintain. `metrics` collects the counters.
 
 mod phases;
 
@@ -9,9 +9,9 @@ pub use phases::{Phase, PhaseGuard, Phases};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Without the prefix, the unit and the `_total` of counters.
+    /// The name without the prefix, the unit and the `_total` of counters.
     pub name: &'static str,
-    /// Comma-separated; empty if there are none.
+    /// The label names, comma-separated; empty if there are no labels.
     pub labels: &'static str,
     pub help: &'static str,
 }

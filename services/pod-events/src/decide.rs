@@ -36,15 +36,15 @@ impl Policy<'_> {
     }
 }
 
-/// Decides on a pod: never on the host network; with a sidecar, redirected to it or not at all; otherwise by the
-/// selectors. Unknown only if unknown labels of the namespace would decide.
+/// Decides on a pod: a pod on the host network never joins; a pod with a sidecar is redirected to the sidecar or not at
+/// all; otherwise the selectors decide. The decision is unknown only if unknown labels of the namespace would decide.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
     let is_known = !inventory.is_namespace_unknown(&namespace.name);
     decide(pod, &namespace, is_known, policy)
 }
 
-/// If the namespace is not known, `namespace` has no labels.
+/// Decides on a pod; without a known namespace, `namespace` has no labels.
 fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
     let decided = excluded_reason(pod, namespace, policy).or_else(|| by_injection(pod, policy));
@@ -68,7 +68,7 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
     }
 }
 
-/// Lists the names and values that a decision is based on.
+/// Lists the names and values behind a decision.
 pub(crate) fn inputs_of(
     inventory: &Inventory,
     pod: &Pod,
@@ -82,13 +82,14 @@ pub(crate) fn inputs_of(
 /// The policy for pods whose decision is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnknown {
-    /// Admitted unenrolled, and recorded.
+    /// The pod is admitted unenrolled, and recorded.
     Open,
     Closed,
 }
 
-/// Decides on a pod whose decision is unknown: by its namespace's annotation if one was ever seen; otherwise it waits
-/// if its namespace may have pods in the mesh. `is_listed` is `None` if no list of such namespaces was ever written.
+/// Returns the policy for a pod whose decision is unknown. The namespace's annotation decides if the annotation was
+/// ever seen; otherwise the pod waits if its namespace may have pods in the mesh. `is_listed` is `None` if no list of
+/// such namespaces was ever written.
 pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
     let value = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
     match value {
@@ -99,7 +100,7 @@ pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnU
     }
 }
 
-/// Returns why a pod stays outside whatever its labels.
+/// Returns why a pod stays outside regardless of its labels.
 fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
     if pod.host_network {
         Some(Reason::HostNetwork)
@@ -112,7 +113,7 @@ fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Opt
     }
 }
 
-/// Decides on an injected pod; it is never ambient.
+/// Decides on an injected pod, which is never ambient.
 fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     let injection = pod.injection.as_ref()?;
     Some(if policy.sidecars && injection.skip().is_none() {

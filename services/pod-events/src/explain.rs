@@ -24,10 +24,10 @@ use crate::{
     timeline::Entry,
 };
 
-/// All that pod-events itself knows of a pod.
+/// The facts about a pod that pod-events knows without other services.
 #[derive(Debug)]
 pub(crate) struct PodInfo {
-    /// As the source shows it, or else as the checkpoint records it.
+    /// The pod's reference from the source, or else from the checkpoint.
     pub(crate) pod: PodRef,
     key: PodKey,
     decision: Decision,
@@ -83,7 +83,7 @@ impl PodInfo {
         self.view.records.last().map(|record| &**record)
     }
 
-    /// Compares with the UID of the source or the checkpoint.
+    /// Returns whether the pod of the source or the checkpoint has the UID.
     pub(crate) fn has_uid(&self, uid: &PodUid) -> bool {
         let of_record = |record: &Record| record.pod.uid == *uid;
         self.shown().is_some_and(|pod| pod.has_uid(uid)) || self.current().is_some_and(of_record)
@@ -158,7 +158,8 @@ pub(crate) fn response(
     }
 }
 
-/// Returns the inputs of the decision, and whether the sandbox stays redirected to a sidecar regardless of it.
+/// Returns the inputs of the decision, and whether the sandbox stays redirected to a sidecar regardless of the
+/// decision.
 fn inputs(known: &PodInfo, policy: &Policy<'_>) -> Vec<wire::Input> {
     let sidecar_redirection = |record: &&Record| {
         let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
@@ -193,7 +194,7 @@ fn shown_annotation(known: &PodInfo) -> String {
     shown.unwrap_or_default()
 }
 
-/// Returns the annotation that the pod should have: the current one if any value will do.
+/// Returns the annotation that the pod should have: the current annotation if any value will do.
 fn expected_annotation(known: &PodInfo) -> String {
     let Some(pod) = known.shown() else {
         return String::new();

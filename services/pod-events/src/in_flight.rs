@@ -1,4 +1,4 @@
-//! Tracks unanswered ADDs, so that the DEL of a sandbox cancels its ADDs wherever they wait.
+//! Tracks unanswered ADDs, so that the DEL of a sandbox cancels its ADDs wherever the ADDs wait.
 
 use std::{
     collections::BTreeMap,
@@ -32,8 +32,8 @@ impl InFlight {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers an ADD until the returned value is dropped. Returns the other pod if one has an ADD of the same
-    /// container in flight.
+    /// Registers an ADD until the returned value is dropped. Returns the other pod if another pod has an ADD of the
+    /// same container in flight.
     pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> Result<InFlightAdd, PodKey> {
         let (cancel, cancelled) = watch::channel(());
         let mut state = self.lock();
@@ -57,8 +57,8 @@ impl InFlight {
         })
     }
 
-    /// Cancels a sandbox's ADDs and returns once they have ended: later commands to their pod's task are ordered
-    /// after them. Returns the pod of the sandbox.
+    /// Cancels a sandbox's ADDs and returns once the ADDs have ended, so that later commands to the pod's task are
+    /// ordered after them. Returns the pod of the sandbox.
     pub(crate) async fn cancel(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let mut matching: Vec<Add> = {
             let mut state = self.lock();

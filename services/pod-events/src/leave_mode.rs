@@ -1,4 +1,4 @@
-//! Whether the node is being left, and how.
+//! The leave mode of the node: uninstall, handover or none.
 
 use std::path::{Path, PathBuf};
 

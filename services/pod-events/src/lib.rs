@@ -1,8 +1,8 @@
-//! Decides which pods of the node join the mesh, and has netconfig and ztunnel-broker carry it out.
+//! Decides which pods of the node join the mesh, and directs netconfig and ztunnel-broker to enroll the pods.
 //!
-//! Serves the CNI plugin's calls, watches pods through its [`source`], and owns every pod's desired state and the
-//! only checkpoint. Needs no privileges towards the kernel. Start reading at [`plan`] (next step), [`pipeline`]
-//! (effects) and [`task`] (order).
+//! The service handles the CNI plugin's calls, watches pods through its [`source`], and owns every pod's desired state
+//! and the only checkpoint. It needs no privileges towards the kernel. Start reading at [`plan`] (next step),
+//! [`pipeline`] (effects) and [`task`] (order).
 
 pub mod admission;
 mod adoption;
@@ -171,7 +171,7 @@ fn register_metrics(
     (metrics, istio)
 }
 
-/// Starts the tasks that sync this service with its source, and the other services with it.
+/// Starts the tasks that sync this service with its source, and the other services with this service.
 fn start_followers(
     shared: &Arc<Shared>,
     registry: &Registry,

@@ -47,7 +47,7 @@ pub(crate) struct PluginState {
     conditions: Readiness,
     metrics: Metrics,
     enrolled: EnrolledTracker,
-    /// The list last written, and whether the inventory was complete then. `None` after a failed write.
+    /// The last written list, and whether the inventory was complete then. `None` after a failed write.
     written: Option<(BTreeSet<NamespaceName>, bool)>,
     /// The number of changes of pods that `enrolled` reflects.
     seen_changes: Option<u64>,
@@ -57,8 +57,8 @@ pub(crate) struct PluginState {
 }
 
 impl PluginState {
-    /// Replays the spool once, then continues in the background. Must be awaited before CNI calls are served, so that
-    /// none overtakes a spooled event. Waits for no other service.
+    /// Replays the spool once, then continues in the background. The caller must await this function before serving CNI
+    /// calls, so that no call overtakes a spooled event. The replay waits for no other service.
     pub(crate) async fn start(
         shared: Arc<Shared>,
         registry: Registry,
@@ -123,13 +123,13 @@ impl PluginState {
         result
     }
 
-    /// Writes the list of enrolled namespaces if it changed; if `is_due`, compares it with the file too.
+    /// Writes the list of enrolled namespaces if the list changed; if `is_due`, compares the list with the file, too.
     async fn write_enrolled(&mut self, is_due: bool) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
         let registry = &self.registry;
         self.enrolled
             .apply(&inventory, |namespace| registry.has_managed_pods(namespace));
-        // Read first: a change meanwhile is seen the next time.
+        // The count is read first, so that the next pass sees a change meanwhile.
         let changes = Some(self.shared.pod_changes.count());
         if is_due && self.seen_changes != changes {
             self.enrolled
@@ -191,7 +191,7 @@ struct Replay<'a> {
     state_dir: &'a Path,
     metrics: &'a Metrics,
     touched: BTreeSet<PodKey>,
-    /// An event has to be replayed after a change that may settle it.
+    /// Set if an event has to be replayed after a change that may settle the event.
     needs_retry: bool,
 }
 
@@ -199,8 +199,8 @@ impl EventHandler for Replay<'_> {
     async fn handle(&mut self, event: Event) -> ReplayOutcome {
         let name = event.name();
         let settled = if matches!(event, Event::Admitted(..)) && is_disabled(self.state_dir) {
-            // Pods admitted by the kill switch stay outside while it is set. No change of the source affects that, so
-            // it causes no retries.
+            // Pods admitted by the kill switch stay outside while the switch is set. No change of the source affects
+            // the switch, so the event causes no retries.
             ReplayOutcome::Retry("inpod is disabled on this node".to_owned())
         } else {
             let settled = self.dispatch(event).await;

@@ -1,5 +1,5 @@
-//! An index of pods by container: a CNI request names only the sandbox, and finding its pod must not cost
-//! more with each pod.
+//! An index of pods by container: a CNI request names only the sandbox, and the cost of finding the pod must not grow
+//! with the number of pods.
 
 use std::{
     collections::BTreeMap,
@@ -10,12 +10,12 @@ use inpod_types::{ContainerId, SandboxRef};
 
 use crate::{checkpoint::Record, pod::PodKey};
 
-/// Not by sandbox: a record may match requests of another network (see [`Record::matches_request`]), but
-/// never of another container.
+/// The index by container. The key is not the sandbox, because a record may match requests of another network (see
+/// [`Record::matches_request`]), but never of another container.
 #[derive(Debug, Default)]
 pub struct Owners(Mutex<Pods>);
 
-/// Of one pod nearly always, which a vector holds in the least space.
+/// Maps a container to its pods: nearly always a single pod, so a `Vec` takes the least space.
 type Pods = BTreeMap<ContainerId, Vec<Arc<PodKey>>>;
 
 impl Owners {

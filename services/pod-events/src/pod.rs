@@ -20,7 +20,7 @@ use crate::{
 
 pub use ports::{DeclaredPort, Protocol};
 
-/// Several pods may have the same key one after the other.
+/// The namespace and name of a pod. Several pods may have the same key one after the other.
 pub type PodKey = (NamespaceName, PodName);
 
 pub type Labels = BTreeMap<String, String>;
@@ -28,36 +28,36 @@ pub type Labels = BTreeMap<String, String>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub pod: PodRef,
-    /// As in Kubernetes, `default` if the manifest names none.
+    /// The service account; like in Kubernetes, `default` if the manifest names no account.
     pub service_account: ServiceAccountName,
     pub node: Option<NodeName>,
-    /// All labels: they decide whether it joins the mesh, and whether it is a ztunnel.
+    /// All labels, because labels decide whether the pod joins the mesh, and whether the pod is a ztunnel.
     pub labels: Labels,
     pub host_network: bool,
     /// The injector's sidecar, shared between snapshots.
     pub injection: Option<Arc<Injection>>,
-    /// Phase Succeeded or Failed: its containers have terminated for good.
+    /// Phase Succeeded or Failed: the pod's containers have terminated for good.
     pub terminal: bool,
-    /// The UID known to kubelet and the runtime if it differs: the hash of a static pod.
+    /// The UID known to kubelet and the runtime if different from the API server's: the hash of a static pod.
     pub runtime_uid: Option<PodUid>,
     pub requested: Requested,
     pub ports: Vec<DeclaredPort>,
-    /// The addresses in its status. A pod with addresses has a network.
+    /// The addresses in the pod's status. A pod with addresses has a network.
     pub addresses: Vec<IpAddr>,
     /// The annotation `ambient.istio.io/redirection`, from any writer.
     pub redirection: Option<String>,
     pub is_ready: bool,
-    /// Its deletion is requested. It may continue to serve for long.
+    /// Set once the deletion is requested. The pod may continue to serve for long.
     pub is_terminating: bool,
 }
 
 impl Pod {
-    /// Compares the runtime's UID, too.
+    /// Returns whether the pod has the UID, at the API server or the runtime.
     pub fn has_uid(&self, uid: &PodUid) -> bool {
         self.pod.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
     }
 
-    /// Returns whether inpod or another agent marked it as redirected.
+    /// Returns whether inpod or another agent marked the pod as redirected.
     pub fn is_redirected(&self) -> bool {
         self.redirection.as_deref() == Some(keys::REDIRECTION_ENABLED)
     }
@@ -67,9 +67,9 @@ impl Pod {
 pub struct Namespace {
     pub name: NamespaceName,
     pub labels: Labels,
-    /// From the annotation `inpod.io/on-unknown`.
+    /// The value of the annotation `inpod.io/on-unknown`.
     pub on_unknown: Option<String>,
-    /// Granted to its pods by `inpod.io/allow`.
+    /// The permissions granted to the namespace's pods by `inpod.io/allow`.
     pub allows: Permissions,
 }
 
@@ -83,7 +83,7 @@ impl Namespace {
         }
     }
 
-    /// Returns a label that is kept. The API server's label with the namespace's name is computed, not stored.
+    /// Returns a kept label. The API server's label with the namespace's name is computed, not stored.
     pub fn label(&self, key: &str) -> Option<&str> {
         if key == keys::NAMESPACE_NAME {
             return Some(self.name.as_str());
@@ -95,7 +95,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// When it has no valid name.
+    /// If the namespace has no valid name.
     pub fn of(namespace: k8s::Namespace, read: &BTreeSet<String>) -> Result<Self, InvalidManifest> {
         let meta = namespace.metadata;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
@@ -136,7 +136,7 @@ fn annotation<'a>(all: Option<&'a BTreeMap<String, String>>, name: &str) -> Opti
     all.and_then(|all| all.get(name)).map(String::as_str)
 }
 
-/// Ignores invalid addresses in the status.
+/// Returns the addresses of the status, without invalid addresses.
 fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
     let all = status.pod_ips.iter().flatten();
     let all = all.filter_map(|address| address.ip.parse().ok());
@@ -175,7 +175,7 @@ impl TryFrom<k8s::Pod> for Pod {
             .transpose()?;
         Ok(Self {
             pod: PodRef {
-                // Like `kubectl apply` without a namespace.
+                // The default is the same as for `kubectl apply` without a namespace.
                 namespace: parse(
                     "metadata.namespace",
                     meta.namespace.as_deref().or(Some("default")),

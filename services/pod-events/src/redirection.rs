@@ -1,9 +1,9 @@
 //! Determines a pod's redirection from the node's settings and the pod's annotations.
 //!
-//! Pods may choose what Istio lets them choose, including "ingress mode", which leaves inbound traffic alone
-//! (decision 40). Inpod's own settings that let traffic bypass ztunnel (exclusions, connections from before
-//! the enrollment) need the permission of the node or namespace. Istio's annotations alone configure a
-//! sidecar's redirection (decision 53).
+//! Pods may choose the same settings as in Istio, including "ingress mode", which leaves inbound traffic alone
+//! (decision 40). Inpod's own settings that let traffic bypass ztunnel (exclusions, connections from before the
+//! enrollment) need the permission of the node or namespace. Istio's annotations alone configure a sidecar's
+//! redirection (decision 53).
 
 mod exclusions;
 mod permissions;
@@ -22,13 +22,13 @@ pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidec
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     pub dns: bool,
-    /// Applies to ztunnel and sidecars.
+    /// The setting applies to ztunnel and sidecars.
     pub ipv6: Ipv6,
     pub inbound: Inbound,
     pub sidecars: Sidecars,
 }
 
-/// A pod's redirection, as it is checkpointed.
+/// A pod's redirection in the form of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
     Ambient(RequestedSettings),
@@ -71,9 +71,9 @@ impl Redirection {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// Captured where the pod's netns has IPv6.
+    /// IPv6 is captured where the pod's netns has IPv6.
     Auto,
-    /// Captured; pods without IPv6 are refused.
+    /// IPv6 is captured, and pods without IPv6 are refused.
     On,
     Off,
 }
@@ -135,7 +135,7 @@ impl From<Inbound> for wire::InboundCapture {
 pub struct RequestedSettings {
     pub dns_capture: Option<bool>,
     pub bypass_inbound_capture: bool,
-    /// Their incoming TCP is treated as outbound. netconfig validates the names.
+    /// Interfaces whose incoming TCP is treated as outbound. netconfig validates the names.
     pub virtual_interfaces: Vec<String>,
     pub exclusions: Exclusions,
     /// Connections from before the enrollment continue uncaptured.
@@ -153,13 +153,13 @@ pub struct Requested {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivilegedRequest {
     pub annotation: &'static str,
-    /// The annotation's value, or what is wrong with it.
+    /// The annotation's value, or the reason why the value is malformed.
     pub text: String,
     pub needs: Permission,
 }
 
 impl Requested {
-    /// As in Istio, an invalid boolean counts as absent.
+    /// Reads the requested settings. Like in Istio, an invalid boolean counts as absent.
     pub fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
         let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
@@ -199,11 +199,11 @@ impl Requested {
     }
 }
 
-/// Returns the requested settings that need no permission or have it.
+/// Returns the requested settings that need no permission or have the needed permission.
 ///
 /// # Errors
 ///
-/// If a permitted annotation is malformed. Others need not be valid.
+/// If a permitted annotation is malformed. Other annotations need not be valid.
 pub fn granted(
     requested: &Requested,
     namespace: Permissions,
@@ -220,7 +220,7 @@ pub fn granted(
     Ok(settings)
 }
 
-/// Parses a boolean like Go's `strconv.ParseBool`, as Istio does.
+/// Parses a boolean like Go's `strconv.ParseBool`, which Istio uses.
 pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

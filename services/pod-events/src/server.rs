@@ -35,7 +35,7 @@ pub struct Server {
     pub shared: Arc<Shared>,
     pub conditions: Readiness,
     pub metrics: Metrics,
-    /// Istio's counters, if they are enabled.
+    /// Istio's counters, if enabled.
     pub istio: Option<IstioMetrics>,
     pub version: &'static str,
     /// Identifies this run of the process.
@@ -57,8 +57,8 @@ fn parse_field<T: FromStr<Err = InvalidIdentifier>>(
         .map_err(|error: InvalidIdentifier| Invalid::new(field, error))
 }
 
-/// ADDs have their own concurrency limit; DELs share one with GC, so that waiting ADDs block no DEL. Only ADDs
-/// can wait for long.
+/// The groups of calls with a shared concurrency limit. ADDs have a separate limit; DELs share a limit with GC, so that
+/// waiting ADDs block no DEL. Only ADDs can wait for long.
 pub const CONCURRENCY_GROUPS: &[ConcurrencyGroup] = &[
     &["/inpod.podevents.v1.PodEventsService/AddPod"],
     &[
@@ -83,7 +83,7 @@ impl Server {
     }
 }
 
-/// Returns the selected keys among all that the source shows or the checkpoint records.
+/// Returns the selected keys among all shown or recorded pods.
 fn keys(shared: &Shared, registry: &Registry, selection: &Selection) -> BTreeSet<PodKey> {
     let inventory = shared.source.inventory();
     let mut keys: BTreeSet<PodKey> = inventory.pods.keys().cloned().collect();

@@ -23,14 +23,14 @@ pub use directory::DirectoryError;
 /// The outcome of reading a pod past the watch.
 #[derive(Clone, Debug)]
 pub enum RefreshOutcome {
-    /// All that can be known of the pod and its namespace.
+    /// The complete available knowledge of the pod and its namespace.
     Current(Arc<Inventory>),
-    /// Bound to another node, or to none yet (`None`).
+    /// The pod is bound to another node, or to no node yet (`None`).
     OtherNode(Option<NodeName>),
     Unavailable(String),
 }
 
-/// Up to date, or the reason why not. `None` until it is up to date for the first time.
+/// The health of a source: up to date, or the reason why not. `None` until the source is up to date for the first time.
 pub type Health = Option<Result<(), String>>;
 
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// When a directory cannot be read or watched, or the configuration of the Kubernetes client cannot be found.
+    /// If a directory cannot be read or watched, or the configuration of the Kubernetes client cannot be found.
     pub async fn open(config: &Config) -> Result<Self, SourceError> {
         let scope = Scope {
             node: config.node_name.clone(),
@@ -81,7 +81,7 @@ impl Source {
                 let (inventory, reread) = watched.await?;
                 Ok(Self {
                     inventory,
-                    // The loss of a directory is logged; its content is kept.
+                    // The loss of a directory is logged, and the known content is kept.
                     health: watch::channel(Some(Ok(()))).1,
                     refresher: Refresher::Directory(reread),
                 })
@@ -98,7 +98,7 @@ impl Source {
         }
     }
 
-    /// Creates a source without files and requests; `inventory` is all that it ever shows.
+    /// Creates a source without files and requests, which only ever shows `inventory`.
     #[cfg(test)]
     pub(crate) fn in_memory(
         inventory: watch::Receiver<Arc<Inventory>>,
@@ -131,8 +131,8 @@ impl Source {
         self.health.clone()
     }
 
-    /// Reads past the watch, for a pod that it has not shown yet, until `is_enough` holds or there is
-    /// nothing more to read.
+    /// Reads past the watch, for a pod that the watch has not shown yet, until `is_enough` holds or there is nothing
+    /// more to read.
     pub async fn refresh(
         &self,
         key: &PodKey,
@@ -145,7 +145,7 @@ impl Source {
                 let (done, answer) = oneshot::channel();
                 let request = async {
                     if reread.send(done).await.is_ok() {
-                        // No answer: the source has ended, and its last view stays.
+                        // Without an answer, the source has ended, and the last inventory stays.
                         answer.await.unwrap_or_default();
                     }
                 };

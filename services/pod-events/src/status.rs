@@ -1,6 +1,6 @@
 //! Reports pods to Kubernetes: the annotation `ambient.istio.io/redirection`, and Events.
 //!
-//! Nothing waits for these writes. `queue` schedules patches; the module `annotations` decides on them.
+//! Nothing waits for the writes. `queue` schedules patches, and the module `annotations` decides on them.
 
 mod annotation;
 mod events;
@@ -54,12 +54,13 @@ pub enum EventKind {
 }
 
 impl StatusReporter {
-    /// Writes nothing: the pods come from a directory.
+    /// Creates a reporter that writes nothing, because the pods come from a directory.
     pub fn disabled() -> Self {
         Self(None)
     }
 
-    /// Sends Events from now on, and annotations after `start`. Disabled for pods from a directory.
+    /// Creates a reporter that sends Events from now on, and annotations after `start`. The reporter is disabled for
+    /// pods from a directory.
     pub fn for_source(source: &Source, node: &NodeName) -> Self {
         source
             .client()
@@ -112,8 +113,8 @@ impl StatusReporter {
     /// Returns whether peers see that the pod is not redirected: the API server has accepted the removal of the
     /// annotation, or the pod is gone.
     ///
-    /// False while the outcome of the last write is unknown. The pod's task is woken when it becomes true, if it
-    /// published the intent to leave before asking.
+    /// The result is false while the outcome of the last write is unknown. The pod's task is woken when the result
+    /// becomes true, if the task published the intent to leave before asking.
     pub fn has_withdrawn(&self, pod: &PodRef) -> bool {
         let Some(inner) = &self.0 else { return true };
         let inventory = inner.source.inventory();
@@ -132,7 +133,7 @@ impl StatusReporter {
         }
     }
 
-    /// Queues an Event without waiting. Drops it above the rate limits.
+    /// Queues an Event without waiting, and drops the Event above the rate limits.
     pub fn event(&self, pod: &PodRef, kind: EventKind, reason: Reason, message: &str) {
         let Some(inner) = &self.0 else {
             tracing::debug!(%pod, ?kind, %reason, message, "No Event: pods come from a directory");

@@ -1,10 +1,10 @@
 //! Keeps netconfig and the broker in sync across their restarts.
 //!
 //! A restarted service announces another instance_id on its stream. A restarted netconfig holds no claims: every task
-//! claims again, then the broker receives the desired set again. A restarted broker receives the desired set.
+//! claims again, then the broker receives the desired set again. A restarted broker only receives the desired set.
 //!
-//! The first set of a boot waits, without limit, for the source and for the search of pods that ran before inpod:
-//! ztunnel drops every workload that the set does not name.
+//! The first set of a boot waits, without limit, for the source and for the search of pods that ran before inpod,
+//! because ztunnel drops every workload missing from the set.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -40,7 +40,7 @@ const ORPHAN_INTERVAL: Duration = Duration::from_secs(300);
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Readiness depends on it: ADDs of pods of the mesh can be served.
+/// The condition for readiness that ADDs of pods of the mesh can be served.
 const SYNCED_CONDITION: &str = "in-step";
 
 #[derive(Debug)]
@@ -133,13 +133,14 @@ impl Sync {
             let orphans = self.find_orphans().await?;
             self.release(&orphans).await;
             known.netconfig = netconfig;
-            // Pods with a sidecar need no other service.
+            // Pods with a sidecar need no service but netconfig.
             self.publish(known.clone());
             self.registry.wake(|_| true);
             self.registry.discover_all();
         }
         let is_new = known.broker != broker;
-        // The source was listed only after the broker was synchronized: its pods were missing from the first set.
+        // The source was listed only after the broker was synchronized, so pods of the source were missing from the
+        // first set.
         let is_late = broker.is_some() && self.adoption.is_pending() && self.is_listed();
         if known.netconfig.is_some() && (is_new || is_late) {
             if is_new {
@@ -192,8 +193,8 @@ impl Sync {
         self.synced.send_replace(known);
     }
 
-    /// Returns the claims that no record holds: their sandboxes ended while their DEL could not be delivered, or what
-    /// the call that claimed them was for was lost with its answer or in a crash.
+    /// Returns the claims that no record holds: the sandbox ended while its DEL could not be delivered, or the
+    /// operation behind the claim was lost with its answer or in a crash.
     async fn find_orphans(&self) -> Result<BTreeSet<SandboxRef>, Failure> {
         let claims = self
             .clients
@@ -206,7 +207,7 @@ impl Sync {
         Ok(orphans.collect())
     }
 
-    /// Releases claims. One that cannot be released is found again, and keeps no ADD waiting.
+    /// Releases claims. A claim that cannot be released is found again by a later search, and delays no ADD.
     async fn release(&self, orphans: &BTreeSet<SandboxRef>) {
         let deadline = Instant::now() + CALL_TIMEOUT;
         for sandbox in orphans {
@@ -217,7 +218,8 @@ impl Sync {
         }
     }
 
-    /// Releases claims that had no record at the last search, either: a search for a pod claims before it records.
+    /// Releases claims without a record at both the last and the present search, because a search for a pod claims
+    /// before it records.
     async fn search_orphans(&mut self) {
         let found = self.find_orphans().await.unwrap_or_default();
         let confirmed = found.intersection(&self.orphans).cloned().collect();

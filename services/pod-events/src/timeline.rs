@@ -8,10 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The oldest entries are dropped above this number.
+/// The maximum of entries; above this number, the oldest entries are dropped.
 const MAX_ENTRIES: usize = 32;
 
-/// A pod's events, oldest first. Clones share them.
+/// A pod's events, oldest first. Clones share the events.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(Arc<Mutex<VecDeque<Entry>>>);
 
@@ -19,7 +19,7 @@ pub struct Timeline(Arc<Mutex<VecDeque<Entry>>>);
 pub struct Entry {
     pub at: SystemTime,
     pub event: Box<str>,
-    /// For events that took noticeable time.
+    /// The duration of events that took noticeable time.
     pub took: Option<Duration>,
 }
 

@@ -1,4 +1,5 @@
-//! A request's trace follows it from the handler into the pod's task, and on to the services that the task calls.
+//! The trace of a request, which follows the request from the handler into the pod's task, and on to the called
+//! services.
 
 use inpod_service::{TRACEPARENT, Trace};
 use tonic::metadata::MetadataMap;
@@ -11,7 +12,7 @@ pub(crate) async fn scope<F: Future>(trace: Trace, work: F) -> F::Output {
     CURRENT.scope(trace, work).await
 }
 
-/// Empty for work that a task does of its own accord.
+/// Returns the trace of the current request; the trace is empty for work that a task starts without a request.
 pub(crate) fn current() -> Trace {
     CURRENT.try_with(Clone::clone).unwrap_or_default()
 }

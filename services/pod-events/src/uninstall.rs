@@ -1,5 +1,5 @@
-//! Uninstall and handover of a node: every pod is withdrawn in order, or left to another agent. Then a receipt of one
-//! line is written and the process ends.
+//! Uninstall and handover of a node: every pod is withdrawn in order, or left to another agent. Then pod-events writes
+//! a receipt of a single line and the process ends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -67,14 +67,14 @@ impl Uninstaller {
         self.daemon.readiness()
     }
 
-    /// Reports the leave mode. Returns it if work remains for it.
+    /// Reports the leave mode. Returns the mode if work remains to be done.
     fn start(&self, leave: Option<UninstallMode>) -> Option<UninstallMode> {
         let left = leave.filter(|leave| self.marker.is_set(*leave));
         // The request to leave must stay readable until Kubernetes deletes this pod.
         self.daemon
             .remove_state_on_exit(left == Some(UninstallMode::Uninstall));
         if let Some(leave) = left {
-            // The process restarted after its work was done: it never becomes ready again.
+            // The process restarted after its work was done, so it never becomes ready again.
             let message = format!("inpod has left this node: {leave}");
             self.conditions().require(CONDITION, &message);
             return None;
@@ -133,7 +133,7 @@ impl Uninstaller {
         }
     }
 
-    /// No pod may be on its way into or out of the mesh.
+    /// Checks that no pod is on its way into or out of the mesh.
     fn check_stable(&self) -> Result<(), String> {
         let records = self.registry.records().into_iter();
         let count = records.filter(|record| !record.intent.is_stable()).count();
@@ -163,7 +163,8 @@ impl Uninstaller {
         }
     }
 
-    /// No pod may be in the mesh, all annotations must be withdrawn, and the plugin must have seen it.
+    /// Checks that no pod is in the mesh, all annotations are withdrawn, and the plugin's list of enrolled namespaces
+    /// is empty.
     fn check_withdrawn(&self) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
         if let Some(gap) = inventory.gaps.first() {
@@ -186,7 +187,7 @@ impl Uninstaller {
     }
 }
 
-/// Pods with a sidecar keep their redirection and are counted separately.
+/// Describes the result of an uninstall. Pods with a sidecar keep their redirection and are counted separately.
 fn describe_result(before: usize, detached: usize, refused: u64) -> String {
     let out = before.saturating_sub(detached);
     let mut result = format!("{out} pods were withdrawn from the mesh");

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After a line about an origin, its refusals are only counted for this long.
+/// How long refusals of an origin are only counted after a line about the origin.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
 /// Approximate, per [`QUIET_PERIOD`]. A process that may create cgroups can invent any number of origins.

@@ -1,8 +1,8 @@
 //! Authentication of the processes that connect to the ZDS socket.
 //!
-//! An admitted process receives every pod's network namespace, so being root is not enough: its cgroup must name a
-//! pod that pod-events reports as a ztunnel, and its capabilities must be exactly those of a ztunnel. The process is
-//! inspected through its pidfd.
+//! An admitted process receives every pod's network namespace, so being root is not enough: the process's cgroup must
+//! name a pod that pod-events reports as a ztunnel, and the process's capabilities must be exactly a ztunnel's. The
+//! process is inspected through its pidfd.
 
 use std::{collections::BTreeSet, io};
 

@@ -219,7 +219,7 @@ impl State {
         message
     }
 
-    /// Handles a response and returns which workload it was about.
+    /// Handles a response and returns the workload of the answered message.
     ///
     /// # Errors
     ///

@@ -27,7 +27,8 @@ use crate::{
     task::Shared,
 };
 
-/// Reports whether annotations can be written. Does not affect readiness, since ADDs do not need annotations.
+/// The condition that annotations can be written. The condition does not affect readiness, because ADDs do not need
+/// annotations.
 const CONDITION: &str = "annotations";
 
 pub(super) struct Controller {
@@ -184,7 +185,7 @@ impl Controller {
         }
     }
 
-    /// Wakes the task of a pod that waits for its withdrawal to be announced.
+    /// Wakes the task of a pod that waits for the announcement of its withdrawal.
     fn wake(&self, key: &PodKey) {
         let leaves = |intent: &Intent| matches!(intent, Intent::Announcing);
         let view = self.registry.view(key).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Computes a pod's annotation from its status and its desired enrollment.
 //!
 //! Peers use HBONE with a pod that has the value `enabled`. The value changes only at enrollment, at withdrawal and
-//! with a new sandbox; as with Istio's agent, it does not reflect whether a ztunnel is running
+//! with a new sandbox. Like with Istio's agent, the value does not reflect whether a ztunnel is running
 //! (services/docs/facts/istio-ambient.md, 1.7 and 3.1).
 
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
@@ -22,12 +22,13 @@ pub(crate) struct PodStatus<'a> {
     pub(crate) failure: Option<&'a Failure>,
     pub(crate) wanted: Enrollment,
     pub(crate) why: Reason,
-    /// Pods that ran before this process are adopted: without a record there is no sandbox.
+    /// Set once the pods that ran before this process are adopted: from then on, a pod without a record has no sandbox.
     pub(crate) adoption_done: bool,
 }
 
 impl<'a> PodStatus<'a> {
-    /// Combines a pod with its task's view, whose failure is of the last sandbox and may be a successor's.
+    /// Combines a pod with its task's view. The failure of the view belongs to the last sandbox, which may be a
+    /// successor's.
     pub(crate) fn of(
         pod: &'a Pod,
         view: Option<&'a View>,
@@ -72,7 +73,8 @@ impl<'a> PodStatus<'a> {
         let is_wanted = self.wanted == Enrollment::Ambient;
         let has_failed = is_wanted && self.failure.is_some();
         match record.intent {
-            // Should rejoin but fails: each attempt passes through `Enrolling` and must not flip the value.
+            // A pod that should rejoin but fails passes through `Enrolling` at each attempt, which must not flip the
+            // value.
             Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. } => {
                 Some(if has_failed {
                     Annotation::Pending
@@ -98,7 +100,7 @@ impl<'a> PodStatus<'a> {
     fn desired_when_out(&self) -> Option<Annotation> {
         match self.wanted {
             Enrollment::None | Enrollment::Sidecar => Some(Annotation::Absent),
-            // About to be enrolled, or undecidable.
+            // The pod is about to be enrolled, or its decision is unknown.
             Enrollment::Ambient | Enrollment::Unknown => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Selects the failures of a pod that are worth an Event: new or changed ones, and their end.
+//! Selects the failures of a pod that are worth an Event: new or changed failures, and the end of a failure.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(super) struct FailureEvents(HashMap<PodKey, Reported>);
 struct Reported {
     uid: PodUid,
     reason: Reason,
-    /// A failure that disappears and comes back is reported again.
+    /// Cleared when the failure disappears, so that a returning failure is reported again.
     is_current: bool,
 }
 

@@ -9,7 +9,7 @@ use super::{Clients, call, request, to_failure};
 use crate::checkpoint::Record;
 
 impl Clients {
-    /// Adds a workload; returns once the first ztunnel has acknowledged it.
+    /// Adds a workload; returns once the first ztunnel has acknowledged the workload.
     pub async fn add_workload(
         &self,
         instance_id: &str,
@@ -30,7 +30,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Removes a workload. Succeeds if it is unknown.
+    /// Removes a workload. The call succeeds even if the workload is unknown.
     pub async fn remove_workload(
         &self,
         instance_id: &str,
@@ -91,7 +91,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Lists the broker's desired set and each ztunnel's report of it.
+    /// Lists the broker's desired set and each ztunnel's report on the set.
     pub async fn list_workloads(
         &self,
         deadline: Instant,
@@ -120,7 +120,7 @@ impl Clients {
     }
 }
 
-/// Returns what each ztunnel has acknowledged of a sandbox.
+/// Returns the report of each ztunnel on a sandbox.
 pub(crate) fn ztunnels(
     all: &broker::ListWorkloadsResponse,
     record: &Record,

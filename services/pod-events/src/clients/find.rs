@@ -9,10 +9,10 @@ use super::{Clients, call, invalid_response, probe_addresses, request};
 #[derive(Clone, Debug)]
 pub struct FoundNetns {
     pub sandbox: SandboxRef,
-    /// The path at which it was opened.
+    /// The netns at the path where netconfig opened the netns.
     pub netns: NetnsRef,
     pub id: NetnsId,
-    /// It holds rules that netconfig can neither see nor replace, and none that it can.
+    /// Set if the netns holds rules that netconfig can neither see nor replace, and no rules that netconfig can see.
     pub only_legacy_nat: bool,
 }
 

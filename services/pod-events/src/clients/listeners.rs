@@ -6,7 +6,7 @@ use super::{Clients, call, deadline_in, invalid_response, request};
 use crate::{binds::Socket, checkpoint::Record};
 
 impl Clients {
-    /// Lists the sockets in a sandbox's netns: through its claim or, without one, at its recorded path, verified by
+    /// Lists the sockets in a sandbox's netns: through the claim or, without a claim, at the recorded path, verified by
     /// all recorded facts of the netns.
     pub(crate) async fn sockets(
         &self,

@@ -46,20 +46,20 @@ enum Operator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selected {
     By {
-        /// The first entry that matches, counted from 1.
+        /// The first matching entry, counted from 1.
         entry: usize,
         by_namespace: bool,
     },
     Not {
-        /// An entry's namespace selector matches; only its pod selector does not.
+        /// Set if an entry's namespace selector matches and only the pod selector does not.
         namespace_matches: bool,
     },
-    /// Depends on unknown labels of the namespace.
+    /// The result depends on unknown labels of the namespace.
     Unknown,
 }
 
 impl Operator {
-    /// As in Kubernetes, a missing label (`None`) is in no list.
+    /// Returns whether a value meets the operator. Like in Kubernetes, a missing label (`None`) is in no list.
     fn holds(&self, value: Option<&str>) -> bool {
         match self {
             Self::In(values) => value.is_some_and(|value| values.contains(value)),
@@ -88,7 +88,7 @@ impl Selector {
         self.0.iter().all(holds)
     }
 
-    /// Matches a namespace of which only the name label is known. Returns `None` if other labels decide.
+    /// Matches a namespace whose name is the only known label. Returns `None` if other labels decide.
     fn selects_unknown(&self, namespace: &Namespace) -> Option<bool> {
         let is_of_name = |one: &&Requirement| one.key == keys::NAMESPACE_NAME;
         let (of_name, rest): (Vec<_>, Vec<_>) = self.0.iter().partition(is_of_name);
@@ -102,7 +102,8 @@ impl Selector {
         }
     }
 
-    /// Returns whether any value of a label meets all its requirements: none, one that they list, or a different one.
+    /// Returns whether any value of a label meets all requirements for the label: no value, a listed value, or any
+    /// other value.
     fn can_hold(&self, key: &str) -> bool {
         // No label has this value.
         const ANOTHER: &str = "\0";
@@ -141,7 +142,7 @@ impl From<Vec<Entry>> for Selectors {
 }
 
 impl Selectors {
-    /// If the namespace is not known, `namespace` has a name but no labels.
+    /// Selects a pod. An unknown namespace is passed with a name but no labels.
     pub fn select(&self, pod: &Labels, namespace: &Namespace, is_known: bool) -> Selected {
         let mut selected = Selected::Not {
             namespace_matches: false,
@@ -167,7 +168,7 @@ impl Selectors {
         selected
     }
 
-    /// Matches the namespace selectors; entries without one do not count.
+    /// Matches the namespace selectors; entries without a namespace selector do not count.
     pub fn selects_namespace(&self, namespace: &Namespace) -> bool {
         let with_namespaces = self
             .entries

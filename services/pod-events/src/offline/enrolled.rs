@@ -16,15 +16,15 @@ use crate::{
     redirection::Permissions,
 };
 
-/// Tracks the namespaces whose pods must not be admitted unenrolled: those whose labels a selector matches, and those
-/// with a pod that is or should be in the mesh, by ztunnel or sidecar. Their annotation `inpod.io/on-unknown`
-/// overrides this. A change costs only as much as the namespaces that it affects.
+/// Tracks the namespaces whose pods must not be admitted unenrolled: namespaces whose labels a selector matches, and
+/// namespaces with a pod that is or should be in the mesh, by ztunnel or sidecar. A namespace's annotation
+/// `inpod.io/on-unknown` overrides the tracking. The cost of a change depends only on the affected namespaces.
 #[derive(Debug)]
 pub(super) struct EnrolledTracker {
     selectors: Selectors,
     excluded: Vec<NamespaceName>,
     sidecars: bool,
-    /// Reflected by the other fields.
+    /// The inventory that the other fields reflect.
     inventory: Inventory,
     pods: BTreeMap<NamespaceName, BTreeSet<PodName>>,
     held: BTreeSet<NamespaceName>,
@@ -125,8 +125,9 @@ fn set_member<T: Ord + Clone>(all: &mut BTreeSet<T>, one: &T, is_in: bool) {
     }
 }
 
-/// Writes the list if it changed. While the source is incomplete, the list only grows, and none is created: without
-/// one the plugin admits no pod unenrolled, with one those of all other namespaces.
+/// Writes the list if the list changed. While the source is incomplete, namespaces are only added, and no list is
+/// created: without a list, the plugin admits no pod unenrolled; with a list, the plugin admits pods of unlisted
+/// namespaces.
 pub(super) fn write(
     state_dir: &Path,
     mut wanted: BTreeSet<NamespaceName>,
@@ -262,7 +263,7 @@ mod tests {
         let found = |selectors| found(selectors, &inventory(), &[]);
         let by_name = "[{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: plain}}}]";
         assert_eq!(found(by_name), parse_names(&["plain"]));
-        // A selector without a namespace part matches namespaces only through its pods.
+        // A selector without a namespace part matches namespaces only through their pods.
         let every_pod = "[{}]";
         assert_eq!(found(every_pod), parse_names(&["mixed", "plain"]));
         assert_eq!(found("[]"), parse_names(&[]));
@@ -374,7 +375,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let inode = || fs::metadata(dir.path().join(ENROLLED_FILE)).unwrap().ino();
         write(dir.path(), parse_names(&["shop"]), true).unwrap();
-        // Kept open, or the inode number could be reused.
+        // The file stays open, because the inode number could be reused otherwise.
         let _open = fs::File::open(dir.path().join(ENROLLED_FILE)).unwrap();
         let before = inode();
         write(dir.path(), parse_names(&["shop"]), true).unwrap();

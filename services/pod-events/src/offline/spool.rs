@@ -1,4 +1,4 @@
-//! Replays the spool in the order written. A file is removed once its effect is in the checkpoint.
+//! Replays the spool in the order of writing. A file is removed once the event's effect is in the checkpoint.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
 
 const UNREADABLE_SUFFIX: &str = ".unreadable";
 
-/// The age at which an incomplete file has no writer any more.
+/// The age at which an incomplete file no longer has a writer.
 const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
@@ -75,8 +75,8 @@ impl From<serde_json::Error> for SpoolError {
     }
 }
 
-/// Replays all events. A waiting event blocks only later events of the same sandbox. Continues after errors and
-/// returns the last one.
+/// Replays all events. A waiting event blocks only later events of the same sandbox. Continues after errors and returns
+/// the last error.
 pub(super) async fn replay(
     directory: &Path,
     boot_id: &str,
@@ -96,7 +96,7 @@ pub(super) async fn replay(
     result
 }
 
-/// The blocked sandboxes, each with the file of its admission if nothing else of it waits.
+/// The blocked sandboxes, each with the file of its admission if no other event of the sandbox waits.
 type Waiting = BTreeMap<SandboxRef, Option<PathBuf>>;
 
 async fn replay_event(
@@ -116,7 +116,8 @@ async fn replay_event(
         ReplayOutcome::Done => {
             tracing::info!(%sandbox, event = event_name, "Replayed a spooled event");
             waiting.remove(&sandbox);
-            // An ended sandbox needs no admission. The end's file is removed last: replaying it alone is harmless.
+            // An ended sandbox needs no admission. The end's file is removed last, because replaying only the end is
+            // harmless.
             admission.map_or(Ok(()), |admission| remove(&admission))?;
             remove(path)
         }
@@ -173,7 +174,7 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Removes an incomplete file of a crashed plugin.
 fn remove_abandoned(entry: &fs::DirEntry) -> io::Result<()> {
-    // The writer may have renamed it meanwhile.
+    // The writer may have renamed the file meanwhile.
     let Ok(written) = entry.metadata().and_then(|found| found.modified()) else {
         return Ok(());
     };
@@ -215,7 +216,7 @@ fn parse(bytes: &[u8], boot_id: &str) -> Result<Event, SpoolError> {
         return Err(SpoolError::Unreadable(why));
     }
     let entry: Entry = serde_json::from_slice(bytes)?;
-    // An empty boot ID: the plugin could not read it, so the event may be of this boot.
+    // With an empty boot ID, the plugin could not read the boot ID, so the event may be of this boot.
     if !entry.boot_id.is_empty() && entry.boot_id != boot_id {
         return Err(SpoolError::OtherBoot);
     }

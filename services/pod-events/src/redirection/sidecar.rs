@@ -1,6 +1,6 @@
-//! The redirection to a proxy in the pod, parsed from its annotations like Istio's plugin does
-//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). `services/docs/sidecars.md` lists the quirks that are kept
-//! and those that are not.
+//! The redirection to a proxy in the pod. The pod's annotations are parsed like in Istio's plugin
+//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). `services/docs/sidecars.md` lists the quirks that are kept and
+//! the quirks that are not.
 
 mod lists;
 mod node;
@@ -41,7 +41,7 @@ pub struct Sidecar {
     pub proxy: Proxy,
     pub inbound: Inbound,
     pub inbound_ports: Selection<NonZeroU16>,
-    /// Ports not captured when all others are.
+    /// Ports not captured when all other ports are captured.
     pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
     pub outbound_networks: Selection<Network>,
     pub excluded_outbound_networks: BTreeSet<Network>,
@@ -49,12 +49,13 @@ pub struct Sidecar {
     pub outbound_ports: BTreeSet<NonZeroU16>,
     pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
     pub excluded_interfaces: BTreeSet<String>,
-    /// Their incoming TCP is treated as outbound.
+    /// Interfaces whose incoming TCP is treated as outbound.
     pub virtual_interfaces: BTreeSet<String>,
 }
 
 impl Sidecar {
-    /// Parses in the order of Istio's plugin, so that of several malformed annotations the same one is reported.
+    /// Parses the annotations in the order of Istio's plugin, so that the same annotation is reported if several are
+    /// malformed.
     pub fn from_annotations<'a>(
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
@@ -70,7 +71,7 @@ impl Sidecar {
         let excluded_outbound_ports = ports(outbound)?;
         let outbound_ports = ports(value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
         let excluded_interfaces = interfaces(value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
-        // An empty annotation overrides the older one, too.
+        // Even an empty annotation overrides the older annotation.
         let virtual_interfaces = match text(keys::REROUTE_VIRTUAL_INTERFACES) {
             Some(names) => interfaces((keys::REROUTE_VIRTUAL_INTERFACES, names))?,
             None => interfaces(value(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,

@@ -11,8 +11,8 @@ use crate::{
     task::{Command, Shared},
 };
 
-/// The limit of all searches together, as each reads about every process of the node. Pods not found keep their
-/// workload in ztunnel and are searched again later.
+/// The time limit of all searches together, because each search reads about every process of the node. Pods not found
+/// keep their workload in ztunnel and are searched again later.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MAX_CONCURRENT_SEARCHES: usize = 4;
@@ -60,11 +60,11 @@ impl Registry {
     }
 }
 
-/// Returns whether another agent may have enrolled the pod. Without an address it has no network yet, and its ADD
-/// is still to come.
+/// Returns whether another agent may have enrolled the pod. A pod without an address has no network yet, and its ADD is
+/// still to come.
 fn may_be_enrolled(shared: &Shared, pod: &Pod) -> bool {
     let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled();
-    // Discovery finds a sidecar's pod; ztunnel has nothing to keep for it.
+    // Discovery finds the pod of a sidecar; ztunnel keeps nothing for such a pod.
     let sidecar = shared.decide(pod).enrollment == Enrollment::Sidecar;
     let can = !pod.terminal && !pod.host_network && !sidecar;
     can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))

@@ -17,7 +17,7 @@ impl Registry {
         pods.find(|key| tasks.running.get(key).is_some_and(holds))
     }
 
-    /// Returns the other pod that a container belongs to, if any.
+    /// Returns the other pod that owns a container, if any.
     pub(super) fn other_owner(&self, key: &PodKey, sandbox: &SandboxRef) -> Option<Arc<PodKey>> {
         let mut pods = self.shared.owners.candidates(sandbox).into_iter();
         pods.find(|owner| **owner != *key)

@@ -28,7 +28,7 @@ use crate::{
 
 const POD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reserved from the caller's deadline for the response.
+/// The part of the caller's time reserved for the response.
 const REPLY_RESERVE: Duration = Duration::from_millis(500);
 
 const MAX_CONCURRENT_PODS: usize = 16;
@@ -112,7 +112,7 @@ fn service_port(port: wire::ServicePort) -> Result<(PodRef, (Port, ServiceName))
 }
 
 impl Server {
-    /// A pod that cannot be inspected does not affect the others.
+    /// Lists the binds of the selected pods. A failed inspection of a pod does not affect the other pods.
     pub(super) async fn binds(
         &self,
         request: Request<wire::ListBindsRequest>,
@@ -188,8 +188,8 @@ impl Server {
         }
     }
 
-    /// Returns a record to locate the netns of a pod without one. Refuses a pod that is to join the mesh: its task is
-    /// already searching, and keeps the netns.
+    /// Returns a record that locates the netns of a pod without a record. Refuses a pod that is to join the mesh,
+    /// because the pod's task is already searching for the netns and keeps it.
     fn undiscovered_record(&self, known: &PodInfo) -> Result<Record, Failure> {
         let not_found_yet = |message: &str| Failure::new(Reason::SandboxAwaited, message);
         let pod = known.shown();
@@ -218,7 +218,7 @@ fn referenced_ports(known: &PodInfo, query: &Query) -> PortIndex {
     ports
 }
 
-/// The runtime may report an address before the status shows it.
+/// Returns the recorded and the shown addresses, because the runtime may report an address before the status shows it.
 fn addresses(known: &PodInfo) -> Vec<IpAddr> {
     let recorded = known.current().into_iter();
     let recorded = recorded.flat_map(|record| &record.addresses);

@@ -1,7 +1,8 @@
 //! `WatchEnrollments`: a stream of the state of pods.
 //!
-//! A watcher computes an event only when its client reads one, so its state is bounded by the node's number of pods.
-//! Changes wait in the broadcast channel; a client that exceeds its capacity has to read all pods again.
+//! A watcher computes an event only when its client reads an event, so the watcher's state is bounded by the node's
+//! number of pods. Changes wait in the broadcast channel; a client that exceeds the channel's capacity has to read all
+//! pods again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +23,7 @@ use tonic::Status;
 use super::{Selection, keys, to_status};
 use crate::{explain, inventory::Inventory, pod::PodKey, registry::Registry, task::Shared};
 
-/// Streams the current state, a marker for its end, and then every change.
+/// Streams the current state, a marker for the end of the state, and then every change.
 pub(super) fn enrollments(
     shared: Arc<Shared>,
     registry: Registry,
@@ -63,7 +64,7 @@ impl Watcher {
         instance_id: String,
         selection: Selection,
     ) -> Self {
-        // Subscribes before the state is read, so that no change is missed.
+        // The watcher subscribes before the state is read, so that no change is missed.
         let pod_changes = shared.pod_changes.subscribe();
         let mut source = shared.source.changes();
         let before = Arc::clone(&source.borrow_and_update());
@@ -106,7 +107,7 @@ impl Watcher {
         let is_other = |sent: &PodSummary| now.as_ref().is_none_or(|now| now.pod != sent.pod);
         if self.sent.get(&key).is_some_and(is_other) {
             let sent = self.sent.remove(&key)?;
-            // Its successor under the same name is sent next.
+            // The pod's successor under the same name is sent next.
             self.pending.insert(key);
             return Some(Event::Gone(sent.pod?));
         }
@@ -144,7 +145,7 @@ impl Watcher {
     }
 }
 
-/// Returns `None` when the source ends. Pends forever after that.
+/// Waits for a change of the source. Returns `None` when the source ends, and pends forever afterwards.
 async fn changed(source: &mut Option<watch::Receiver<Arc<Inventory>>>) -> Option<Arc<Inventory>> {
     let Some(source) = source else {
         return std::future::pending().await;

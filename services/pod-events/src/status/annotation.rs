@@ -1,4 +1,4 @@
-//! The annotation that tells peers whether a pod is redirected.
+//! The annotation by which peers see whether a pod is redirected.
 
 use inpod_types::keys;
 
@@ -6,7 +6,7 @@ use inpod_types::keys;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Annotation {
     Enabled,
-    /// Belongs in the mesh, but no ztunnel has acknowledged this sandbox yet.
+    /// The pod belongs in the mesh, but no ztunnel has acknowledged the sandbox yet.
     Pending,
     Absent,
 }

@@ -1,6 +1,6 @@
 //! Sends Events to the API server, one at a time.
 //!
-//! An Event that repeats a recent reason increments the count of that series.
+//! An Event with a recent reason increments the count of the series of Events.
 
 use inpod_types::{NodeName, PodRef, Reason};
 use kube::{
@@ -13,7 +13,7 @@ use super::{EventKind, metrics::StatusMetrics};
 
 pub(super) const QUEUE_CAPACITY: usize = 256;
 
-/// Required by the Event v1 API.
+/// The action of the Events, a field required by the Event v1 API.
 const ACTION: &str = "Redirect";
 
 #[derive(Clone, Debug)]

@@ -1,4 +1,5 @@
-//! The pods whose annotation is not in sync, and their patches. Performs no I/O and is given the time.
+//! The pods whose annotation is not in sync, and their patches. The queue performs no I/O and receives the current time
+//! from its callers.
 //!
 //! A pod in sync has no entry.
 
@@ -15,17 +16,18 @@ use crate::pod::PodKey;
 
 const MAX_IN_FLIGHT: usize = 8;
 
-/// The first and the longest delay between attempts. It doubles in between, minus a random part of up to one half.
+/// The first and the longest delay between attempts. The delay doubles in between, minus a random part of up to one
+/// half.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
-/// An accepted patch counts this long although the watch does not show it.
+/// How long an accepted patch counts although the watch does not show the patch.
 const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// After this time, an Event reports a Ready pod of the mesh without the annotation.
 pub(crate) const ANNOTATION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An annotation that the API server has refused to change for so long holds up no uninstall: a policy refuses it for
-/// good. Longer than a restarted API server refuses what it allows once RBAC is loaded.
+/// After this long, a refused annotation no longer blocks an uninstall, because a policy refuses the change for good. A
+/// restarted API server refuses allowed changes for a shorter time, until RBAC is loaded.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -69,18 +71,18 @@ struct Entry {
     in_flight: Option<LastWrite>,
     attempts: u32,
     retry_at: Instant,
-    /// Every answer since then was a refusal.
+    /// The time since which every answer was a refusal.
     refused_since: Option<Instant>,
     error: Option<String>,
     unannotated: Option<Unannotated>,
     is_gone: bool,
 }
 
-/// The last write, as far as the watch does not show it yet.
+/// The last write, as far as the watch does not show the write yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LastWrite {
     Observed,
-    /// Counts until the watch shows something other than `replaced`, or until `until`.
+    /// The write counts until the watch shows a value other than `replaced`, or until `until`.
     Accepted {
         annotation: Annotation,
         replaced: Option<String>,
@@ -141,7 +143,7 @@ impl Entry {
                 .is_none_or(|annotation| self.has_value(annotation, now))
     }
 
-    /// Only a changed desired value cuts a retry delay short.
+    /// Updates an entry. Only a changed desired value cuts a retry delay short.
     fn observe(&mut self, observation: &PodObservation<'_>, now: Instant) {
         self.observed = observation.observed.map(str::to_owned);
         if let LastWrite::Accepted {
@@ -274,7 +276,8 @@ impl PatchQueue {
         self.entries.remove(key);
     }
 
-    /// Takes the patch of the pod that is out of sync the longest. Returns `None` while too many are in flight.
+    /// Takes the patch of the pod that has been out of sync the longest. Returns `None` while too many patches are in
+    /// flight.
     pub(crate) fn next(&mut self, now: Instant) -> Option<PatchRequest> {
         if !self.has_capacity() {
             return None;
@@ -299,7 +302,7 @@ impl PatchQueue {
         in_flight.count() < MAX_IN_FLIGHT
     }
 
-    /// Returns how long the desired value took to be written, if the patch wrote it.
+    /// Completes a patch. Returns how long the write of the desired value took, if the patch wrote the value.
     pub(crate) fn complete(
         &mut self,
         request: &PatchRequest,
@@ -334,7 +337,7 @@ impl PatchQueue {
         times.flatten().min()
     }
 
-    /// Returns the pods to report as unannotated, once per sandbox, and those to observe again because the watch has
+    /// Returns the pods to report as unannotated, once per sandbox, and the pods to observe again because the watch has
     /// not shown an accepted patch in time.
     pub(crate) fn expired(&mut self, now: Instant) -> (Vec<PodKey>, Vec<PodKey>) {
         let (mut late, mut stale) = (Vec::new(), Vec::new());
@@ -352,7 +355,7 @@ impl PatchQueue {
         (late, stale)
     }
 
-    /// The API server is reachable again.
+    /// Makes delayed patches due at once, because the API server is reachable again.
     pub(crate) fn retry_now(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             entry.retry_at = entry.retry_at.min(now);

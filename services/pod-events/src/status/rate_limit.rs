@@ -15,7 +15,7 @@ const PER_NODE: Rate = Rate {
     interval: Duration::from_millis(100),
 };
 
-/// Above this number, full buckets are evicted: a full bucket equals a new one.
+/// Above this number, full buckets are evicted, because a full bucket equals a new bucket.
 const MAX_TRACKED: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,8 @@ struct Rate {
     interval: Duration,
 }
 
-/// A token bucket, represented by the time at which it was or would have been empty; at least [`Rate::refill_time`]
-/// ago if it is full.
+/// A token bucket, represented by the time at which the bucket was or would have been empty. For a full bucket, the
+/// time is at least [`Rate::refill_time`] ago.
 #[derive(Clone, Copy, Debug)]
 struct Bucket(Instant);
 
@@ -37,7 +37,7 @@ impl Rate {
 
 impl Bucket {
     fn full(rate: Rate, now: Instant) -> Self {
-        // `Instant` cannot precede the boot: soon after it the bucket is only as full as the clock is old.
+        // `Instant` cannot precede the boot: soon after the boot, the bucket is only as full as the clock is old.
         Self(now.checked_sub(rate.refill_time()).unwrap_or(now))
     }
 
@@ -60,7 +60,7 @@ pub(super) struct RateLimits {
 }
 
 impl RateLimits {
-    /// Returns whether the Event may be sent, taking a token for it.
+    /// Returns whether the Event may be sent, and takes a token for the Event.
     pub(super) fn allow(&mut self, pod: &PodUid, reason: Reason, now: Instant) -> bool {
         let key = (pod.clone(), reason);
         let known = self.pods.get(&key).copied();
@@ -89,7 +89,7 @@ mod tests {
         limits.allow(&pod.parse().unwrap(), Reason::ZtunnelRefused, now)
     }
 
-    /// Far enough from the boot for full buckets.
+    /// Returns a time far enough from the boot for full buckets.
     fn later() -> Instant {
         Instant::now() + Duration::from_secs(100_000)
     }

@@ -1,8 +1,8 @@
 //! Adoption of a pod that another agent enrolled, without an ADD to inpod.
 //!
-//! If its netns is not found at once, the pod is recorded without one. The desired set then names it without a netns,
-//! and ztunnel keeps its workload. Such a record is named after the pod's UID, with an empty network name; the pod's
-//! next sandbox supersedes it.
+//! If the netns is not found at once, the pod is recorded without a netns. The desired set then names the pod without a
+//! netns, and ztunnel keeps its workload. Such a record is named after the pod's UID, with an empty network name; the
+//! pod's next sandbox supersedes the record.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
 const SEARCH_SECONDS: u64 = 5;
 
 impl Task {
-    /// Records the pod as enrolled, with its netns if found in time.
+    /// Records the pod as enrolled, with its netns if the netns is found in time.
     pub(super) async fn adopt(&mut self, until: Instant) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory.pod(&self.key) else {
@@ -64,8 +64,8 @@ impl Task {
             .is_some_and(|record| record.has_unknown_netns())
     }
 
-    /// Replaces the current record with that of the sandbox found. A gone or terminal pod
-    /// without processes has ended.
+    /// Replaces the current record with the record of the found sandbox. A gone or terminal pod without processes has
+    /// ended.
     pub(super) async fn locate_netns(&mut self, action: Action) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {

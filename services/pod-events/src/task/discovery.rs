@@ -1,4 +1,4 @@
-//! Discovery of a pod that is to be in the mesh without an ADD: it ran before inpod, or the ADD never arrived.
+//! Discovery of a pod that is to be in the mesh without an ADD: the pod ran before inpod, or the ADD never arrived.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::{
     redirection::Redirection,
 };
 
-/// A pod with an address may lack a sandbox this long before its netns is searched: between DEL and ADD of a replaced
-/// sandbox, its status still shows the previous address.
+/// How long a pod with an address may lack a sandbox before its netns is searched: between DEL and ADD of a replaced
+/// sandbox, the pod's status still shows the previous address.
 const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
 
 const SEARCH_SECONDS: u64 = 5;
 
-/// Pods that would be enrolled with ztunnel count only if `by_ztunnel` is set.
+/// Returns whether a running pod should be enrolled. Pods of ztunnel count only if `by_ztunnel` is set.
 pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -> bool {
     let ends = pod.terminal || pod.is_terminating;
     let runs = !ends && !pod.host_network && !pod.addresses.is_empty();
@@ -31,7 +31,7 @@ pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -
 }
 
 impl Task {
-    /// Finds the netns of a pod without a record, and records it as a sandbox that the next steps enroll.
+    /// Finds the netns of a pod without a record, and records a sandbox that the next steps enroll.
     pub(super) async fn discover(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let pod = inventory
@@ -60,7 +60,7 @@ impl Task {
         // Sidecar rules may be in place, from another agent or an earlier inpod: a failed enrollment
         // must not remove them.
         if !pod.is_redirected() && !found.redirection.is_sidecar() {
-            // Only the claim is ours; another agent's rules stay until ours replace them.
+            // Only the claim is inpod's; another agent's rules stay until inpod's rules replace them.
             found.intent = Intent::Enrolling;
         }
         pipeline.checkpoint.write(&found)?;
@@ -75,8 +75,8 @@ impl Task {
         Ok(())
     }
 
-    /// A sidecar's redirection must be valid, or the pod would be recorded as an ambient one. An ambient one is
-    /// determined again when the pod is enrolled.
+    /// Returns the redirection for the record of a discovered pod. A sidecar's redirection must be valid, or the pod
+    /// would be recorded as ambient. An ambient redirection is determined again when the pod is enrolled.
     fn redirection_for_discovery(&self, pod: &Pod) -> Result<Redirection, Failure> {
         let enrollment = self.shared.decide(pod).enrollment;
         if enrollment == Enrollment::Sidecar {

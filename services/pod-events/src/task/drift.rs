@@ -1,4 +1,4 @@
-//! Repair of drift: restores what is no longer in place.
+//! Repair of drift: restores lost claims and changed rules.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ impl Task {
             return;
         }
         self.drifted = Some(kind);
-        // A failed repair is retried at its interval, however often drift is reported.
+        // A failed repair is retried at the usual interval, however often drift is reported.
         if self.attempts == 0 || self.wake.is_none() {
             self.reconcile_now().await;
         }
     }
 
-    /// Claims, verifies and repairs what netconfig may have lost or reports as drifted. Repeated repairs are delayed
-    /// more and more: two agents fighting over the rules cost the pod more than one that wins.
+    /// Claims, verifies and repairs every netns that netconfig may have lost or reports as drifted. Repeated repairs
+    /// are delayed more and more: two agents fighting over the rules cost the pod more than a single winner.
     pub(super) async fn repair(&mut self) -> Result<(), Failure> {
         if !self.unclaimed && self.drifted.is_none() {
             return Ok(());
@@ -69,7 +69,7 @@ impl Task {
         }
     }
 
-    /// Claims and repairs every netns in which something may be in place. Failures are retried.
+    /// Claims and repairs every netns in which effects may be in place. Failures are retried.
     async fn reclaim(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
         let mut repaired = false;
@@ -92,14 +92,14 @@ impl Task {
         match &result {
             Ok(()) => (self.unclaimed, self.drifted) = (false, None),
             Err(failure) if !was_refused(failure.reason) => self.unclaimed = true,
-            // An impossible repair is delayed like a repeated one.
+            // An impossible repair is delayed like a repeated repair.
             Err(_) => self.repair_backoff.record_repair(Instant::now()),
         }
         result
     }
 }
 
-/// Returns whether netconfig refused a repair. While it is away, no other agent undoes its work.
+/// Returns whether netconfig refused a repair. While netconfig is away, no other agent undoes its work.
 fn was_refused(reason: Reason) -> bool {
     let is_away = matches!(
         reason,

@@ -1,11 +1,11 @@
-//! Commands that must not queue behind the wait for ztunnel interrupt it.
+//! Interrupts the wait for ztunnel for commands that must not queue behind the wait.
 
 use tokio::sync::watch;
 
 use super::{CancelReason, Command};
 
-/// Counts commands by urgency, as they are sent (`sent`) and as they are handled (`seen`): while `sent` is ahead,
-/// a command is waiting.
+/// Counts commands by urgency, both sent commands (`sent`) and handled commands (`seen`): while `sent` is ahead, a
+/// command is waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts {
     routine: u64,
@@ -31,7 +31,7 @@ pub(super) async fn urgent(
     mut sent: watch::Receiver<Interrupts>,
     seen: Interrupts,
 ) -> CancelReason {
-    // On an error the sender is gone: the process ends.
+    // On an error, the sender is gone because the process ends.
     drop(sent.wait_for(|sent| sent.urgent > seen.urgent).await);
     CancelReason::Interrupted
 }

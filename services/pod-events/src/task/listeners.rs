@@ -1,5 +1,5 @@
-//! Checks that ztunnel listens on the ports that a pod's rules redirect to. Otherwise the
-//! pod's connections are refused.
+//! Checks that ztunnel listens on the ports to which a pod's rules redirect. Without listeners, the pod's connections
+//! are refused.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 /// ztunnel's TCP ports in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext, inbound HBONE).
 const PORTS: [u32; 3] = [15001, 15006, 15008];
 
-/// As many pods are checked per period; on a node with more, each of them less often.
+/// The number of pods checked per period; on a node with more pods, each pod is checked less often.
 const PODS_PER_PERIOD: usize = 10;
 
 impl Task {
@@ -27,13 +27,14 @@ impl Task {
         self.listeners_due = interval.map(|interval| Instant::now() + interval);
     }
 
-    /// Grows with the node's pods, so that the checks of all together take the same time on every node.
+    /// Returns the interval of checks, which grows with the node's pods so that all checks together take the same time
+    /// on every node.
     fn listener_check_interval(&self) -> Option<Duration> {
         let period = self.shared.config.listener_check()?;
         Some(jittered(scaled(period, self.shared.owners.len())))
     }
 
-    /// Sends the workload to ztunnel again if its listeners are lost.
+    /// Sends the workload to ztunnel again if the pod's listeners are lost.
     pub(super) async fn check_listeners(&mut self) {
         let Some(interval) = self.listener_check_interval() else {
             return;
@@ -87,7 +88,8 @@ impl Task {
     }
 }
 
-/// Returns whether no ztunnel has acknowledged the desired pod: the next one receives it anyway.
+/// Returns whether the pod is desired and no ztunnel has acknowledged the pod: the next ztunnel receives the pod
+/// anyway.
 async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
     let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);

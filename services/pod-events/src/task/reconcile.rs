@@ -44,7 +44,7 @@ impl Task {
             return self.desired_for_sidecar(record, pod, enrollment);
         }
         match enrollment {
-            // First withdraw the redirection to ztunnel in order.
+            // The redirection to ztunnel is first withdrawn in order.
             Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
                 is_announced: self.is_announced(record),
             },
@@ -58,7 +58,7 @@ impl Task {
         }
     }
 
-    /// Returns whether peers see that the pod leaves, or never will while the node is uninstalled.
+    /// Returns whether peers see that the pod leaves, or never will see so while the node is uninstalled.
     fn is_announced(&self, record: &Record) -> bool {
         let status = &self.shared.status;
         let is_uninstalling = || self.shared.leave_mode.is(UninstallMode::Uninstall);
@@ -93,7 +93,7 @@ impl Task {
                 return self.retry_later(failure);
             }
             let Some(current) = self.records.last().cloned() else {
-                // The ADD of its successor may have been missed.
+                // The ADD of the pod's successor may have been missed.
                 match self.discover().await {
                     Ok(()) if self.records.is_empty() => return,
                     Ok(()) => continue,
@@ -180,7 +180,7 @@ impl Task {
         }
     }
 
-    /// Enrolls without a waiting caller. Any new command interrupts it.
+    /// Enrolls without a waiting caller. Any new command interrupts the enrollment.
     async fn enroll_in_background(&mut self) -> Result<Step, Failure> {
         let mut cancelled = pin!(interrupt::any(self.sent.clone(), self.seen));
         let context = EnrollContext::background(
@@ -195,7 +195,7 @@ impl Task {
             {
                 Ok(Step::Wait(INTERRUPTED_RETRY_INTERVAL))
             }
-            // The sandbox has ended: another may run without an ADD.
+            // The sandbox has ended, and another sandbox may run without an ADD.
             Err(failure) if is_gone(failure.reason) && self.is_current_out() => {
                 self.forget_current().await
             }
@@ -214,10 +214,10 @@ impl Task {
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
             return Ok(());
         };
-        // An enrollment that an earlier run of pod-events began may have captured connections already.
+        // An enrollment begun by an earlier run of pod-events may have captured connections already.
         let is_resumed = record.intent == Intent::Enrolling;
-        // A proxy of its own serves a running pod as soon as its rules are in place, and nothing else keeps its traffic
-        // from being plain text.
+        // A sidecar serves a running pod as soon as the rules are in place, and nothing else keeps the pod from sending
+        // plain text.
         let keeps = context.is_background() && (is_resumed || record.redirection.is_sidecar());
         let in_mesh = Some(record.intent.clone()).filter(Intent::was_in_mesh);
         let stood = in_mesh.or_else(|| keeps.then_some(Intent::Enrolling));
@@ -249,7 +249,7 @@ impl Task {
         Ok(())
     }
 
-    /// The failed action was done since, or is no longer desired.
+    /// Clears the failure, because the failed action was done since, or is no longer desired.
     fn clear_failure(&mut self, desired: Desired) {
         let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
         if self.records.last().is_some_and(|record| record.is_legacy()) {
@@ -265,7 +265,7 @@ impl Task {
         self.wake = Some(self.wake.map_or(then, |wake| wake.min(then)));
     }
 
-    /// The wait doubles with each failure, and any event ends it early.
+    /// Schedules a retry. The wait doubles with each failure, and any event ends the wait early.
     pub(super) fn retry_later(&mut self, failure: Failure) {
         let wait = POLL_INTERVAL
             .saturating_mul(1 << self.attempts.min(6))

@@ -1,5 +1,5 @@
-//! Replays events that happened while pod-events was away. They are only recorded; the reconcile that follows acts on
-//! them, so that replaying waits for no other service.
+//! Replays events that happened while pod-events was away. The events are only recorded; the following reconcile acts
+//! on the records, so that replaying waits for no other service.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,23 +11,23 @@ use crate::{
     pod::Pod,
 };
 
-/// The source may take this long to show an admitted pod.
+/// How long the source may take to show an admitted pod.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 pub struct OfflineAdd {
-    /// Its deadlines are meaningless.
+    /// The replayed call, whose deadlines are meaningless.
     pub call: AddCall,
     pub at: BootInstant,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayOutcome {
-    /// The effect is checkpointed, or none is left to have.
+    /// The effect is checkpointed, or the event has no effect any more.
     Done,
-    /// The event is obsolete, for this reason.
+    /// The event is obsolete for the given reason.
     Dropped(String),
-    /// Has to be replayed again, for this reason.
+    /// The event has to be replayed again for the given reason.
     Retry(String),
 }
 
@@ -50,7 +50,7 @@ impl Task {
             // The record may have another network name.
             checkpoint.remove(&record.sandbox)
         } else {
-            // Keep the time of an earlier DEL.
+            // An earlier DEL keeps its time.
             if !matches!(record.intent, Intent::Deleting { .. }) {
                 let since = BootInstant::now();
                 record.intent = Intent::Deleting { since };
@@ -69,7 +69,8 @@ impl Task {
         ReplayOutcome::Done
     }
 
-    /// The sandbox becomes the current one, outside the mesh until the next reconcile.
+    /// Records an admitted sandbox, which becomes the current sandbox and stays outside the mesh until the next
+    /// reconcile.
     pub(super) fn replay_add(&mut self, admitted: &OfflineAdd) -> ReplayOutcome {
         let call = &admitted.call;
         let inventory = self.shared.source.inventory();
@@ -121,7 +122,7 @@ impl Task {
     }
 }
 
-/// A pod that the source does not show may still appear.
+/// Returns the outcome for a pod that the source does not show: the pod may still appear.
 fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
     if inventory.is_complete() && BootInstant::now().since(at) >= SOURCE_TIMEOUT {
         ReplayOutcome::Dropped("the source does not show the pod".to_owned())
@@ -134,7 +135,7 @@ fn is_ending(record: &Record) -> bool {
     matches!(record.intent, Intent::Deleting { .. })
 }
 
-/// Returns whether a later sandbox of the pod was recorded after `at`. Revisions count from boot, too.
+/// Returns whether a later sandbox of the pod was recorded after `at`. Revisions also count from boot.
 fn is_successor(record: &Record, pod: &Pod, at: BootInstant) -> bool {
     let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
     record.belongs_to(pod) && !is_ending(record) && later

@@ -1,6 +1,7 @@
 //! Resolves the pod of an ADD and decides on its enrollment.
 //!
-//! Runs outside the pod's task, which never waits: a lookup at the API server may take as long as the caller waits.
+//! The functions run outside the pod's task, which never waits: a lookup at the API server may take as long as the
+//! caller waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub enum Resolved {
     Pod(Pod, Decision),
-    /// Its decision is unknown, but it may start.
+    /// The decision for the pod is unknown, but the pod may start.
     AdmittedUnenrolled {
         pod: Pod,
         why: String,
@@ -31,7 +32,8 @@ pub enum Resolved {
 ///
 /// # Errors
 ///
-/// If there is no such pod, if it differs from the runtime's, or if the decision is unknown and the pod has to wait.
+/// If there is no such pod, if the pod differs from the runtime's, or if the decision is unknown and the pod has to
+/// wait.
 pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
     let policy = shared.policy();
     let decided = |inventory: &Inventory| {
@@ -71,7 +73,7 @@ impl Resolved {
         }
     }
 
-    /// Returns whether the permissions of requested settings are known, if they matter.
+    /// Returns whether the permissions of requested settings are known, if the permissions matter.
     fn has_known_permissions(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
         match self {
             Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
@@ -82,7 +84,7 @@ impl Resolved {
     }
 }
 
-/// Finds the pod with the runtime's UID or, without one, a pod that is not terminal.
+/// Finds the pod with the runtime's UID or, without a UID, a pod that is not terminal.
 fn find_pod<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
     let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.has_uid(uid));
     inventory.pod(key).filter(matches)
@@ -151,7 +153,7 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
     let invalid = |error: InvalidIdentifier| {
         Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")
     };
-    // Without a UID from the runtime, the container id replaces it until the source shows the pod.
+    // Without a UID from the runtime, the container id stands in until the source shows the pod.
     let stand_in = || call.sandbox.container_id.as_str().parse().map_err(invalid);
     Ok(Pod {
         pod: PodRef {

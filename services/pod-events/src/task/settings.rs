@@ -43,10 +43,10 @@ fn invalid(malformed: &Malformed) -> Failure {
     failure.at_field(malformed.annotation)
 }
 
-/// Determines the redirection to enroll a sandbox with.
+/// Determines the redirection with which a sandbox is enrolled.
 ///
-/// What is applied stays while the new redirection is unknown or malformed, or would switch between ztunnel and
-/// sidecar. Otherwise a malformed annotation is an error, and settings whose permission is unknown are left out.
+/// The applied redirection stays while the new redirection is unknown or malformed, or would switch between ztunnel and
+/// sidecar. Otherwise a malformed annotation is an error, and settings with unknown permission are left out.
 fn effective_redirection(
     requested: Result<Redirection, Failure>,
     applied: Option<&Redirection>,
@@ -135,7 +135,7 @@ impl Task {
         }
     }
 
-    /// Updates the current record with the redirection to enroll it with.
+    /// Updates the current record with the redirection for the enrollment.
     pub(super) fn update_redirection(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut().map(Arc::make_mut) else {
@@ -149,7 +149,7 @@ impl Task {
         };
         let enrollment = self.shared.decide(pod).enrollment;
         if !matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar) {
-            // An ADD completes what was decided when it began.
+            // An ADD completes the decision from its beginning.
             return Ok(());
         }
         let requested = self.shared.redirection_for(pod, enrollment);
@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// The namespace permits something, or is unknown if `None`.
+    /// Returns an inventory whose namespace grants the named permissions, or is unknown if `None`.
     fn permitting(names: Option<&str>) -> Inventory {
         let mut inventory = Inventory {
             namespaces_required: true,

@@ -1,4 +1,4 @@
-//! Updates the rules of a pod whose annotations or addresses changed. It stays in the mesh.
+//! Updates the rules of a pod whose annotations or addresses changed, while the pod stays in the mesh.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -8,14 +8,14 @@ use super::{Step, Task};
 use crate::{checkpoint::Record, clients::deadline_in, pod::Pod};
 
 impl Task {
-    /// Compares a record with what the pod requests now, as far as that is known.
+    /// Compares a record with the pod's current requests, as far as the requests are known.
     pub(super) fn is_in_sync(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
         let compared = pod.addresses.is_empty()
             || self.compared_addresses == pod.addresses
             || is_same(&record.addresses, &pod.addresses);
         let wished = match self.shared.redirection_for(pod, enrollment) {
             Ok(redirection) => record.redirection == redirection,
-            // A malformed annotation is reported by the update; what is unknown changes nothing.
+            // The update reports a malformed annotation; an unknown permission changes nothing.
             Err(failure) => failure.reason != Reason::InvalidField,
         };
         compared && wished
@@ -54,8 +54,8 @@ impl Task {
         Ok(Step::Continue)
     }
 
-    /// Returns the addresses of the pod's status that are present in the netns, or else the recorded ones. The status
-    /// may still show the previous sandbox's addresses.
+    /// Returns the addresses of the pod's status that are present in the netns, or else the recorded addresses. The
+    /// status may still show the previous sandbox's addresses.
     async fn verified_addresses(
         &self,
         record: &Record,

@@ -13,14 +13,14 @@ use crate::{
 /// A pod's state, readable without waiting for the task.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// The current sandbox is the last.
+    /// The records of the pod's sandboxes; the current sandbox is the last.
     pub records: Vec<Arc<Record>>,
     pub failure: Option<Failure>,
     pub timeline: Timeline,
     pub next_attempt: Option<SystemTime>,
-    /// The next attempt; `None` if it claims the netns again.
+    /// The action of the next attempt; `None` if the attempt claims the netns again.
     pub next: Option<Action>,
-    /// Since when the sandbox is in its state; `None` if this process found it so.
+    /// The time when the sandbox entered its state; `None` if this process found the sandbox in the state.
     pub since: Option<SystemTime>,
     pub drift: Drift,
 }

@@ -121,7 +121,8 @@ impl Session {
         self.serves = (self.serves + usize::from(serves)).saturating_sub(usize::from(served));
     }
 
-    /// ztunnel has now stopped pods that the snapshot did not name, so those deleted in it can be added again.
+    /// ztunnel has now stopped the pods that the snapshot did not name, so pods deleted in the snapshot can be added
+    /// again.
     fn go_live(&mut self) {
         self.phase = Phase::Live;
         let cleared = |(uid, record): (&PodUid, &Record)| {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Session {
-    /// Defers an Add. The snapshot still names the pod, so that a ztunnel that serves it continues to.
+    /// Defers an Add. The snapshot still names the pod, so that a ztunnel already serving the pod continues.
     pub(super) fn defer(&mut self, uid: PodUid) {
         if matches!(self.phase, Phase::Snapshot(_)) {
             self.keeps.insert(uid.clone());

@@ -1,5 +1,5 @@
-//! Changes of workloads that watchers have not received yet. Most follow one another within milliseconds: the response
-//! is reported at once, and what precedes it only if the response takes long.
+//! Changes of workloads that watchers have not received yet. Most changes follow one another within milliseconds: the
+//! response is reported at once, and earlier changes only if the response takes long.
 
 use std::time::{Duration, Instant};
 

@@ -13,8 +13,9 @@ use super::Network;
 /// The limit of groups (`netconfig.v1.SidecarRedirection`; Istio's limit, services/docs/facts/istio-sidecar.md, 4.1).
 const MAX_GROUPS: usize = 64;
 
-/// The proxy connects to the application from this address, and the validation container connects to it
-/// (services/docs/facts/istio-sidecar.md, 4.7). If it bypassed the rules, every pod would fail its validation.
+/// The proxy connects to the application from this address, and the validation container connects to the address
+/// (services/docs/facts/istio-sidecar.md, 4.7). If traffic of the address bypassed the rules, every pod would fail its
+/// validation.
 const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -17,8 +17,7 @@ use crate::{
 /// A slower API server counts as unavailable.
 const GET_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The interval of fetching a pod again that the watch has not reported. A working watch
-/// reports it within milliseconds.
+/// The interval of fetching a pod that the watch has not reported. A working watch reports the pod within milliseconds.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
@@ -86,7 +85,7 @@ impl ApiReader {
         RefreshOutcome::Current(self.inventory())
     }
 
-    /// Leaves half of the time for the GETs.
+    /// Waits for the first lists, and leaves half of the time for the GETs.
     async fn wait_for_first_lists(&self, until: Instant) {
         let now = Instant::now();
         let half = now + until.saturating_duration_since(now) / 2;
@@ -96,7 +95,7 @@ impl ApiReader {
         let _late = timeout_at(half, first).await;
     }
 
-    /// Fetches a pod, and stores it if it is of this node.
+    /// Fetches a pod, and stores the pod if it belongs to this node.
     async fn get_pod(&self, key: &PodKey, until: Instant) -> Result<Option<Pod>, String> {
         let (namespace, name) = key;
         let api = Api::<k8s::Pod>::namespaced(self.client.clone(), namespace.as_str());
@@ -133,7 +132,7 @@ impl ApiReader {
         Ok(())
     }
 
-    /// Fetches pods again that the watch has not reported: they may be gone.
+    /// Fetches unreported pods again, because the pods may be gone.
     pub(super) async fn confirm_fetched(self) {
         loop {
             sleep(CONFIRM_INTERVAL).await;
