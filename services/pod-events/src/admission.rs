@@ -1,7 +1,7 @@
-//! Limits concurrent ADDs, and orders the others by deadline.
+//! Limits concurrent ADDs, and orders the waiting ADDs by deadline.
 //!
-//! A permit covers an ADD's work on this node: claim and rules. It is released while the ADD waits for ztunnel, so an
-//! unavailable ztunnel blocks no other ADD. DELs, reconciles and garbage collection need no permit.
+//! A permit covers an ADD's work on this node: claim and rules. The permit is released while the ADD waits for ztunnel,
+//! so an unavailable ztunnel blocks no other ADD. DELs, reconciles and garbage collection need no permit.
 
 use std::{
     collections::BTreeMap,
@@ -18,19 +18,19 @@ use tokio::{
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Issues permits, earliest deadline first. Cheap to clone.
+/// Issues permits, earliest deadline first. The type is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Admission(Arc<Mutex<Queue>>);
 
-/// An ADD's position in the queue. Only ADDs with an earlier deadline can overtake, ever fewer as its own
-/// approaches: no ADD starves.
+/// An ADD's position in the queue. Only ADDs with an earlier deadline can overtake, and ever fewer as the own deadline
+/// approaches, so no ADD starves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Ticket {
     deadline: Instant,
     sequence: u64,
 }
 
-/// A bounded number of working ADDs, and the waiting ones. A cancelled one leaves from the middle.
+/// A bounded number of working ADDs, and the waiting ADDs. A cancelled ADD leaves from the middle of the queue.
 #[derive(Debug)]
 struct Queue {
     max: NonZeroUsize,
@@ -42,7 +42,7 @@ struct Queue {
 impl Queue {
     fn start_next(&mut self) {
         match self.waiting.pop_first() {
-            // A waiter that is gone passes its permit on when it is dropped.
+            // A waiter that is gone passes its permit on when dropped.
             Some((_, next)) => next.send(()).unwrap_or_default(),
             None => self.working = self.working.saturating_sub(1),
         }
@@ -77,7 +77,8 @@ impl Admission {
         self.lock().working
     }
 
-    /// Waits for a permit, for an ADD whose work must begin before `until`. Dropping the future leaves the queue.
+    /// Waits for a permit, for an ADD whose work must begin before `until`. Dropping the future removes the ADD from
+    /// the queue.
     ///
     /// # Errors
     ///
@@ -114,7 +115,7 @@ impl Admission {
             admission: self,
             ticket: Some(ticket),
         };
-        // The sender stays in the queue as long as the ticket does.
+        // The sender stays in the queue as long as the ticket.
         if let Ok(Ok(())) = timeout_at(ticket.deadline, called).await {
             waiting.ticket = None;
             return Ok(());
@@ -124,7 +125,7 @@ impl Admission {
     }
 }
 
-/// A waiting ADD. When dropped, it leaves the queue or passes on a permit just granted.
+/// A waiting ADD. When dropped, the ADD leaves the queue or passes on a permit that was just granted.
 struct Waiting<'a> {
     admission: &'a Admission,
     ticket: Option<Ticket>,

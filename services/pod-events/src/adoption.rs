@@ -7,7 +7,7 @@ use inpod_cni::spool::boot_id;
 use inpod_types::{Failure, Reason};
 use tokio::sync::watch;
 
-/// A file beside the checkpoint carries this state over to later processes of the same boot.
+/// The state of the adoption, which a file beside the checkpoint carries over to later processes of the same boot.
 #[derive(Debug)]
 pub(crate) struct Adoption {
     file: PathBuf,

@@ -69,7 +69,7 @@ pub(crate) struct PodNetwork {
     pub(crate) ztunnel: Ztunnel,
 }
 
-/// The containers that declare a port, and the Services that target it.
+/// The containers and Services that refer to a port: containers declare a port, and Services target a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortReferences {
     declared: bool,

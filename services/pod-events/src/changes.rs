@@ -31,7 +31,7 @@ impl Default for PodChanges {
 impl PodChanges {
     pub fn notify(&self, key: &Arc<PodKey>) {
         self.count.fetch_add(1, Ordering::Relaxed);
-        // Fails without a subscriber, which is fine.
+        // Sending fails without a subscriber, which is no error.
         self.keys.send(Arc::clone(key)).unwrap_or_default();
     }
 

@@ -19,7 +19,7 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// The node's settings that decide which pods join, and how.
+/// The node's settings for the decision which pods join, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
     pub selectors: &'a Selectors,

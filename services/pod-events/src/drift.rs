@@ -12,11 +12,11 @@ use crate::counters::Metric;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DriftKind {
-    /// None of our rules are left.
+    /// None of inpod's rules are left.
     Flushed,
-    /// A different set of our rules, as from an earlier release.
+    /// The netns has a different set of inpod's rules, like the rules of an earlier release.
     Replaced,
-    /// Some of our rules are missing, changed or additional.
+    /// Some of inpod's rules are missing, changed or additional.
     Changed,
     ListenerLost,
 }
@@ -77,17 +77,17 @@ impl Repairs {
     }
 }
 
-/// The number of consecutive repairs that are made without delay.
+/// The number of consecutive repairs without delay.
 const IMMEDIATE_REPAIRS: u32 = 5;
 
-/// Repairs count as consecutive if less than this plus twice the last delay lies between them.
+/// The longest time between consecutive repairs, in addition to twice the last delay.
 const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
-/// Bounds of the delay after the immediate repairs; each further repair doubles it.
+/// The bounds of the delay after the immediate repairs; each further repair doubles the delay.
 const MIN_DELAY: Duration = Duration::from_secs(10);
 const MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// Slows repairs down when another agent keeps undoing them.
+/// Slows repairs down when another agent keeps undoing the repairs.
 #[derive(Clone, Debug, Default)]
 pub struct RepairBackoff {
     repairs: u32,

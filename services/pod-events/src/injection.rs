@@ -1,7 +1,7 @@
 //! Detects the traces of a sidecar injector: whether a pod's traffic is redirected to its sidecar, and how.
 //!
-//! Istio's plugin checks six conditions; one of ours is added. The first that applies excludes
-//! the pod (services/docs/facts/istio-sidecar.md, 3.2).
+//! Istio's plugin checks six conditions; inpod adds another condition. The first condition that applies excludes the
+//! pod (services/docs/facts/istio-sidecar.md, 3.2).
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ const INIT: &str = "istio-init";
 
 const PROXY: &str = "istio-proxy";
 
-/// The default of the proxy's user and group, also if they are root (services/docs/facts/istio-sidecar.md, 3.3): with
-/// TPROXY the proxy runs as root with this group.
+/// The default of the proxy's user and group, even for a root user or group (services/docs/facts/istio-sidecar.md,
+/// 3.3): with TPROXY the proxy runs as root with this group.
 const DEFAULT_PROXY_ID: u32 = 1337;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum Skip {
     NoProxy,
     /// The proxy is a gateway or waypoint.
     OtherRole,
-    /// The pod declares that it has no sidecar.
+    /// The pod declares itself without a sidecar.
     OptedOut,
     NoInterception,
 }
@@ -63,7 +63,8 @@ impl Skip {
     }
 }
 
-/// The combined spec of all containers named `istio-proxy`; later ones override, as in Istio.
+/// The combined spec of all containers named `istio-proxy`; later containers override earlier containers, like in
+/// Istio.
 #[derive(Default)]
 struct ProxySpec<'a> {
     list: Option<ContainerList>,
@@ -79,7 +80,7 @@ impl<'a> ProxySpec<'a> {
             return;
         }
         self.list = Some(list);
-        // A value from elsewhere is known only to the kubelet and counts as empty, as in Istio.
+        // A value from elsewhere is known only to the kubelet and counts as empty, like in Istio.
         let variables = container.env.iter().flatten();
         let value =
             |it: &'a k8s::EnvVar| (it.name.as_str(), it.value.as_deref().unwrap_or_default());
@@ -109,7 +110,7 @@ impl<'a> ProxySpec<'a> {
     }
 }
 
-/// With an invalid number no container starts, so any value will do.
+/// Returns a user or group ID. With an invalid number no container starts, so any ID will do.
 fn id(value: Option<i64>) -> u32 {
     let value = value.and_then(|id| u32::try_from(id).ok());
     value.filter(|id| *id != 0).unwrap_or(DEFAULT_PROXY_ID)
@@ -221,7 +222,7 @@ impl Injection {
     }
 }
 
-/// Bounds memory: longer values have no effect anyway.
+/// Truncates a value to bound memory: longer values have no effect anyway.
 fn truncate(text: &str) -> Box<str> {
     text.chars().take(64).collect()
 }

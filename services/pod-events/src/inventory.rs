@@ -16,7 +16,8 @@ pub struct Inventory {
     pub pods: SharedMap<PodKey, Pod>,
     pub namespaces: SharedMap<NamespaceName, Namespace>,
     pub gaps: Arc<BTreeSet<String>>,
-    /// Every pod's namespace must be known. True in Kubernetes; in a directory, a missing namespace has no labels.
+    /// Set if every pod's namespace must be known. The field is true in Kubernetes; in a directory, a missing namespace
+    /// has no labels.
     pub namespaces_required: bool,
 }
 
@@ -34,19 +35,19 @@ impl Inventory {
         self.pods.get(key)
     }
 
-    /// For a static pod, compares the hash.
+    /// Returns the pod with the UID. For a static pod, the hash counts, too.
     pub fn pod_of_uid(&self, uid: &PodUid) -> Option<&Pod> {
         self.pods.values().find(|pod| pod.has_uid(uid))
     }
 
-    /// An unknown namespace has no labels.
+    /// Returns a namespace; an unknown namespace has no labels.
     pub fn namespace(&self, name: &NamespaceName) -> Cow<'_, Namespace> {
         let known = self.namespaces.get(name).map(Cow::Borrowed);
         known.unwrap_or_else(|| Cow::Owned(Namespace::unlabeled(name.clone())))
     }
 
-    /// Returns the pods to evaluate again: those that changed, those whose namespace changed and,
-    /// if completeness changed, all.
+    /// Returns the pods to evaluate again: changed pods, pods of changed namespaces and, if completeness changed, all
+    /// pods.
     pub fn affected_since(&self, before: &Self) -> BTreeSet<PodKey> {
         let changes = self.changes_since(before);
         let mut affected: BTreeSet<_> = changes.pods.into_iter().collect();
@@ -58,7 +59,7 @@ impl Inventory {
         affected
     }
 
-    /// The cost depends on the number of changes alone.
+    /// Returns the changes since an earlier inventory. The cost depends only on the number of changes.
     pub fn changes_since(&self, before: &Self) -> Changes {
         let namespaces = self.namespaces.differences(&before.namespaces);
         Changes {
@@ -75,6 +76,6 @@ pub struct Changes {
     pub pods: Vec<PodKey>,
     /// Added, changed or removed namespaces.
     pub namespaces: BTreeSet<NamespaceName>,
-    /// Only one of the two is complete, which affects every pod.
+    /// Set if only the earlier or only the later inventory is complete, which affects every pod.
     pub completeness: bool,
 }

@@ -6,7 +6,7 @@ use inpod_types::NamespaceName;
 
 use crate::pod::Pod;
 
-/// Selects pods of a namespace by one label.
+/// Selects pods of a namespace by a single label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     namespace: NamespaceName,

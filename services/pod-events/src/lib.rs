@@ -171,7 +171,7 @@ fn register_metrics(
     (metrics, istio)
 }
 
-/// Starts the tasks that sync this service with its source, and the other services with this service.
+/// Starts the tasks that sync pod-events with its source, and the other services with pod-events.
 fn start_followers(
     shared: &Arc<Shared>,
     registry: &Registry,

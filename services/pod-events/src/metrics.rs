@@ -154,7 +154,7 @@ impl Metrics {
         }
     }
 
-    /// An event that has to wait is counted when it is settled.
+    /// Counts a settled event of the spool. A waiting event is not counted until settled.
     pub(crate) fn spooled(&self, event: &'static str, settled: &ReplayOutcome) {
         let result = match settled {
             ReplayOutcome::Done => "done",
@@ -175,7 +175,7 @@ impl Metrics {
     }
 }
 
-/// The gauges count pods at each scrape.
+/// Registers gauges that count pods at each scrape.
 fn watch_pods(registry: &mut Registry, pods: &Pods) {
     let counted = pods.clone();
     let read = move || states(&counted);

@@ -7,7 +7,7 @@ use crate::{boottime::BootInstant, checkpoint::Intent};
 /// The time after a DEL when the sandbox counts as ended even if processes are left in the netns.
 pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a pod may be missing from the source while its manifest is replaced.
+/// The time for which a pod may be missing from the source while its manifest is replaced.
 pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

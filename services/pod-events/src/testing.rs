@@ -215,7 +215,7 @@ impl Service<http::Request<Body>> for Transport {
 /// A reading of tokio's clock with the time since boot.
 type ClockReading = (Instant, Duration);
 
-/// The clock of this process. A paused runtime starts from it.
+/// The clock of the process, from which a paused runtime starts.
 static PROCESS_CLOCK: LazyLock<ClockReading> = LazyLock::new(|| {
     let boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
     (std::time::Instant::now().into(), boot)
@@ -234,12 +234,12 @@ pub(crate) fn since_boot() -> Duration {
     boot + Instant::now().saturating_duration_since(read_at)
 }
 
-/// Makes the current time of this thread's runtime so long after boot.
+/// Sets the current time of the thread's runtime to the given time since boot.
 pub(crate) fn set_since_boot(boot: Duration) {
     CLOCK.set(Some((Instant::now(), boot)));
 }
 
-/// Asked by the checkpoint before it writes or removes a file: the result to return instead, if any.
+/// Returns the result that the checkpoint returns instead of writing or removing a file, if any.
 pub(crate) fn disk_fault(removes: bool) -> Option<io::Result<()>> {
     DISK_FAULT.with_borrow(|fault| fault.as_ref().and_then(|fault| fault(removes)))
 }

@@ -29,7 +29,7 @@ const SET_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 struct Ztunnels {
     inventory: Inventory,
-    /// UIDs as in cgroup names; for a static pod, its hash.
+    /// The UIDs that cgroup names contain; for a static pod, the hash.
     found: BTreeMap<PodKey, PodUid>,
 }
 
@@ -85,7 +85,7 @@ impl Inputs {
     where
         F: Future<Output = Result<(), Failure>>,
     {
-        // An incomplete first view would exclude a running ztunnel. Once complete, the view keeps what it knew.
+        // An incomplete first view would exclude a running ztunnel. Once complete, the view keeps the known pods.
         let is_complete = |health: &Health| matches!(health, Some(Ok(())));
         if self.health.wait_for(is_complete).await.is_err() {
             return;

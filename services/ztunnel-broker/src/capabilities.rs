@@ -97,7 +97,7 @@ pub enum RequiredCapabilities {
 }
 
 impl RequiredCapabilities {
-    /// Describes how `found` differs; `None` if it does not.
+    /// Describes how `found` differs; `None` without a difference.
     pub fn difference(self, found: Capabilities) -> Option<String> {
         let Self::Exactly(wanted) = self else {
             return None;

@@ -42,7 +42,7 @@ pub struct Config {
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     ztunnel_peer: Setting,
     ztunnel_capabilities: RequiredCapabilities,
-    /// Independent of callers' deadlines. With 0 no session would last.
+    /// The timeout of acknowledgements, independent of callers' deadlines. With 0 no session would last.
     ack_timeout_seconds: NonZeroU16,
     undo_reserve_seconds: u16,
 }

@@ -21,7 +21,7 @@ impl<K: Ord + Clone> ConnectionLimit<K> {
         })
     }
 
-    /// Returns a permit until it is dropped, or `None` if a limit is reached.
+    /// Returns a permit, which counts until dropped, or `None` if a limit is reached.
     pub fn try_acquire(self: &Arc<Self>, key: K) -> Option<ConnectionPermit<K>> {
         let mut taken = self.lock();
         let (all, same) = (

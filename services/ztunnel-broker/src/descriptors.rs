@@ -21,8 +21,8 @@ use crate::netns_connection::{Answer, Connection};
 /// The contract's limit for an exchange with netconfig.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a fetch waits for earlier fetches before it opens a separate connection. An exchange takes far less than a
-/// millisecond.
+/// The time for which a fetch waits for earlier fetches before it opens a separate connection. An exchange takes far
+/// less than a millisecond.
 const SHARED_CONNECTION_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The descriptor of a verified netns, closed with its last clone.

@@ -9,8 +9,8 @@ use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
 
-/// How long the first snapshots wait for descriptors. After a restart of all services, netconfig can hand over the
-/// descriptors within moments, and a fresh ztunnel can do nothing with a Keep.
+/// The time for which the first snapshots wait for descriptors. After a restart of all services, netconfig can hand
+/// over the descriptors within moments, and a fresh ztunnel can do nothing with a Keep.
 const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The pods whose state may have changed, each with the sandbox concerned.

@@ -157,8 +157,8 @@ fn reason_of_change(error: &ChangeError) -> Reason {
     }
 }
 
-/// Passes on what the caller can repair by claiming the netns again. Everything else is a
-/// problem between two services.
+/// Returns the reason of a failed fetch. Passes on the reasons that the caller can repair by claiming the netns again;
+/// everything else is a problem between two services.
 fn reason_of_fetch(error: &FetchError) -> Reason {
     match error {
         FetchError::Refused {

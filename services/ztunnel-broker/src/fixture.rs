@@ -34,7 +34,7 @@ pub(crate) fn netns(inode: u64) -> NetnsId {
     }
 }
 
-/// /dev/null stands for a netns.
+/// Returns a descriptor of /dev/null, which stands for a netns.
 pub(crate) fn descriptor(inode: u64) -> Descriptor {
     static NULL: LazyLock<Descriptor> = LazyLock::new(|| {
         let null = File::open("/dev/null").unwrap();
@@ -43,7 +43,7 @@ pub(crate) fn descriptor(inode: u64) -> Descriptor {
     NULL.of(netns(inode))
 }
 
-/// The netns inode is 0 if not known.
+/// Returns a workload. The inode is 0 for an unknown netns.
 pub(crate) fn workload(container: &str, pod: &str, inode: u64, revision: u64) -> Workload {
     Workload {
         sandbox: sandbox(container),

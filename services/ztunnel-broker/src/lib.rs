@@ -1,8 +1,9 @@
 //! Hands each pod's network namespace to the node's ztunnel over ZDS.
 //!
-//! Holds the desired set in memory and keeps every connected ztunnel in sync with it. Stores nothing on disk, opens
-//! no path and makes no decisions about pods. Without I/O: [`session`], one ztunnel's protocol state, [`desired`],
-//! and [`state`], both together. [`hub`] shares them between tasks, and [`zds`] and [`server`] serve the two sockets.
+//! The broker holds the desired set in memory and keeps every connected ztunnel in sync with the set. It stores nothing
+//! on disk, opens no path and makes no decisions about pods. Three modules work without I/O: [`session`] holds the
+//! protocol state of a single ztunnel, [`desired`] the desired set, and [`state`] both together. [`hub`] shares them
+//! between tasks, and [`zds`] and [`server`] serve the two sockets.
 
 mod admission;
 pub mod capabilities;
@@ -57,7 +58,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
 ///
 /// # Errors
 ///
-/// If a socket cannot be created, or if the settings require the PIDs of peers and this process cannot see them.
+/// If a socket cannot be created, or if the settings require the PIDs of peers and the broker cannot see the PIDs.
 pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     let policy = config.policy();
     if policy.needs_host_pid() {

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long refusals of an origin are only counted after a line about the origin.
+/// The time after a line about an origin for which further refusals of the origin are only counted.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
-/// Approximate, per [`QUIET_PERIOD`]. A process that may create cgroups can invent any number of origins.
+/// The approximate limit of lines per [`QUIET_PERIOD`]. A process that may create cgroups can invent any number of
+/// origins.
 const MAX_LINES: usize = 32;
 
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ const MAX_MESSAGE_BYTES: usize = 512;
 /// The kind of an error, by the prefix of stock ztunnel's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NackKind {
-    /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries.
+    /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries the pod.
     StartFailure,
     /// The packet could not be read. Stock ztunnel closes the connection and reconnects.
     ReadError,
@@ -17,7 +17,7 @@ pub enum NackKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nack {
     pub kind: NackKind,
-    /// Truncated to 512 bytes.
+    /// The error text, truncated to 512 bytes.
     pub message: String,
 }
 
@@ -32,7 +32,7 @@ impl NackKind {
 }
 
 impl Nack {
-    /// An empty error means success.
+    /// Parses the error of a response. An empty error means success.
     pub fn parse(error: &str) -> Result<(), Self> {
         if error.is_empty() {
             return Ok(());

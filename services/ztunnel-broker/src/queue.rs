@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use inpod_types::PodUid;
 
-/// Has two priorities: callers wait for the urgent pods.
+/// A queue with two priorities: callers wait for the urgent pods.
 #[derive(Debug, Default)]
 pub struct Queue {
     urgent: UniqueFifo,
@@ -20,7 +20,7 @@ impl Queue {
         self.normal.push(uid);
     }
 
-    /// A pod may be in both parts.
+    /// Returns the number of queued pods. A pod in both parts counts twice.
     pub fn count(&self) -> usize {
         self.urgent.order.len() + self.normal.order.len()
     }

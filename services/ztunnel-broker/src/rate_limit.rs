@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until};
 pub struct RateLimit {
     interval: Duration,
     burst: Duration,
-    /// When the next operation would be due, had none started early.
+    /// The time when the next operation would be due if no operation had started early.
     due: Instant,
     acquired: bool,
 }

@@ -38,7 +38,8 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// `instance_id` identifies this run. A failed add leaves `undo_reserve` of its caller's deadline.
+    /// Creates a handler. `instance_id` identifies this run of the broker. A failed add leaves `undo_reserve` of its
+    /// caller's deadline.
     pub fn new(
         hub: Arc<Hub>,
         instance_id: &str,

@@ -33,15 +33,15 @@ pub struct SessionView {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Not sent yet, or not completely.
+    /// The pod was not sent yet, or not completely.
     Queued,
     Sent,
     Added,
     Kept,
     Refused,
-    /// No longer desired, and removed from the session.
+    /// The pod is no longer desired, and removed from the session.
     Removed,
-    /// Not sent for now, because sessions ended over it.
+    /// The pod is not sent for now, because sessions ended over the pod.
     Quarantined,
 }
 

@@ -27,7 +27,7 @@ pub struct State {
     desired: Desired,
     sessions: Sessions,
     quarantine: Quarantine,
-    /// A pod was cleared of suspicion: other sessions have to be woken to add it.
+    /// Set when a pod was cleared of suspicion, so that other sessions have to be woken to add the pod.
     cleared: bool,
     pending: PendingAdds,
     events: Vec<Event>,
@@ -105,8 +105,8 @@ impl State {
         Ok(ticket)
     }
 
-    /// Ends a wait and returns the outcome as of now. If no caller was answered with success, the set is restored and
-    /// the sessions bring the ztunnels back to it.
+    /// Ends a wait and returns the current outcome. If no caller was answered with success, the set is restored and the
+    /// sessions bring the ztunnels back to the restored set.
     pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
         let outcome = ticket.outcome.borrow().clone();
         let outcome = outcome
@@ -115,7 +115,7 @@ impl State {
         outcome
     }
 
-    /// Ends the wait of a caller that has gone.
+    /// Ends the wait of a gone caller.
     pub fn abandon_add(&mut self, ticket: &Ticket, now: Instant) {
         self.stop_waiting(ticket, false, now);
     }
@@ -250,7 +250,8 @@ impl State {
         Ok(answered)
     }
 
-    /// Returns whether a pod was cleared of suspicion since the last call. Other sessions may wait for that.
+    /// Returns whether a pod was cleared of suspicion since the last call. Other sessions may wait for the end of the
+    /// suspicion.
     pub fn take_cleared(&mut self) -> bool {
         std::mem::take(&mut self.cleared)
     }

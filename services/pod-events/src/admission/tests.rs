@@ -1,4 +1,4 @@
-//! Runs on tokio's paused clock, which advances only for timers.
+//! Tests of the admission queue on tokio's paused clock, which advances only for timers.
 
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ async fn an_add_whose_caller_goes_away_leaves_the_queue_and_passes_on_its_permit
         .is_err()
     );
     assert_eq!(admission.waiting(), 0);
-    // Granted a permit, and dropped before it was polled.
+    // The first waiter is granted a permit, and dropped before the next poll.
     let mut leaves = Box::pin(admission.acquire(deadline_in(9_000)));
     assert!(leaves.as_mut().now_or_never().is_none());
     let mut stays = Box::pin(admission.acquire(deadline_in(10_000)));
@@ -106,11 +106,11 @@ async fn an_add_that_releases_its_permit_blocks_no_other_and_keeps_its_position(
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// An ADD arrives with a deadline in this many seconds.
+    /// An ADD arrives with a deadline in the given number of seconds.
     Arrive(u64),
-    /// The caller of the waiting ADD with this index (modulo their number) goes away.
+    /// The caller of the waiting ADD with the given index (modulo the number of waiting ADDs) goes away.
     Leave(usize),
-    /// The working ADD with this index (modulo their number) is done.
+    /// The working ADD with the given index (modulo the number of working ADDs) is done.
     Finish(usize),
 }
 
@@ -122,7 +122,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Advances those that were called. Returns the deadlines of those that work now.
+/// Advances the called ADDs from waiting to working. Returns the deadlines of the advanced ADDs.
 fn called<F>(waiting: &mut Vec<(u64, std::pin::Pin<Box<F>>)>, working: &mut Vec<Permit>) -> Vec<u64>
 where
     F: Future<Output = Result<Permit, Failure>>,

@@ -1,4 +1,4 @@
-//! Classifies the sockets of one port by who can reach them.
+//! Classifies the sockets of a port by their reachability.
 
 use std::net::IpAddr;
 

@@ -121,14 +121,14 @@ fn what_is_bound_to_an_interface_is_reached_differently_in_the_mesh() {
     let changes = |sockets| classified(sockets).changes().collect::<Vec<_>>();
     assert_eq!(changes(vec![on_interface("0.0.0.0", 2)]), [Lost]);
     assert_eq!(changes(vec![on_interface("10.0.0.2", 2)]), [Lost]);
-    // Another socket of the same family accepts it.
+    // Another socket of the same family accepts the connection.
     let both = vec![on_interface("0.0.0.0", 2), at("0.0.0.0")];
     assert_eq!(changes(both), []);
     let no_help = vec![on_interface("0.0.0.0", 2), on_interface("0.0.0.0", 1)];
     assert_eq!(changes(no_help), [Lost]);
     let other_family = vec![on_interface("0.0.0.0", 2), only_v6()];
     assert_eq!(changes(other_family), [Lost]);
-    // Only the pod itself can reach it in either case.
+    // In either case, only the pod itself can reach the socket.
     for address in ["127.0.0.1", "0.0.0.0", "10.0.0.2"] {
         let port = classified(vec![on_interface(address, 1)]);
         assert_eq!(port.kind(), BindKind::Localhost);
@@ -192,7 +192,7 @@ fn references_to_a_port_are_listed_and_a_port_without_any_has_no_warnings() {
     let named = |port: &PortBinds| [port.names.clone(), port.services.clone()].concat();
     let named: Vec<_> = ports.iter().map(named).collect();
     assert_eq!(named, [&[][..], &["http", "web"], &["shop"], &["names"]]);
-    // Nothing is claimed of sockets that were not seen.
+    // Ports without seen sockets have no classification.
     let without_sockets = index.without_sockets();
     assert_eq!(without_sockets.len(), 3);
     assert!(

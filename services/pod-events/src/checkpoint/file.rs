@@ -1,5 +1,5 @@
-//! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows
-//! schema 1 sets such a file aside; as schema 1 it would withdraw the pod.
+//! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows schema
+//! 1 sets a file of schema 2 aside; with schema 1, the release would withdraw the pod.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -82,7 +82,7 @@ enum FileIntent {
     Deleting { since_ms: u64 },
 }
 
-/// Parses a file. Returns `None` if it is from another boot.
+/// Parses a file. Returns `None` if the file is from another boot.
 pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, ParseError> {
     let Schema { schema } = serde_json::from_slice(bytes)?;
     if !(AMBIENT..=SCHEMA).contains(&schema) {
@@ -173,7 +173,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         settings,
         sidecar,
     };
-    // Fails only for maps whose keys are not strings; there is none.
+    // Serialization fails only for maps whose keys are not strings, and the file has no such map.
     serde_json::to_string(&file).unwrap_or_default()
 }
 

@@ -7,11 +7,11 @@ pub enum Intent {
     Out,
     /// Parts of an enrollment may be in place.
     Enrolling,
-    /// As far as known, another agent enrolled the sandbox. Rules and ztunnel's listeners may be in place, and stay
+    /// Another agent enrolled the sandbox, as far as known. Rules and ztunnel's listeners may be in place, and stay
     /// until inpod replaces them or withdraws them in order.
     Adopted,
     /// Another agent enrolled the sandbox with rules in iptables' legacy tables, which inpod can neither see nor
-    /// replace. The sandbox keeps the rules, its workload and its listeners until it ends.
+    /// replace. The sandbox keeps the rules, its workload and its listeners until the end.
     Legacy {
         /// The broker has the sandbox; not checkpointed.
         is_served: bool,

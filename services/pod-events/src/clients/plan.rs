@@ -6,7 +6,7 @@ use super::{Clients, call, request};
 use crate::checkpoint::Record;
 
 impl Clients {
-    /// Compares the rules in a netns with the expected ones; returns what applying them would do.
+    /// Compares the rules in a netns with the expected rules; returns the plan for applying the expected rules.
     pub async fn plan_rules(
         &self,
         record: &Record,

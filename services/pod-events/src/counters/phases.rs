@@ -39,7 +39,7 @@ impl Phase {
     }
 }
 
-/// A clock in exactly one phase at a time: the phases add up to the total.
+/// A clock in exactly one phase at a time, so that the phases add up to the total.
 #[derive(Clone, Debug, Default)]
 pub struct Phases(Arc<Mutex<Clock>>);
 
@@ -107,7 +107,7 @@ impl Phases {
         PhaseGuard(self.clone())
     }
 
-    /// Runs a future within a phase. Its calls to other services have the phase's span as parent.
+    /// Runs a future within a phase. The future's calls to other services have the phase's span as parent.
     pub async fn during<F: Future>(&self, phase: Phase, work: F) -> F::Output {
         let _lasts = self.enter(phase);
         let part = self.lock().part.clone();

@@ -1,4 +1,4 @@
-//! Lists what a decision was based on.
+//! Lists the inputs of a decision.
 
 use inpod_types::keys;
 

@@ -175,7 +175,7 @@ fn none_is_an_opt_out_only_where_the_namespace_is_selected_and_the_pod_is_not() 
     assert_eq!(reason(&pod, &namespace), Reason::NotSelected);
     namespace.labels.insert("team".to_owned(), "a".to_owned());
     assert_eq!(reason(&pod, &namespace), Reason::OptedOut);
-    // These selectors do not ask for the label.
+    // The selectors do not ask for the label.
     pod.labels.insert("mesh".to_owned(), "wanted".to_owned());
     assert_eq!(reason(&pod, &namespace), Reason::LabelOnNamespace);
     pod.labels.clear();
@@ -188,12 +188,12 @@ fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says
     for (value, is_listed, expected) in [
         (None, Some(true), Closed),
         (None, Some(false), Open),
-        // No list was ever written here.
+        // No list was ever written in this case.
         (None, None, Closed),
         (Some("open"), Some(true), Open),
         (Some("open"), None, Open),
         (Some("closed"), Some(false), Closed),
-        // A value that is not understood counts as absent.
+        // An unknown value counts as absent.
         (Some("Open"), Some(true), Closed),
         (Some("no"), Some(false), Open),
     ] {

@@ -9,7 +9,7 @@ use crate::{
     redirection::{Redirection, Sidecar},
 };
 
-/// Returns one sentence per bypass. A pod that is not selected for the mesh has none.
+/// Returns a sentence for each bypass. A pod that is not selected for the mesh has no sentences.
 pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<String> {
     let Some(record) = known.current() else {
         return without_sandbox(known).into_iter().collect();
@@ -36,7 +36,7 @@ pub(super) fn sentences(known: &PodInfo, rules: Option<&RulesReport>) -> Vec<Str
     all
 }
 
-/// Returns the exclusions that the pod asked for and was permitted.
+/// Returns the requested and permitted exclusions of the pod.
 fn exclusions(record: &Record) -> Vec<String> {
     if !record.intent.has_effects() {
         return Vec::new();
@@ -66,7 +66,7 @@ fn is_wanted(known: &PodInfo) -> bool {
     matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar)
 }
 
-/// Covers a pod that belongs in the mesh but has no known sandbox.
+/// Returns the sentence for a pod that belongs in the mesh but has no known sandbox.
 fn without_sandbox(known: &PodInfo) -> Option<String> {
     let wanted = is_wanted(known);
     let why =

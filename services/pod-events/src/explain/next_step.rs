@@ -4,7 +4,7 @@ use crate::{
     task::View,
 };
 
-/// Returns an empty text if no attempt is due.
+/// Describes the next attempt; the text is empty if no attempt is due.
 pub(super) fn describe(view: &View) -> &'static str {
     match (view.next_attempt, view.records.last()) {
         (Some(_), Some(current)) => step(current, view.next),

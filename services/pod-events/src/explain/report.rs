@@ -9,7 +9,7 @@ use inpod_types::Failure;
 
 use crate::{checkpoint::Record, clients::ztunnels};
 
-/// Answers of the services; `None` if not asked.
+/// The answers of the services; `None` for a service that was not asked.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceReports {
     pub(crate) plan: Option<Result<PlanRulesResponse, Failure>>,

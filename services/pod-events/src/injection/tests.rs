@@ -115,7 +115,7 @@ fn a_pod_opts_out_by_the_one_value_that_the_injector_takes_and_the_label_beats_t
         (Some("true"), Some("false"), false),
         (Some("false"), Some("true"), true),
         (Some(""), Some("false"), false),
-        // The injector ignores these values, and has injected.
+        // The injector ignores the following values, and has injected.
         (Some("False"), None, false),
         (Some("0"), None, false),
         (None, Some("f"), false),

@@ -1,8 +1,8 @@
 //! A persistent map: clones are free and share their common parts, a change copies a few small nodes, and differences
 //! are found without visiting shared parts.
 //!
-//! Allows a snapshot per event at a cost that does not grow with the map. A hash trie of our own, because no crate
-//! with such a map (imbl) is available where inpod is built.
+//! The map allows a snapshot per event at a cost that does not grow with the map. inpod has its own hash trie, because
+//! no crate with such a map (imbl) is available where inpod is built.
 
 use std::{
     array, fmt,
@@ -16,12 +16,12 @@ const CHILDREN: usize = 1 << BITS;
 
 const MAX_LEAF_ENTRIES: usize = 16;
 
-/// A hash has no bits left at this depth; a leaf here holds any number of entries.
+/// The depth at which a hash has no bits left; a leaf at this depth holds any number of entries.
 const MAX_DEPTH: u32 = u64::BITS / BITS;
 
 type Entry<K, V> = Arc<(K, V)>;
 
-/// Cheap to clone and to compare with earlier clones. The iteration order is unspecified.
+/// A map that is cheap to clone and to compare with earlier clones. The iteration order is unspecified.
 pub struct SharedMap<K, V> {
     root: Arc<Node<K, V>>,
     len: usize,
@@ -41,7 +41,8 @@ impl<K, V> Clone for Node<K, V> {
     }
 }
 
-/// A key's hash, whose lowest bits select the next child. It is the same in every map, so that maps are comparable.
+/// A key's hash, whose lowest bits select the next child. A key has the same hash in every map, so that maps are
+/// comparable.
 #[derive(Clone, Copy)]
 struct Path {
     rest: u64,
@@ -86,7 +87,7 @@ impl<K: Hash + Eq, V> Node<K, V> {
         }
     }
 
-    /// Returns whether the key is new.
+    /// Inserts an entry. Returns whether the key is new.
     fn insert_entry(&mut self, path: Path, entry: Entry<K, V>) -> bool {
         match self {
             Self::Branch(children) => {
@@ -136,7 +137,7 @@ impl<K: Hash + Eq, V> Node<K, V> {
     }
 }
 
-/// Returns the entries of all children if they fit into a leaf that is half empty.
+/// Returns the entries of all children if the entries fill at most half a leaf.
 fn merge_small_leaves<K, V>(children: &[Arc<Node<K, V>>]) -> Option<Vec<Entry<K, V>>> {
     let mut all = Vec::new();
     for child in children {
@@ -164,7 +165,7 @@ fn entries<K, V>(node: &Node<K, V>) -> impl Iterator<Item = &Entry<K, V>> {
 }
 
 struct Differences<K, V> {
-    /// New or changed in the first map.
+    /// Entries that are new or changed in the first map.
     set: Vec<Entry<K, V>>,
     /// Entries whose key the first map lacks.
     removed: Vec<Entry<K, V>>,
@@ -264,7 +265,7 @@ impl<K: Hash + Eq, V> SharedMap<K, V> {
 }
 
 impl<K: Hash + Eq, V: PartialEq> SharedMap<K, V> {
-    /// Returns whether the value differs from before; if not, nothing is copied.
+    /// Inserts a value. Returns whether the value differs from before; an equal value copies nothing.
     pub fn insert(&mut self, key: K, value: V) -> bool {
         let is_new = self.get(&key) != Some(&value);
         if is_new {
@@ -288,7 +289,7 @@ impl<K: Hash + Eq, V: PartialEq> SharedMap<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: PartialEq> SharedMap<K, V> {
-    /// Returns the keys whose value differs from an earlier clone, or that only one of the two has.
+    /// Returns the keys whose value differs from an earlier clone, and the keys present in only one of the two maps.
     pub fn differences(&self, before: &Self) -> Vec<K> {
         let Differences { set, removed } = Differences::of(self, before);
         let all = set.iter().chain(&removed);

@@ -20,7 +20,7 @@ const OWN_NAME: &str = crate::SERVICE.name;
 
 const OTHERS: [&str; 4] = ["netconfig", "ztunnel-broker", "installer", "repair"];
 
-/// Not on every node: skipped without their directory.
+/// The services that do not run on every node and are skipped without their directory.
 const OPTIONAL: [&str; 2] = ["installer", "repair"];
 
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ struct Family<'a> {
     samples: Vec<&'a str>,
 }
 
-/// In the order of their first appearance.
+/// The families in the order of their first appearance.
 #[derive(Default)]
 struct Families<'a> {
     index: HashMap<&'a str, usize>,
@@ -90,7 +90,7 @@ impl<'a> Families<'a> {
         self.all.get_mut(at)
     }
 
-    /// The first text that declares a family provides its metadata.
+    /// Adds a text. The first text with a declaration of a family provides the family's metadata.
     fn add(&mut self, text: &'a str) {
         let mut current = "";
         for line in text.lines() {

@@ -6,7 +6,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::source::Health;
 
-/// Since when the view has been out of sync, if it is.
+/// The time since which the view has been out of sync, if any.
 #[derive(Clone, Debug)]
 pub(super) struct ViewAge(Arc<Mutex<Option<Instant>>>);
 
@@ -36,7 +36,7 @@ impl ViewAge {
         };
     }
 
-    /// Returns the seconds out of sync, 0 while in sync.
+    /// Returns the seconds out of sync, or 0 while in sync.
     pub(super) fn seconds(&self) -> u64 {
         let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         since.map_or(0, |since| since.elapsed().as_secs())

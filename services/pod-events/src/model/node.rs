@@ -159,7 +159,7 @@ pub(super) struct Sandbox {
     pub(super) end_confirmed: bool,
     /// pod-events has reported the sandbox enrolled since the pod is wanted in the mesh.
     pub(super) enrolled: bool,
-    /// The time since which all evidence says that the sandbox is still alive.
+    /// The time since which all evidence shows the sandbox alive.
     pub(super) protected_since: Option<Duration>,
     /// Counts how often anything but pod-events changed the state that was put in place for the sandbox.
     pub(super) disturbances: u32,
@@ -435,7 +435,7 @@ impl Node {
         (pod.labelled || pod.sidecar) && self.leave.borrow().is_none()
     }
 
-    /// Records, for each sandbox, since when all evidence says that the sandbox is still alive.
+    /// Records, for each sandbox, since when all evidence shows the sandbox alive.
     pub(super) fn review_protection(&mut self) {
         let now = testing::since_boot();
         for index in 0..self.sandboxes.len() {

@@ -26,8 +26,8 @@ use crate::{
 /// The part of the caller's time reserved for undoing. The broker reserves the same time of its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a cancelled ADD waits for netconfig's answer. Usually the answer comes in time, and the undo then leaves
-/// nothing: a claim that completes after its release stays until the search for claims without a record.
+/// The time for which a cancelled ADD waits for netconfig's answer. Usually the answer comes in time, and the undo then
+/// leaves nothing: a claim that completes after its release stays until the search for claims without a record.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
 /// Returns until when enrollment steps may start.

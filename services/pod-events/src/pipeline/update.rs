@@ -10,8 +10,8 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Applies a record's redirection and checkpoints it. If the checkpoint fails, the next verification finds the
-    /// new rules to differ and reverts them.
+    /// Applies a record's redirection and checkpoints the record. If the checkpoint fails, the next verification finds
+    /// the new rules to differ and reverts them.
     ///
     /// # Errors
     ///
@@ -28,12 +28,12 @@ impl Pipeline {
         Ok(updated)
     }
 
-    /// Sends a workload to ztunnel again as if it were new.
+    /// Sends a workload to ztunnel again like a new workload.
     ///
     /// # Errors
     ///
     /// The broker's failure, or a transient reason if a command for the pod cancels the wait. The workload may be
-    /// missing from the desired set then: repeat until it succeeds.
+    /// missing from the desired set then, so the caller has to repeat the call until success.
     pub async fn readd_workload(
         &self,
         record: &mut Record,
@@ -43,7 +43,7 @@ impl Pipeline {
         let broker = self.broker()?;
         let began = tokio::time::Instant::now();
         let removal = self.revisions.next();
-        // Later than the removal, also in a set sent after a crash.
+        // The new revision is later than the removal, even in a set sent after a crash.
         record.revision = self.revisions.next();
         self.checkpoint.write(record)?;
         let (clients, sandbox) = (&self.clients, &record.sandbox);

@@ -1,5 +1,5 @@
-//! Withdraws a running pod: first it is announced to peers, then new connections bypass the mesh, then
-//! the rest is removed.
+//! Withdraws a running pod: first the withdrawal is announced to peers, then new connections bypass the mesh, then the
+//! rest is removed.
 
 use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::Failure;
@@ -44,7 +44,8 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Removes the rest once no captured connection is left, or at once if overdue. Returns whether it is done.
+    /// Removes the rest once no captured connection is left, or at once if overdue. Returns whether the withdrawal is
+    /// done.
     pub async fn finish(
         &self,
         record: &mut Record,
@@ -64,15 +65,15 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Removes workload, rules and claim of a sandbox that keeps running. A sidecar's rules stay: without them the
-    /// pod's traffic would bypass the proxy in plain text.
+    /// Removes workload, rules and claim of a sandbox that keeps running. A sidecar's rules stay: without the rules,
+    /// the pod's traffic would bypass the proxy in plain text.
     ///
     /// # Errors
     ///
-    /// The first failure. Calling again resumes with what is left.
+    /// The first failure. Calling again resumes with the rest.
     pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
         let broker = self.broker_instance();
-        // Removed before the listeners: rules that redirect to a closed port make connections fail.
+        // The rules are removed before the listeners: rules that redirect to a closed port make connections fail.
         if !record.redirection.is_sidecar() {
             self.remove_rules(record, deadline_in(5)).await?;
         }
@@ -85,7 +86,7 @@ impl Pipeline {
     }
 
     /// Keeps the redirection to a sidecar but releases the claim. The record keeps the identity of the netns, so that
-    /// a different one at the same path is recognized.
+    /// another netns at the same path is recognized.
     pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         self.clients
             .release(&record.sandbox, deadline_in(5))

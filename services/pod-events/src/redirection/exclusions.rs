@@ -1,4 +1,5 @@
-//! A pod's exclusions from capture, parsed by the rules of `netconfig.v1.Exclusions`, so that netconfig accepts them.
+//! A pod's exclusions from capture, parsed by the rules of `netconfig.v1.Exclusions`, so that netconfig accepts the
+//! exclusions.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 

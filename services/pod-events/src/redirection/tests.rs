@@ -84,7 +84,7 @@ fn what_needs_a_permission_is_granted_by_the_namespace_or_the_node_or_left_out()
             request.keep_existing_connections, keeps,
             "{namespace} {node}"
         );
-        // This needs no permission.
+        // The setting for DNS capture needs no permission.
         assert!(!request.dns_capture);
     }
 }

@@ -11,11 +11,11 @@ use crate::{
     task::{Command, OfflineAdd, ReplayOutcome},
 };
 
-/// Limits how long a task may be busy. Events that it has not handled by then are replayed later.
+/// Limits how long a task may be busy. Events not handled by then are replayed later.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registry {
-    /// Waits until the end of a sandbox is recorded, and for nothing else.
+    /// Waits until the end of a sandbox is recorded. The replay waits for nothing else.
     pub async fn replay_delete(&self, sandbox: &SandboxRef) -> ReplayOutcome {
         let Some(key) = self.owner(sandbox) else {
             return ReplayOutcome::Done;
@@ -25,7 +25,7 @@ impl Registry {
         await_reply(answer).await
     }
 
-    /// Waits until the admission of a pod is recorded, and for nothing else.
+    /// Waits until the admission of a pod is recorded. The replay waits for nothing else.
     pub async fn replay_add(&self, key: &PodKey, admitted: OfflineAdd) -> ReplayOutcome {
         if self.other_owner(key, &admitted.call.sandbox).is_some() {
             return ReplayOutcome::Dropped("its container belongs to another pod".to_owned());

@@ -1,7 +1,7 @@
 //! Restarts a pod's task after a panic, from its checkpoint.
 //!
-//! A command for the pod starts a new task at once ([`Registry::dispatch`]); without one the pod
-//! would go unmanaged and unnoticed.
+//! A command for the pod starts a new task at once ([`Registry::dispatch`]); without a command, the pod would go
+//! unmanaged and unnoticed.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::{sync::oneshot, time::sleep};
 use super::Registry;
 use crate::{pod::PodKey, task::Command};
 
-/// The cause of the panic may persist.
+/// The delay of a restart, because the cause of the panic may persist.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 impl Registry {
@@ -21,7 +21,8 @@ impl Registry {
         task: impl Future<Output = ()> + Send + 'static,
     ) {
         let registry = self.clone();
-        // Unwind safe: no state of the task is used after a panic, its view is rebuilt from the checkpoint.
+        // The task is unwind safe: no state of the task is used after a panic, because its view is rebuilt from the
+        // checkpoint.
         let task = AssertUnwindSafe(task).catch_unwind();
         tokio::spawn(async move {
             if task.await.is_err() {
@@ -33,7 +34,7 @@ impl Registry {
         });
     }
 
-    /// The new task claims again: netconfig may have restarted while no task ran.
+    /// Starts a new task, which claims again because netconfig may have restarted while no task ran.
     fn restart(&self, key: &PodKey) {
         let (reply, _unheard) = oneshot::channel();
         self.dispatch(key, Command::Reclaim(reply));

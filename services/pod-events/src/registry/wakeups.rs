@@ -1,4 +1,4 @@
-//! Selects the tasks to wake. A change costs only as much as the pods that it affects.
+//! Selects the tasks to wake. The cost of a change depends only on the affected pods.
 
 use std::{collections::BTreeSet, ops::Bound, sync::atomic::Ordering};
 
@@ -11,7 +11,8 @@ use crate::{
     task::{Command, should_be_enrolled},
 };
 
-/// Sorts before all names: they begin with a lower-case letter or a digit (RFC 1123, as Kubernetes requires).
+/// A name that sorts before all names, because names begin with a lower-case letter or a digit (RFC 1123, as Kubernetes
+/// requires).
 const FIRST_NAME: &str = "0";
 
 impl Tasks {
@@ -30,7 +31,8 @@ impl Tasks {
 }
 
 impl Registry {
-    /// Wakes the tasks of pods that changed or whose namespace changed; all if the source's completeness changed.
+    /// Wakes the tasks of changed pods and of pods in changed namespaces; wakes all tasks if the source's completeness
+    /// changed.
     pub(crate) fn wake_changed(&self, changes: &Changes) {
         if changes.completeness {
             return self.wake(|_| true);
@@ -52,7 +54,7 @@ impl Registry {
         self.discover(inventory.pods.iter().map(|(key, _)| key));
     }
 
-    /// Does the same for pods that changed or whose namespace changed.
+    /// Starts the tasks for changed pods and for pods in changed namespaces.
     pub(crate) fn discover_changed(&self, changes: &Changes) {
         if changes.completeness || !changes.namespaces.is_empty() {
             self.discover_all();
@@ -61,8 +63,8 @@ impl Registry {
         }
     }
 
-    /// Waits until the pods that ran before inpod are recorded, except for pods with a sidecar: they do not matter to
-    /// ztunnel and need netconfig alone.
+    /// Starts tasks for the given pods once the pods that ran before inpod are recorded. Pods with a sidecar do not
+    /// wait, because they do not matter to ztunnel and need netconfig alone.
     fn discover<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
         let all = self.adopted.load(Ordering::Relaxed);
         let claims = self.shared.pipeline.broker_for(Enrollment::Sidecar).is_ok();

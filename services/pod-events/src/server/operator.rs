@@ -64,8 +64,8 @@ impl Server {
             .map(|known| explain::summary(&known))
     }
 
-    /// Resyncs the selected pods and returns their new state. Pods that are not enrolled have nothing to verify,
-    /// but are returned too.
+    /// Resyncs the selected pods and returns their new state. Pods that are not enrolled have nothing to verify, but
+    /// are returned, too.
     pub(super) async fn resync_selected(
         &self,
         selection: &Selection,
@@ -84,7 +84,7 @@ impl Server {
         Ok(resynced.map(|known| explain::summary(&known)).collect())
     }
 
-    /// Lists what another service does not answer as unavailable.
+    /// Explains a pod. The explanation lists the missing answers of other services as unavailable.
     pub(super) async fn explain(&self, known: &PodInfo) -> wire::ExplainPodResponse {
         let reports = match known.current() {
             Some(record) if !matches!(record.intent, Intent::Out) => self.inspect(record).await,

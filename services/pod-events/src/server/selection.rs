@@ -6,7 +6,7 @@ use inpod_types::{NamespaceName, PodName, PodUid};
 use super::parse_field;
 use crate::{explain::PodInfo, pod::PodKey};
 
-/// Selects by namespace, name and UID. An absent part matches any.
+/// Selects pods by namespace, name and UID. An absent part matches any pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selection {
     pub(super) namespace: Option<NamespaceName>,
@@ -39,7 +39,7 @@ impl Selection {
         self.namespace.clone().zip(self.name.clone())
     }
 
-    /// Such a pod has to exist.
+    /// Returns whether the selection names a pod, which has to exist then.
     pub(super) fn names_pod(&self) -> bool {
         self.name.is_some() || self.uid.is_some()
     }
@@ -49,7 +49,7 @@ impl Selection {
             && self.name.as_ref().is_none_or(|it| it == name)
     }
 
-    /// For a static pod, compares the hash.
+    /// Returns whether the UID matches the pod. For a static pod, the hash counts, too.
     pub(super) fn matches(&self, known: &PodInfo) -> bool {
         self.uid.as_ref().is_none_or(|uid| known.has_uid(uid))
     }

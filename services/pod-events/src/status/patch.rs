@@ -19,7 +19,8 @@ const PATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The annotation's owner in the pod's `managedFields`.
 const FIELD_MANAGER: &str = super::REPORTER;
 
-/// Patches the subresource `pods/status`: permission for it grants no write access to labels and spec.
+/// Patches the subresource `pods/status`, because permission for the subresource grants no write access to labels and
+/// spec.
 pub(crate) async fn patch(client: Client, request: &PatchRequest) -> PatchOutcome {
     let (namespace, name) = &request.key;
     let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client, namespace.as_str());
@@ -57,8 +58,8 @@ fn outcome_of(error: &kube::Error) -> PatchOutcome {
     }
 }
 
-/// Returns whether the pod of this name has another UID. If storage checks the UID, only the message of
-/// the 409 shows it.
+/// Returns whether the pod of the same name has another UID. If storage checks the UID, only the message of the 409
+/// shows the conflict.
 fn has_other_uid(status: &Status) -> bool {
     let is_precondition = status.code == 409 && status.message.contains("UID");
     is_precondition || inpod_kube::is_uid_conflict(status)

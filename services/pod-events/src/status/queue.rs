@@ -20,7 +20,7 @@ const MAX_IN_FLIGHT: usize = 8;
 /// half.
 const RETRY_INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
-/// How long an accepted patch counts although the watch does not show the patch.
+/// The time for which an accepted patch counts although the watch does not show the patch.
 const WATCH_LAG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// After this time, an Event reports a Ready pod of the mesh without the annotation.

@@ -11,7 +11,7 @@ use crate::{
     pod::Pod,
 };
 
-/// How long the source may take to show an admitted pod.
+/// The time that the source may take to show an admitted pod.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]

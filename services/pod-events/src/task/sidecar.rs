@@ -1,5 +1,5 @@
-//! Pods with a sidecar stay redirected until the sandbox ends, like their proxy: without the rules their traffic
-//! would bypass it in plain text (decision 54).
+//! Pods with a sidecar stay redirected until the sandbox ends, like their proxy: without the rules, their traffic would
+//! bypass the proxy in plain text (decision 54).
 
 use inpod_service::UninstallMode;
 use inpod_types::{Enrollment, SandboxRef};

@@ -98,7 +98,8 @@ fn a_selector_is_a_namespace_a_label_and_a_value() {
     }
 }
 
-/// Simulates the source and the broker, and records what the broker receives. It refuses `fails` updates first.
+/// Simulates the source and the broker, and records the updates that the broker receives. The broker refuses the first
+/// `fails` updates.
 struct Fixture {
     inventory: watch::Sender<Arc<Inventory>>,
     health: watch::Sender<Health>,
@@ -145,7 +146,7 @@ impl Fixture {
         }
     }
 
-    /// Returns everything that was sent, once nothing more happens.
+    /// Returns all sent updates once nothing more happens.
     async fn sent(&self) -> Vec<String> {
         sleep(Duration::from_secs(60)).await;
         self.sent.lock().unwrap().0.clone()

@@ -13,7 +13,7 @@ use crate::{
     state::State,
 };
 
-/// The state that a watcher receives first.
+/// The initial state that a watcher receives.
 #[derive(Debug)]
 pub struct Status {
     pub seeded: bool,
@@ -27,7 +27,7 @@ pub struct Listed {
     pub descriptor_held: bool,
     pub since: Instant,
     pub suspicion: Option<Suspicion>,
-    /// Empty for a sandbox that its pod no longer uses.
+    /// The states of the workload in each session; empty for a sandbox no longer used by its pod.
     pub states: Vec<WorkloadView>,
 }
 
@@ -56,14 +56,14 @@ impl Hub {
         sessions.map(|(_, slot)| slot.session.stage()).collect()
     }
 
-    /// The number of pods waiting in all sessions' queues.
+    /// Returns the number of pods waiting in all sessions' queues.
     pub(crate) fn queued(&self) -> usize {
         let state = self.lock();
         let sessions = state.sessions().iter();
         sessions.map(|(_, slot)| slot.session.queued()).sum()
     }
 
-    /// The progress of each desired pod in each connected ztunnel.
+    /// Returns the progress of each desired pod in each connected ztunnel.
     pub(crate) fn progress(&self) -> Vec<Progress> {
         let state = self.lock();
         let greeted = state.sessions().greeted();

@@ -82,7 +82,7 @@ fn a_process_in_no_pod_will_never_be_welcome() {
         "/system.slice/ztunnel.service",
         &format!("/kubepods/pod{ZTUNNEL}"),
         &format!("/docker/{ID}"),
-        // A container that creates its own cgroups.
+        // A container may create cgroups of its own.
         &nested,
     ] {
         let error = policy("pod")

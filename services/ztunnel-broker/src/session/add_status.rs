@@ -1,4 +1,4 @@
-//! A workload's status in one session.
+//! The status of a workload's add in a session.
 
 use std::time::Instant;
 

@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl State {
-    /// Oldest first, by session number.
+    /// Returns the sessions by session number, oldest first.
     pub fn session_views(&self) -> Vec<SessionView> {
         let slots = self.sessions.iter();
         slots

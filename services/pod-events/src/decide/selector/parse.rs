@@ -24,7 +24,7 @@ pub enum InvalidSelectors {
     },
 }
 
-/// An error in a field; the path grows as it is passed up.
+/// An error in a field; each level that passes the error up extends the path.
 #[derive(Debug)]
 struct FieldError {
     field: String,
@@ -140,7 +140,7 @@ fn require_empty(values: &BTreeSet<String>) -> Result<(), FieldError> {
     Err(FieldError::new("is not empty: Exists and DoesNotExist name no value").within("values"))
 }
 
-/// As in Go, null counts as absent, and an absent field is `T::default()`.
+/// Parses a field of an object. Like in Go, null counts as absent, and an absent field is `T::default()`.
 fn field<T: Default>(
     fields: &Map<String, Value>,
     name: &str,

@@ -58,7 +58,7 @@ fn some_labels() -> impl Strategy<Value = Labels> {
     btree_map(select(vec!["a", "b"]).prop_map(str::to_owned), value, 0..3)
 }
 
-/// Evaluates a selector as Kubernetes documents it.
+/// Evaluates a selector according to the documentation of Kubernetes.
 fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     let Some(selector) = selector else {
         return true;
@@ -86,7 +86,7 @@ fn parsed(entries: &[Both]) -> Selectors {
     text.parse().unwrap()
 }
 
-/// Returns all labels that `shop` could have, as far as these selectors distinguish them.
+/// Returns all labels that `shop` could have, as far as the selectors distinguish the labels.
 fn possible() -> Vec<Labels> {
     let values = [
         None,

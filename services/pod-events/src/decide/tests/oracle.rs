@@ -292,7 +292,7 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
     })
 }
 
-/// Returns the code's decision, with networks sorted like the oracle's, as their order has no meaning.
+/// Returns the code's decision, with networks sorted like the oracle's, because their order has no meaning.
 fn decided(pod: &Value, is_excluded: bool) -> Verdict {
     let pod: k8s::Pod = serde_json::from_value(pod.clone()).unwrap();
     let pod = Pod::try_from(pod).unwrap();

@@ -17,7 +17,7 @@ fn touched(act: impl FnOnce()) -> usize {
     TOUCHED.get()
 }
 
-/// Counts the operations on it; cannot be cloned.
+/// A key or value that counts operations and cannot be cloned.
 #[derive(Debug, Eq)]
 struct Counted(u32);
 
@@ -156,7 +156,7 @@ fn the_differences_of_two_copies_are_what_was_set_changed_or_removed() {
     now.insert(3, 0);
     now.insert(2_000, 0);
     now.remove(&4);
-    // A change that is reverted is no difference.
+    // A reverted change is no difference.
     now.insert(5, 0);
     now.insert(5, 5);
     let mut found = now.differences(&before);

@@ -48,7 +48,7 @@ pub(super) enum ManifestError {
     },
 }
 
-/// An empty List counts as a document.
+/// Parses the documents of a text. An empty List counts as a document.
 pub(super) fn parse(text: &str, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| ManifestError::Yaml(error.to_string()))?;
@@ -73,7 +73,7 @@ fn add(
         .unwrap_or_default()
         .to_owned();
     match kind.as_str() {
-        // An empty document between two `---`.
+        // The document between two `---` is empty.
         "" if document.is_null() => Ok(()),
         "List" | "PodList" | "NamespaceList" => {
             let items = document
@@ -92,7 +92,7 @@ fn add(
     }
 }
 
-/// Returns for example `Pod shop/web`, for errors.
+/// Returns the title of an object for errors, for example `Pod shop/web`.
 fn title(kind: &str, document: &Value) -> String {
     let field = |name| {
         document

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Every write updates ctime, which cannot be set back.
+/// The metadata that identifies a file's content. Every write updates ctime, which cannot be set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileMetadata {
     device: u64,

@@ -157,7 +157,7 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     assert_eq!(inventory.borrow().namespaces.len(), 1);
 }
 
-/// Returns the inventory after a file had these contents in order.
+/// Returns the inventory after a file had the given contents in order.
 fn after(texts: &[&str]) -> Inventory {
     let dir = tempfile::tempdir().unwrap();
     let mut directory = Directory {
@@ -205,7 +205,7 @@ fn a_list_of_nothing_takes_the_pods_away() {
     assert!(inventory.pods.is_empty() && inventory.is_complete());
 }
 
-/// Replaces the directory at a path by an empty one.
+/// Replaces the directory at a path by an empty directory.
 type Replace = fn(&Path);
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Probes the API server: in a quiet cluster a watch is silent for a minute, and so is a server that hangs. After
-//! [`IDLE_TIMEOUT`] it is sent the cheapest request there is.
+//! Probes the API server: in a quiet cluster a watch is silent for a minute, and so is a hanging server. After
+//! [`IDLE_TIMEOUT`] without activity, the server is sent the cheapest possible request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,11 +9,11 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// Minus a random part of up to a quarter. A cluster of 5,000 idle nodes sends at most 334 probes a second, while the
-/// kubelets' leases alone take 500 requests.
+/// The idle time before a probe, minus a random part of up to a quarter. A cluster of 5,000 idle nodes sends at most
+/// 334 probes a second, while the kubelets' leases alone take 500 requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server that hangs is noticed within [`IDLE_TIMEOUT`] plus this.
+/// The timeout of a probe. A hanging server is noticed within [`IDLE_TIMEOUT`] plus the timeout.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Liveness {
         self.last_activity.send_replace(Instant::now());
     }
 
-    /// The channel receives the reason of each later failure.
+    /// Returns a channel that receives the reason of each later failure.
     pub(super) fn failures(&self) -> watch::Receiver<String> {
         self.failures.subscribe()
     }
@@ -57,7 +57,7 @@ impl Liveness {
     }
 }
 
-/// Any answer counts, even a refusal.
+/// Sends a probe. Any answer counts as success, even a refusal.
 async fn probe(client: &Client) -> Result<(), String> {
     let request = http::Request::get("/version").body(Vec::new());
     let request = request.map_err(|error| error.to_string())?;

@@ -8,10 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Longer delays may be the mistake of a proxy.
+/// The longest honored delay, because a longer delay may be the mistake of a proxy.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The latest time that the server asked to wait for.
+/// The latest time until which the server asked clients to wait.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RetryAfter(Arc<Mutex<Option<Instant>>>);
 

@@ -1,9 +1,9 @@
 //! The objects of one kind, merged from the watch and single GETs.
 //!
-//! Resource versions of one kind grow in the order of the watch's events: a fetched object is newer than the watch
-//! while its version is above all that the watch has reported.
+//! Resource versions of a kind grow in the order of the watch's events: a fetched object is newer than the watch while
+//! the object's version is above all versions reported by the watch.
 //!
-//! Changes are made in place: the cost of an event does not depend on the number of objects.
+//! Changes are made in place, so the cost of an event does not depend on the number of objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,9 +17,9 @@ use crate::inventory::SharedMap;
 pub(super) struct Observed<K, V> {
     /// For example `Pod shop/web`.
     pub(super) title: String,
-    /// 0 if it is not comparable.
+    /// The resource version, or 0 if the version is not comparable.
     pub(super) version: u64,
-    /// The object, or why it cannot be used.
+    /// The object, or the reason why the object cannot be used.
     pub(super) parsed: Result<(K, V), String>,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Progress {
 
 #[derive(Debug)]
 pub(super) struct Store<K, V> {
-    /// The objects of the watch, overlaid with those fetched.
+    /// The objects of the watch, overlaid with the fetched objects.
     objects: SharedMap<K, V>,
     watch_version: u64,
     fetched: BTreeMap<K, Fetched<V>>,
@@ -48,7 +48,7 @@ pub(super) struct Store<K, V> {
 #[derive(Debug)]
 struct Fetched<V> {
     version: u64,
-    /// The object as the watch last reported it.
+    /// The object in the watch's last report.
     watched: Option<V>,
 }
 
@@ -133,7 +133,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.by_version.clear();
     }
 
-    /// An object that cannot be used keeps its previous version.
+    /// Applies an event of the watch. An unusable object keeps its previous version.
     pub(super) fn apply(&mut self, observed: Observed<K, V>) {
         match observed.parsed {
             Ok((key, value)) => {
@@ -187,7 +187,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.set_progress(Progress::Lost(why));
     }
 
-    /// Further events cover everything since the connection was lost.
+    /// Marks the watch as resumed: further events cover everything since the connection was lost.
     pub(super) fn resumed(&mut self) {
         self.set_progress(Progress::InSync);
     }
@@ -197,7 +197,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.progress = progress;
     }
 
-    /// Ignores an object whose version the watch has already passed.
+    /// Inserts a fetched object, unless the watch has already passed the object's version.
     pub(super) fn insert_fetched(&mut self, key: K, version: u64, value: V) {
         if version <= self.watch_version {
             return;
@@ -214,7 +214,7 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Store<K, V> {
         self.fetched.insert(key, Fetched { version, watched });
     }
 
-    /// The object does not exist, or the watch has reached its version.
+    /// Removes a fetched object, because the object does not exist or the watch has reached its version.
     pub(super) fn remove_fetched(&mut self, key: &K) {
         if let Some(fetched) = self.fetched.remove(key) {
             self.by_version.remove(&(fetched.version, key.clone()));

@@ -132,7 +132,7 @@ fn no_pod_is_suspected_for_the_end_of_a_session_that_was_renewed_or_had_no_pod_i
     assert!(script.wake_at().is_some_and(|at| at <= script.now));
 }
 
-/// Found by the model test: the pod was neither kept, because it was no longer suspected, nor added before the end.
+/// The model test found this case: the pod was neither kept, because the suspicion had ended, nor added before the end.
 #[test]
 fn a_suspect_that_another_ztunnel_takes_meanwhile_is_added_in_what_is_left_of_the_snapshot() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);

@@ -1,4 +1,4 @@
-//! Generates random pods, mostly injected, some as only a generator would write them.
+//! Generates random pods: most are injected, and some occur only in a generator.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn list(good: &'static [&'static str], bad: &'static [&'static str]) -> BoxedStr
     prop_oneof![20 => good, 1 => mixed, 2 => Just("*".to_owned()), 1 => text_of(bad)].boxed()
 }
 
-/// Some are longer than netconfig accepts.
+/// Generates lists of ports, some of them longer than netconfig accepts.
 fn ports() -> BoxedStrategy<String> {
     let good = &["80", " 443 ", "0", "0022", "65535", "15020", "15090"];
     let long = vec(1..2000_u32, 60..70).prop_map(|all| {

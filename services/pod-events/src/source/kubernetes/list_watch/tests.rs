@@ -29,7 +29,7 @@ enum WatchBehavior {
     Bookmark,
 }
 
-/// A server at a version; `None` if it refuses the request.
+/// A server at a version; `None` if the server refuses the request.
 #[derive(Clone, Debug)]
 struct Server {
     at: Option<u64>,

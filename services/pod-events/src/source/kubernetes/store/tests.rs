@@ -246,7 +246,7 @@ impl Hash for Counted {
     }
 }
 
-/// Counts the operations on keys and values of a store of this size when one object changes, is fetched, confirmed
+/// Counts the operations on keys and values of a store of the given size when an object changes, is fetched, confirmed
 /// and deleted, each with a snapshot and its differences.
 fn cost_in(objects: u32) -> u32 {
     let observed = |key, version, value| Observed {
