@@ -208,7 +208,7 @@ impl Checkpoint {
         Ok(files)
     }
 
-    /// Writes a record atomically. No fsync: tmpfs does not survive a power failure.
+    /// Writes a record atomically, without fsync because tmpfs does not survive a power failure.
     pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
         let path = self.path(&record.sandbox);
         #[cfg(test)]

@@ -25,7 +25,7 @@ pub struct Policy<'a> {
     pub selectors: &'a Selectors,
     pub excluded: &'a [NamespaceName],
     pub pods_may: Permissions,
-    /// Set by the setting `sidecar_redirection`.
+    /// The value of the setting `sidecar_redirection`.
     pub sidecars: bool,
     pub is_uninstalling: bool,
 }

@@ -14,7 +14,7 @@ use crate::counters::Metric;
 pub enum DriftKind {
     /// None of inpod's rules are left.
     Flushed,
-    /// The netns has a different set of inpod's rules, like the rules of an earlier release.
+    /// The netns has a different set of inpod's rules, such as the rules of an earlier release.
     Replaced,
     /// Some of inpod's rules are missing, changed or additional.
     Changed,
@@ -80,7 +80,7 @@ impl Repairs {
 /// The number of consecutive repairs without delay.
 const IMMEDIATE_REPAIRS: u32 = 5;
 
-/// The longest time between consecutive repairs, in addition to twice the last delay.
+/// The time, in addition to twice the last delay, within which two repairs count as consecutive.
 const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// The bounds of the delay after the immediate repairs; each further repair doubles the delay.

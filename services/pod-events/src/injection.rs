@@ -63,8 +63,7 @@ impl Skip {
     }
 }
 
-/// The combined spec of all containers named `istio-proxy`; later containers override earlier containers, like in
-/// Istio.
+/// The combined spec of all containers named `istio-proxy`; later containers override earlier containers, as in Istio.
 #[derive(Default)]
 struct ProxySpec<'a> {
     list: Option<ContainerList>,
@@ -80,7 +79,7 @@ impl<'a> ProxySpec<'a> {
             return;
         }
         self.list = Some(list);
-        // A value from elsewhere is known only to the kubelet and counts as empty, like in Istio.
+        // A value from elsewhere is known only to the kubelet and counts as empty, as in Istio.
         let variables = container.env.iter().flatten();
         let value =
             |it: &'a k8s::EnvVar| (it.name.as_str(), it.value.as_deref().unwrap_or_default());

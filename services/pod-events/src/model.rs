@@ -1,5 +1,5 @@
 //! The model test: random schedules of CNI calls, label changes, faults, restarts, crashes and time. Registry, tasks
-//! and pipeline are the real ones; the services are simulated in this process under paused time.
+//! and pipeline run unchanged against services simulated in this process, under paused time.
 //!
 //! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules, the same each time. `MODEL_FIRST` sets
 //! the first seed, and `MODEL_SCHEDULES` the number or `MODEL_SECONDS` the duration of the schedules: `integration/test

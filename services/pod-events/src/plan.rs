@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
-/// The time after a DEL when the sandbox counts as ended even if processes are left in the netns.
+/// The time after a DEL from which on the sandbox counts as ended even if processes are left in its netns.
 pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The time for which a pod may be missing from the source while its manifest is replaced.

@@ -28,7 +28,7 @@ pub type Labels = BTreeMap<String, String>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub pod: PodRef,
-    /// The service account; like in Kubernetes, `default` if the manifest names no account.
+    /// The service account; `default` if the manifest names no account, as in Kubernetes.
     pub service_account: ServiceAccountName,
     pub node: Option<NodeName>,
     /// All labels, because labels decide whether the pod joins the mesh, and whether the pod is a ztunnel.

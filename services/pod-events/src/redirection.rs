@@ -159,7 +159,7 @@ pub struct PrivilegedRequest {
 }
 
 impl Requested {
-    /// Reads the requested settings. Like in Istio, an invalid boolean counts as absent.
+    /// Reads the requested settings. An invalid boolean counts as absent, as in Istio.
     pub fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
         let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);

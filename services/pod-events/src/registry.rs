@@ -35,7 +35,7 @@ use crate::{
     trace,
 };
 
-/// Limits how long a synchronization waits for the slowest task, which later claims its netns alone.
+/// Limits how long a synchronization waits for the slowest task. After the limit, the task claims its netns on its own.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_CONCURRENT_VERIFICATIONS: usize = 4;
@@ -189,8 +189,8 @@ impl Registry {
         added
     }
 
-    /// Refuses a container of another pod before anything is written: the sandbox names its claim and its checkpoint
-    /// file, regardless of the pod that a caller names.
+    /// Refuses a container of another pod before anything is written: the claim and the checkpoint bear the sandbox's
+    /// name, whichever pod a caller names.
     async fn add_owned(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
         let mut in_flight = self
             .in_flight

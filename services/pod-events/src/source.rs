@@ -23,7 +23,7 @@ pub use directory::DirectoryError;
 /// The outcome of reading a pod past the watch.
 #[derive(Clone, Debug)]
 pub enum RefreshOutcome {
-    /// The complete available knowledge of the pod and its namespace.
+    /// The inventory, with everything that can be known of the pod and its namespace.
     Current(Arc<Inventory>),
     /// The pod is bound to another node, or to no node yet (`None`).
     OtherNode(Option<NodeName>),

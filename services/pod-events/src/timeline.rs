@@ -11,7 +11,7 @@ use tokio::time::Instant;
 /// The maximum of entries; above this number, the oldest entries are dropped.
 const MAX_ENTRIES: usize = 32;
 
-/// A pod's events, oldest first. Clones share the events.
+/// A pod's events, oldest first, shared between clones.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline(Arc<Mutex<VecDeque<Entry>>>);
 

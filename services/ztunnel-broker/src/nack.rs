@@ -7,9 +7,9 @@ const MAX_MESSAGE_BYTES: usize = 512;
 pub enum NackKind {
     /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries the pod.
     StartFailure,
-    /// The packet could not be read. Stock ztunnel closes the connection and reconnects.
+    /// The packet could not be read, so stock ztunnel closes the connection and reconnects.
     ReadError,
-    /// The message was not allowed. Stock ztunnel exits.
+    /// The message was not allowed, so stock ztunnel exits.
     ProtocolError,
     Other,
 }

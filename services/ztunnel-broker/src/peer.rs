@@ -141,7 +141,7 @@ impl Policy {
         }
     }
 
-    /// Checks only the user ID. For demos and development.
+    /// Creates a policy that checks only the user ID, for demos and development.
     pub fn same_uid() -> Self {
         Self::new(Setting::Uid, RequiredCapabilities::Any)
     }
@@ -150,7 +150,7 @@ impl Policy {
         self.setting != Setting::Uid
     }
 
-    /// Identifies the process that connected.
+    /// Identifies the connected process.
     ///
     /// # Errors
     ///

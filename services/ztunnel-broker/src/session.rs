@@ -148,7 +148,7 @@ impl Session {
         }
     }
 
-    /// Starts the snapshot. Live changes are queued from here on.
+    /// Starts the snapshot; from then on, live changes are queued.
     pub fn on_hello(&mut self, desired: &Desired) {
         if matches!(self.phase, Phase::Connected) {
             self.phase = Phase::Snapshot(Snapshot::open());

@@ -319,7 +319,7 @@ impl State {
         }
     }
 
-    /// Stops sending messages. Ztunnels keep serving their pods.
+    /// Stops sending messages, while ztunnels keep serving their pods.
     pub fn stop(&mut self) {
         self.stopping = true;
         self.pending.stop();

@@ -1,7 +1,7 @@
 //! Computes a pod's annotation from its status and its desired enrollment.
 //!
 //! Peers use HBONE with a pod that has the value `enabled`. The value changes only at enrollment, at withdrawal and
-//! with a new sandbox. Like with Istio's agent, the value does not reflect whether a ztunnel is running
+//! with a new sandbox. The value does not reflect whether a ztunnel is running, as with Istio's agent
 //! (services/docs/facts/istio-ambient.md, 1.7 and 3.1).
 
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef};

@@ -9,7 +9,7 @@ use super::{Clients, call, invalid_response, probe_addresses, request};
 #[derive(Clone, Debug)]
 pub struct FoundNetns {
     pub sandbox: SandboxRef,
-    /// The netns at the path where netconfig opened the netns.
+    /// The reference to the netns, by the path at which netconfig opened the netns.
     pub netns: NetnsRef,
     pub id: NetnsId,
     /// Set if the netns holds rules that netconfig can neither see nor replace, and no rules that netconfig can see.

@@ -59,7 +59,7 @@ pub enum Selected {
 }
 
 impl Operator {
-    /// Returns whether a value meets the operator. Like in Kubernetes, a missing label (`None`) is in no list.
+    /// Returns whether a value meets the operator. A missing label (`None`) is in no list, as in Kubernetes.
     fn holds(&self, value: Option<&str>) -> bool {
         match self {
             Self::In(values) => value.is_some_and(|value| values.contains(value)),

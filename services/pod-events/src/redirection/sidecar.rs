@@ -1,4 +1,4 @@
-//! The redirection to a proxy in the pod. The pod's annotations are parsed like in Istio's plugin
+//! The redirection to a proxy in the pod. The pod's annotations are parsed as in Istio's plugin
 //! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). `services/docs/sidecars.md` lists the quirks that are kept and
 //! the quirks that are not.
 

@@ -154,7 +154,7 @@ impl DirectorySource {
         }
     }
 
-    /// Keeps the inventory. Drops the watch even if the directory stays the same, because changes during the failure
+    /// Keeps the inventory and drops the watch even if the directory stays the same, because changes during the failure
     /// were not read.
     fn mark_lost(&mut self, error: &io::Error) {
         if !self.is_lost {

@@ -56,7 +56,7 @@ type WatchHandles = (
     watch::Receiver<Health>,
 );
 
-/// Starts the watches. Returns before anything is known.
+/// Starts the watches and returns before anything is known.
 pub(super) fn watch(
     Connection {
         client,

@@ -1,6 +1,6 @@
 //! Sends Events to the API server, one at a time.
 //!
-//! An Event with a recent reason increments the count of the series of Events.
+//! An Event that repeats a recent reason increments the count of the existing series.
 
 use inpod_types::{NodeName, PodRef, Reason};
 use kube::{

@@ -19,7 +19,8 @@ const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
 
 const SEARCH_SECONDS: u64 = 5;
 
-/// Returns whether a running pod should be enrolled. Pods of ztunnel count only if `by_ztunnel` is set.
+/// Returns whether a running pod should be enrolled. A pod that would be enrolled with ztunnel counts only if
+/// `by_ztunnel` is set.
 pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -> bool {
     let ends = pod.terminal || pod.is_terminating;
     let runs = !ends && !pod.host_network && !pod.addresses.is_empty();

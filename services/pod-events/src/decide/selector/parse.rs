@@ -140,7 +140,7 @@ fn require_empty(values: &BTreeSet<String>) -> Result<(), FieldError> {
     Err(FieldError::new("is not empty: Exists and DoesNotExist name no value").within("values"))
 }
 
-/// Parses a field of an object. Like in Go, null counts as absent, and an absent field is `T::default()`.
+/// Parses a field of an object. Null counts as absent, and an absent field is `T::default()`, as in Go.
 fn field<T: Default>(
     fields: &Map<String, Value>,
     name: &str,

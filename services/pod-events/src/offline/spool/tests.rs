@@ -5,7 +5,7 @@ use crate::testing::sandbox;
 
 const BOOT: &str = "this-boot";
 
-/// Settles events according to the container's ID.
+/// A handler that settles events according to the container's ID.
 #[derive(Default)]
 struct Recorder {
     directory: PathBuf,

@@ -62,7 +62,7 @@ impl Watcher {
             .is_some_and(|target| identity(path).is_ok_and(|found| found == target))
     }
 
-    /// Marks the watch as unreliable. Events continue to arrive.
+    /// Marks the watch as unreliable, although events continue to arrive.
     pub(super) fn close(&mut self) {
         self.target = None;
     }
