@@ -2,9 +2,9 @@
 //! and pipeline run unchanged against services simulated in this process, under paused time.
 //!
 //! `cargo test -p pod-events --lib model -- --nocapture` plays 1,200 schedules, the same each time. `MODEL_FIRST` sets
-//! the first seed, and `MODEL_SCHEDULES` the number or `MODEL_SECONDS` the duration of the schedules: `integration/test
-//! --full` plays fresh schedules for a minute. `MODEL_SEED` runs a single schedule and prints its events. For a failing
-//! schedule, the test prints the seed and the schedule reduced to the needed operations.
+//! the first seed, `MODEL_SCHEDULES` the number of schedules, and `MODEL_SECONDS` a duration instead:
+//! `integration/test --full` plays fresh schedules for a minute. `MODEL_SEED` runs a single schedule and prints its
+//! events. For a failing schedule, the test prints the seed and the schedule reduced to the needed operations.
 //!
 //! With `--config 'profile.test.package.pod-events.opt-level=1'` three times as many schedules are played in the same
 //! time, but building the tests takes two minutes more, so the setting is for the full run.
