@@ -38,8 +38,8 @@ pub(crate) async fn run(
     let answer = client.list_binds(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
     match query.format {
-        Format::Json => out.line(&json::pretty(&answer, "ListBindsResponse")?)?,
-        Format::Table => out.text(&render::text(&answer.pods))?,
+        Format::Json => out.print_line(&json::pretty(&answer, "ListBindsResponse")?)?,
+        Format::Table => out.print_text(&render::text(&answer.pods))?,
     }
     let missing = missing.map(|cause| CommandError::ServicesUnknown(Box::new(cause)));
     match (verdict(&answer), missing) {

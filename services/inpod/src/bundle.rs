@@ -21,5 +21,5 @@ pub(crate) async fn run(
     let mut collector = Collector::new(options)?;
     parts::all(node, options, &mut collector).await?;
     let summary = collector.finish()?;
-    out.line(&summary)
+    out.print_line(&summary)
 }

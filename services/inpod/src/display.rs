@@ -5,7 +5,7 @@ use inpod_proto::{
     types::v1::{Enrollment, Reason},
 };
 
-pub(crate) fn state(state: PodState) -> &'static str {
+pub(crate) fn format_state(state: PodState) -> &'static str {
     match state {
         PodState::Unspecified => "unknown",
         PodState::Out => "out",
@@ -16,7 +16,7 @@ pub(crate) fn state(state: PodState) -> &'static str {
     }
 }
 
-pub(crate) fn enrollment(enrollment: Enrollment) -> &'static str {
+pub(crate) fn format_enrollment(enrollment: Enrollment) -> &'static str {
     match enrollment {
         Enrollment::Unspecified | Enrollment::Unknown => "unknown",
         Enrollment::None => "none",

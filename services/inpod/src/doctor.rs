@@ -35,8 +35,8 @@ pub(crate) async fn run(
 ) -> Result<(), CommandError> {
     let checks = evaluate(node, options).await;
     match format {
-        Format::Table => out.text(&report::text(&checks))?,
-        Format::Json => out.line(&report::json(&checks))?,
+        Format::Table => out.print_text(&report::text(&checks))?,
+        Format::Json => out.print_line(&report::json(&checks))?,
     }
     let failed = checks
         .iter()

@@ -31,8 +31,8 @@ pub(crate) async fn run(
     let answer = client.explain_pod(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
     match format {
-        Format::Json => out.line(&json::pretty(&answer, "ExplainPodResponse")?),
-        Format::Table => out.text(&text(&answer, SystemTime::now())),
+        Format::Json => out.print_line(&json::pretty(&answer, "ExplainPodResponse")?),
+        Format::Table => out.print_text(&text(&answer, SystemTime::now())),
     }
 }
 
@@ -47,7 +47,10 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     let lists = [
         ("Bypasses", known.bypasses.clone()),
         ("Unavailable", known.unavailable.clone()),
-        ("Rules", known.rules.as_ref().map(rules).unwrap_or_default()),
+        (
+            "Rules",
+            known.rules.as_ref().map(format_rules).unwrap_or_default(),
+        ),
         ("Ztunnels", ztunnels(known, now)),
         ("Drift", drift(known)),
         ("Inputs", inputs(known)),
@@ -64,7 +67,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
 
 fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 11] {
     let pod = known.pod.clone().unwrap_or_default();
-    let desired = display::enrollment(known.desired());
+    let desired = display::format_enrollment(known.desired());
     let sandbox = known.sandbox.as_ref().map(|sandbox| {
         let (network, container) = (&sandbox.network_name, &sandbox.container_id);
         format!("{network}/{container}/{}", sandbox.ifname)
@@ -72,7 +75,7 @@ fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String)
     [
         ("Pod", format!("{}/{}", pod.namespace, pod.name)),
         ("UID", pod.uid),
-        ("State", display::state(known.state()).to_owned()),
+        ("State", display::format_state(known.state()).to_owned()),
         (
             "Desired",
             format!("{desired} ({})", display::reason(known.reason)),
@@ -134,7 +137,7 @@ fn netns(path: &str, id: Option<&NetnsId>) -> String {
     format!("{path} (device {device}, inode {inode}, cookie {cookie})")
 }
 
-fn rules(rules: &RulesReport) -> Vec<String> {
+fn format_rules(rules: &RulesReport) -> Vec<String> {
     let mut lines = Vec::new();
     match (rules.fingerprint.as_str(), rules.differences.is_empty()) {
         ("", _) => {}

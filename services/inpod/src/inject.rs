@@ -38,7 +38,7 @@ pub(crate) fn run(options: &InjectOptions, out: &mut Out) -> Result<(), CommandE
     for remark in &output.remarks {
         crate::print_error(&format!("{remark}\n"));
     }
-    out.text(&output.text)
+    out.print_text(&output.text)
 }
 
 fn read(path: &Path) -> Result<String, CommandError> {

@@ -43,7 +43,7 @@ use crate::{
 pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::parse(command_line) {
         Ok(arguments) => arguments,
-        Err(ParseError::Help(text)) => return ended(Out::stdout().text(&text)),
+        Err(ParseError::Help(text)) => return ended(Out::stdout().print_text(&text)),
         Err(ParseError::Usage(text)) => {
             print_error(&text);
             return ExitCode::from(2);

@@ -13,12 +13,12 @@ impl Out {
 }
 
 impl<W: Write> Out<W> {
-    pub(crate) fn text(&mut self, text: &str) -> Result<(), CommandError> {
+    pub(crate) fn print_text(&mut self, text: &str) -> Result<(), CommandError> {
         self.0.write_all(text.as_bytes())?;
         Ok(self.0.flush()?)
     }
 
-    pub(crate) fn line(&mut self, line: &str) -> Result<(), CommandError> {
+    pub(crate) fn print_line(&mut self, line: &str) -> Result<(), CommandError> {
         writeln!(self.0, "{line}")?;
         Ok(self.0.flush()?)
     }

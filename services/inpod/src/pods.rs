@@ -41,8 +41,8 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
     let answer = client.list_pods(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
     match query.format {
-        Format::Json => out.line(&json::pretty(&answer, "ListPodsResponse")?),
-        Format::Table => out.text(&table(&answer.pods)),
+        Format::Json => out.print_line(&json::pretty(&answer, "ListPodsResponse")?),
+        Format::Table => out.print_text(&table(&answer.pods)),
     }
 }
 
@@ -70,8 +70,8 @@ pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
     vec![
         who.namespace,
         who.name,
-        display::state(pod.state()).to_owned(),
-        display::enrollment(pod.desired()).to_owned(),
+        display::format_state(pod.state()).to_owned(),
+        display::format_enrollment(pod.desired()).to_owned(),
         display::reason(pod.reason),
         time::age(pod.since, now),
         time::ahead(pod.next_attempt_at, now),

@@ -23,7 +23,7 @@ pub(crate) async fn run(
     let answer = client.resync(node.request(request));
     let answer = node.answer(POD_EVENTS, answer).await?;
     match format {
-        Format::Json => out.line(&json::pretty(&answer, "ResyncResponse")?),
-        Format::Table => out.text(&pods::table(&answer.pods)),
+        Format::Json => out.print_line(&json::pretty(&answer, "ResyncResponse")?),
+        Format::Table => out.print_text(&pods::table(&answer.pods)),
     }
 }

@@ -28,7 +28,13 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
             .err()
             .map(CommandError::first_line)
             .unwrap_or_default();
-        table.push(cells([service, "ready", yes(health.is_ok()), "", &message]));
+        table.push(to_cells([
+            service,
+            "ready",
+            yes(health.is_ok()),
+            "",
+            &message,
+        ]));
         result = worse(result, health);
     }
     let mut client = node.pod_events();
@@ -36,14 +42,14 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> 
     match node.answer(POD_EVENTS, answer).await {
         Ok(status) => {
             let now = SystemTime::now();
-            let rows = status.conditions.iter().map(|it| condition(it, now));
+            let rows = status.conditions.iter().map(|it| format_condition(it, now));
             rows.for_each(|row| table.push(row));
             let about = format!("node {}, version {}", status.node_name, status.version);
-            out.line(&crate::table::clean(&about))?;
+            out.print_line(&crate::table::clean(&about))?;
         }
         Err(error) => result = worse(result, Err(error)),
     }
-    out.text(&table.take())?;
+    out.print_text(&table.take())?;
     result
 }
 
@@ -77,16 +83,16 @@ pub(crate) async fn is_serving(node: &Node, service: &'static str) -> Result<boo
     Ok(answer.status() == ServingStatus::Serving)
 }
 
-fn condition(condition: &Condition, now: SystemTime) -> Vec<String> {
+fn format_condition(condition: &Condition, now: SystemTime) -> Vec<String> {
     let since = time::age(condition.since, now);
     let Condition { name, message, .. } = condition;
-    cells([POD_EVENTS, name, yes(condition.ok), &since, message])
+    to_cells([POD_EVENTS, name, yes(condition.ok), &since, message])
 }
 
 fn yes(ok: bool) -> &'static str {
     if ok { "yes" } else { "no" }
 }
 
-fn cells(cells: [&str; 5]) -> Vec<String> {
+fn to_cells(cells: [&str; 5]) -> Vec<String> {
     cells.map(str::to_owned).into()
 }

@@ -49,7 +49,7 @@ pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(),
     let cluster = Cluster::connect(options).await?;
     let since = cluster.request(options.mode).await?;
     let (namespace, mode) = (&cluster.namespace, options.mode.as_str());
-    out.line(&format!("set ConfigMap {namespace}/{CONFIG_MAP} to {mode}; kubelets deliver it to the agent within about a minute"))?;
+    out.print_line(&format!("set ConfigMap {namespace}/{CONFIG_MAP} to {mode}; kubelets deliver it to the agent within about a minute"))?;
     let deadline = Instant::now() + options.timeout;
     let mut reported = BTreeMap::new();
     loop {
@@ -64,7 +64,7 @@ pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(),
                 }
             }
             Err(error) if error.is_final || Instant::now() >= deadline => return Err(error.error),
-            Err(error) => out.line(&format!("{}; retrying", error.error))?,
+            Err(error) => out.print_line(&format!("{}; retrying", error.error))?,
         }
         sleep(POLL_INTERVAL).await;
     }
@@ -77,7 +77,7 @@ fn report_changes(
 ) -> Result<(), CommandError> {
     for (node, progress) in nodes {
         if reported.get(node) != Some(progress) {
-            out.line(&format!(
+            out.print_line(&format!(
                 "{}: {}",
                 clean(node),
                 clean(&progress.to_string())
@@ -98,17 +98,17 @@ fn report_result(
     let left = nodes
         .values()
         .filter(|it| matches!(it, NodeProgress::Done(_)));
-    out.line(&format!("{} of {} nodes done", left.count(), nodes.len()))?;
+    out.print_line(&format!("{} of {} nodes done", left.count(), nodes.len()))?;
     let rest = nodes
         .iter()
         .filter(|(_, it)| !matches!(it, NodeProgress::Done(_)));
     for (node, progress) in rest {
         let (node, mode) = (clean(node), mode.as_str());
-        out.line(&format!(
+        out.print_line(&format!(
             "{node}: {}; on this node, run",
             clean(&progress.to_string())
         ))?;
-        out.line(&format!(
+        out.print_line(&format!(
             "  kubectl debug node/{node} -it --profile=sysadmin --image={image} -- /installer {mode} --host-root /host"
         ))?;
     }

@@ -89,9 +89,9 @@ impl<'a> Screen<'a> {
             return Ok(());
         }
         if self.query.format == Format::Json {
-            return out.line(&json::line(response, "WatchEnrollmentsResponse")?);
+            return out.print_line(&json::line(response, "WatchEnrollmentsResponse")?);
         }
-        out.text(&self.lines(response))
+        out.print_text(&self.lines(response))
     }
 
     fn matches(&mut self, response: &WatchEnrollmentsResponse) -> bool {

@@ -27,8 +27,8 @@ const STATES: [PodState; 5] = [
 fn state(text: &str) -> Result<PodState, String> {
     let named = STATES
         .into_iter()
-        .find(|state| display::state(*state) == text);
-    let names = STATES.map(display::state).join(", ");
+        .find(|state| display::format_state(*state) == text);
+    let names = STATES.map(display::format_state).join(", ");
     named.ok_or_else(|| format!("expected one of {names}"))
 }
 

@@ -28,8 +28,14 @@ pub(super) fn text(pods: &[PodBinds]) -> String {
     }
     let failures = pods.iter().filter_map(failure);
     let ports = || pods.iter().flat_map(|pod| &pod.ports);
-    let changes: BTreeSet<_> = ports().flat_map(PortBinds::changes).map(change).collect();
-    let warnings: BTreeSet<_> = ports().flat_map(PortBinds::warnings).map(warning).collect();
+    let changes: BTreeSet<_> = ports()
+        .flat_map(PortBinds::changes)
+        .map(explain_change)
+        .collect();
+    let warnings: BTreeSet<_> = ports()
+        .flat_map(PortBinds::warnings)
+        .map(explain_warning)
+        .collect();
     let meanings = changes.into_iter().chain(warnings);
     let meanings = meanings.map(|(name, meaning)| format!("{name}: {meaning}\n"));
     let mut text = table.take();
@@ -64,8 +70,11 @@ fn cells(port: &PortBinds) -> Vec<String> {
         PortProtocol::Udp => "UDP",
         PortProtocol::Tcp | PortProtocol::Unspecified => "TCP",
     };
-    let changes = port.changes().map(|it| change(it).0).collect::<Vec<_>>();
-    let warnings = port.warnings().map(|it| warning(it).0);
+    let changes = port
+        .changes()
+        .map(|it| explain_change(it).0)
+        .collect::<Vec<_>>();
+    let warnings = port.warnings().map(|it| explain_warning(it).0);
     let enrolled = if port.kind() == BindKind::Unspecified {
         "unknown".to_owned()
     } else if changes.is_empty() {
@@ -76,7 +85,7 @@ fn cells(port: &PortBinds) -> Vec<String> {
     vec![
         format!("{}/{protocol}", port.port),
         source(port),
-        kind(port.kind()).to_owned(),
+        format_kind(port.kind()).to_owned(),
         addresses(port),
         enrolled,
         warnings.collect::<Vec<_>>().join(", "),
@@ -98,7 +107,7 @@ fn source(port: &PortBinds) -> String {
     all.collect::<Vec<_>>().join(", ")
 }
 
-fn kind(kind: BindKind) -> &'static str {
+fn format_kind(kind: BindKind) -> &'static str {
     match kind {
         BindKind::Unspecified => "unknown",
         BindKind::Wildcard => "wildcard",
@@ -111,12 +120,12 @@ fn kind(kind: BindKind) -> &'static str {
 
 /// Lists each address once, as a server may have a socket per thread (`SO_REUSEPORT`). They arrive sorted.
 fn addresses(port: &PortBinds) -> String {
-    let mut addresses: Vec<_> = port.binds.iter().map(bind).collect();
+    let mut addresses: Vec<_> = port.binds.iter().map(format_bind).collect();
     addresses.dedup();
     addresses.join(", ")
 }
 
-fn bind(bind: &Bind) -> String {
+fn format_bind(bind: &Bind) -> String {
     let family = match (bind.address.as_str(), bind.ipv4) {
         ("::", false) => " (IPv6 only)",
         _ => "",
@@ -128,7 +137,7 @@ fn bind(bind: &Bind) -> String {
     format!("{}{family}{interface}", bind.address)
 }
 
-fn change(change: BindChange) -> (&'static str, &'static str) {
+fn explain_change(change: BindChange) -> (&'static str, &'static str) {
     match change {
         BindChange::Unspecified => ("unknown", "reported by a newer release of the service"),
         BindChange::Lost => (
@@ -142,7 +151,7 @@ fn change(change: BindChange) -> (&'static str, &'static str) {
     }
 }
 
-fn warning(warning: BindWarning) -> (&'static str, &'static str) {
+fn explain_warning(warning: BindWarning) -> (&'static str, &'static str) {
     match warning {
         BindWarning::Unspecified => ("unknown", "reported by a newer release of the service"),
         BindWarning::LocalhostForwardingMisses => (
@@ -189,7 +198,7 @@ mod tests {
         }
     }
 
-    fn port(port: u32, kind: BindKind, address: &str) -> PortBinds {
+    fn build_port(port: u32, kind: BindKind, address: &str) -> PortBinds {
         let bind = Bind {
             address: address.to_owned(),
             ..Bind::default()
@@ -205,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_place_is_told_once_however_many_sockets_are_there() {
-        let of = |address| port(80, BindKind::Wildcard, address).binds;
+        let of = |address| build_port(80, BindKind::Wildcard, address).binds;
         let texts = ["0.0.0.0", "0.0.0.0", "0.0.0.0", "::"];
         let port = PortBinds {
             binds: texts.map(of).concat(),
@@ -224,12 +233,12 @@ mod tests {
                         declared: true,
                         names: vec!["http".into()],
                         services: vec!["web".into()],
-                        ..port(80, BindKind::Wildcard, "::")
+                        ..build_port(80, BindKind::Wildcard, "::")
                     },
                     PortBinds {
                         changes: vec![BindChange::PortTaken.into()],
                         warnings: vec![BindWarning::FamilyMissing.into()],
-                        ..port(15006, BindKind::PodIp, "10.0.0.2")
+                        ..build_port(15006, BindKind::PodIp, "10.0.0.2")
                     },
                 ],
             ),

@@ -147,7 +147,12 @@ fn service_ports(slice: &EndpointSlice, node: &str) -> Vec<ServicePort> {
         .flatten()
         .filter(is_here)
         .filter_map(pod);
-    let ports: Vec<_> = slice.ports.iter().flatten().filter_map(port).collect();
+    let ports: Vec<_> = slice
+        .ports
+        .iter()
+        .flatten()
+        .filter_map(parse_port)
+        .collect();
     let of_pod = |pod: PodRef| {
         let port = |(protocol, port): &(PortProtocol, u32)| ServicePort {
             pod: Some(pod.clone()),
@@ -173,7 +178,7 @@ fn pod(endpoint: &Endpoint) -> Option<PodRef> {
 }
 
 /// Accepts only numeric TCP or UDP ports.
-fn port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
+fn parse_port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
     Some((protocol(port.protocol.as_deref())?, number(port.port?)?))
 }
 

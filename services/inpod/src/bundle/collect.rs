@@ -67,7 +67,7 @@ impl Collector {
     }
 
     pub(super) fn put(&mut self, name: &str, text: &str) -> Result<(), CommandError> {
-        let text = self.redactor.text(text);
+        let text = self.redactor.redact_text(text);
         if text.len() > self.left {
             return self.list(
                 name,
@@ -91,7 +91,7 @@ impl Collector {
         missing: Option<String>,
     ) -> Result<(), CommandError> {
         // Errors may quote what was read.
-        let missing = missing.map(|why| self.redactor.text(&why));
+        let missing = missing.map(|why| self.redactor.redact_text(&why));
         self.entries.push(ManifestEntry {
             name: name.to_owned(),
             bytes,

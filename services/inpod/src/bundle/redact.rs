@@ -57,25 +57,25 @@ impl Redactor {
     }
 
     /// Parses JSON, as a whole or at the end of a line.
-    pub(super) fn text(&self, text: &str) -> String {
+    pub(super) fn redact_text(&self, text: &str) -> String {
         if let Ok(value @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(text) {
-            return format!("{:#}\n", self.value(value));
+            return format!("{:#}\n", self.redact_value(value));
         }
         let mut clean = String::with_capacity(text.len());
         for line in text::without_keys(text).split_inclusive('\n') {
-            clean += &self.line(line);
+            clean += &self.redact_line(line);
         }
         clean
     }
 
     /// Redacts a line: the runtime's prefix and a message.
-    fn line(&self, line: &str) -> String {
+    fn redact_line(&self, line: &str) -> String {
         let start = line.find('{').unwrap_or(line.len());
         let (before, object) = line.split_at(start);
         match serde_json::from_str(object) {
             Ok(value @ Value::Object(_)) => {
                 let end = if object.ends_with('\n') { "\n" } else { "" };
-                format!("{}{}{end}", self.plain(before), self.value(value))
+                format!("{}{}{end}", self.plain(before), self.redact_value(value))
             }
             Ok(_) | Err(_) => self.plain(line),
         }
@@ -93,14 +93,17 @@ impl Redactor {
         }
     }
 
-    fn value(&self, value: Value) -> Value {
+    fn redact_value(&self, value: Value) -> Value {
         match value {
             Value::Object(map) => Value::Object(
                 map.into_iter()
                     .map(|(key, value)| self.entry(&key, value))
                     .collect(),
             ),
-            Value::Array(list) => list.into_iter().map(|value| self.value(value)).collect(),
+            Value::Array(list) => list
+                .into_iter()
+                .map(|value| self.redact_value(value))
+                .collect(),
             Value::String(text) => Value::String(self.plain(&text::without_keys(&text))),
             Value::Null | Value::Bool(_) | Value::Number(_) => value,
         }
@@ -118,7 +121,7 @@ impl Redactor {
             | Value::Number(_)
             | Value::String(_)
             | Value::Array(_)
-            | Value::Object(_) => self.value(value),
+            | Value::Object(_) => self.redact_value(value),
         };
         (self.plain(key), clean)
     }
@@ -126,7 +129,7 @@ impl Redactor {
     fn chosen(&self, map: Map<String, Value>) -> Value {
         let entries = map.into_iter().map(|(key, value)| {
             let value = if is_known(&key) {
-                self.value(value)
+                self.redact_value(value)
             } else {
                 REDACTED.into()
             };
@@ -143,7 +146,7 @@ impl Redactor {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => "",
         };
         if is_known(name) {
-            return self.value(value);
+            return self.redact_value(value);
         }
         serde_json::json!({"name": name, "value": REDACTED})
     }
@@ -167,7 +170,7 @@ mod tests {
     const JWT: &str = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJzeXN0ZW0ifQ.c2lnbmF0dXJlLW9mLWl0";
 
     fn clean(text: &str) -> String {
-        Redactor::new(false).text(text)
+        Redactor::new(false).redact_text(text)
     }
 
     #[test]
@@ -223,12 +226,12 @@ mod tests {
     fn an_address_becomes_the_same_word_everywhere() {
         let redactor = Redactor::new(true);
         let text = "10.0.0.1 to [fd00::1]:53, 10.0.0.1:80 at 12:34:56 of 1.2.3\n";
-        let clean = redactor.text(text);
+        let clean = redactor.redact_text(text);
         assert_eq!(
             clean,
             "address-1 to [address-2]:53, address-1:80 at 12:34:56 of 1.2.3\n"
         );
-        assert_eq!(redactor.text("fd00::1\n"), "address-2\n");
-        assert_eq!(redactor.text("x=10.0.0.1/24\n"), "x=address-1/24\n");
+        assert_eq!(redactor.redact_text("fd00::1\n"), "address-2\n");
+        assert_eq!(redactor.redact_text("x=10.0.0.1/24\n"), "x=address-1/24\n");
     }
 }

@@ -12,10 +12,10 @@ pub(crate) struct Mount {
 
 /// Keeps the order of mounting; skips invalid lines.
 pub(crate) fn parse(text: &str) -> Vec<Mount> {
-    text.lines().filter_map(line).collect()
+    text.lines().filter_map(parse_line).collect()
 }
 
-fn line(line: &str) -> Option<Mount> {
+fn parse_line(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(3);
     let (root, point) = (fields.next()?, fields.next()?);

@@ -13,7 +13,7 @@ use super::{
 };
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
+    let mut checks: Vec<Check> = facts.services.iter().flat_map(check_service).collect();
     let conditions = conditions(facts, &checks);
     let cause = cause_for_repair(&checks, &conditions);
     for check in &mut checks {
@@ -88,7 +88,7 @@ fn attribute_readiness(check: &mut Check, conditions: &[Check]) {
     }
 }
 
-fn service(service: &Service) -> Vec<Check> {
+fn check_service(service: &Service) -> Vec<Check> {
     let name = service.name;
     let missing = match (&service.directory, &service.socket) {
         (Err(why), _) | (_, Err(why)) => {

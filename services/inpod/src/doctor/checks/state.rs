@@ -15,7 +15,7 @@ const MIN_FREE_FILES: u64 = 100;
 pub(crate) const MAX_SPOOLED: usize = 20_000;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks: Vec<_> = facts.directories.iter().flat_map(directory).collect();
+    let mut checks: Vec<_> = facts.directories.iter().flat_map(check_directory).collect();
     checks.push(match &facts.spool {
         Err(why) => Check::unknown(Code::SpoolWaiting, "", why),
         Ok(count) if *count >= MAX_SPOOLED => Check::problem(
@@ -33,7 +33,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn directory(directory: &Directory) -> Vec<Check> {
+fn check_directory(directory: &Directory) -> Vec<Check> {
     let path = directory.path.as_str();
     let inode = match &directory.inode {
         Err(why) => return vec![Check::unknown(Code::StateOpen, path, why)],
