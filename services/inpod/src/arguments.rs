@@ -19,9 +19,9 @@ use crate::{doctor::DoctorOptions, inject::InjectOptions};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// For people; may change between releases.
+    /// Tables for people, whose layout may change between releases.
     Table,
-    /// Protobuf's JSON mapping, which is a contract.
+    /// The response in protobuf's JSON mapping, whose stability is part of the contract.
     Json,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Pods(PodQuery),
     Explain(PodSelector, Format),
     Binds(BindsQuery),
-    /// All pods if none is given.
+    /// Resyncs all pods of the node if no pod is selected.
     Resync(Option<PodSelector>, Format),
     Status,
     Doctor(DoctorOptions, Format),
@@ -48,9 +48,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug)]
 pub(crate) enum ParseError {
-    /// Print this and succeed: help or version.
+    /// Requested help or version, printed with exit code 0.
     Help(String),
-    /// Print this and fail: wrong usage.
+    /// The description of a wrong command line, printed with exit code 2.
     Usage(String),
 }
 

@@ -1,4 +1,4 @@
-//! `inpod binds`: what applications listen on, and how enrollment changes who can reach it.
+//! `inpod binds`: lists the ports on which applications listen, and how enrollment changes who can reach these ports.
 
 mod render;
 mod selectors;
@@ -17,8 +17,8 @@ use crate::{
     print_error,
 };
 
-/// Fails if a pod could not be inspected, else if enrollment changes something, else if the Services
-/// could not be read.
+/// Prints the ports and fails with the worst result: a pod that could not be inspected comes first, then a port that
+/// enrollment changes, then unreadable Services.
 pub(crate) async fn run(
     node: &Node,
     query: &BindsQuery,
@@ -52,7 +52,8 @@ pub(crate) async fn run(
     }
 }
 
-/// Reads the ports of Services; without Kubernetes only those that containers declare are known.
+/// Reads the ports of Services. Without `--services` the list is empty, so that only the ports declared by containers
+/// are known.
 async fn service_ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     if query.services {
         services::ports(node, query).await

@@ -1,7 +1,7 @@
 //! `inpod bundle`: collects the state of a node, without secrets, for a bug report.
 //!
-//! Each part has a deadline, and so has the whole; the manifest lists what is missing, with the cause.
-//! All output passes `redact`.
+//! Each part has a deadline, and so has the whole bundle. The manifest lists the missing parts with the cause, and all
+//! output passes through `redact`.
 
 mod collect;
 mod files;

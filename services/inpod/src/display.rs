@@ -25,7 +25,7 @@ pub(crate) fn format_enrollment(enrollment: Enrollment) -> &'static str {
     }
 }
 
-/// Returns the name as in logs and Events, or a newer service's number.
+/// Returns the name of a reason as in logs and Events, or the number of a reason that only a newer service knows.
 pub(crate) fn reason(number: i32) -> String {
     let name = |reason: Reason| {
         let name = reason.as_str_name();

@@ -1,6 +1,6 @@
-//! `inpod doctor`: reports each problem of a node with code and remedy.
+//! `inpod doctor`: reports each problem of a node with a code and a remedy.
 //!
-//! `collect` only gathers facts; `checks` only judges them.
+//! The module `collect` gathers facts without judging them; `checks` judges the facts and reads nothing else.
 
 mod chain;
 mod check;
@@ -26,7 +26,7 @@ pub(crate) struct DoctorOptions {
     pub(crate) self_test: bool,
 }
 
-/// Fails if a check failed.
+/// Prints the report, and returns an error if a check failed.
 pub(crate) async fn run(
     node: &Node,
     options: &DoctorOptions,

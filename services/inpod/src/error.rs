@@ -4,14 +4,14 @@ use inpod_types::{Failure, Reason};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// Responded with a failure.
+    /// The service responded with a failure.
     #[error("{service} at {} answered: {failure}\n  What to do: {}", .socket.display(), .failure.reason.remedy())]
     Failed {
         service: &'static str,
         socket: PathBuf,
         failure: Box<Failure>,
     },
-    /// Did not respond at all.
+    /// The service did not respond at all.
     #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node, that you may open its socket (run as root), and that --run-dir is right.", .socket.display())]
     Unreachable {
         service: &'static str,
@@ -20,35 +20,35 @@ pub(crate) enum CommandError {
     },
     #[error("{0} is not ready")]
     NotReady(&'static str),
-    /// The response is of another release's contract.
+    /// The response does not match the contract of this release.
     #[error("cannot write the response as JSON: {0}")]
     Json(String),
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
-    /// Counts failed checks of the node.
+    /// Holds the number of failed checks of `inpod doctor`.
     #[error("failed checks: {0}; the report says what to do about each")]
     ChecksFailed(usize),
-    /// Counts pods that could not be inspected.
+    /// Holds the number of pods that could not be inspected.
     #[error(
         "pods that could not be inspected: {0}; the cause and what to do are below the table, or in each failure"
     )]
     PodsUnreadable(usize),
-    /// Enrollment changes who reaches ports.
+    /// Holds the number of ports for which enrollment changes who can reach the port.
     #[error("ports that enrollment changes: {0}")]
     PortsChange(usize),
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot {what}: {cause}")]
     Kubernetes { what: String, cause: String },
-    /// Everything else was printed.
+    /// The ports of Services could not be read; all other facts were printed.
     #[error(
         "the ports of Services are missing: {0}\n  What to do: pass --kubeconfig FILE or set KUBECONFIG; you need the right to list endpointslices (discovery.k8s.io) and services, and pods where a Service has no EndpointSlice."
     )]
     ServicesUnknown(Box<Self>),
-    /// Reachable nodes were not done in time.
+    /// Names the reachable nodes that were not done in time.
     #[error("not done in time: {0}")]
     UninstallIncomplete(String),
-    /// Manifest or configuration is unusable.
+    /// The manifest or the injector's configuration cannot be used.
     #[error("{0}")]
     Manifest(String),
     #[error("cannot start: {0}")]
@@ -82,7 +82,7 @@ impl CommandError {
         matches!(self, Self::Failed { .. })
     }
 
-    /// Returns whether the service rejected this process.
+    /// Returns whether the service answered, but rejected this process as a caller.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Failed { failure, .. } if failure.reason == Reason::CallerRefused)
     }

@@ -1,4 +1,4 @@
-//! `inpod explain`: all that is known about a pod.
+//! `inpod explain`: prints everything that pod-events knows about a pod.
 
 use std::{fmt::Write as _, time::SystemTime};
 
@@ -36,7 +36,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Renders facts, then non-empty lists.
+/// Renders the facts that have a value, followed by the lists that have entries.
 fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     let mut text = String::new();
     for (name, value) in facts(known, now) {
@@ -195,7 +195,7 @@ fn timeline(known: &ExplainPodResponse, now: SystemTime) -> Vec<String> {
     columns(&["AGO", "TOOK", "EVENT"], rows)
 }
 
-/// Returns no lines without rows.
+/// Renders a table as lines; without rows, the header is omitted, too.
 fn columns(header: &[&str], rows: impl ExactSizeIterator<Item = Vec<String>>) -> Vec<String> {
     if rows.len() == 0 {
         return Vec::new();

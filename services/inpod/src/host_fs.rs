@@ -1,4 +1,4 @@
-//! Access to the node's files, from a container too: a debug pod has them below `/host`.
+//! Accesses the node's files, also from a container: a debug pod has the node's root below `/host`.
 
 use std::{
     collections::VecDeque,
@@ -8,13 +8,13 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The largest file is the kernel's symbol table.
+/// The most bytes that are read of one file. The largest file to read is the kernel's symbol table.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 
-/// The kernel's limit (path_resolution(7)).
+/// The number of links after which the kernel refuses a path (path_resolution(7)).
 const MAX_SYMLINKS: usize = 40;
 
-/// The error is the reason for the missing fact.
+/// A fact, or the reason why the fact is missing.
 pub(crate) type Observed<T> = Result<T, String>;
 
 #[derive(Clone, Debug)]
@@ -25,7 +25,8 @@ impl HostFs {
         Self(path.to_owned())
     }
 
-    /// Translates a path on the node. Links are resolved within the root: `/var/run` is usually one to `/run`.
+    /// Translates a path on the node to a path for this process. Links are resolved within the root, because `/var/run`
+    /// is usually a link to `/run` and an absolute target would leave the root.
     pub(crate) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         if self.0 == Path::new("/") {
             return path.as_ref().to_owned();
@@ -62,7 +63,7 @@ impl HostFs {
             .fold(self.0.clone(), |path, part| path.join(part))
     }
 
-    /// Replaces what is not UTF-8.
+    /// Reads a file, and replaces bytes that are not UTF-8.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Observed<String> {
         let path = path.as_ref();
         let read = File::open(self.at(path)).and_then(|file| {
@@ -74,7 +75,7 @@ impl HostFs {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns `None` without the file.
+    /// Reads a file; returns `None` if the file does not exist.
     pub(crate) fn text_if_there(&self, path: impl AsRef<Path>) -> Observed<Option<String>> {
         match fs::symlink_metadata(self.at(path.as_ref())) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -82,7 +83,7 @@ impl HostFs {
         }
     }
 
-    /// Returns sorted names, or `None` without the directory.
+    /// Returns the sorted names in a directory, or `None` if the directory does not exist.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> Observed<Option<Vec<String>>> {
         let path = path.as_ref();
         let entries = match fs::read_dir(self.at(path)) {

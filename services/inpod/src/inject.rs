@@ -1,4 +1,4 @@
-//! `inpod inject`: injects into a manifest like the injector, for review.
+//! `inpod inject`: injects the sidecar into a manifest like the injector does, so that the result can be reviewed.
 
 use std::{
     io::Read as _,
@@ -12,22 +12,22 @@ use crate::{error::CommandError, out::Out};
 
 #[derive(Clone, Debug)]
 pub(crate) struct InjectOptions {
-    /// A path, or `-` for stdin.
+    /// The path of the manifest, or `-` for standard input.
     pub(crate) file: PathBuf,
-    /// Configures the injector; defaults if unset.
+    /// The path of the injector's configuration; the defaults apply if unset.
     pub(crate) config: Option<PathBuf>,
-    /// Prints patches instead of objects.
+    /// Prints the patch of each object instead of the objects.
     pub(crate) is_patch: bool,
 }
 
-/// Texts for standard output, and for standard error.
+/// The text for standard output, and the remarks for standard error.
 #[derive(Debug, PartialEq, Eq)]
 struct Output {
     text: String,
     remarks: Vec<String>,
 }
 
-/// Prints results to standard error.
+/// Prints the objects or patches to standard output, and a remark about each object to standard error.
 pub(crate) fn run(options: &InjectOptions, out: &mut Out) -> Result<(), CommandError> {
     let config = options.config.as_deref().map(read).transpose()?;
     let output = inject(
@@ -54,7 +54,8 @@ fn read(path: &Path) -> Result<String, CommandError> {
     Ok(text)
 }
 
-/// Fails if one object is rejected, so that no half of a manifest is applied.
+/// Injects into every object of the manifest. A rejected object fails the whole call, so that no half of a manifest is
+/// applied.
 fn inject(config: &str, text: &str, is_patch: bool) -> Result<Output, CommandError> {
     let injector = Config::parse(config).and_then(Injector::new);
     let injector = injector.map_err(|error| CommandError::Manifest(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Protobuf's JSON mapping, like grpcurl's.
+//! Prints messages in protobuf's JSON mapping, like grpcurl does.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use crate::error::CommandError;
 static POOL: LazyLock<Result<DescriptorPool, String>> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
 
-/// Names without a package are pod-events' own.
+/// Finds the descriptor of a message; names without a package belong to pod-events.
 fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, CommandError> {
     let pool = POOL
         .as_ref()

@@ -1,4 +1,4 @@
-//! Kubernetes with the user's rights.
+//! Connects to Kubernetes with the rights of the user.
 
 use std::{fmt, path::Path, time::Duration};
 
@@ -18,8 +18,8 @@ pub(crate) fn error(what: &str, cause: &dyn fmt::Display) -> CommandError {
     }
 }
 
-/// Returns the client and its context's namespace. Without a file, finds the kubeconfig like kubectl, or
-/// the pod's service account.
+/// Returns a client and the namespace of its context. Without a given file, finds the kubeconfig like kubectl does, or
+/// uses the pod's service account.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, String), CommandError> {
     let mut config = config(kubeconfig).await?;
     config.connect_timeout = Some(Duration::from_secs(5));

@@ -1,9 +1,9 @@
 //! The client for operators: lists and explains pods (`pods`, `explain`, `binds`, `resync`, `status`), diagnoses the
 //! node (`doctor`, `bundle`), removes inpod (`uninstall`, `handover`), and previews injection (`inject`).
 //!
-//! It uses the services' sockets and the node's files, without credentials of its own; `uninstall`, `handover` and
-//! `binds --services` use the user's for Kubernetes. Tables may change between releases; `-o json` is the contract
-//! (`proto/`), in protobuf's JSON mapping.
+//! The client uses the services' sockets and the node's files, without credentials of its own; `uninstall`, `handover`
+//! and `binds --services` call Kubernetes with the credentials of the user. The layout of tables may change between
+//! releases; `-o json` prints the contract (`proto/`) in protobuf's JSON mapping.
 
 mod arguments;
 mod binds;
@@ -39,7 +39,7 @@ use crate::{
     out::Out,
 };
 
-/// Runs a command line that starts with the program's name; `--help` documents exit codes.
+/// Runs a command line, which starts with the program's name. The exit codes are documented in `--help`.
 pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::parse(command_line) {
         Ok(arguments) => arguments,
@@ -81,7 +81,7 @@ fn run(arguments: &Arguments) -> Result<(), CommandError> {
 fn ended(result: Result<(), CommandError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // The pipe's reader has closed it.
+        // The reader of the pipe has closed its end, as `head` does, and needs no more output.
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
@@ -93,6 +93,6 @@ fn ended(result: Result<(), CommandError>) -> ExitCode {
 }
 
 fn print_error(text: &str) {
-    // Nothing is left to report a failure to.
+    // A failure is ignored, because standard error is the last place to report to.
     io::stderr().write_all(text.as_bytes()).unwrap_or_default();
 }

@@ -1,4 +1,4 @@
-//! Calls to a node's services.
+//! Calls the services of a node over their sockets.
 
 use std::{
     error::Error as _,
@@ -23,10 +23,10 @@ pub(crate) const NETCONFIG: &str = "netconfig";
 
 pub(crate) const BROKER: &str = "ztunnel-broker";
 
-/// All pods of a node may exceed the default of 4 MiB.
+/// The largest accepted response: the list of all pods of a node may exceed the default of 4 MiB.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// The wait beyond the service's deadline.
+/// The time that the client waits beyond the deadline sent to the service.
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
@@ -95,7 +95,8 @@ impl Node {
         }
     }
 
-    /// Reads failures from the details; without them the transport failed.
+    /// Converts a status to an error. A status without details was not sent by the service if its code is one of the
+    /// transport's.
     pub(crate) fn error(&self, service: &'static str, status: &Status) -> CommandError {
         if status.details().is_empty() && is_of_transport(status.code()) {
             return self.unreachable(service, cause(status));
@@ -108,7 +109,7 @@ impl Node {
     }
 }
 
-/// Returns whether the watcher was too slow and must start over.
+/// Returns whether the watching client was too slow for the stream and must start over.
 pub(crate) fn is_behind(error: &CommandError) -> bool {
     let overloaded = |failure: &Failure| failure.reason == Reason::Overloaded;
     matches!(error, CommandError::Failed { failure, .. } if overloaded(failure))
@@ -125,7 +126,7 @@ fn is_of_transport(code: Code) -> bool {
     )
 }
 
-/// Returns the innermost message: "tcp connect error" is too vague.
+/// Returns the innermost message of the error, because the outer "tcp connect error" is too vague.
 fn cause(status: &Status) -> String {
     let mut source = status.source();
     let mut message = status.message().to_owned();

@@ -2,7 +2,7 @@ use std::io::{self, BufWriter, StdoutLock, Write};
 
 use crate::error::CommandError;
 
-/// Flushes after each call: the reader of a watch waits for every line.
+/// Standard output, which is flushed after each call because the reader of a watch waits for every line.
 #[derive(Debug)]
 pub(crate) struct Out<W: Write = BufWriter<StdoutLock<'static>>>(W);
 

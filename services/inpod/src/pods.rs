@@ -1,4 +1,4 @@
-//! `inpod pods`: lists pods.
+//! `inpod pods`: lists the pods of the node with their state.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! `inpod resync`: re-verifies pods, repairs drift, retries pending work.
+//! `inpod resync`: re-verifies pods, repairs drift and retries pending work.
 
 use inpod_proto::{podevents::v1::ResyncRequest, types::v1::PodSelector};
 
@@ -11,7 +11,7 @@ use crate::{
     pods,
 };
 
-/// Prints pods after the resync.
+/// Resyncs the pods and prints their state afterwards.
 pub(crate) async fn run(
     node: &Node,
     pod: &Option<PodSelector>,

@@ -1,4 +1,4 @@
-//! `inpod status`: shows the services' readiness.
+//! `inpod status`: shows whether the services are ready, and the conditions of pod-events.
 
 use std::time::SystemTime;
 
@@ -17,7 +17,7 @@ use crate::{
 
 const SERVICES: [&str; 3] = [POD_EVENTS, "netconfig", "ztunnel-broker"];
 
-/// Fails if a service is unreachable, else if one is not ready.
+/// Prints the table, and fails with the worst result: an unreachable service comes before a service that is not ready.
 pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), CommandError> {
     let mut table = Table::new(&["SERVICE", "CONDITION", "OK", "SINCE", "MESSAGE"]);
     let mut result = Ok(());

@@ -2,7 +2,7 @@ use std::iter::zip;
 
 const GAP: &str = "  ";
 
-/// A table whose rows have equally many cells.
+/// A text table, whose rows all have the same number of cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     widths: Vec<usize>,
@@ -19,7 +19,7 @@ impl Table {
         table
     }
 
-    /// Escapes control characters; an empty cell becomes a dash.
+    /// Adds a row. Control characters are escaped, and an empty cell becomes a dash.
     pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
         let row: Vec<_> = row.into_iter().map(|cell| shown(&cell)).collect();
         for (width, cell) in zip(&mut self.widths, &row) {
@@ -28,7 +28,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Removes rendered rows; later ones keep the widths.
+    /// Renders and removes all rows. The widths stay, so that rows added later align with the printed ones.
     pub(crate) fn take(&mut self) -> String {
         let rows = std::mem::take(&mut self.rows);
         rows.iter().map(|row| self.render(row) + "\n").collect()
@@ -48,7 +48,7 @@ fn shown(cell: &str) -> String {
     clean(cell)
 }
 
-/// Escapes foreign text that would move the cursor or start a line.
+/// Escapes characters in foreign text that would move the cursor or start a new line.
 pub(crate) fn clean(text: &str) -> String {
     let is_odd =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -2,16 +2,16 @@ use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
-/// Returns "" for an unset time.
+/// Formats how long ago a time is; empty for an unset time.
 pub(crate) fn age(at: Option<Timestamp>, now: SystemTime) -> String {
     let at = at.and_then(|at| SystemTime::try_from(at).ok());
-    // A clock set back puts recent times in the future.
+    // After the clock was set back, recent times are in the future.
     at.map_or_else(String::new, |at| {
         span(now.duration_since(at).unwrap_or_default())
     })
 }
 
-/// Returns "" for an unset time.
+/// Formats how far ahead a time is; empty for an unset time.
 pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     let at = at.and_then(|at| SystemTime::try_from(at).ok());
     at.map_or_else(String::new, |at| match at.duration_since(now) {
@@ -20,7 +20,7 @@ pub(crate) fn ahead(at: Option<Timestamp>, now: SystemTime) -> String {
     })
 }
 
-/// Shows the two largest units.
+/// Formats a duration in its two largest units.
 fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

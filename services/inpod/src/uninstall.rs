@@ -1,8 +1,8 @@
-//! `inpod uninstall` and `inpod handover`: removes inpod from every node and waits for it.
+//! `inpod uninstall` and `inpod handover`: request the removal of inpod from every node and wait for the nodes.
 //!
-//! The request is a ConfigMap mounted by the agent's containers. Their one-line receipts appear as
-//! termination messages, so that nothing on a node needs a right to write. The command is repeatable: earlier
-//! requests and results count.
+//! The request is a ConfigMap that the agent's containers mount. Each container reports a one-line receipt as its
+//! termination message, so that no process on a node needs a right to write. The command may be repeated: requests and
+//! results of earlier runs count.
 
 mod progress;
 
@@ -28,23 +28,23 @@ use crate::{
 };
 use progress::{NodeProgress, installer_image, progress_by_node};
 
-/// The ConfigMap and its key.
+/// The ConfigMap that holds the request, and the key of the mode.
 const CONFIG_MAP: &str = "inpod-leave";
 const MODE_KEY: &str = "mode";
 
-/// The request's time; earlier receipts do not count.
+/// The annotation with the time of the request: receipts from before do not count.
 const SINCE_ANNOTATION: &str = inpod_types::keys::LEAVE_SINCE;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The client, and where the agent is installed.
+/// A client of the API server, and the namespace and labels of the agent's pods.
 struct Cluster {
     client: Client,
     namespace: String,
     selector: String,
 }
 
-/// Prints the progress of each node.
+/// Writes the request and prints the progress of each node until no reachable node is unfinished, or until the timeout.
 pub(crate) async fn run(options: &UninstallOptions, out: &mut Out) -> Result<(), CommandError> {
     let cluster = Cluster::connect(options).await?;
     let since = cluster.request(options.mode).await?;
@@ -88,7 +88,7 @@ fn report_changes(
     Ok(())
 }
 
-/// Prints commands for unfinished nodes; fails if any is reachable.
+/// Prints a command for each unfinished node, and fails if one of these nodes is reachable.
 fn report_result(
     nodes: &BTreeMap<String, NodeProgress>,
     mode: Mode,
@@ -122,7 +122,7 @@ fn report_result(
 
 struct QueryError {
     error: CommandError,
-    /// A retry would fail, too.
+    /// A retry would fail in the same way.
     is_final: bool,
 }
 
@@ -133,7 +133,7 @@ async fn with_timeout<T>(
     match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(QueryError {
-            // Rejected by the API server.
+            // The API server rejected the request, for a reason other than overload.
             is_final: matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429),
             error: kubernetes::error(what, &error),
         }),
@@ -157,7 +157,7 @@ impl Cluster {
         })
     }
 
-    /// Returns the request's time in seconds since 1970.
+    /// Writes the request unless an earlier run has written the same one, and returns its time in seconds since 1970.
     async fn request(&self, mode: Mode) -> Result<i64, CommandError> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
         let what = format!("read ConfigMap {}/{CONFIG_MAP}", self.namespace);
@@ -209,7 +209,7 @@ impl Cluster {
     }
 }
 
-/// Requires the same mode.
+/// Returns the time of an earlier request, if its mode is the same.
 fn requested_since(map: &ConfigMap, mode: Mode) -> Option<i64> {
     let mode_set = map.data.as_ref()?.get(MODE_KEY)?;
     let since = map

@@ -1,4 +1,4 @@
-//! `inpod pods --watch`: prints pods, then changes.
+//! `inpod pods --watch`: prints the pods, then each change.
 
 use std::{
     collections::BTreeSet,
@@ -25,14 +25,14 @@ use crate::{
     table::Table,
 };
 
-/// Delays a new start: the service may be overloaded.
+/// The delay before the watch starts over, because the service may be overloaded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs until the service ends, or the output is closed.
+/// Runs until the service ends the stream, or until the output is closed.
 pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
     loop {
         match watch(node, query, out).await {
-            // Start over to read missed changes.
+            // The service has dropped changes; a new watch starts with the complete state.
             Err(error) if is_behind(&error) => sleep(RETRY_INTERVAL).await,
             ended => return ended,
         }
@@ -40,7 +40,7 @@ pub(crate) async fn run(node: &Node, query: &PodQuery, out: &mut Out) -> Result<
 }
 
 async fn watch(node: &Node, query: &PodQuery, out: &mut Out) -> Result<(), CommandError> {
-    // A timeout would end the whole stream.
+    // The request has no timeout, because a timeout would end the whole stream.
     let request = Request::new(WatchEnrollmentsRequest {
         pod: pods::selector(query),
     });
@@ -61,7 +61,7 @@ struct Screen<'a> {
     query: &'a PodQuery,
     table: Table,
     complete: bool,
-    /// The last matches: a pod that no longer matches is printed once more.
+    /// The pods that matched last: a pod that no longer matches is printed once more.
     shown: BTreeSet<(String, String)>,
 }
 
@@ -110,7 +110,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Renders the initial table once complete, then a line per change.
+    /// Renders nothing until the initial state is complete, then the table, then a line per change.
     fn lines(&mut self, response: &WatchEnrollmentsResponse) -> String {
         match &response.event {
             Some(Event::Pod(pod)) => self.table.push(pods::row(pod, SystemTime::now())),

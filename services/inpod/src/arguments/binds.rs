@@ -7,13 +7,12 @@ use super::{Format, flag, format_of, named_pod, output, path, pods};
 
 #[derive(Clone, Debug)]
 pub(crate) struct BindsQuery {
-    /// An unset field, or none at all, matches all pods.
+    /// The selected pods: an unset field matches every pod, and so does an unset selector.
     pub(crate) pod: Option<PodSelector>,
     pub(crate) states: Vec<PodState>,
     pub(crate) labels: Vec<String>,
     pub(crate) unhealthy: bool,
     pub(crate) admitted_unenrolled: bool,
-    /// Reads from Kubernetes which ports Services target.
     pub(crate) services: bool,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) format: Format,

@@ -8,10 +8,10 @@ use crate::doctor::DoctorOptions;
 #[derive(Clone, Debug)]
 pub(crate) struct BundleOptions {
     pub(crate) doctor: DoctorOptions,
-    /// A `.tar` file or a directory.
+    /// The file to write, if its name ends in `.tar`; otherwise the directory.
     pub(crate) output: PathBuf,
     pub(crate) redact_addresses: bool,
-    /// Added to those of inpod's pods.
+    /// Log files to collect in addition to the logs of inpod's pods.
     pub(crate) logs: Vec<PathBuf>,
 }
 

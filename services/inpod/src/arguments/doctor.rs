@@ -1,4 +1,4 @@
-//! Arguments of `doctor`, and paths shared with `bundle`.
+//! Arguments of `doctor`, and the paths that `bundle` shares with `doctor`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     host_fs::HostFs,
 };
 
-/// Returns options for the host's root, then for paths below it as host processes see them.
+/// Returns the option for the host's root, followed by options for paths below the root as host processes see them.
 pub(super) fn host_paths() -> [Arg; 5] {
     [
         path(
@@ -71,7 +71,7 @@ pub(super) fn options(matches: &ArgMatches) -> DoctorOptions {
     }
 }
 
-/// Returns the sockets' directory as seen here, below any `--host-root`.
+/// Returns the sockets' directory as this process sees the directory: below the root if `--host-root` is given.
 pub(super) fn run_dir(matches: &ArgMatches, run_dir: PathBuf) -> PathBuf {
     let Some(("doctor" | "bundle", rest)) = matches.subcommand() else {
         return run_dir;

@@ -1,4 +1,4 @@
-//! Arguments of `pods`, and filters shared with `binds`.
+//! Arguments of `pods`, and the filters that `binds` shares with `pods`.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use inpod_proto::podevents::v1::PodState;

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{path, string, text};
 
-/// The things that nodes keep of inpod.
+/// Selects how much of inpod stays on the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Withdraws pods and reverts all changes.
@@ -63,7 +63,7 @@ fn arguments() -> [Arg; 4] {
             "Name of the agent's DaemonSet, and of the label app.kubernetes.io/name on its pods",
         )
         .default_value("inpod"),
-        // Replaces the global option of this name.
+        // Replaces the global option of the same name, which limits the answer of one service.
         Arg::new("timeout")
             .long("timeout")
             .value_name("TIME")
@@ -104,7 +104,7 @@ pub(super) fn leave() -> Command {
         .args(arguments())
 }
 
-/// Reads `--mode` if `mode` is unset.
+/// Takes the mode from the subcommand, or from `--mode` for the former subcommand `leave`.
 pub(super) fn options(mode: Option<Mode>, matches: &ArgMatches) -> UninstallOptions {
     let given = || matches.get_one("mode").copied();
     UninstallOptions {

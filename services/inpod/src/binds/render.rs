@@ -20,7 +20,7 @@ const HEADER: [&str; 8] = [
     "WARNING",
 ];
 
-/// Renders ports, then uninspected pods, then explanations of changes and warnings.
+/// Renders the ports, followed by the pods that could not be inspected and by explanations of the changes and warnings.
 pub(super) fn text(pods: &[PodBinds]) -> String {
     let mut table = Table::new(&HEADER);
     for pod in pods {
@@ -92,7 +92,7 @@ fn cells(port: &PortBinds) -> Vec<String> {
     ]
 }
 
-/// Returns, for example, `container (http), service web`.
+/// Describes where the port was declared, for example `container (http), service web`.
 fn source(port: &PortBinds) -> String {
     let names = match port.names.join(" ") {
         names if names.is_empty() => names,
@@ -118,7 +118,8 @@ fn format_kind(kind: BindKind) -> &'static str {
     }
 }
 
-/// Lists each address once, as a server may have a socket per thread (`SO_REUSEPORT`). They arrive sorted.
+/// Lists each address once, because a server may have a socket per thread (`SO_REUSEPORT`). The service returns the
+/// addresses sorted.
 fn addresses(port: &PortBinds) -> String {
     let mut addresses: Vec<_> = port.binds.iter().map(format_bind).collect();
     addresses.dedup();

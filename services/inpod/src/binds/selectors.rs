@@ -1,6 +1,6 @@
-//! Ports of Services without an EndpointSlice (a new Service, or no controller). Selects pods and resolves named
-//! ports like the endpoint slice controller (kubernetes, pkg/api/v1/pod `FindPort`: by name and protocol, of
-//! containers and of restartable init containers).
+//! Ports of Services without an EndpointSlice, because the Service is new or no controller runs. Selects pods and
+//! resolves named ports like the endpoint slice controller (kubernetes, pkg/api/v1/pod `FindPort`: by name and
+//! protocol, of containers and of restartable init containers).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use super::services::{number, protocol};
 
 pub(super) type Name = (String, String);
 
-/// Returns Services that select pods but have no slice.
+/// Returns the Services that select pods but have no slice yet.
 pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> Vec<Service> {
     let lacks_slice = |service: &Service| {
         let name = name(service);
@@ -26,7 +26,7 @@ pub(super) fn without_slices(services: Vec<Service>, known: &BTreeSet<Name>) -> 
     services.into_iter().filter(lacks_slice).collect()
 }
 
-/// Returns these pods' ports that Services target.
+/// Returns the ports of `pods` that the Services target.
 pub(super) fn ports(services: &[Service], pods: &[Pod]) -> Vec<ServicePort> {
     let pairs = services.iter().flat_map(|service| {
         let chosen = pods.iter().filter(move |pod| selects(service, pod));
@@ -42,7 +42,8 @@ fn name(service: &Service) -> Option<Name> {
     Some((metadata.namespace.clone()?, metadata.name.clone()?))
 }
 
-/// Ignores empty selectors and those of an ExternalName (core/v1, ServiceSpec).
+/// Returns the selector of a Service, unless the selector is empty or the Service is an ExternalName, whose selector
+/// has no effect (core/v1, ServiceSpec).
 fn selector(service: &Service) -> Option<&BTreeMap<String, String>> {
     let spec = service.spec.as_ref()?;
     let is_name = spec.type_.as_deref() == Some("ExternalName");
@@ -90,10 +91,11 @@ fn ports_of(service: &Service, pod: &Pod) -> Vec<ServicePort> {
     declared.filter_map(port).collect()
 }
 
-/// Returns the Service's own port unless it names another.
+/// Returns the port of the pod to which the Service forwards: the Service's own port unless the Service names a target
+/// port.
 fn target(declared: &Declared, of: PortProtocol, pod: &Pod) -> Option<u32> {
     match &declared.target_port {
-        // Zero means unset (core/v1, SetDefaults_Service).
+        // A target port of zero is unset (core/v1, SetDefaults_Service).
         None | Some(IntOrString::Int(0)) => number(declared.port),
         Some(IntOrString::Int(port)) => number(*port),
         Some(IntOrString::String(name)) => containers(pod)

@@ -1,5 +1,5 @@
-//! Ports of this node's pods that Services target, from EndpointSlices, which contain resolved ports and pods that
-//! are not ready. Services without a slice are matched by selector.
+//! Finds the ports of this node's pods to which Services forward. EndpointSlices contain resolved ports, and pods that
+//! are not ready, too; Services without a slice are matched by selector.
 
 use std::{collections::BTreeSet, fmt::Debug};
 
@@ -25,19 +25,19 @@ use crate::{
     node::{Node, POD_EVENTS},
 };
 
-/// The label with a slice's Service.
+/// The label that names the Service of a slice.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
 const PAGE_SIZE: u32 = 500;
 
-/// The error, if any, means that ports are incomplete.
+/// The ports found so far; `missing` is set if the list is incomplete.
 #[derive(Debug, Default)]
 pub(super) struct ServicePorts {
     pub(super) ports: Vec<ServicePort>,
     pub(super) missing: Option<CommandError>,
 }
 
-/// Reports errors of Kubernetes in the result.
+/// Reads the ports and reports an error of Kubernetes in the result, so that the other facts are still printed.
 pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePorts, CommandError> {
     let mut client = node.pod_events();
     let status = client.get_status(node.request(GetStatusRequest {}));
@@ -61,7 +61,7 @@ pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<ServicePort
 
 struct Query<'a> {
     client: Client,
-    /// All namespaces if unset.
+    /// The namespace to query; all namespaces if unset.
     namespace: Option<&'a str>,
     node: &'a str,
 }
@@ -119,7 +119,7 @@ impl Query<'_> {
     }
 }
 
-/// Returns the API server's message, which names the missing right.
+/// Returns the message of the API server, which names the missing right.
 fn describe_error(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
@@ -177,12 +177,13 @@ fn pod(endpoint: &Endpoint) -> Option<PodRef> {
     })
 }
 
-/// Accepts only numeric TCP or UDP ports.
+/// Returns the port if its number is valid and its protocol is TCP or UDP.
 fn parse_port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
     Some((protocol(port.protocol.as_deref())?, number(port.port?)?))
 }
 
-/// Defaults to TCP (core/v1, ServicePort); returns `None` for unsupported ones.
+/// Parses a protocol, which defaults to TCP (core/v1, ServicePort). Returns `None` for protocols that inpod does not
+/// list.
 pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     match name {
         None | Some("TCP") => Some(PortProtocol::Tcp),
@@ -191,7 +192,7 @@ pub(super) fn protocol(name: Option<&str>) -> Option<PortProtocol> {
     }
 }
 
-/// Returns only a valid port number.
+/// Returns the number if it is a valid port.
 pub(super) fn number(port: i32) -> Option<u32> {
     let number = u16::try_from(port).ok().filter(|number| *number > 0)?;
     Some(number.into())

@@ -8,11 +8,11 @@ use tokio::time::{Instant, timeout};
 use super::{redact::Redactor, sink::Sink};
 use crate::{arguments::BundleOptions, error::CommandError, host_fs::Observed};
 
-/// The limits of one part, and of all parts.
+/// The limits of one part, and of all parts together.
 const PART_TIMEOUT: Duration = Duration::from_secs(20);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The limit of all parts together.
+/// The limit of all redacted parts together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
 
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ impl Collector {
         })
     }
 
-    /// Lists the part as missing if it does not arrive in time.
+    /// Collects the part, or lists the part as missing if it does not arrive in time.
     pub(super) async fn add(
         &mut self,
         name: &str,
@@ -90,7 +90,7 @@ impl Collector {
         bytes: usize,
         missing: Option<String>,
     ) -> Result<(), CommandError> {
-        // Errors may quote what was read.
+        // An error may quote the content of a file or a response, so errors are redacted like parts.
         let missing = missing.map(|why| self.redactor.redact_text(&why));
         self.entries.push(ManifestEntry {
             name: name.to_owned(),
@@ -100,7 +100,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Returns a summary of the bundle.
+    /// Writes the manifest and returns a summary of the bundle.
     pub(super) fn finish(mut self) -> Result<String, CommandError> {
         let shown = |part: &ManifestEntry| json!({"name": part.name, "bytes": part.bytes, "missing": part.missing});
         let parts: Vec<_> = self.entries.iter().map(shown).collect();

@@ -6,13 +6,14 @@ use std::{
 
 use crate::host_fs::{HostFs, Observed};
 
-/// The limit of a log, whose end is kept.
+/// The most bytes of a log that are collected; only the end of a longer log is kept.
 const MAX_LOG_BYTES: u64 = 2 << 20;
 
-/// Logs per pod (`NAMESPACE_NAME_UID`), then per container.
+/// The kubelet's log directory, which has a directory per pod (`NAMESPACE_NAME_UID`) and below a directory per
+/// container.
 const POD_LOG_DIRECTORY: &str = "/var/log/pods";
 
-/// Starts at the start of a line.
+/// Reads the end of a log, from the start of a line.
 pub(super) fn tail(path: &Path) -> Observed<String> {
     let read = || {
         let mut file = File::open(path)?;
@@ -33,11 +34,11 @@ fn from_line(text: &str) -> String {
         .to_owned()
 }
 
-/// Returns name and path on the node for each log.
+/// Returns the name in the bundle and the path on the node for each log of inpod's pods.
 pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     let mut found = Vec::new();
     let pods = root.names(POD_LOG_DIRECTORY)?.unwrap_or_default();
-    // The name is NAMESPACE_inpod-HASH_UID in any namespace.
+    // Directories of inpod's pods are named NAMESPACE_inpod-HASH_UID, whatever the namespace.
     let is_ours = |pod: &&String| {
         pod.split('_')
             .nth(1)
@@ -63,7 +64,8 @@ pub(super) fn logs(root: &HostFs) -> Observed<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// Returns the command line, and the settings in the environment.
+/// Returns the command line and the settings in the environment, followed by the cgroup, status and limits of the
+/// process.
 pub(super) fn started(root: &HostFs, pid: i32) -> Observed<String> {
     let lines = |text: String| text.split('\0').map(str::to_owned).collect::<Vec<_>>();
     let command = lines(root.text(format!("/proc/{pid}/cmdline"))?).join("\n  ");

@@ -1,4 +1,5 @@
-//! The parts, the most useful first.
+//! The parts of a bundle. The most useful parts come first, because the limits of time and size apply to the bundle as
+//! a whole.
 
 use inpod_proto::{
     netconfig::v1::{
@@ -21,7 +22,7 @@ use crate::{
     node::{BROKER, NETCONFIG, Node, POD_EVENTS},
 };
 
-/// The limit of pods, and of network namespaces.
+/// The most pods, and the most network namespaces, that are described one by one.
 const MAX_ITEMS: usize = 500;
 
 const HOST_FILES: [(&str, &str); 7] = [
@@ -120,7 +121,7 @@ async fn pods(node: &Node, to: &mut Collector) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Includes what ApplyRules would do, as only pod-events knows the desired rules.
+/// Explains a pod, including the pending changes to its rules: only pod-events knows the desired rules.
 async fn explained(node: &Node, pod: PodSelector) -> Observed<String> {
     let mut client = node.pod_events();
     let answer = client.explain_pod(node.request(ExplainPodRequest { pod: Some(pod) }));
@@ -267,12 +268,12 @@ fn logs(options: &BundleOptions, to: &mut Collector) -> Result<(), CommandError>
     }
 }
 
-/// Numbers the parts, whose names may be truncated.
+/// Returns a file name that starts with a number, because truncated names may be equal.
 fn name(part: &str, number: usize, of: &str) -> String {
     format!("{part}/{number:03}-{}.json", plain(of))
 }
 
-/// Leaves what a file's name in an archive permits.
+/// Replaces the characters that a file name in an archive does not permit.
 fn plain(name: &str) -> String {
     let plain = |c: char| match c {
         c if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') => c,

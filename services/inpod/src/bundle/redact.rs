@@ -1,5 +1,5 @@
-//! Removes secrets: tokens, keys, the values of labels, annotations and variables that are not inpod's or Istio's,
-//! and addresses on request.
+//! Removes secrets: tokens, keys, and the values of labels, annotations and variables that belong neither to inpod nor
+//! to Istio. Replaces addresses on request.
 
 mod text;
 
@@ -10,13 +10,13 @@ use serde_json::{Map, Value};
 
 pub(super) const REDACTED: &str = "REDACTED";
 
-/// Keys whose entries have users' values.
+/// Keys of objects and lists whose entries hold values of users.
 const USER_VALUE_KEYS: [&str; 4] = ["annotations", "labels", "env", "environment"];
 
-/// For variables; labels and annotations are in `inpod_types::keys`.
+/// The prefix of inpod's own variables. The prefixes of labels and annotations are in `inpod_types::keys`.
 const OWN_PREFIX: &str = "INPOD_";
 
-/// Parts of keys that name secrets.
+/// Parts of keys that name secrets, such as `access_token`.
 const SECRET_MARKERS: [&str; 10] = [
     "token",
     "password",
@@ -30,10 +30,10 @@ const SECRET_MARKERS: [&str; 10] = [
     "private",
 ];
 
-/// Gives the same address the same placeholder throughout.
+/// Redacts text, and gives the same address the same placeholder throughout the bundle.
 #[derive(Debug)]
 pub(super) struct Redactor {
-    /// Placeholders by address; `None` keeps addresses.
+    /// The number of each address's placeholder; `None` keeps addresses in the output.
     addresses: Option<RefCell<BTreeMap<IpAddr, usize>>>,
 }
 
@@ -44,7 +44,7 @@ impl Redactor {
         }
     }
 
-    /// Describes what is redacted, for the manifest.
+    /// Lists the redacted kinds of values for the manifest.
     pub(super) fn describe(&self) -> &'static str {
         match self.addresses {
             Some(_) => {
@@ -56,7 +56,7 @@ impl Redactor {
         }
     }
 
-    /// Parses JSON, as a whole or at the end of a line.
+    /// Redacts text, which may be JSON as a whole or have a JSON object at the end of each line.
     pub(super) fn redact_text(&self, text: &str) -> String {
         if let Ok(value @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(text) {
             return format!("{:#}\n", self.redact_value(value));
@@ -68,7 +68,7 @@ impl Redactor {
         clean
     }
 
-    /// Redacts a line: the runtime's prefix and a message.
+    /// Redacts a line of a log: the runtime's prefix, and the message, which may be a JSON object.
     fn redact_line(&self, line: &str) -> String {
         let start = line.find('{').unwrap_or(line.len());
         let (before, object) = line.split_at(start);
@@ -138,7 +138,7 @@ impl Redactor {
         Value::Object(entries.collect())
     }
 
-    /// Redacts a variable: `name` and `value`, or `NAME=value`.
+    /// Redacts a variable, which is an object with `name` and `value` or a string `NAME=value`.
     fn variable(&self, value: Value) -> Value {
         let name = match &value {
             Value::Object(map) => map.get("name").and_then(Value::as_str).unwrap_or_default(),
@@ -178,7 +178,7 @@ mod tests {
         let text = r#"{"metadata":{"annotations":{"team/note":"hunter2","istio.io/dataplane-mode":"ambient","proxy.istio.io/config":"hunter2"}},
             "env":[{"name":"DB","value":"hunter2"},{"name":"INPOD_PEER","value":"pod"},"X=hunter2"],
             "password":"hunter2","plugins":[{"type":"bridge","mtu":1e400}]}"#;
-        // The parser reads overflowing numbers as text.
+        // The parser reads a number that overflows as text.
         let text = text.replace("1e400", "1400");
         let clean = clean(&text);
         assert!(!clean.contains("hunter2"), "{clean}");

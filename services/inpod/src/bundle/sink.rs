@@ -1,4 +1,4 @@
-//! Writes to an archive or a directory.
+//! Writes the files of a bundle to an archive or a directory.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -11,20 +11,20 @@ use std::{
 use super::tar;
 use crate::error::CommandError;
 
-/// The directory of all files of an archive.
+/// The directory within the archive that contains all files.
 const TOP_DIRECTORY: &str = "inpod-bundle";
 
-/// The output, readable only by its owner.
+/// The output, which only its owner can read.
 #[derive(Debug)]
 pub(super) struct Sink {
     path: PathBuf,
     time: u64,
-    /// Unset for a directory.
+    /// Unset if the output is a directory.
     archive: Option<BufWriter<File>>,
 }
 
 impl Sink {
-    /// Creates the output, which must not exist yet.
+    /// Creates the output, and fails if the path already exists.
     pub(super) fn new(path: &Path) -> Result<Self, CommandError> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let is_archive = path.extension().is_some_and(|extension| extension == "tar");
@@ -46,7 +46,7 @@ impl Sink {
         })
     }
 
-    /// Writes a file whose name contains no `..`.
+    /// Writes a file, whose name must not contain `..`.
     pub(super) fn put(&mut self, name: &str, content: &[u8]) -> Result<(), CommandError> {
         let path = self.path.join(name);
         let written = match &mut self.archive {
@@ -61,7 +61,7 @@ impl Sink {
         written.map_err(at(&path))
     }
 
-    /// Returns the path of the output.
+    /// Completes the output and returns its path.
     pub(super) fn finish(mut self) -> Result<PathBuf, CommandError> {
         if let Some(archive) = &mut self.archive {
             let ended = tar::end(archive).and_then(|()| archive.flush());

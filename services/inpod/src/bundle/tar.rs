@@ -1,4 +1,4 @@
-//! Writes ustar archives (tar(5)): headers of 512 bytes, contents in blocks of that size.
+//! Writes ustar archives (tar(5)): each file has a header of 512 bytes, followed by its content in blocks of 512 bytes.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ const BLOCK: usize = 512;
 
 const MAX_NAME_BYTES: usize = 100;
 
-/// Truncates names that are too long.
+/// Writes a file, and truncates a name that is too long for the header.
 pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -> io::Result<()> {
     to.write_all(&header(name, content.len(), time))?;
     to.write_all(content)?;
@@ -17,7 +17,7 @@ pub(super) fn file(to: &mut impl Write, name: &str, content: &[u8], time: u64) -
     Ok(())
 }
 
-/// Writes two empty blocks, the end.
+/// Writes the end of an archive, which is two empty blocks.
 pub(super) fn end(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&[0; 2 * BLOCK])
 }
@@ -36,7 +36,7 @@ fn header(name: &str, size: usize, time: u64) -> Vec<u8> {
     put("0000000\0", 8);
     put(&format!("{size:011o}\0"), 12);
     put(&format!("{time:011o}\0"), 12);
-    // Blanks stand for the checksum while it is computed.
+    // The checksum is computed as if its own field contained blanks.
     put("        ", 8);
     put("0", 1);
     put("", 100);

@@ -1,5 +1,6 @@
-//! Network configurations as runtimes read them: libcni loads `.conf`, `.conflist` and `.json` by name. containerd
-//! uses the first and fails if it is invalid; CRI-O continues with the next.
+//! Reads network configurations like container runtimes: libcni loads `.conf`, `.conflist` and `.json` files in the
+//! order of their names. containerd uses the first file and fails if the file is invalid; CRI-O continues with the next
+//! file.
 
 use std::fs;
 
@@ -18,32 +19,31 @@ const OTHER_MESH_PLUGINS: [&str; 5] = [
 
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
-    /// Holds the network configurations.
+    /// The directory of the network configurations.
     pub(crate) directory: String,
-    /// Holds the plugins' binaries.
+    /// The directory of the plugins' binaries.
     pub(crate) plugins: String,
     pub(crate) source: String,
-    /// `None` without the directory.
+    /// The configurations in the order of their names, or `None` if the directory does not exist.
     pub(crate) networks: Observed<Option<Vec<Network>>>,
-    /// Files that Cilium has renamed.
     pub(crate) renamed: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) file: String,
-    /// Types in order, or the reason why the file is invalid.
+    /// The types of the plugins in the order of their calls, or the reason why the file is invalid.
     pub(crate) plugins: Result<Vec<String>, String>,
 }
 
 impl Network {
-    /// Counts the calls of inpod.
+    /// Counts how often the chain calls inpod-cni.
     pub(crate) fn calls(&self) -> usize {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         plugins.iter().filter(|it| *it == PLUGIN).count()
     }
 
-    /// Returns whether it has no other plugin.
+    /// Returns whether inpod-cni is the only plugin of the network.
     pub(crate) fn is_ours_alone(&self) -> bool {
         matches!(self.plugins.as_deref(), Ok([one]) if one == PLUGIN)
     }
@@ -56,7 +56,7 @@ impl Network {
             .collect()
     }
 
-    /// Returns whether it delegates by rules of its own.
+    /// Returns whether the first plugin is a meta plugin, which selects another network by its own rules.
     pub(crate) fn is_meta(&self) -> bool {
         let plugins = self.plugins.as_deref().unwrap_or_default();
         plugins.first().is_some_and(|it| it.starts_with("multus"))
@@ -80,7 +80,7 @@ pub(crate) fn networks(root: &HostFs, directory: &str) -> Observed<Option<Vec<Ne
     Ok(Some(networks.map(read).collect()))
 }
 
-/// Lists files that Cilium has renamed (`cni.exclusive`).
+/// Lists the files that Cilium has renamed because of its setting `cni.exclusive`.
 pub(crate) fn renamed(root: &HostFs, directory: &str) -> Vec<String> {
     let names = root.names(directory).ok().flatten().unwrap_or_default();
     let is_renamed = |name: &String| name.ends_with(".cilium_bak");

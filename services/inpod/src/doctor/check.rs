@@ -3,10 +3,10 @@ use super::codes::{Code, Verdict};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
     pub(crate) code: Code,
-    /// Empty if there is only one.
+    /// The checked object; empty if the node has only one object of this kind.
     pub(crate) subject: String,
     pub(crate) verdict: Verdict,
-    /// Evidence, or why the check could not be done.
+    /// The evidence, or the reason why the check could not be done.
     pub(crate) found: String,
 }
 

@@ -1,4 +1,4 @@
-//! Pure functions from facts to results.
+//! Pure functions that turn facts into the results of checks.
 
 mod chain;
 mod kernel;
@@ -12,7 +12,7 @@ use super::{
     facts::{Facts, Inode, Kind},
 };
 
-/// Causes come before what follows from them.
+/// Runs all checks. The checks of causes come before the checks of their consequences.
 pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     let parts: [fn(&Facts) -> Vec<Check>; 6] = [
         kernel::checks,
@@ -25,7 +25,7 @@ pub(crate) fn run(facts: &Facts) -> Vec<Check> {
     parts.iter().flat_map(|part| part(facts)).collect()
 }
 
-/// Describes a wrong type, or excess permissions.
+/// Describes a wrong file type, or permissions beyond `mode`; returns `None` if type and permissions are right.
 fn openness(inode: Inode, kind: Kind, mode: u32) -> Option<String> {
     let Inode {
         mode: found,

@@ -1,4 +1,4 @@
-//! The closed list of doctor's problems.
+//! The closed list of the problems that doctor can report.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// In the order of the page.
+            /// All codes in the order of the documentation page.
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$variant),*];
 
@@ -34,16 +34,14 @@ macro_rules! codes {
     };
 }
 
-/// The worst verdict comes last.
+/// The result of a check; the worst verdict comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
-    /// No problem was found.
     Ok,
-    /// The check could not be done.
     Unknown,
-    /// Works at least in part, but an operator should know.
+    /// The node works at least in part, but an operator should know of the problem.
     Warning,
-    /// Pods cannot start or are outside the mesh, or will be soon.
+    /// Pods cannot start or are outside the mesh, or soon will be.
     Failed,
 }
 

@@ -1,4 +1,4 @@
-//! Gathers facts: each function reads below the node's root, or makes a call with a deadline.
+//! Gathers facts. Each function reads files below the node's root, or calls a service with a deadline.
 
 mod kernel;
 mod process;
@@ -21,16 +21,16 @@ pub(crate) use state::INSTALLER_STATE;
 
 pub(crate) const INSTALLER: &str = "installer";
 
-/// Services with a socket, dependencies first.
+/// The services that every node has; the dependencies of a service come before the service.
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", INSTALLER];
 
-/// Services that are deployed if their directory exists.
+/// The services that count as deployed only if their directory exists.
 pub(crate) const OPTIONAL_SERVICES: [&str; 2] = ["repair", "injector"];
 
-/// Short: doctor is for nodes where something hangs.
+/// The limit of one call. The limit is short, because doctor is run on nodes where some service hangs.
 pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Host paths; defaults apply where unset.
+/// The paths on the host; the runtime's directories are used if the CNI directories are unset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostPaths {
     pub(crate) cni_conf_dir: Option<String>,
@@ -40,7 +40,7 @@ pub(crate) struct HostPaths {
     pub(crate) run_dir: String,
 }
 
-/// The files below `/proc/sys`.
+/// The sysctls to read, as paths below `/proc/sys`.
 const SYSCTLS: [&str; 10] = [
     "net/ipv4/conf/all/rp_filter",
     "net/ipv4/conf/default/rp_filter",
@@ -104,7 +104,7 @@ fn mounts_of(root: &HostFs, pid: i32) -> Observed<Vec<mounts::Mount>> {
     Ok(mounts::parse(&root.text(format!("/proc/{pid}/mountinfo"))?))
 }
 
-/// Requires the node's own network namespace.
+/// Reads the sysctls, which are the node's only if this process runs in the node's network namespace.
 fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     let read = |name| {
         (
@@ -116,7 +116,8 @@ fn sysctls(root: &HostFs) -> BTreeMap<&'static str, Observed<String>> {
     SYSCTLS.into_iter().map(read).collect()
 }
 
-/// Reads the directories of the caller, else of the runtime.
+/// Reads the network configurations from the directories that the caller names, or else from the directories of the
+/// runtime.
 pub(crate) fn network_chain(root: &HostFs, paths: &HostPaths) -> Chain {
     let found = runtime::directories(root);
     let given = |given: &Option<String>, found: String| given.clone().unwrap_or(found);

@@ -1,4 +1,4 @@
-//! Facts without judgment. An unreadable fact has the reason instead.
+//! The collected facts, without judgment. A fact that could not be read holds the reason instead.
 
 use std::collections::BTreeMap;
 
@@ -13,52 +13,52 @@ use crate::host_fs::Observed;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// The release of uname(2).
+    /// The release of the kernel, as uname(2) returns it.
     pub(crate) release: Observed<String>,
     pub(crate) features: BTreeMap<&'static str, Presence>,
-    /// The node's first process's mounts.
+    /// The mounts in the namespace of the node's first process.
     pub(crate) mounts: Observed<Vec<Mount>>,
-    /// The mounts that netconfig sees.
+    /// The mounts in the mount namespace of netconfig.
     pub(crate) netconfig_mounts: Observed<Vec<Mount>>,
-    /// False without SELinux, too.
+    /// False if SELinux is permissive, and on nodes without SELinux.
     pub(crate) selinux_enforcing: Observed<bool>,
     pub(crate) apparmor: Observed<bool>,
     pub(crate) runtimes: Vec<String>,
     pub(crate) chain: Chain,
     pub(crate) plugin: Plugin,
-    /// The dependencies come first.
+    /// The services in the order of `SERVICES`, then the deployed optional services.
     pub(crate) services: Vec<Service>,
     pub(crate) status: Observed<GetStatusResponse>,
     pub(crate) pods: Observed<Vec<PodSummary>>,
     pub(crate) workloads: Observed<ListWorkloadsResponse>,
     pub(crate) zds: Zds,
-    /// For claimed network namespaces only.
+    /// The states of the claimed network namespaces; netconfig reports no others.
     pub(crate) states: Observed<Vec<NetnsState>>,
     pub(crate) findings: Observed<Findings>,
-    /// Keyed by path below `/proc/sys`.
+    /// The contents of the files by path below `/proc/sys`.
     pub(crate) sysctls: BTreeMap<&'static str, Observed<String>>,
     pub(crate) directories: Vec<Directory>,
     pub(crate) kill_switch: Observed<bool>,
     pub(crate) spool: Observed<usize>,
-    /// `None` if not requested.
+    /// `None` if the caller did not request a self-test.
     pub(crate) self_test: Option<Observed<SelfTestResponse>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Built in or loaded, with evidence.
+    /// The feature is built in or loaded; holds the evidence.
     There(&'static str),
-    /// The kernel loads it on demand.
+    /// The kernel loads the module on demand; holds the module's file.
     Loadable(String),
-    /// Neither built in nor a module.
+    /// The feature is neither built in nor available as a module.
     Absent,
-    /// Could not be found out.
+    /// The sources could not be read; holds the reason.
     Unknown(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inode {
-    /// The permission bits only.
+    /// The permission bits, without the file type.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) kind: Kind,
@@ -84,12 +84,12 @@ pub(crate) struct Service {
     pub(crate) name: &'static str,
     pub(crate) directory: Observed<Option<Inode>>,
     pub(crate) socket: Observed<Option<Inode>>,
-    /// The reported readiness, or the reason for none.
+    /// The reported readiness, or the reason why the service reported none.
     pub(crate) ready: Observed<bool>,
-    /// Rejects this process as a caller.
+    /// The service answered, but rejects this process as a caller.
     pub(crate) refuses: bool,
     pub(crate) version: Observed<String>,
-    /// Read from metrics; the status of pod-events has more.
+    /// The conditions in the service's metrics; the status of pod-events also has messages.
     pub(crate) conditions: BTreeMap<String, bool>,
     pub(crate) process: Observed<Process>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct Service {
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
-    /// The content of `/proc/<pid>/attr/current`.
+    /// The security label, from `/proc/<pid>/attr/current`.
     pub(crate) label: Observed<String>,
     pub(crate) open_files: Observed<u64>,
     pub(crate) file_limit: Observed<u64>,
@@ -107,15 +107,15 @@ pub(crate) struct Process {
 pub(crate) struct Zds {
     pub(crate) path: String,
     pub(crate) socket: Observed<Option<Inode>>,
-    /// Listening processes: pid and command.
+    /// The processes that listen on the socket, by pid and command.
     pub(crate) holders: Observed<Vec<(i32, String)>>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
-    /// Counts inspected network namespaces.
+    /// The number of inspected network namespaces.
     pub(crate) inspected: usize,
-    /// Findings with their containers.
+    /// Each finding with the container id of its sandbox.
     pub(crate) of: Vec<(String, Finding)>,
 }
 
@@ -129,7 +129,7 @@ pub(crate) struct Directory {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) bytes: u64,
-    /// Both numbers are zero if the file system does not count inodes.
+    /// The free inodes; zero, like `all_files`, if the file system does not count inodes.
     pub(crate) files: u64,
     pub(crate) all_files: u64,
     pub(crate) is_read_only: bool,

@@ -2,7 +2,7 @@
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
-    /// A part of the file system; `net:[4026531840]` for a network namespace.
+    /// The mounted part of the file system, which is `net:[4026531840]` for a network namespace.
     pub(crate) root: String,
     pub(crate) point: String,
     pub(crate) is_shared: bool,
@@ -10,7 +10,7 @@ pub(crate) struct Mount {
     pub(crate) kind: String,
 }
 
-/// Keeps the order of mounting; skips invalid lines.
+/// Returns the mounts in the order of mounting, and skips invalid lines.
 pub(crate) fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()
 }
@@ -32,7 +32,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Decodes special characters, which are octal.
+/// Decodes special characters, which the kernel writes as octal numbers.
 fn unescaped(text: &str) -> String {
     [
         ("\\040", " "),
@@ -46,7 +46,8 @@ fn unescaped(text: &str) -> String {
     })
 }
 
-/// Returns later mounts that existed earlier, since network namespaces come and go.
+/// Returns the later mounts that already existed earlier: network namespaces come and go, so only lasting mounts can be
+/// compared with the mounts of another process.
 pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
     let lasts = |mount: &Mount| {
         earlier
@@ -56,7 +57,7 @@ pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
     later.into_iter().filter(lasts).collect()
 }
 
-/// Returns the last mount with the longest mount point.
+/// Returns the mount that holds the path: the mount with the longest matching mount point, and the last of several.
 pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     let holds = |mount: &&Mount| {
         let rest = path.strip_prefix(mount.point.as_str());
@@ -71,7 +72,7 @@ pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     found
 }
 
-/// Returns network namespaces mounted below a directory.
+/// Returns the network namespaces that are mounted below a directory.
 pub(crate) fn netns_below<'a>(
     mounts: &'a [Mount],
     directory: &'a str,

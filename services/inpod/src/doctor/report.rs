@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{check::Check, codes::Verdict};
 use crate::table::{Table, clean};
 
-/// Renders the worst first, problems with remedy.
+/// Renders the checks as text: the worst verdict comes first, and each problem is followed by its remedy.
 pub(super) fn text(checks: &[Check]) -> String {
     let mut text = String::new();
     for verdict in [Verdict::Failed, Verdict::Warning, Verdict::Unknown] {
@@ -62,7 +62,7 @@ fn summary(checks: &[Check]) -> String {
     )
 }
 
-/// Includes the program's version.
+/// Renders the checks as JSON, together with the version of this program.
 pub(super) fn json(checks: &[Check]) -> String {
     let check = |check: &Check| {
         json!({

@@ -1,4 +1,4 @@
-//! Progress by node, from Nodes and the agent's pods.
+//! Determines the progress of each node from the Nodes and the agent's pods.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,19 +8,19 @@ use crate::arguments::Mode;
 
 const CONTAINERS: [&str; 2] = ["installer", "pod-events"];
 
-/// The beginning, before mode and result.
+/// The beginning of a receipt; the mode and the result follow.
 const RECEIPT_PREFIX: &str = "inpod left: ";
 
-/// Seconds that nodes may differ from the client.
+/// By how many seconds the clock of a node may differ from the client's.
 const MAX_CLOCK_SKEW: i64 = 60;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeProgress {
-    /// Holds the containers' results.
+    /// All containers have finished; holds their results.
     Done(Vec<String>),
-    /// Holds the unfinished containers.
+    /// Some containers have not finished; holds their names.
     Waiting(Vec<&'static str>),
-    /// Neither done nor running, for this reason.
+    /// The node is neither done nor running; holds the reason.
     Unreachable(&'static str),
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for NodeProgress {
     }
 }
 
-/// Counts receipts of the mode, from the request on.
+/// Returns the progress by node, from the receipts for this mode since the request.
 pub(super) fn progress_by_node(
     nodes: &[Node],
     pods: &[Pod],
@@ -76,7 +76,7 @@ fn progress_of(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> NodePro
             .filter_map(|(part, receipt)| Some(format!("{part}: {}", receipt?)));
         return NodeProgress::Done(results.collect());
     }
-    // A finished node stays so, Ready or not.
+    // A finished node counts as done, Ready or not, so only unfinished nodes get here.
     match (is_ready, pods.is_empty()) {
         (false, _) => NodeProgress::Unreachable("its Node is not Ready"),
         (true, true) => NodeProgress::Unreachable("it has no pod of the agent"),
@@ -97,7 +97,7 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns a container's reported result.
+/// Returns the result that the container `part` reported in its receipt.
 fn receipt(pod: &Pod, part: &str, mode: Mode, since: i64) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let status = statuses.iter().find(|status| status.name == part)?;
@@ -124,7 +124,7 @@ fn ended(
         .filter_map(|state| state.terminated.as_ref())
 }
 
-/// Returns the image for handling a node manually.
+/// Returns the image of the installer, for the command that handles a node manually.
 pub(super) fn installer_image(pods: &[Pod]) -> String {
     let containers = pods
         .iter()

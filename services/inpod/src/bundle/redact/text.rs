@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use super::REDACTED;
 
-/// Starts a key or a certificate (RFC 7468).
+/// The first line of a key or a certificate starts with this text (RFC 7468).
 const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 
-/// Redacts a key without an end up to the text's end.
+/// Redacts keys and certificates. A block without an end is redacted up to the end of the text.
 pub(super) fn without_keys(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text;
@@ -27,12 +27,12 @@ fn is_token_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '+' | '/' | '~')
 }
 
-/// Matches a JSON Web Token (RFC 7519): three parts, starting with `{"` in base64url.
+/// Returns whether the token looks like a JSON Web Token (RFC 7519): three parts, starting with `{"` in base64url.
 fn is_jwt(token: &str) -> bool {
     token.contains("eyJ") && token.split('.').count() >= 3 && token.len() > 30
 }
 
-/// Returns alternating gaps and tokens, first a gap.
+/// Splits text into alternating gaps and tokens, starting with a gap.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -48,20 +48,20 @@ fn pieces(text: &str) -> Vec<&str> {
     pieces
 }
 
-/// The part to redact next.
+/// The next part of the text to redact.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ahead {
     Nothing,
     Token,
-    /// Everything up to this quote.
+    /// The text up to the closing quote.
     Quoted(char),
 }
 
-/// Redacts tokens, and values of keys that name secrets.
+/// Redacts tokens, and the values of keys that name secrets.
 pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> String {
     let mut clean = String::with_capacity(text.len());
     let (mut last, mut ahead) = ("", Ahead::Nothing);
-    // Even pieces are gaps, odd ones are tokens.
+    // Pieces at even positions are gaps, pieces at odd positions are tokens.
     for (index, piece) in pieces(text).into_iter().enumerate() {
         let is_word = index % 2 == 1;
         if let Ahead::Quoted(quote) = ahead {
@@ -91,7 +91,7 @@ pub(super) fn without_tokens(text: &str, is_secret: &dyn Fn(&str) -> bool) -> St
     clean
 }
 
-/// Decides if a secret follows.
+/// Decides from a token and the gap behind it whether a secret follows.
 fn value_follows(token: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ahead {
     let scheme = ["bearer", "basic"]
         .iter()
@@ -99,7 +99,7 @@ fn value_follows(token: &str, gap: &str, is_secret: &dyn Fn(&str) -> bool) -> Ah
     if scheme && gap.trim().is_empty() && !gap.is_empty() {
         return Ahead::Token;
     }
-    // `key: value`, `key=value` and `"key": "value"`, with backslashes for JSON within JSON.
+    // Matches `key: value`, `key=value` and `"key": "value"`, with backslashes for JSON within JSON.
     let assigns = gap.trim_matches(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\'));
     if !is_secret(token) || !matches!(assigns, ":" | "=") {
         return Ahead::Nothing;
@@ -127,7 +127,7 @@ pub(super) fn without_addresses(text: &str, mut other: impl FnMut(IpAddr) -> Str
     clean
 }
 
-/// Accepts a port after IPv4, and a full stop or colon at the end.
+/// Replaces an address, which may be followed by a full stop or a colon, and an IPv4 address also by a port.
 fn replaced(found: &str, other: &mut impl FnMut(IpAddr) -> String) -> String {
     let bare = found.trim_end_matches('.');
     for end in [

@@ -1,4 +1,4 @@
-//! Checks what the runtime will call next.
+//! Checks which plugins the runtime calls for the next pod.
 
 use super::super::{
     chain::Network,

@@ -1,4 +1,4 @@
-//! The facts of a healthy node.
+//! Builds the facts of a healthy node, which each test changes in one place.
 
 use std::collections::BTreeMap;
 

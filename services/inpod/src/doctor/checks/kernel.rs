@@ -6,14 +6,14 @@ use super::super::{
     mounts,
 };
 
-/// See `netconfig::kernel_version`: the first with SO_NETNS_COOKIE.
+/// The first kernel with SO_NETNS_COOKIE, as in `netconfig::kernel_version`.
 const MIN_KERNEL: (u32, u32) = (5, 14);
 
-/// Runtimes mount network namespaces here. `/var/run` is usually a link to `/run`.
+/// The directories in which runtimes mount network namespaces. On most nodes `/var/run` is a link to `/run`.
 const NETNS_DIRECTORIES: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
-/// Defaults of containerd, CRI-O and Docker. containerd's (1.6, Linux 6.1) denies writing sysctls of network
-/// namespaces, mount(2), and `/proc/<pid>/ns` of other processes.
+/// The default profiles of containerd, CRI-O and Docker. containerd's profile (1.6, Linux 6.1) denies writing sysctls
+/// of network namespaces, mount(2), and `/proc/<pid>/ns` of other processes.
 const DEFAULT_PROFILES: [&str; 3] = [
     "cri-containerd.apparmor.d",
     "crio-default",
@@ -51,7 +51,7 @@ fn version(facts: &Facts) -> Check {
     }
 }
 
-/// Parses `major.minor`; a distribution's suffix may follow.
+/// Parses `major.minor`, which the suffix of a distribution may follow.
 fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -145,8 +145,8 @@ fn selinux(facts: &Facts) -> Check {
     }
     match label(facts) {
         Err(why) => Check::unknown(code, "", why),
-        // Containers' default domain, container_t of container-selinux, may neither mount
-        // nor enter network namespaces.
+        // The default domain of containers, container_t of container-selinux, may neither mount nor enter network
+        // namespaces.
         Ok(label) => Check::whether(
             label
                 .split(':')
@@ -172,7 +172,7 @@ fn apparmor(facts: &Facts) -> Check {
     }
 }
 
-/// Judges a label (`/proc/<pid>/attr/current`): a profile with its mode, or `unconfined`.
+/// Judges the label in `/proc/<pid>/attr/current`, which is a profile with its mode, or `unconfined`.
 fn confined(code: Code, label: &str) -> Check {
     let found = format!("netconfig runs as {label}");
     let is_default = |profile: &str| {

@@ -4,10 +4,10 @@ use super::super::{
     facts::{Facts, Process},
 };
 
-/// A share of a limit counts as near.
+/// The share of a limit from which usage is reported as near the limit.
 const NEAR_PERCENT: u64 = 80;
 
-/// For the agent's services and a kubelet, with reserve (inotify(7)).
+/// Enough for the agent's services and a kubelet, with a reserve (inotify(7)).
 const MIN_INOTIFY_INSTANCES: u64 = 128;
 const MIN_INOTIFY_WATCHES: u64 = 8192;
 
@@ -100,7 +100,7 @@ fn inotify(facts: &Facts) -> Check {
 
 fn files(facts: &Facts) -> Check {
     let code = Code::FilesNearLimit;
-    // file-nr starts with the open files (proc_sys_fs(5)).
+    // The first number in file-nr is the number of open files (proc_sys_fs(5)).
     let judged = facts.number("fs/file-nr").and_then(|open| {
         let max = facts.number("fs/file-max")?;
         Ok(Check::whether(

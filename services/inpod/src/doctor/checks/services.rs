@@ -1,4 +1,4 @@
-//! Checks the services' sockets, health and releases.
+//! Checks the sockets, the health and the releases of the services.
 
 use inpod_proto::podevents::v1::Condition;
 
@@ -37,7 +37,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Services that conditions of pod-events are about; other checks cover them.
+/// Maps conditions of pod-events to the services on which they report; other checks cover these services.
 const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("netconfig", &["netconfig"]),
     ("ztunnel-broker", &["ztunnel-broker"]),
@@ -45,7 +45,7 @@ const CONDITION_SERVICES: [(&str, &[&str]); 4] = [
     ("in-step", &["netconfig", "ztunnel-broker"]),
 ];
 
-/// The broker's condition about a ztunnel.
+/// The broker's condition that requires a connected ztunnel.
 const BROKER_ZTUNNEL_CONDITION: &str = "ztunnel-broker/ztunnel";
 
 fn is_without_ztunnel(facts: &Facts) -> bool {
@@ -53,7 +53,8 @@ fn is_without_ztunnel(facts: &Facts) -> bool {
     workloads.is_ok_and(|it| it.sessions.is_empty())
 }
 
-/// Returns a problem of pod-events, or of the API server as it sees it, that explains the same one of repair.
+/// Returns the failed check of pod-events, or of its connection to the API server, that explains a similar failure of
+/// repair.
 fn cause_for_repair(known: &[Check], conditions: &[Check]) -> Option<String> {
     let is_failed = |check: &&Check| check.verdict == Verdict::Failed;
     let of_pod_events = |check: &&Check| check.subject == "pod-events";
@@ -72,7 +73,7 @@ fn attribute_to(check: &mut Check, cause: Option<&str>) {
     }
 }
 
-/// Attributes unreadiness to unmet conditions if all have a known cause.
+/// Reports a service that is not ready as unknown instead of failed if every unmet condition has a known cause.
 fn attribute_readiness(check: &mut Check, conditions: &[Check]) {
     let is = |verdict| move |it: &&Check| it.verdict == verdict;
     let is_caused = !conditions.iter().any(|it| is(Verdict::Failed)(&it));
@@ -122,7 +123,7 @@ fn absent(service: &Service) -> Check {
         Ok(Some(_)) => "the directory exists, but has no socket",
         Ok(None) | Err(_) => "the directory does not exist",
     };
-    // The directory outlives a removed service.
+    // The directory of a removed service stays on the node, so the missing socket may be intended.
     if OPTIONAL_SERVICES.contains(&name) {
         return Check::unknown(Code::SocketMissing, name, found);
     }
@@ -135,7 +136,7 @@ fn absent(service: &Service) -> Check {
 fn answer(service: &Service) -> Vec<Check> {
     let name = service.name;
     let ready = match &service.ready {
-        // So does its socket.
+        // The socket of a removed service stays on the node, too.
         Err(why) if OPTIONAL_SERVICES.contains(&name) && service.process.is_err() => {
             let found = format!("{why}: it has stopped, or was removed from this node");
             return vec![Check::unknown(Code::ServiceSilent, name, found)];
@@ -185,7 +186,8 @@ fn own(service: &str, condition: &str, ok: bool) -> Check {
     )
 }
 
-/// Attributes a condition to its failed service.
+/// Checks the conditions of pod-events, and attributes an unmet condition to a service that already failed another
+/// check.
 fn conditions(facts: &Facts, known: &[Check]) -> Vec<Check> {
     match &facts.status {
         Err(why) => vec![Check::unknown(Code::ConditionBad, "pod-events", why)],
@@ -243,7 +245,7 @@ fn versions(facts: &Facts) -> Option<Check> {
         .filter_map(|(_, version)| release(version))
         .collect();
     let (first, last) = (releases.iter().min()?, releases.iter().max()?);
-    // A new major version follows the last minor one, which is unknown here.
+    // The next major version follows the last minor version of the previous one, whose number is unknown here.
     let is_far = first.0 != last.0 || last.1 - first.1 > 1;
     let differ = versions
         .iter()

@@ -7,11 +7,11 @@ use super::{
     openness,
 };
 
-/// Checkpoints and spool entries have a few KiB at most, but come in bursts.
+/// A checkpoint or a spool entry has a few KiB at most, but entries arrive in bursts.
 const MIN_FREE_BYTES: u64 = 16 << 20;
 const MIN_FREE_FILES: u64 = 100;
 
-/// The plugin stops spooling here (`inpod_cni::spool`).
+/// The number of entries at which the plugin stops spooling (`inpod_cni::spool`).
 pub(crate) const MAX_SPOOLED: usize = 20_000;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -37,7 +37,7 @@ fn check_directory(directory: &Directory) -> Vec<Check> {
     let path = directory.path.as_str();
     let inode = match &directory.inode {
         Err(why) => return vec![Check::unknown(Code::StateOpen, path, why)],
-        // Created when it is needed.
+        // A state directory is created on first use.
         Ok(None) => return vec![Check::ok(Code::StateOpen, path, "does not exist yet")],
         Ok(Some(inode)) => *inode,
     };

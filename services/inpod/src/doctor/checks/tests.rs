@@ -79,7 +79,7 @@ fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own(
     );
 }
 
-/// The services see a debug pod like this.
+/// A debug pod is a caller that the services refuse.
 #[test]
 fn a_service_that_refuses_this_process_is_not_said_to_be_silent() {
     let mut facts = healthy();
@@ -114,13 +114,13 @@ fn repair_is_looked_at_where_it_is_and_missed_nowhere() {
     for subject in ["repair", "repair/pods", "repair/pod-events"] {
         assert!(subjects.contains(&subject), "{subject}");
     }
-    // Left of a service that was removed.
+    // A removed service leaves a socket behind, on which no process listens.
     service(&mut facts, "repair").ready = Err("connection refused".to_owned());
     service(&mut facts, "repair").process = Err("connection refused".to_owned());
     assert_eq!(wrong(&run(&facts)), []);
     service(&mut facts, "repair").socket = Ok(None);
     assert_eq!(wrong(&run(&facts)), []);
-    // A service that hangs.
+    // A service that hangs still has its process.
     let mut facts = with_repair();
     service(&mut facts, "repair").ready = Err("no answer within 5 s".to_owned());
     assert_eq!(
@@ -143,7 +143,7 @@ fn what_repair_says_follows_from_what_is_wrong_with_pod_events() {
         (Code::ConditionBad, Verdict::Failed),
     ];
     assert_eq!(wrong(&run(&alone)), expected);
-    // For both, the API server is unreachable.
+    // The API server is unreachable for both pod-events and repair.
     condition(&mut alone, "pods");
     assert_eq!(wrong(&run(&alone)), [expected[1]]);
     let mut deaf = with_repair();

@@ -1,4 +1,4 @@
-//! Facts about release, features and security modules.
+//! Gathers facts about the kernel's release, its features and its security modules.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use crate::host_fs::{HostFs, Observed};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Needed by every pod's rules.
+    /// The rules of every pod need the feature.
     Always,
-    /// Needed with a certain setting.
+    /// Only the named setting needs the feature.
     For(&'static str),
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feature {
     pub(crate) name: &'static str,
-    /// Contains it if it is not built in.
+    /// The module that provides the feature if the feature is not built in.
     pub(crate) module: &'static str,
-    /// A function that stays in memory, by its name in /proc/kallsyms.
+    /// A function of the feature that stays in memory, by its name in /proc/kallsyms.
     symbol: &'static str,
     pub(crate) need: Need,
 }
@@ -75,7 +75,7 @@ pub(crate) const FEATURES: [Feature; 10] = [
     ),
 ];
 
-/// Returns the release, and present features.
+/// Returns the kernel's release, and the presence of each feature.
 pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str, Presence>) {
     let release = root.text("/proc/sys/kernel/osrelease");
     let symbols = root.text("/proc/kallsyms");
@@ -94,10 +94,10 @@ pub(super) fn kernel(root: &HostFs) -> (Observed<String>, BTreeMap<&'static str,
 }
 
 struct Sources {
-    /// `/proc/modules`, or empty without it.
+    /// The content of `/proc/modules`; empty if the file cannot be read.
     loaded: String,
     symbols: Observed<String>,
-    /// Contents of `modules.builtin` and `modules.dep`.
+    /// The contents of `modules.builtin` and `modules.dep`.
     modules: Observed<(String, String)>,
 }
 
@@ -108,7 +108,7 @@ impl Sources {
             return Presence::There("module loaded");
         }
         let symbols = self.symbols.as_deref().unwrap_or_default();
-        // Functions of modules are followed by a tab and the module.
+        // In /proc/kallsyms, a tab and the module follow the name of a module's function.
         let mut ends = ['\n', '\t'].iter();
         if ends.any(|end| symbols.contains(&format!(" {}{end}", feature.symbol))) {
             return Presence::There("found in /proc/kallsyms");
@@ -123,7 +123,7 @@ impl Sources {
                     .unwrap_or(&file);
                 Presence::Loadable(name.to_owned())
             }
-            // Without any known symbol, the table is unreadable for this user.
+            // If not even nf_hook_slow is listed, this user cannot read the table, and a missing symbol proves nothing.
             (Ok(_), _) => Presence::Absent,
             (Err(_), Ok(symbols)) if symbols.contains(" nf_hook_slow") => Presence::Absent,
             (Err(why), _) => Presence::Unknown(why.clone()),

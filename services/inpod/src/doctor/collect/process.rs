@@ -23,7 +23,7 @@ fn open_files(root: &HostFs, pid: i32) -> Observed<u64> {
     u64::try_from(entries.count()).map_err(|error| error.to_string())
 }
 
-/// Parses the soft limit (proc_pid_limits(5)).
+/// Parses the soft limit of open files (proc_pid_limits(5)).
 fn file_limit(text: &str) -> Observed<u64> {
     let line = text
         .lines()
@@ -38,7 +38,8 @@ fn file_limit(text: &str) -> Observed<u64> {
     }
 }
 
-/// Reads the socket table through the process `broker`: the kernel lists those of a network namespace.
+/// Reads the socket table in `/proc` of the process `broker`, because the kernel lists only the sockets of the reader's
+/// network namespace.
 pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     let of = broker.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
     let table = root.text(format!("/proc/{of}/net/unix"));
@@ -49,9 +50,11 @@ pub(super) fn zds(root: &HostFs, path: &str, broker: Option<i32>) -> Zds {
     }
 }
 
-/// Returns inodes of sockets that listen at a path (`/proc/net/unix`: flags, state and inode precede it).
+/// Returns the inodes of the sockets that listen at a path, as `socket:[INODE]` (in `/proc/net/unix`, flags, state and
+/// inode precede the path).
 fn listening(table: &str, path: &str) -> Vec<String> {
-    // A socket bound below one is found below the other.
+    // `/var/run` and `/run` are treated as the same directory, so that a socket bound below one is found below the
+    // other.
     let plain = |path: &str| {
         path.strip_prefix("/var/run/")
             .map_or_else(|| path.to_owned(), |rest| format!("/run/{rest}"))
@@ -61,7 +64,7 @@ fn listening(table: &str, path: &str) -> Vec<String> {
         let [_, _, _, flags, _, _, inode, bound] = fields.as_slice() else {
             return None;
         };
-        // The flag __SO_ACCEPTCON.
+        // A listening socket has only the flag __SO_ACCEPTCON.
         let listens = *flags == "00010000";
         (listens && plain(bound) == plain(path)).then(|| format!("socket:[{inode}]"))
     };

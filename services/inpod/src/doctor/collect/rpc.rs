@@ -1,4 +1,4 @@
-//! Facts about pods, ztunnels and rules.
+//! Gathers facts about pods, ztunnels and rules by calling the services.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) struct Answers {
     pub(super) self_test: Option<Observed<SelfTestResponse>>,
 }
 
-/// Runs independent calls concurrently.
+/// Calls the services; calls that do not depend on each other run concurrently.
 pub(super) async fn all(node: &Node, with_self_test: bool) -> Answers {
     let (status, pods, workloads, states) =
         tokio::join!(status(node), pods(node), workloads(node), states(node));
@@ -83,7 +83,7 @@ async fn workloads(node: &Node) -> Observed<ListWorkloadsResponse> {
     answer.map_err(|error| error.first_line())
 }
 
-/// Reads the stream's initial states.
+/// Reads the initial states of the stream, within the timeout.
 async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
     let read = timeout(QUERY_TIMEOUT, read_states(node)).await;
     read.unwrap_or_else(|_elapsed| {
@@ -96,7 +96,7 @@ async fn states(node: &Node) -> Observed<Vec<NetnsState>> {
 
 async fn read_states(node: &Node) -> Observed<Vec<NetnsState>> {
     let mut client = node.netconfig();
-    // A request's timeout would apply to the whole stream.
+    // The request has no timeout of its own, because the timeout would apply to the whole stream.
     let answer = client.watch_drift(Request::new(WatchDriftRequest {}));
     let stream = node.answer(NETCONFIG, answer).await;
     let mut stream = stream.map_err(|error| error.first_line())?;
@@ -121,7 +121,7 @@ async fn findings(node: &Node, states: &[NetnsState]) -> Observed<Findings> {
         if Instant::now() >= deadline {
             break;
         }
-        // The pod ended meanwhile.
+        // A pod that ended meanwhile has no network namespace to inspect, and is not counted.
         if let Some(of) = inspected(node, sandbox).await? {
             let of = of
                 .into_iter()
@@ -162,12 +162,12 @@ async fn self_test(node: &Node) -> Observed<SelfTestResponse> {
     }
 }
 
-/// Returns whether rules cannot be written at all.
+/// Returns whether the reason means that no rules can be written on this node.
 fn is_of_rules(reason: Reason) -> bool {
     reason == Reason::KernelRefused
 }
 
-/// Converts a self-test that could not send traffic.
+/// Converts the failure of a self-test that could not send traffic into a failed check.
 fn refused(failure: &Failure) -> SelfTestResponse {
     SelfTestResponse {
         checks: vec![SelfTestCheck {

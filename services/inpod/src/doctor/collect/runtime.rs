@@ -1,4 +1,4 @@
-//! Facts about the runtime, its CNI directories and the plugin.
+//! Gathers facts about the container runtime, its CNI directories and the plugin.
 
 use std::{
     io::Write as _,
@@ -12,7 +12,7 @@ use inpod_cni_config::{INPOD_CNI as PLUGIN, Origin};
 use super::{super::facts::Plugin, state::inode};
 use crate::host_fs::{HostFs, Observed};
 
-/// Sockets of known runtimes (k3s: its documentation, "advanced"; others: defaults).
+/// The sockets of known runtimes (k3s: from its documentation, "advanced"; others: their defaults).
 const SOCKETS: [&str; 4] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -39,7 +39,8 @@ pub(super) fn sockets(root: &HostFs) -> Vec<String> {
         .collect()
 }
 
-/// Returns the runtime's, else the platform's, else all runtimes' defaults.
+/// Returns the configured CNI directories of the runtime, or else the defaults of the platform, or else the defaults of
+/// all runtimes.
 pub(super) fn directories(root: &HostFs) -> Directories {
     let (places, unread) = inpod_cni_config::find_dirs(&root.at("/"));
     let mut source = match &places.origin {
@@ -61,7 +62,7 @@ pub(super) fn directories(root: &HostFs) -> Directories {
     }
 }
 
-/// Reads the binary and its answer to VERSION.
+/// Inspects the plugin's binary, and runs the binary with the command VERSION.
 pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     let path = format!("{directory}/{PLUGIN}");
     let binary = inode(root, &path);
@@ -76,7 +77,7 @@ pub(super) fn plugin(root: &HostFs, directory: &str) -> Plugin {
     }
 }
 
-/// Asks for VERSION like a runtime, which changes nothing (CNI spec, "VERSION").
+/// Runs the plugin with the command VERSION like a runtime; VERSION changes nothing (CNI spec, "VERSION").
 fn ask(root: &HostFs, path: &str) -> Observed<String> {
     let started = Command::new(root.at(path))
         .env_clear()
@@ -87,7 +88,7 @@ fn ask(root: &HostFs, path: &str) -> Observed<String> {
         .spawn();
     let mut child = started.map_err(|error| format!("cannot start: {error}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read stdin is not the plugin, as its answer shows.
+        // A failed write needs no error: a program that does not read stdin is not the plugin, as its answer shows.
         stdin
             .write_all(br#"{"cniVersion":"1.0.0"}"#)
             .unwrap_or_default();
@@ -113,7 +114,7 @@ fn until_ended(child: &mut Child) -> Observed<()> {
             Ok(Some(_)) => return Ok(()),
             Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
             Ok(None) => {
-                // Fails if it has already exited.
+                // The call fails if the plugin has already exited.
                 child.kill().unwrap_or_default();
                 child.wait().map(drop).unwrap_or_default();
                 return Err(format!("no answer within {} s", PLUGIN_TIMEOUT.as_secs()));

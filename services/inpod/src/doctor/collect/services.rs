@@ -65,7 +65,7 @@ pub(crate) async fn metrics(node: &Node, service: &str) -> Observed<String> {
     }
 }
 
-/// Finds the listening process (unix(7), SO_PEERCRED).
+/// Connects to a service's socket, and identifies the process that listens (unix(7), SO_PEERCRED).
 async fn peer(root: &HostFs, node: &Node, service: &str) -> Observed<Process> {
     let stream = timeout(QUERY_TIMEOUT, UnixStream::connect(node.socket(service))).await;
     let stream = stream.map_err(|_elapsed| "connection not accepted in time".to_owned())?;
@@ -79,7 +79,7 @@ async fn peer(root: &HostFs, node: &Node, service: &str) -> Observed<Process> {
     }
 }
 
-/// Reads the build information's version.
+/// Reads the version from the metric with the build information.
 fn version(metrics: &str) -> Observed<String> {
     let line = metrics.lines().find(|line| line.contains("_build_info{"));
     let version = line.and_then(|line| label(line, "version"));

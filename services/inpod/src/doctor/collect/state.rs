@@ -12,7 +12,7 @@ use crate::host_fs::{HostFs, Observed};
 
 pub(crate) const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
 
-/// Returns `None` without the file.
+/// Inspects a file or directory; returns `None` if the path does not exist.
 pub(super) fn inode(root: &HostFs, path: &str) -> Observed<Option<Inode>> {
     match fs::metadata(root.at(path)) {
         Ok(found) => {
@@ -65,7 +65,7 @@ fn space(root: &HostFs, path: &str) -> Observed<Space> {
     })
 }
 
-/// Counts a dangling link, too.
+/// Returns whether the kill switch is on. A dangling link counts as the file.
 pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     match fs::symlink_metadata(root.at(state_dir).join("disabled")) {
         Ok(_) => Ok(true),
@@ -74,7 +74,7 @@ pub(super) fn kill_switch(root: &HostFs, state_dir: &str) -> Observed<bool> {
     }
 }
 
-/// Skips unfinished writes, which have a leading dot.
+/// Counts the entries of the spool, without unfinished writes, whose names start with a dot.
 pub(super) fn spool(root: &HostFs, state_dir: &str) -> Observed<usize> {
     let names = root
         .names(format!("{state_dir}/spool"))?

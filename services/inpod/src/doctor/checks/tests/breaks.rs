@@ -1,4 +1,4 @@
-//! One fault for every code.
+//! Faults for the tests of doctor: one for every code.
 
 use inpod_proto::{
     netconfig::v1::{Finding, FindingKind, SelfTestCheck},
@@ -36,7 +36,7 @@ pub(super) fn condition(facts: &mut Facts, name: &str) {
     found.message = "it is away".to_owned();
 }
 
-/// Each fault with the only code that must report it.
+/// Lists each fault with the only code that doctor must report for this fault.
 pub(super) const BREAKS: &[(Code, Break)] = &[
     (Code::KernelTooOld, |it| {
         it.release = Ok("5.13.19-generic".to_owned());
