@@ -1,13 +1,13 @@
-//! Against a component that keeps removing inpod from the chain.
+//! Slows down rewrites of the chain, because another component may keep removing inpod from it.
 
 use std::time::{Duration, Instant};
 
-/// The rewrites without a delay.
+/// The number of rewrites that are made without a delay.
 const MAX_IMMEDIATE: u32 = 5;
 
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// Restarts the backoff after so long without a rewrite.
+/// The time without a rewrite after which the backoff starts anew.
 const RESET_AFTER: Duration = Duration::from_secs(300);
 
 /// Allows a few immediate rewrites, then doubles the delay up to a minute.
@@ -18,7 +18,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the delay of the next rewrite.
+    /// Returns how long to delay the next rewrite.
     pub fn delay(&self, now: Instant) -> Duration {
         let since = self.since(now);
         let over = self.streak.saturating_sub(MAX_IMMEDIATE);
@@ -40,7 +40,7 @@ impl Backoff {
         self.last = Some(now);
     }
 
-    /// Returns whether an update of another component cannot explain so many rewrites.
+    /// Returns whether there were more rewrites than an update of another component can explain.
     pub fn is_contested(&self, now: Instant) -> bool {
         self.streak > MAX_IMMEDIATE && self.since(now) < RESET_AFTER
     }

@@ -1,4 +1,4 @@
-//! Installs the plugin: writes a temporary file, tests it, then renames it.
+//! Installs the plugin: writes a temporary file, tests the file as a plugin, and renames the file.
 
 use std::{
     fs::{self, OpenOptions},
@@ -18,21 +18,21 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
-    /// An identical file was present.
+    /// An identical file was present already.
     Unchanged,
     Written,
 }
 
-/// While these of source and plugin are unchanged, contents need not be compared.
+/// The identities of the source and the installed plugin. While both are unchanged, the contents need not be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamps([(u64, u64, u64, i64, i64); 2]);
 
 impl FileStamps {
-    /// Returns `None` if a file is missing.
+    /// Reads the stamps; returns `None` if one of the files is missing.
     pub fn of(source: &Path, dir: &Path) -> Option<Self> {
         let one = |path: &Path| {
             let found = fs::metadata(path).ok()?;
-            // Any change of a file changes its ctime.
+            // Any change to a file changes its ctime, so the content need not be read.
             Some((
                 found.dev(),
                 found.ino(),
@@ -45,11 +45,11 @@ impl FileStamps {
     }
 }
 
-/// Compares content and mode with the source.
+/// Returns whether the installed plugin has the content of the source and the right mode.
 ///
 /// # Errors
 ///
-/// If the source or the directory is missing.
+/// Fails if the source or the directory is missing.
 pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
     let wanted = read(source)?;
     if !dir.is_dir() {
@@ -61,11 +61,11 @@ pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
     Ok(is_executable && fs::read(target).is_ok_and(|found| found == wanted))
 }
 
-/// Installs the plugin unless it is current.
+/// Installs the plugin unless the installed file is current.
 ///
 /// # Errors
 ///
-/// The previous file remains.
+/// The previous file stays in place after an error.
 pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
     if is_current(source, dir)? {
         return Ok(Installed::Unchanged);
@@ -109,24 +109,24 @@ fn write(path: &PathBuf, content: &[u8]) -> io::Result<()> {
         .mode(0o755)
         .open(path)?;
     file.write_all(content)?;
-    // The umask may have removed needed permissions.
+    // The umask may have removed permissions that the plugin needs.
     file.set_permissions(fs::Permissions::from_mode(0o755))?;
     file.sync_all()
 }
 
-/// Executes VERSION like a runtime.
+/// Runs the plugin with the command VERSION, like a runtime does.
 fn try_out(plugin: &Path) -> Result<(), String> {
     let deadline = Instant::now() + TRIAL_TIMEOUT;
     let mut child = spawn(plugin, deadline)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A plugin may answer without reading stdin.
+        // A failed write is no error, because a plugin may answer without reading stdin.
         drop(stdin.write_all(br#"{"cniVersion":"1.1.0"}"#));
     }
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
             None if Instant::now() >= deadline => {
-                // Best effort: an unkillable process is not waited for.
+                // The kill is a best effort, because the result is an error in any case.
                 drop(child.kill());
                 drop(child.wait());
                 return Err(format!(
@@ -150,7 +150,7 @@ fn try_out(plugin: &Path) -> Result<(), String> {
     }
 }
 
-/// Retries ETXTBSY: a fork in another thread may briefly hold the file open for writing.
+/// Starts the plugin, and retries after ETXTBSY: a fork in another thread may briefly hold the file open for writing.
 fn spawn(plugin: &Path, deadline: Instant) -> Result<Child, String> {
     loop {
         let mut command = Command::new(plugin);

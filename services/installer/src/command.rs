@@ -1,4 +1,4 @@
-//! Commands for operators on a node, with the service's settings.
+//! Commands that operators run on a node, with the settings of the service.
 
 use std::{
     ffi::OsString,
@@ -48,7 +48,7 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
             )
         }
     };
-    // There is no other way to report it.
+    // A failed write to the terminal is ignored, because there is no other way to report the error.
     written.unwrap_or(Ok(())).unwrap_or_default();
     code
 }

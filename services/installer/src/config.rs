@@ -126,7 +126,7 @@ pub const KEYS: &[Key] = &[
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// The mount point of the host's file system.
+    /// The mount point of the host's file system in this container.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub host_root: PathBuf,
     #[serde(deserialize_with = "optional_path")]
@@ -159,10 +159,10 @@ pub struct Config {
     sweep_seconds: NonZeroU16,
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     record_dir: PathBuf,
-    /// The uninstall or handover request.
+    /// The file that holds the request to uninstall or hand over.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
-    /// Receives its receipt when done.
+    /// The file that receives the receipt when the request is done.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     binary_grace_seconds: u16,
@@ -170,28 +170,28 @@ pub struct Config {
 }
 
 impl Config {
-    /// Maps a host path to this mount namespace.
+    /// Maps a path on the host to the path in this mount namespace.
     pub fn on_host(&self, path: &Path) -> PathBuf {
         let below = path.strip_prefix("/").unwrap_or(path);
         self.host_root.join(below)
     }
 
-    /// Returns a host path.
+    /// Returns the path of the plugin's state directory on the host.
     pub fn plugin_state_dir(&self) -> &Path {
         &self.plugin_state_dir
     }
 
-    /// Returns a path in this mount namespace.
+    /// Returns the path of the record's directory in this mount namespace.
     pub fn record_dir(&self) -> PathBuf {
         self.on_host(&self.record_dir)
     }
 
-    /// Returns the interval of reconciles without an event.
+    /// Returns the interval of the reconciles that no event triggers.
     pub fn sweep(&self) -> Duration {
         Duration::from_secs(self.sweep_seconds.get().into())
     }
 
-    /// Returns the time by which the plugin outlives its entry in the chain.
+    /// Returns how long the plugin's binary stays after its entry has left the chain.
     pub fn binary_grace(&self) -> Duration {
         Duration::from_secs(self.binary_grace_seconds.into())
     }
@@ -221,7 +221,7 @@ where
     optional(deserializer)?.map(parse).transpose()
 }
 
-/// Checks that runtimes load such a file.
+/// Checks that runtimes would load a file with this name.
 fn named(name: &str) -> Result<(), String> {
     if name.contains('/') || name.starts_with('.') || !is_loaded(name) {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! Renders inpod's conflist entry.
+//! Renders inpod's entry in a conflist.
 
 use inpod_cni::config::{AgentUnavailable, Level};
 use inpod_cni_config::{Entry, INPOD_CNI};
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 
-/// The version that istio-cni uses; every runtime supports it.
+/// The CNI version that istio-cni uses, too; every runtime supports this version.
 const STANDALONE_VERSION: &str = "0.3.1";
 
-/// Renders every key (`inpod_cni::config::Settings`): the conflist shows the values in force.
+/// Renders the entry with every key of `inpod_cni::config::Settings`, so that the conflist shows the values in force.
 pub fn entry(config: &Config) -> Entry {
     Entry {
         kind: INPOD_CNI.to_owned(),
@@ -17,7 +17,7 @@ pub fn entry(config: &Config) -> Entry {
     }
 }
 
-/// Renders a list if the file ends in `.conflist`, else a single configuration.
+/// Renders the standalone file: a list if its name ends in `.conflist`, otherwise a single configuration.
 pub fn standalone(config: &Config, entry: &Entry) -> Vec<u8> {
     let mut file = Map::new();
     file.insert("cniVersion".to_owned(), STANDALONE_VERSION.into());
@@ -47,7 +47,7 @@ fn settings(config: &Config) -> Map<String, Value> {
         "agentUnavailable",
         unavailable(config.agent_unavailable).into(),
     );
-    put("logLevel", level(config.plugin_log_level).into());
+    put("logLevel", format_level(config.plugin_log_level).into());
     if let Some(namespace) = &config.plugin_default_namespace {
         put("defaultNamespace", namespace.to_string().into());
     }
@@ -61,7 +61,7 @@ fn unavailable(setting: AgentUnavailable) -> &'static str {
     }
 }
 
-fn level(level: Level) -> &'static str {
+fn format_level(level: Level) -> &'static str {
     match level {
         Level::Error => "error",
         Level::Warn => "warn",

@@ -12,11 +12,11 @@ pub enum BinaryError {
     ReadOnly(PathBuf),
     #[error("cannot write {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// It is no working CNI plugin; the previous one remains.
+    /// The new file is no working CNI plugin; the previous plugin stays in place.
     #[error("the plugin in {} does not work: {problem}; check that the image matches this machine's architecture and that the directory is not mounted noexec", .dir.display())]
     Unusable {
         dir: PathBuf,
-        /// Output or error of the test.
+        /// The output of the failed test, or its error.
         problem: String,
     },
 }
@@ -30,27 +30,27 @@ pub enum RecordError {
         path: PathBuf,
         source: serde_json::Error,
     },
-    /// A later release wrote it.
+    /// A later release of inpod wrote the record.
     #[error("{} has schema {found} of a later release; run that release", .path.display())]
     Later { path: PathBuf, found: u32 },
     #[error("cannot write {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 
-/// The reason why inpod is not in the chain.
+/// The reason why the chain could not be brought into the desired state.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
     #[error(transparent)]
     Read(#[from] inpod_cni_config::ReadError),
-    /// Time or an operator must resolve it.
+    /// Only time or an operator can resolve the problem.
     #[error(transparent)]
     PlanError(#[from] PlanError),
-    /// Changes that cannot be recorded are not made.
+    /// The installer makes no change that it cannot record.
     #[error("no change is made while it cannot be recorded")]
     Record(#[from] RecordError),
     #[error("cannot change {}{}", .path.display(), hint(.source))]
     Write { path: PathBuf, source: io::Error },
-    /// The file's owner changed it simultaneously; retried immediately.
+    /// The owner of the file changed it at the same time; the installer retries immediately.
     #[error("{} was changed at the same time", .0.display())]
     Raced(PathBuf),
 }

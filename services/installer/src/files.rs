@@ -1,4 +1,4 @@
-//! Atomic, durable changes that lose no concurrent change of a file's owner.
+//! Changes files atomically and durably, without losing a concurrent change by the owner of a file.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -9,24 +9,24 @@ use std::{
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-/// Not loaded by any of the runtimes.
+/// The suffix of temporary files, which no runtime loads.
 const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplaceError {
-    /// The content is unexpected.
+    /// The file does not have the expected content.
     #[error("it was changed at the same time")]
     Raced,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Writes with mode 0600.
+/// Writes a file with mode 0600.
 pub(crate) fn write_private(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     write_with_mode(dir, name, content, None)
 }
 
-/// Writes with the previous mode.
+/// Writes a file with the given mode, which an earlier file of this name had.
 pub(crate) fn write_with_mode(
     dir: &Path,
     name: &str,
@@ -43,8 +43,8 @@ pub(crate) fn write_with_mode(
     sync_dir(dir)
 }
 
-/// Replaces expected content, and keeps mode and owner. The files are exchanged and the old one verified afterwards,
-/// so that no write of the owner is lost.
+/// Replaces a file that has the expected content, and keeps its mode and owner. The new and the old file are exchanged
+/// and the old file is verified afterwards, so that no write of the owner is lost.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
@@ -54,7 +54,7 @@ pub(crate) fn replace(
     let (temporary, target) = (temporary_path(dir, name), dir.join(name));
     let replaced = exchange_or_rename(&temporary, &target, expected, content);
     remove_on_error(replaced, &temporary)?;
-    // The temporary name holds the old content now.
+    // After the exchange, the temporary name holds the old content.
     remove(&temporary)?;
     sync_dir(dir)?;
     Ok(())
@@ -73,7 +73,7 @@ fn exchange_or_rename(
     write_synced(temporary, content, Some(&found))?;
     match exchange(temporary, target) {
         Ok(()) => {}
-        // Without support for the exchange (NFS, some FUSE), compare just before the rename.
+        // File systems without support for the exchange (NFS, some FUSE): compare the content just before the rename.
         Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) => {
             if fs::read(target)? != expected {
                 return Err(ReplaceError::Raced);
@@ -86,7 +86,7 @@ fn exchange_or_rename(
     if fs::read(temporary)? == expected {
         return Ok(());
     }
-    // Restores the owner's content; if the owner wrote again meanwhile, the last one wins.
+    // Restores the owner's content. If the owner wrote again in the meantime, the last write wins.
     exchange(temporary, target).map_err(io::Error::from)?;
     if fs::read(temporary)? != content {
         exchange(temporary, target).map_err(io::Error::from)?;
@@ -110,7 +110,7 @@ pub(crate) fn remove_synced(dir: &Path, name: &str) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// Removes what a killed writer left.
+/// Removes the temporary files that a killed installer left behind.
 pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -127,7 +127,7 @@ pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a rename durable by fsync.
+/// Makes a rename durable, by an fsync of the directory.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -136,7 +136,7 @@ pub(crate) fn temporary_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!(".{name}{TEMPORARY_SUFFIX}"))
 }
 
-/// Uses mode 0600, or mode and owner of `original`.
+/// Writes and syncs a file with mode 0600, or with the mode and the owner of `original`.
 fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) -> io::Result<()> {
     remove(path)?;
     let mut options = OpenOptions::new();
@@ -156,7 +156,8 @@ fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) ->
     file.sync_all()
 }
 
-/// Leaves the file to this user without `CAP_CHOWN`; runtimes read as root anyway.
+/// Gives the file to its original owner. Without `CAP_CHOWN` the file stays with this user, because runtimes read as
+/// root anyway.
 fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
     match fchown(file, Some(original.uid()), Some(original.gid())) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -171,7 +172,8 @@ fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
     }
 }
 
-/// Removes it with best effort: leftovers are removed later, and the first error is the one to report.
+/// Removes the temporary file if the result is an error. The removal is a best effort: later runs remove leftovers, and
+/// the first error is the error to report.
 pub(crate) fn remove_on_error<T, E>(result: Result<T, E>, temporary: &Path) -> Result<T, E> {
     if result.is_err() {
         let _ignored = fs::remove_file(temporary);

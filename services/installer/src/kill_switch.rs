@@ -1,4 +1,4 @@
-//! While this file exists, the plugin passes every call through.
+//! Turns the kill switch on and off: while the file exists, the plugin passes every call through.
 
 use std::{
     fs::{self, DirBuilder},
@@ -11,7 +11,7 @@ use inpod_cni::enrolled::DISABLED_FILE;
 
 use crate::files;
 
-/// Returns whether it was not set before.
+/// Creates the file, and returns whether the file did not exist before.
 pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
     DirBuilder::new()
         .recursive(true)
@@ -24,7 +24,7 @@ pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Returns whether it was set.
+/// Removes the file, and returns whether the file existed.
 pub(crate) fn enable(state_dir: &Path) -> io::Result<bool> {
     match fs::remove_file(state_dir.join(DISABLED_FILE)) {
         Ok(()) => files::sync_dir(state_dir).map(|()| true),

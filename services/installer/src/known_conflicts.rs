@@ -1,10 +1,10 @@
-//! Components that remove inpod from the chain, with remedies.
+//! Known components that remove inpod from the chain, with a remedy for each.
 
 use std::{fs, path::Path};
 
 use inpod_cni_config::{Directory, ISTIO_CNI};
 
-/// Finds the component by its files; `None` if none is known.
+/// Recognizes the component by its files and returns the remedy; returns `None` if no known component is present.
 pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static str> {
     let has_type = |kind: &str| {
         let mut lists = directory.files.iter().filter_map(|file| file.list());
@@ -31,7 +31,7 @@ pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static s
     }
 }
 
-/// Lists files that runtimes do not load.
+/// Lists the files in the directory that runtimes do not load.
 pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());

@@ -1,8 +1,9 @@
-//! Installs the plugin, adds inpod to the node's CNI chain, keeps both in place, and removes them without a trace.
+//! Installs the plugin, adds inpod to the node's CNI chain, keeps both in place, and finally removes both without a
+//! trace.
 //!
-//! [`plan`] and [`removal`] compute the desired files with and without inpod, without I/O. [`record`] first stores
-//! what removal needs. [`steps`] and [`files`] apply a plan with one rename per file, [`binary`] installs the plugin,
-//! and [`reconcile`] does it all on every change.
+//! [`plan`] and [`removal`] compute the desired files with and without inpod, without I/O. [`record`] stores the facts
+//! that the removal needs before any change. [`steps`] and [`files`] apply a plan with one rename per file, [`binary`]
+//! installs the plugin, and [`reconcile`] runs all of these after every change on the host.
 
 pub mod backoff;
 pub mod binary;
@@ -39,7 +40,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
     keys: config::KEYS,
 };
 
-/// Runs the service or a command.
+/// Runs the service, or a command if the first argument names one.
 pub fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let command = arguments.get(1).and_then(|argument| argument.to_str());
@@ -52,11 +53,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs until shutdown, which changes nothing on the host.
+/// Runs the service until shutdown. A shutdown changes nothing on the host.
 ///
 /// # Errors
 ///
-/// If another installer runs, the record cannot be read, or the socket is not available.
+/// Fails if another installer runs, if the record cannot be read, or if the socket is not available.
 pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     for condition in ["binary", "chain"] {
         daemon.readiness().require(condition, "not checked yet");
@@ -73,7 +74,7 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
             () = shutdown.requested() => Ok(()),
         }
     };
-    // The socket is served until shutdown, or until inpod has left.
+    // The socket is served until shutdown, or until inpod has left the node.
     tokio::pin!(served, work);
     tokio::select! {
         done = &mut work => {

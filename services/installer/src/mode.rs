@@ -2,12 +2,12 @@ use std::str::FromStr;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A copy of the primary with inpod's entry, in a file of inpod's own that sorts first. After a reboot pods wait
-    /// for the agent instead of starting unenrolled.
+    /// The entry is in a copy of the primary configuration, in a file of inpod's own that sorts first. After a reboot
+    /// pods wait for the agent instead of starting unenrolled.
     Owned,
-    /// An entry in the primary's file, istio-cni's default.
+    /// The entry is in the file of the primary network, as in istio-cni's default.
     InPlace,
-    /// A file with only inpod's entry (Multus, OpenShift).
+    /// A separate file has only inpod's entry (Multus, OpenShift).
     Standalone,
 }
 

@@ -1,4 +1,4 @@
-//! Computes the desired CNI files from files, settings and record, without I/O.
+//! Computes the desired CNI files from the present files, the settings and the record, without I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,29 +24,29 @@ pub enum FileState {
     Absent,
 }
 
-/// The desired files; others are left alone.
+/// The desired state of files; all other files are left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub files: BTreeMap<String, FileState>,
-    /// Files that are then their owners' again, and leave the record.
+    /// Files that belong to their owners again after the plan, and leave the record.
     pub forget: BTreeSet<String>,
 }
 
-/// The reason for no plan, or for an ineffective one. Nothing is changed meanwhile.
+/// The reason why there is no plan, or why the plan had no effect. The installer changes nothing in the meantime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// There is no network to join. Inpod's files remain, so that no pod starts unenrolled.
+    /// There is no network to join. Existing files of inpod stay, so that no pod starts unenrolled.
     #[error("no valid network configuration to join: waiting for the primary CNI")]
     NoPrimary,
-    /// `primary_file` names a missing or invalid file.
+    /// The setting `primary_file` names a missing or invalid file.
     #[error("{0}, which the setting primary_file names, is missing or invalid: waiting for it")]
     NoSuchPrimary(String),
-    /// Another file would be loaded first.
+    /// Runtimes would load another file before inpod's.
     #[error(
         "owned_file {owned} does not sort before {other}, which runtimes would load: set owned_file to a name that does"
     )]
     SortsBehind { owned: String, other: String },
-    /// The loaded file lacks inpod's entry.
+    /// The file that runtimes load lacks inpod's entry.
     #[error("runtimes load {0}, which has no entry of inpod")]
     NotEffective(String),
 }
@@ -74,12 +74,12 @@ impl DesiredChain {
         }
     }
 
-    /// Returns whether the whole file is inpod's.
+    /// Returns whether the whole file belongs to inpod, by its name.
     pub fn is_own(&self, name: &str) -> bool {
         name == self.owned_file || name == self.standalone_file
     }
 
-    /// Removes Cilium's backups of inpod's files, which a later Cilium would restore.
+    /// Removes the backups that Cilium made of inpod's files, because a later Cilium would restore these backups.
     pub(crate) fn remove_backups(&self, dir: &Path) -> io::Result<()> {
         for name in [&self.owned_file, &self.standalone_file] {
             files::remove(&dir.join(format!("{name}.cilium_bak")))?;
@@ -104,11 +104,11 @@ impl DesiredChain {
         Ok(planner.with_reverts(files))
     }
 
-    /// Checks the file that runtimes load.
+    /// Checks that the file that runtimes load contains inpod's entry.
     ///
     /// # Errors
     ///
-    /// If there is none, or it lacks the entry.
+    /// Fails if runtimes load no file, or a file without the entry.
     pub fn check_effective(&self, directory: &Directory) -> Result<(), PlanError> {
         if self.mode == Mode::Standalone {
             let file = directory.file(&self.standalone_file);
@@ -155,7 +155,7 @@ impl<'a> Planner<'a> {
         let mut files = BTreeMap::new();
         let stem = stem(&file.name);
         for single in [format!("{stem}.conf"), format!("{stem}.json")] {
-            // The list's single configuration must not come back.
+            // The list was made from this single configuration, which must not come back.
             if file.name == single || self.is_removed(&single) {
                 files.insert(single, FileState::Absent);
             }
@@ -169,7 +169,7 @@ impl<'a> Planner<'a> {
         [(self.desired.standalone_file.clone(), content)].into()
     }
 
-    /// Returns istio-cni's own files, also removed ones.
+    /// Returns the names of istio-cni's own files, including files that inpod removed.
     fn istio_files(&self) -> Vec<String> {
         let present = self
             .directory
@@ -191,7 +191,7 @@ impl<'a> Planner<'a> {
         let found = match &self.desired.primary_file {
             Some(name) => {
                 let is_it = |file: &&NetworkFile| file.name == *name;
-                // The owner may have changed its form, or the installer made it a list.
+                // The owner may have turned the file into a list or back, or the installer may have made the list.
                 let is_sibling = |file: &&NetworkFile| stem(&file.name) == stem(name);
                 let found = self.candidates().find(is_it);
                 let found = found.or_else(|| self.candidates().find(is_sibling));
@@ -204,7 +204,7 @@ impl<'a> Planner<'a> {
         found.and_then(list).ok_or(PlanError::NoPrimary)
     }
 
-    /// Returns the single configuration that the owner of a replaced list has written anew.
+    /// Returns the single configuration that its owner wrote anew after inpod replaced it by a list.
     fn rewritten_single(&self, list: &NetworkFile) -> Option<&'a NetworkFile> {
         self.candidates().find(|file| {
             matches!(file.loaded, Ok(Loaded::Single(..)))
@@ -218,7 +218,7 @@ impl<'a> Planner<'a> {
         changed.is_some_and(|changed| changed.ours.is_none() && changed.before.is_some())
     }
 
-    /// Returns valid files of others than inpod and istio-cni, in runtimes' order.
+    /// Returns the valid files that belong neither to inpod nor to istio-cni, in the order of the runtimes.
     fn candidates(&self) -> impl Iterator<Item = &'a NetworkFile> {
         self.directory.files.iter().filter(|file| {
             let is_own = self
@@ -233,7 +233,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Reverts earlier changes to files that the plan does not name.
+    /// Adds the reversal of earlier changes to files that the plan does not name.
     fn with_reverts(&self, mut files: BTreeMap<String, FileState>) -> Plan {
         let mut forget = BTreeSet::new();
         for (name, changed) in &self.record.files {
@@ -251,7 +251,7 @@ impl<'a> Planner<'a> {
 }
 
 impl Plan {
-    /// Returns the record after the plan.
+    /// Returns the record with the changes of the plan, which is written before the changes are made.
     pub fn updated_record(
         &self,
         desired: &DesiredChain,
@@ -294,7 +294,7 @@ fn changed_file(
         .and_then(|list| list.plugin(ISTIO_CNI));
     ChangedFile {
         before,
-        // Filled when the record is written.
+        // The mode is filled in when the record is written.
         mode: known.and_then(|known| known.mode),
         own,
         ours: match state {
@@ -307,7 +307,7 @@ fn changed_file(
     }
 }
 
-/// Recognizes a chain's copy, or the plugin alone.
+/// Recognizes istio-cni's copy of a chain, or a list with only its plugin.
 pub(crate) fn is_istio_file(file: &NetworkFile) -> bool {
     file.list().is_some_and(|list| {
         let is_alone = list.plugins().all(|plugin| plugin.kind == ISTIO_CNI);

@@ -1,4 +1,4 @@
-//! Brings plugin and chain into the desired state.
+//! Brings the plugin and the chain into the desired state.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -26,12 +26,12 @@ use crate::{
     steps::{self, Cause, Step},
 };
 
-/// The time in which events are coalesced.
+/// The time within which events lead to a single reconcile.
 pub(crate) const COALESCE_DELAY: Duration = Duration::from_millis(5);
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The CNI directories and their changes.
+/// Changes the CNI directories, and remembers the changes that were made.
 #[derive(Debug)]
 pub struct Installer {
     pub(crate) config: Config,
@@ -40,11 +40,11 @@ pub struct Installer {
     pub(crate) dirs: Dirs,
     metrics: Metrics,
     backoff: Backoff,
-    /// Logged once, not at every reconcile.
+    /// The problem that was logged last, so that a problem is logged once instead of at every reconcile.
     last_problem: String,
-    /// The installed plugin was current with these.
+    /// The stamps with which the installed plugin was found current.
     verified: Option<FileStamps>,
-    /// Excludes other installers of this node.
+    /// The lock that excludes other installers on this node.
     _lock: Flock<fs::File>,
 }
 
@@ -58,18 +58,18 @@ pub struct Dirs {
 pub struct Outcome {
     pub(crate) binary: Result<(), String>,
     pub(crate) chain: Result<(), String>,
-    /// An error keeps containerd from loading the directory; other runtimes skip invalid files.
+    /// An error here keeps containerd from loading any network; other runtimes skip invalid files.
     pub(crate) directory: Result<(), String>,
-    /// The delay unless an event comes first.
+    /// The delay of the next reconcile, unless an event comes first.
     pub(crate) retry_after: Option<Duration>,
 }
 
 impl Installer {
-    /// Takes over an earlier installer's record.
+    /// Creates the installer and takes over the record of an earlier one.
     ///
     /// # Errors
     ///
-    /// If another installer runs, or the record is unusable.
+    /// Fails if another installer runs, or if the record is unusable.
     pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
         let dir = config.record_dir();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
@@ -98,7 +98,8 @@ impl Installer {
     pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
         self.dirs = dirs(&self.config);
         let binary = self.reconcile_binary().map_err(|error| with_causes(&error));
-        // An entry without a plugin fails every pod: wait, unless the entry exists already.
+        // The chain waits for the plugin, because an entry without a plugin fails every pod. If the entry exists
+        // already, there is nothing to wait for.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
             self.reconcile_chain(now)
         } else {
@@ -129,7 +130,7 @@ impl Installer {
     fn log_problem(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
         let why = binary.as_ref().err().or_else(|| chain.as_ref().err());
         let why = why.map_or("", String::as_str);
-        // A changed delay is no new problem.
+        // A problem of which only the delay has changed is not logged again.
         let stable_part = |text: &str| {
             text.split(", next in ")
                 .next()
@@ -174,7 +175,8 @@ impl Installer {
         }
         let installed = binary::install(source, &dir);
         if installed.is_err() && !was_recorded {
-            // Nothing was installed: a plugin that someone else installs later must stay.
+            // Nothing was installed, so the record must not name the file: a plugin that someone else installs later
+            // must stay.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
                 tracing::warn!(why = with_causes(&error), "Cannot write the record");
@@ -193,7 +195,7 @@ impl Installer {
         Ok(())
     }
 
-    /// Returns as inner error what needs an operator, or time.
+    /// Reconciles the chain. The inner error is a problem that needs an operator, or time.
     fn reconcile_chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
         let conf = self.dirs.conf.display().to_string();
         if !self.record.files.is_empty() && self.record.conf_dir != conf {
@@ -291,7 +293,7 @@ impl Installer {
     }
 }
 
-/// Records modes of files that were not changed before.
+/// Adds the mode of each file to the record, unless the file was changed before.
 fn with_modes(mut record: Record, dir: &Path) -> Record {
     for (name, changed) in &mut record.files {
         if changed.mode.is_none() && changed.before.is_some() {
@@ -302,7 +304,7 @@ fn with_modes(mut record: Record, dir: &Path) -> Record {
     record
 }
 
-/// Allows one installer per node, in whatever container.
+/// Takes the lock that allows one installer per node, in whatever container.
 fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     let path = dir.join("lock");
     let mut options = OpenOptions::new();
@@ -313,7 +315,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
         .mode(0o600)
         .open(&path);
     let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    // A killed installer's child holds the lock until execve.
+    // The child of a killed installer holds the lock until its execve.
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -328,7 +330,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     }
 }
 
-/// Returns the configured directories, else the runtime's.
+/// Returns the directories from the settings, or else the directories of the runtime.
 fn dirs(config: &Config) -> Dirs {
     let (found, unreadable) = inpod_cni_config::find_dirs(&config.host_root);
     for (path, why) in unreadable {

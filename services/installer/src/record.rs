@@ -1,4 +1,4 @@
-//! Records changes on the host before they are made, for their removal; survives reboots.
+//! Records each change on the host before it is made, so that a removal can revert it; the record survives reboots.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -13,30 +13,30 @@ const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     schema: u32,
-    /// A host path; empty without changes.
+    /// The CNI configuration directory on the host; empty if nothing was changed.
     pub conf_dir: String,
-    /// By name, in the CNI directory.
+    /// The changed files in `conf_dir`, by name.
     pub files: BTreeMap<String, ChangedFile>,
-    /// A host path, if inpod installed it.
+    /// The path of the plugin on the host, if inpod installed the plugin.
     pub binary: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangedFile {
-    /// Before the change; none if the file did not exist.
+    /// The content before the change; `None` if the file did not exist.
     pub before: Option<Content>,
-    /// After the change; none if inpod removed the file.
+    /// The content after the change; `None` if inpod removed the file.
     pub ours: Option<Content>,
-    /// Before the change; none if the file did not exist.
+    /// The mode before the change; `None` if the file did not exist.
     pub mode: Option<u32>,
-    /// The file belongs entirely to inpod, by its name.
+    /// The whole file belongs to inpod, by its name.
     pub own: bool,
-    /// The entry that inpod's replaced.
+    /// The entry of istio-cni that inpod's entry replaced.
     #[serde(rename = "incumbent")]
     pub istio_entry: Option<Content>,
 }
 
-/// A file's content, not necessarily UTF-8.
+/// The content of a file, which need not be UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -63,11 +63,12 @@ impl From<&[u8]> for Content {
 }
 
 impl Record {
-    /// Returns an empty record without a file.
+    /// Reads the record; returns an empty record if the file does not exist.
     ///
     /// # Errors
     ///
-    /// If it is unusable or has a later schema. The file is never discarded, since that would forget the changes.
+    /// Fails if the record is unusable or has a later schema. The file is never discarded, because the changes would be
+    /// forgotten.
     pub fn read(dir: &Path) -> Result<Self, RecordError> {
         let path = dir.join(FILE);
         let text = match fs::read(&path) {
@@ -87,11 +88,11 @@ impl Record {
         Ok(record)
     }
 
-    /// Writes atomically and durably.
+    /// Writes the record atomically and durably.
     ///
     /// # Errors
     ///
-    /// The previous record remains.
+    /// The previous record stays in place after an error.
     pub fn write(&self, dir: &Path) -> Result<(), RecordError> {
         let record = Self {
             schema: SCHEMA,

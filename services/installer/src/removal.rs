@@ -1,4 +1,4 @@
-//! Computes the CNI files without inpod, without I/O.
+//! Computes the CNI files as they are without inpod, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,18 +9,18 @@ use crate::{
     record::{ChangedFile, Content, Record},
 };
 
-/// The files to be restored.
+/// Selects which of istio-cni's files and entries a removal restores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restore {
-    /// Every file as it was, istio-cni's too.
+    /// Restores every file as it was, including the files of istio-cni.
     Everything,
-    /// All but istio-cni's entry and files: without its plugin, the entry fails every pod.
+    /// Restores everything except istio-cni's entry and files: the entry fails every pod if its plugin is missing.
     ExceptIstioCni,
-    /// Also istio-cni's entry, even into a file that its owner has rewritten without it.
+    /// Restores everything, and puts istio-cni's entry even into a file that its owner has rewritten without the entry.
     WithIstioCni,
 }
 
-/// Restores files that still have inpod's content, else removes the entry.
+/// Restores the files that still have inpod's content, and removes inpod's entry from all others.
 pub fn plan(
     directory: &Directory,
     record: &Record,
@@ -32,7 +32,7 @@ pub fn plan(
         let state = revert(changed, directory.file(name), restore);
         files.extend(state.map(|state| (name.clone(), state)));
     }
-    // The record of these files with inpod's entry was lost.
+    // These files have inpod's entry although no record names them, so the record was lost.
     for file in &directory.files {
         if record.files.contains_key(&file.name) {
             continue;
@@ -50,7 +50,7 @@ pub fn plan(
     Plan { files, forget }
 }
 
-/// Returns `None` if nothing is left to do.
+/// Returns the desired state of a changed file, or `None` if nothing is left to do.
 pub fn revert(
     changed: &ChangedFile,
     file: Option<&NetworkFile>,
@@ -60,14 +60,14 @@ pub fn revert(
         return file.map(|_| FileState::Absent);
     }
     match (&changed.ours, &changed.before, file) {
-        // A removed list is istio-cni's copy of the primary, which nothing would update any more.
+        // The removed list is istio-cni's copy of the primary, which no component would update any more.
         (None, Some(before), None)
             if restore == Restore::ExceptIstioCni && has_istio_entry(before) =>
         {
             None
         }
         (None, Some(before), None) => restored(before, changed, restore),
-        // The owner has written another file, or had none.
+        // The owner has written another file, or has removed the file.
         (None, _, _) | (Some(_), _, None) => None,
         (Some(_), Some(before), Some(file)) if before.bytes() == file.content => None,
         (Some(ours), before, Some(file)) if ours.bytes() == file.content => match before {
@@ -84,7 +84,7 @@ pub fn revert(
     }
 }
 
-/// Returns `None` if nothing is left to restore.
+/// Returns the restored file, or `None` if nothing is left to restore.
 fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option<FileState> {
     let unchanged = || Some(FileState::Content(before.bytes().to_owned()));
     match restore {
@@ -104,7 +104,8 @@ fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option
     }
 }
 
-/// Puts istio-cni's entry in its place, if any. `None` without inpod's entry.
+/// Removes inpod's entry, or replaces the entry by `entry` of istio-cni. Returns `None` if the file lacks inpod's
+/// entry.
 fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState> {
     match file.loaded.as_ref().ok()? {
         Loaded::Single(conf, _) => (conf.kind() == INPOD_CNI).then_some(FileState::Absent),
@@ -128,7 +129,7 @@ pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
     }
 }
 
-/// Returns `None` without a plugin left.
+/// Returns the content of the file, or `None` if no plugin is left in the list.
 fn if_not_empty(text: Vec<u8>) -> Option<FileState> {
     Conflist::parse(&text)
         .is_ok()
@@ -139,7 +140,7 @@ fn has_istio_entry(content: &Content) -> bool {
     Conflist::parse(content.bytes()).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
 }
 
-/// Recognizes a single configuration of istio-cni.
+/// Returns whether the text is a single configuration of istio-cni.
 fn is_istio_conf(text: &[u8]) -> bool {
     inpod_cni_config::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
 }

@@ -1,4 +1,4 @@
-//! Reconciles on CNI directory events, periodically, and to leave the node.
+//! Reconciles after events in the CNI directories and periodically, until the node is to be left.
 
 use std::{
     path::Path,
@@ -17,14 +17,14 @@ use crate::{
     watcher::Watcher,
 };
 
-/// Polls `leave_file`; Kubernetes takes about a minute to update a ConfigMap.
+/// The interval at which `leave_file` is read. Kubernetes takes about a minute to update a ConfigMap anyway.
 const LEAVE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reconciles until inpod has left.
+/// Reconciles until inpod has left the node.
 ///
 /// # Errors
 ///
-/// If another installer runs, or the record is unusable.
+/// Fails if another installer runs, or if the record is unusable.
 pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
     let marker = Marker::in_directory(&daemon.directory(SERVICE.name));
     wait_while_left(&config.leave_file, &marker, daemon).await;
@@ -47,7 +47,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
             .as_ref()
             .is_some_and(|watcher: &Watcher| watcher.is_watching(&watched))
         {
-            // Without a watch, the periodic reconcile finds changes.
+            // Without a watch, only the periodic reconcile finds changes.
             watcher = Watcher::open(&watched)
                 .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
                 .ok();
@@ -76,13 +76,13 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
     }
 }
 
-/// Changes nothing after inpod has left.
+/// Waits without a change while inpod has left the node as requested.
 async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     let mut is_logged = false;
     while let Some(how) =
         uninstall::read_leave_request(leave_file, marker).filter(|how| marker.is_set(*how))
     {
-        // The marker must last until Kubernetes deletes the pod.
+        // The marker must last until Kubernetes deletes the pod, so the state is removed only when the process exits.
         daemon.remove_state_on_exit(how == UninstallMode::Uninstall);
         let why = format!("inpod has left this node as requested ({how})");
         if !std::mem::replace(&mut is_logged, true) {
@@ -96,7 +96,7 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     daemon.remove_state_on_exit(false);
 }
 
-/// Waits for an event, the next period, or the request to leave.
+/// Waits for an event, for the next period, or for a request to leave the node.
 async fn wait(
     mut watcher: Option<&mut Watcher>,
     delay: Duration,

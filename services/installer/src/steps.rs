@@ -1,4 +1,4 @@
-//! Splits a plan into steps of one rename each.
+//! Splits a plan into steps, each of which is one rename.
 
 use std::path::Path;
 
@@ -22,10 +22,10 @@ pub struct Step {
 pub enum Action {
     Create {
         content: Vec<u8>,
-        /// Of a previous file of this name.
+        /// The mode of an earlier file with this name, if there was one.
         mode: Option<u32>,
     },
-    /// Fails unless the content is as expected.
+    /// Replaces a file, and fails unless the file has the expected content.
     Replace {
         expected: Vec<u8>,
         content: Vec<u8>,
@@ -35,11 +35,11 @@ pub enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The first change of the file.
+    /// inpod changes the file for the first time.
     First,
-    /// The file is inpod's; primary or settings have changed.
+    /// The file is as inpod left it, but the primary or the settings have changed.
     Followed,
-    /// Another component has changed inpod's content.
+    /// Another component has changed the content that inpod wrote.
     TakenAway,
 }
 
@@ -53,7 +53,7 @@ impl Cause {
     }
 }
 
-/// Removals come last: runtimes must find a network at all times.
+/// Returns the steps that lead to the plan. Removals come last, because runtimes must find a network at all times.
 pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
     let step = |(name, state): (&String, &FileState)| {
         let file = directory.file(name);

@@ -1,4 +1,4 @@
-//! Removes inpod from the node in repeatable steps, which may be interrupted.
+//! Removes inpod from the node in steps that may be interrupted and repeated.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use inpod_service::uninstall::{self, Marker, UninstallMode};
 
 use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
 
-/// The time for pod-events to withdraw all pods.
+/// How long pod-events may take to withdraw all pods.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The file's owner may write at the same time.
+/// The number of attempts to leave the chain, because the owner of a file may write at the same time.
 const MAX_ATTEMPTS: usize = 10;
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl LeaveResult {
     }
 }
 
-/// Returns `None` (stay) for an unreadable or invalid file.
+/// Reads the request to leave the node. For an unreadable or invalid file it returns `None`, so that inpod stays.
 pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<UninstallMode> {
     uninstall::read(file, marker).unwrap_or_else(|error| {
         tracing::error!(error, "Cannot read whether to leave the node; staying");
@@ -40,7 +40,7 @@ pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Uninsta
     })
 }
 
-/// Leaves the chain; then the plugin, once no call can be in progress; then the state, once no pod needs it.
+/// Leaves the chain; removes the plugin once no call can be in progress; and removes the state once no pod needs it.
 pub(crate) async fn leave_node(
     mut installer: Installer,
     how: UninstallMode,
@@ -71,7 +71,7 @@ pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Re
 
 async fn leave_chain(installer: &mut Installer, how: UninstallMode) -> anyhow::Result<String> {
     let restore = match how {
-        // istio-cni's own pod could not start either.
+        // Without its plugin, istio-cni's entry would keep even istio-cni's own pod from starting.
         _ if !installer.has_istio_cni() => Restore::ExceptIstioCni,
         UninstallMode::Handover => Restore::WithIstioCni,
         UninstallMode::Uninstall => Restore::Everything,
@@ -113,7 +113,7 @@ async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
     Ok("plugin removed".to_owned())
 }
 
-/// Waits until no namespace is enrolled; returns a note on timeout.
+/// Waits until no namespace is enrolled; returns a note if some still are at the timeout.
 async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     let dir = installer
         .config
@@ -133,7 +133,7 @@ async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     }
 }
 
-/// Keeps the directories themselves, which may be mounts.
+/// Empties the state directories, but keeps the directories themselves, which may be mounts.
 fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
     let plugins = config.on_host(config.plugin_state_dir());
@@ -143,7 +143,7 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let dir = config.record_dir();
     Record::remove(&dir)?;
     files::remove(&dir.join("lock")).with_context(|| format!("cannot empty {}", dir.display()))?;
-    // Others may keep files there, or it is a mount.
+    // A failed removal is ignored: other programs may keep files in the directory, or the directory is a mount.
     drop(fs::remove_dir(&dir));
     Ok("state removed".to_owned())
 }

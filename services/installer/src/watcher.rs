@@ -1,4 +1,4 @@
-//! Watches the CNI directories with inotify; events only trigger a reconcile.
+//! Watches the CNI directories with inotify; an event only triggers a reconcile.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use inpod_cni_config::INPOD_CNI;
 
 type Identity = (u64, u64);
 
-/// The directories may be replaced, removed and created.
+/// An inotify watch of the directories, which may be replaced, removed and created at any time.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     events: EventStream<[u8; 4096]>,
@@ -20,7 +20,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches existing directories. A written file triggers an event when it is closed.
+    /// Watches the directories that exist. A written file triggers an event when the writer closes the file.
     pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let mask = WatchMask::CLOSE_WRITE
@@ -33,7 +33,8 @@ impl Watcher {
             | WatchMask::ONLYDIR;
         let mut watched = Vec::new();
         for dir in dirs {
-            // Identified first: a directory replaced in between differs at the next check.
+            // The directory is identified before the watch is added: if the directory is replaced in between, the next
+            // check sees the difference.
             let Ok(identity) = identity_of(dir) else {
                 continue;
             };
@@ -47,7 +48,7 @@ impl Watcher {
         Ok(Self { events, watched })
     }
 
-    /// Returns whether exactly these existing directories are watched.
+    /// Returns whether the watched directories are exactly the existing directories of `dirs`.
     pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
         let existing = dirs
             .iter()
@@ -58,7 +59,7 @@ impl Watcher {
     pub(crate) async fn changed(&mut self) {
         loop {
             let Some(event) = self.events.next().await else {
-                // The inotify stream never ends; an end is no change.
+                // The inotify stream never ends, so an end is not reported as a change.
                 return std::future::pending().await;
             };
             if is_relevant(&event) {
@@ -67,13 +68,13 @@ impl Watcher {
         }
     }
 
-    /// Discards events whose changes a following read sees.
+    /// Discards the pending events, whose changes the following read sees anyway.
     pub(crate) fn drain(&mut self) {
         while let Some(Some(_)) = self.events.next().now_or_never() {}
     }
 }
 
-/// Ignores other plugins, and files that runtimes do not load.
+/// Returns whether an event concerns inpod's plugin or a file that runtimes load.
 fn is_relevant(event: &io::Result<EventOwned>) -> bool {
     let Ok(event) = event else { return true };
     let name = event.name.as_ref().map(|name| name.to_string_lossy());

@@ -52,7 +52,7 @@ impl World {
                 }
                 Action::Remove => drop(self.files.remove(&step.name)),
             }
-            // Runtimes need a network at all times.
+            // Runtimes must find a network after every step.
             assert!(self.directory().first().is_some(), "after {step:?}");
         }
         record.files.retain(|name, _| !plan.forget.contains(name));
@@ -60,7 +60,7 @@ impl World {
         steps.len()
     }
 
-    /// Returns the number of changes until nothing changes.
+    /// Applies plans until nothing changes, and returns the number of changes.
     fn settle(&mut self) -> usize {
         let mut made = 0;
         for _ in 0..5 {
@@ -139,7 +139,7 @@ fn the_owned_copy_is_the_primary_and_us_and_follows_every_change() {
         world.files["02-inpod.conflist"].contains("1e401")
             && world.files["02-inpod.conflist"].contains("1.1.0")
     );
-    // Another CNI becomes primary.
+    // Another CNI becomes the primary network.
     world.files.remove("10-a.conflist");
     world.files.insert(
         "05-cilium.conflist".to_owned(),
