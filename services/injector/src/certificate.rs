@@ -1,4 +1,4 @@
-//! The webhook's TLS certificate, replaced from the next handshake on.
+//! Holds the TLS certificate of the webhook. A new certificate is used from the next handshake on.
 
 use std::{
     fmt,
@@ -28,10 +28,10 @@ pub enum CertificateError {
     /// A PEM block of the required kind is missing.
     #[error("{0} contains no {1} in PEM")]
     Pem(&'static str, &'static str),
-    /// The pair does not match, or is of an unsupported kind.
+    /// The certificate and the key do not match, or are of an unsupported kind.
     #[error("tls.crt and tls.key cannot be used together: {0}")]
     Unfit(#[from] rustls::Error),
-    /// The expiry of invalid DER is unknown.
+    /// The certificate is invalid DER, so its expiry is unknown.
     #[error("tls.crt contains an invalid certificate: {0}")]
     Unreadable(#[from] der::Error),
 }
@@ -49,7 +49,7 @@ impl fmt::Debug for Files {
 }
 
 impl Files {
-    /// Reads both files of a directory.
+    /// Reads the certificate and the key from a directory.
     ///
     /// The kubelet updates a Secret by renaming the symlink `..data`; resolving it once yields two files
     /// of the same version.
@@ -75,7 +75,7 @@ impl Files {
         let chain = chain.ok_or(CertificateError::Pem("tls.crt", "certificate"))?;
         let key = PrivateKeyDer::from_pem_slice(&self.key);
         let key = key.map_err(|_| CertificateError::Pem("tls.key", "private key"))?;
-        // Rejects a key of another certificate.
+        // The call rejects a key that belongs to another certificate.
         Ok(CertifiedKey::from_der(
             chain,
             key,
@@ -84,7 +84,7 @@ impl Files {
     }
 }
 
-/// Returns the earliest `notAfter` (RFC 5280, section 4.1.2.5), in seconds since 1970.
+/// Returns the earliest `notAfter` of the chain (RFC 5280, section 4.1.2.5), in seconds since 1970.
 fn earliest_expiry(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
     let end = |certificate: &CertificateDer<'_>| {
         let certificate = Certificate::from_der(certificate)?;
@@ -95,7 +95,7 @@ fn earliest_expiry(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError
     Ok(ends?.into_iter().min().unwrap_or_default())
 }
 
-/// The certificate of handshakes; none at first.
+/// The certificate that handshakes use; unset until the first one was read.
 #[derive(Debug, Default)]
 pub struct CurrentCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
@@ -107,12 +107,12 @@ impl CurrentCertificate {
             .is_some()
     }
 
-    /// Returns the new certificate's expiry in seconds since 1970. Open connections are unaffected. An expired
-    /// certificate is presented, too: the client's error names the cause.
+    /// Replaces the certificate, and returns its expiry in seconds since 1970. Open connections are unaffected. An
+    /// expired certificate is presented, too, because the client's error then names the cause.
     ///
     /// # Errors
     ///
-    /// The previous certificate remains in use.
+    /// The previous certificate stays in use after an error.
     pub fn replace(&self, files: &Files) -> Result<u64, CertificateError> {
         let certified = Arc::new(files.certified()?);
         let ends = earliest_expiry(&certified.cert)?;

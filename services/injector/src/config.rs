@@ -1,4 +1,4 @@
-//! Settings of the service. Injection has a configuration file of its own (`inpod_injection::Config`).
+//! The settings of the service. Injection has a configuration file of its own (`inpod_injection::Config`).
 
 use std::{
     net::SocketAddr,

@@ -1,5 +1,6 @@
-//! At the limit, a new connection evicts the one idle for longest: API servers keep theirs open for the next review,
-//! and other clients must not keep them out.
+//! Limits the number of connections. At the limit, a new connection evicts the connection that has been idle for
+//! longest: API servers keep their connections open for the next review, and other clients must not keep API servers
+//! out.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,7 @@ pub(crate) struct Connections {
     free: Arc<Semaphore>,
     max: usize,
     idle: Mutex<Idle>,
-    /// Wakes a task that waits for a slot.
+    /// Wakes a task that waits for a slot, as soon as a connection becomes idle.
     became_idle: Notify,
     evictions: Counter,
 }
@@ -25,22 +26,22 @@ struct Idle {
     waiting: BTreeMap<u64, Arc<Notify>>,
 }
 
-/// A connection's slot, freed on drop.
+/// The slot of a connection, which is freed on drop.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
-    /// `None` while a request is in progress.
+    /// The position in the order of idle connections, or `None` while a request is in progress.
     idle_position: Mutex<Option<u64>>,
     evict: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// A guard that keeps a connection busy.
+/// A guard that keeps a connection busy, and therefore safe from eviction.
 #[derive(Debug)]
 pub(crate) struct BusyGuard(Arc<ConnectionSlot>);
 
 impl Connections {
-    /// Creates `max` slots, and counts evictions.
+    /// Creates `max` slots, and counts evictions in the given counter.
     pub(crate) fn new(max: usize, evictions: Counter) -> Arc<Self> {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(max)),
@@ -51,14 +52,14 @@ impl Connections {
         })
     }
 
-    /// Acquires a slot, idle until the first request. Without a free one it evicts the idlest connection, or the
-    /// first that becomes idle.
+    /// Acquires a slot, which is idle until the first request. Without a free slot, evicts the connection that has been
+    /// idle for longest, or else the first connection that becomes idle.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Arc<ConnectionSlot> {
         loop {
             let is_slot_expected = self.free.available_permits() > 0 || self.evict_idlest();
             tokio::select! {
                 () = self.became_idle.notified(), if !is_slot_expected => {}
-                // The semaphore is never closed.
+                // The semaphore is never closed, so the call does not fail.
                 permit = Arc::clone(&self.free).acquire_owned() => {
                     if let Ok(permit) = permit {
                         return ConnectionSlot::new(self, permit);
@@ -158,7 +159,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
     const A_WHILE: Duration = Duration::from_millis(50);
 
-    /// Holds a slot until it is evicted, as connections do.
+    /// Holds a slot until the eviction, as connections do.
     fn held(slot: Arc<ConnectionSlot>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move {
             slot.wait_evicted().await;
@@ -175,7 +176,7 @@ mod tests {
         let evictions = Counter::default();
         let connections = Connections::new(2, evictions.clone());
         let (first, second) = (take(&connections).await, take(&connections).await);
-        // It had a request since the second connection came.
+        // The first connection had a request after the second connection was opened.
         drop(first.start_request());
         let (first, second) = (held(first), held(second));
         let _third = take(&connections).await;

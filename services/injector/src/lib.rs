@@ -1,7 +1,7 @@
-//! Mutating admission webhook that injects sidecars.
+//! The mutating admission webhook that injects sidecars into pods.
 //!
-//! `inpod_injection` computes the patch from review, path and configuration. Here, [`server`] serves HTTPS,
-//! [`review`] translates reviews, [`path`] parses the proxy environment, and [`reload`] reloads files.
+//! `inpod_injection` computes the patch from the review, the path and the configuration. In this crate, [`server`]
+//! serves HTTPS, [`review`] translates reviews, [`path`] parses the proxy environment, and [`reload`] reloads files.
 //!
 //! The injector has no Kubernetes credential and calls no other service.
 
@@ -31,7 +31,7 @@ pub const SERVICE: Service = Service {
 ///
 /// # Errors
 ///
-/// If the address or the socket is not available.
+/// Fails if the address or the socket is not available.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     daemon.readiness().require(reload::SERVING, "not read yet");
     let metrics = Metrics::default();

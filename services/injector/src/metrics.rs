@@ -68,7 +68,7 @@ impl Metrics {
         self.duration.observe(took.as_secs_f64());
     }
 
-    /// Sets the expiry in seconds since 1970.
+    /// Sets the expiry of the certificate, in seconds since 1970.
     pub(crate) fn set_certificate_expiration(&self, ends: u64) {
         self.expiration.set(ends.try_into().unwrap_or(i64::MAX));
     }

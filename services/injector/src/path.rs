@@ -1,16 +1,17 @@
-//! Parses the proxy environment in the path, by which a remote cluster
-//! names itself (services/docs/facts/istio-sidecar.md, 6.2).
+//! Parses the proxy environment in the path of the webhook, by which a remote cluster names itself
+//! (services/docs/facts/istio-sidecar.md, 6.2).
 
-/// The webhook's path, and prefix of paths with variables.
+/// The path of the webhook, and the prefix of paths with variables.
 const INJECT: &str = "/inject";
 
-/// The mark of variables in the older syntax.
+/// The separator of variables in the older syntax.
 const ENV_MARKER: &str = ":ENV:";
 
-/// The escape of a slash in a value.
+/// The escape sequence for a slash in a value.
 const SLASH_ESCAPE: &str = "--slash--";
 
-/// Returns the variables in order, or `None` for a foreign path. Skips keys without a value.
+/// Returns the variables in the order of the path, or `None` if the path is not the webhook's. Skips keys without a
+/// value.
 pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
     let rest = path.strip_prefix(INJECT)?;
     if rest.is_empty() {
@@ -48,7 +49,7 @@ fn variable(key: &str, value: &str) -> Option<(String, String)> {
     Some((name, value.replace(SLASH_ESCAPE, "/")))
 }
 
-/// Leaves invalid escapes as they are.
+/// Decodes percent escapes, and leaves invalid escapes as they are.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

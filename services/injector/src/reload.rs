@@ -1,8 +1,8 @@
-//! Reloads certificate and configuration without a restart. An invalid file is reported; the previous
-//! one stays in use.
+//! Reloads the certificate and the configuration without a restart. An invalid file is reported, and the previous one
+//! stays in use.
 //!
-//! Files are polled: the kubelet updates a volume by a rename that a watch misses, and reading a
-//! few kilobytes takes microseconds.
+//! The files are polled, because the kubelet updates a volume by a rename that a watch misses, and reading a few
+//! kilobytes takes microseconds.
 
 use std::{
     io,
@@ -18,11 +18,11 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Requires usable files, not the newest ones: otherwise one invalid update would remove every
-/// replica from the Service.
+/// The condition that readiness requires. The condition requires usable files, not the newest files: otherwise one
+/// invalid update would remove every replica from the Service.
 pub const SERVING: &str = "serving";
 
-/// Conditions that report whether the newest files are usable.
+/// The conditions that report whether the newest files are usable.
 pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
 
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ pub struct Current {
 }
 
 impl Current {
-    /// Returns `None` until a configuration has been read.
+    /// Returns the injector, or `None` until a configuration has been read.
     pub fn injector(&self) -> Option<Arc<Injector>> {
         self.injector
             .read()
@@ -57,7 +57,7 @@ impl Current {
     }
 }
 
-/// Files as last read, usable or not.
+/// The files as they were last read, usable or not.
 #[derive(Debug, Default)]
 struct LastRead {
     files: Option<Files>,
@@ -114,7 +114,7 @@ fn reload_certificate(
             );
             last.files = Some(files);
         }
-        // The kubelet may be replacing the volume.
+        // The files may be missing because the kubelet is replacing the volume at this moment.
         Err(error) => conditions.set(file, Err(error.to_string())),
     }
 }

@@ -1,4 +1,5 @@
-//! Translates AdmissionReviews (admission.k8s.io/v1 and v1beta1).
+//! Translates AdmissionReviews (admission.k8s.io/v1 and v1beta1) to requests for injection, and the results to
+//! responses.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use inpod_injection::{Injector, Request, SkipReason};
@@ -7,22 +8,22 @@ use serde_json::{Value, json};
 
 const GROUP: &str = "admission.k8s.io/";
 
-/// Version of responses to reviews of unknown version; API servers support it since 1.22.
+/// The version of responses to reviews of an unknown version; API servers support this version since 1.22.
 const V1: &str = "admission.k8s.io/v1";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Injected,
-    /// Injected before; the patch is empty.
+    /// The pod was injected before, so the patch is empty.
     Unchanged,
     Skipped(SkipReason),
-    /// It should be injected but cannot be.
+    /// The pod should be injected, but cannot be.
     Refused,
-    /// It is not about a new pod, and is allowed.
+    /// The review is not about a new pod, and is allowed.
     OtherKind,
     Undecodable,
     BadRequest,
-    /// The deadline passed before handling began.
+    /// The deadline passed before the handling of the review began.
     Overloaded,
     Failed,
 }
@@ -47,9 +48,9 @@ impl Outcome {
 pub struct Answer {
     pub body: String,
     pub outcome: Outcome,
-    /// Empty if it could not be decoded.
+    /// The UID of the review; empty if the review could not be decoded.
     pub uid: String,
-    /// Counts the operations of the patch.
+    /// The number of operations in the patch.
     pub operations: usize,
 }
 
@@ -98,11 +99,11 @@ struct Response {
 }
 
 impl Review {
-    /// Decodes a request body.
+    /// Decodes the body of a request.
     ///
     /// # Errors
     ///
-    /// A message for the client.
+    /// The error is a message for the client.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let review: Self = serde_json::from_slice(body)
             .map_err(|error| format!("the body is not an AdmissionReview: {error}"))?;
@@ -165,7 +166,7 @@ fn allowed() -> Response {
     }
 }
 
-/// Allows other objects than new pods: denying them would break unrelated requests.
+/// Injects into new pods and allows all other objects, because denying others would break unrelated requests.
 fn inject(
     injector: &Injector,
     environment: &[(String, String)],

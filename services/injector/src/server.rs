@@ -1,4 +1,4 @@
-//! Serves the webhook: HTTP/1.1 over TLS, with a limit on every resource (services/docs/facts/istio-sidecar.md, 6.2).
+//! Serves the webhook by HTTP/1.1 over TLS, with a limit on every resource (services/docs/facts/istio-sidecar.md, 6.2).
 
 use std::{
     convert::Infallible,
@@ -38,19 +38,20 @@ use crate::{
     review::{self, Answer, Outcome},
 };
 
-/// Twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md, 6.2).
+/// The largest accepted body, which is twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md,
+/// 6.2).
 const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longer than the 90 s after which API servers close idle connections (client-go's transport): closing one here
-/// could lose a review.
+/// The time after which the webhook closes an idle connection. API servers close idle connections after 90 s
+/// (client-go's transport); if the webhook closed a connection earlier, a review could be lost.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// For pending reviews at shutdown, or on an evicted connection.
+/// The time for pending reviews at shutdown, or on an evicted connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For the rest of a response on an evicted connection.
+/// The time for the rest of a response on an evicted connection.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
@@ -101,7 +102,7 @@ impl Server {
         })))
     }
 
-    /// Serves for `linger_seconds` beyond shutdown, then drains reviews.
+    /// Serves reviews until `linger_seconds` after the shutdown, then waits for the pending reviews.
     pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
         let last = shutdown.clone();
         let linger = self.0.linger;
@@ -113,7 +114,7 @@ impl Server {
         loop {
             let accepted = async {
                 let accepted = listener.accept().await;
-                // One connection waits here for a slot; later ones wait in the accept queue.
+                // One accepted connection waits here for a slot; later connections wait in the accept queue.
                 let slot = self.0.connections.acquire().await;
                 (accepted, slot)
             };
@@ -148,7 +149,7 @@ impl Server {
         slot: Arc<ConnectionSlot>,
         shutdown: Shutdown,
     ) {
-        // Handshake errors concern only the client.
+        // An error of the handshake concerns only the client, and is not logged.
         let Some(stream) = self.handshake(stream, &slot).await else {
             return;
         };
@@ -171,7 +172,7 @@ impl Server {
             done = connection.as_mut() => drop(done),
             () = slot.wait_evicted() => {
                 connection.as_mut().graceful_shutdown();
-                // A half-received request may never be completed.
+                // An idle connection gets little time, because a half-received request may never be completed.
                 let limit = if slot.is_busy() { DRAIN_TIMEOUT } else { FLUSH_TIMEOUT };
                 drop(timeout(limit, connection).await);
             }
@@ -240,7 +241,7 @@ impl Server {
         let injector = self.0.current.injector();
         let injector = injector
             .ok_or_else(|| overloaded("the configuration is not read yet or cannot be used"))?;
-        // A large pod takes milliseconds, blocking other connections.
+        // A large pod takes milliseconds, which would block other connections on this thread.
         let work = tokio::task::spawn_blocking(move || {
             let answer = review::answer(&injector, &environment, &body);
             drop(permit);
@@ -256,7 +257,8 @@ impl Server {
         })
     }
 
-    /// Returns the shorter of configuration and API server (`?timeout=10s`).
+    /// Returns the shorter of two timeouts: the timeout in the configuration, and the timeout of the API server
+    /// (`?timeout=10s`).
     fn review_timeout(&self, query: Option<&str>) -> Duration {
         let mut parameters = query.unwrap_or_default().split('&');
         let seconds = parameters.find_map(|it| {
@@ -271,7 +273,7 @@ impl Server {
     }
 }
 
-/// Logs the UID, which leads to the API server's audit log.
+/// Logs the review with its UID, which leads to the entry in the API server's audit log.
 fn log_review(answer: &Answer) {
     let Answer {
         body,

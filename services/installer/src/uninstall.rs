@@ -13,7 +13,7 @@ use inpod_service::uninstall::{self, Marker, UninstallMode};
 
 use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
 
-/// How long pod-events may take to withdraw all pods.
+/// The time that pod-events has to withdraw all pods.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The number of attempts to leave the chain, because the owner of a file may write at the same time.

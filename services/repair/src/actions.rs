@@ -1,4 +1,4 @@
-//! Changes of pods, one API request each.
+//! Changes pods with one request to the API server each.
 
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ pub(crate) async fn change(
     }
 }
 
-/// Patches `pods/status`: the right to do that does not include the right to change pod specs. The UID protects
-/// another pod of the same name.
+/// Patches the labels through `pods/status`, because the right to patch the status does not include the right to change
+/// pod specs. The UID in the patch protects another pod of the same name.
 async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Result<()> {
     let namespace = pod.pod.namespace.as_str();
     let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client.clone(), namespace);
@@ -51,7 +51,7 @@ async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Re
     patched.await.map(drop)
 }
 
-/// Deletes the pod only as last seen; a changed one is diagnosed again first.
+/// Deletes the pod only in the version that was diagnosed; a pod that has changed is diagnosed again first.
 async fn delete(client: &Client, pod: &Pod) -> kube::Result<()> {
     let api = Api::<k8s::Pod>::namespaced(client.clone(), pod.pod.namespace.as_str());
     let params = DeleteParams::default().preconditions(Preconditions {

@@ -1,5 +1,5 @@
-//! The settings, with the names and defaults of Istio's repair controller where it has them too
-//! (services/docs/facts/istio-sidecar.md, 5), except `repair_pods`, whose default is false there.
+//! The settings. Settings that Istio's repair controller also has use its names and defaults
+//! (services/docs/facts/istio-sidecar.md, 5), except `repair_pods`, whose default is false in Istio.
 
 use std::{
     num::NonZeroU16,
@@ -117,11 +117,11 @@ pub struct Config {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
-    /// Wait for pod-events to redirect the pod in place.
+    /// Wait for pod-events to redirect the running pod before any other action.
     pub repair: bool,
     pub label: bool,
     pub delete: bool,
-    /// The time for each action before the next.
+    /// The time that each action has before the next action follows.
     pub wait: Duration,
 }
 
@@ -132,7 +132,7 @@ pub struct Label {
 }
 
 impl Config {
-    /// `None` for the pod's service account.
+    /// Returns the path of the kubeconfig, or `None` to use the service account of this service's pod.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
@@ -151,7 +151,7 @@ impl Config {
         self.changes_per_minute
     }
 
-    /// Returns the criteria for missing redirection in a pod's status.
+    /// Returns the criteria by which the status of a pod shows missing redirection.
     pub fn criteria(&self) -> Criteria {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Criteria {
@@ -169,7 +169,7 @@ impl Config {
         }
     }
 
-    /// Always restricts to the pods of this node.
+    /// Returns the field selectors of the watch, which always include this node.
     pub fn fields(&self) -> String {
         let own = format!("spec.nodeName={}", self.node_name);
         match self.field_selectors.trim() {
@@ -178,7 +178,7 @@ impl Config {
         }
     }
 
-    /// Returns `None` for all pods.
+    /// Returns the label selectors of the watch, or `None` to watch all pods.
     pub fn labels(&self) -> Option<&str> {
         Some(self.label_selectors.trim()).filter(|text| !text.is_empty())
     }
@@ -195,7 +195,8 @@ fn exit_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error>
     u8::try_from(code).map_err(|_| D::Error::custom(format!("{code} is not in 0 to 255")))
 }
 
-/// Checks a label's name at startup, including its prefix.
+/// Checks the name of the label at startup, including the prefix: the API server would refuse every patch with an
+/// invalid name.
 fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     let name = match text.split_once('/') {

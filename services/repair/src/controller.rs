@@ -1,4 +1,4 @@
-//! The control loop: reconciles every pod after each change and executes the steps.
+//! The control loop, which reconciles every pod after each change and executes the resulting steps.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
     pods::{Pod, Pods},
 };
 
-/// The interval at which open cases are reconciled even if nothing changes.
+/// The interval at which open cases are reconciled even if no pod changes.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Changes within this time are reconciled together.
+/// Changes within this time lead to a single reconcile.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
 pub(crate) struct Controller {

@@ -1,5 +1,5 @@
-//! Detects from a pod's status that it started without redirection, with the criteria and settings of Istio's
-//! repair controller (services/docs/facts/istio-sidecar.md, 5).
+//! Detects from the status of a pod that the pod started without redirection. Criteria and settings are those of
+//! Istio's repair controller (services/docs/facts/istio-sidecar.md, 5).
 
 use std::time::{Duration, SystemTime};
 
@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Criteria {
-    /// A required annotation, with any value.
+    /// The annotation that the pod must have, with any value; `None` accepts every pod.
     pub annotation: Option<String>,
-    /// The init container; `None` for any.
+    /// The name of the init container; `None` accepts any name.
     pub container: Option<String>,
-    /// The termination message, trimmed; `None` for any.
+    /// The termination message without surrounding whitespace; `None` accepts any message.
     pub message: Option<String>,
     pub exit_code: Option<i32>,
 }
@@ -21,9 +21,9 @@ pub struct Criteria {
 pub struct FailedInit {
     pub container: String,
     pub exit_code: i32,
-    /// May have many lines.
+    /// The termination message, which may have many lines.
     pub message: String,
-    /// The start of the last failed run, to the second.
+    /// The start of the last failed run, with a resolution of one second.
     pub started_at: Option<SystemTime>,
 }
 
@@ -68,7 +68,7 @@ impl Criteria {
     }
 }
 
-/// Returns whether the current run has succeeded. Istio accepts either sign.
+/// Returns whether the current run has succeeded. Like Istio, accepts either the reason or the exit code as a sign.
 fn has_passed(now: &ContainerStateTerminated) -> bool {
     now.reason.as_deref() == Some("Completed") || now.exit_code == 0
 }

@@ -1,4 +1,4 @@
-//! Combines a pod's status and its enrollment to a diagnosis.
+//! Combines the status and the enrollment of a pod into a diagnosis.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,31 +7,32 @@ use crate::{
     enrollment_status::{EnrollmentStatus, Progress, Redirection},
 };
 
-/// Container times have a resolution of one second, and the kubelet uses the node's clock. A run that began this much
-/// after the rules were applied had them from its start.
+/// Container times have a resolution of one second, and the kubelet uses the node's clock. A run that began at least
+/// this long after the rules were applied had the rules from its start.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnosis {
-    /// Nothing is missing. True if pod-events reports the pod as redirected.
+    /// The pod lacks nothing; true if pod-events reports the pod as redirected.
     Healthy(bool),
-    /// Unknown at the moment; the earlier diagnosis stays.
+    /// The state is unknown at the moment, so the earlier diagnosis stays.
     Unknown,
-    /// Its init container failed, but redirection is present since: the next run will pass.
+    /// The init container failed, but redirection is present since then: the next run of the container will pass.
     Repaired,
-    /// It lacks redirection, which may still come.
+    /// The pod lacks redirection, which may still come.
     Missing(MissingRedirection),
-    /// It will not be redirected in its current state.
+    /// The pod will not be redirected in its current state.
     Permanent(PermanentFailure),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRedirection {
-    /// An init container has failed because of it: the pod does not serve.
+    /// An init container has failed because of the missing redirection, so the pod does not serve.
     pub has_failed: bool,
-    /// Traffic bypasses a proxy in the pod; otherwise the node's ztunnel, which often affects all pods at once.
+    /// The traffic bypasses a proxy in the pod. If false, the traffic bypasses the node's ztunnel, which often affects
+    /// all pods of the node at once.
     pub has_proxy: bool,
-    /// pod-events works on the pod: a replacement would fare no worse.
+    /// pod-events works on the pod, so a replacement would fare no worse.
     pub is_known: bool,
     pub why: String,
 }
@@ -40,7 +41,7 @@ pub struct MissingRedirection {
 pub enum PermanentFailure {
     /// The init container failed again although redirection was present. A replacement of the pod may fare better.
     FailedAgain(String),
-    /// Neither the pod nor its replacement is to be redirected.
+    /// Neither the pod nor a replacement is to be redirected.
     NotDesired(String),
 }
 
@@ -134,7 +135,7 @@ fn describe_pending(failure: &str) -> String {
     }
 }
 
-/// Returns the message's first line, shortened.
+/// Returns the first line of the message, shortened for an Event.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let short: String = line.chars().take(200).collect();
@@ -200,7 +201,8 @@ mod tests {
     fn every_pair_of_a_pod_status_and_an_enrollment_has_its_diagnosis() {
         let out = || Progress::Pending("the kernel refused".to_owned());
         let rows = [
-            // The status, and the diagnoses of a running pod and of one whose container failed at second 100.
+            // Each row has the status, and the diagnoses of a running pod and of a pod whose container failed at second
+            // 100.
             (EnrollmentStatus::Unavailable, "unsure", "failed, who knows"),
             (EnrollmentStatus::UnknownPod, "unsure", "failed, who knows"),
             (EnrollmentStatus::Undecided, "unsure", "failed, who knows"),

@@ -1,4 +1,4 @@
-//! The enrollment of a pod as pod-events reports it.
+//! The enrollment of a pod as pod-events reports it, reduced to the facts that a diagnosis needs.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,29 +13,29 @@ pub enum EnrollmentStatus {
     Unavailable,
     UnknownPod,
     NotDesired(Reason),
-    /// It is unknown whether the pod is to be redirected.
+    /// pod-events does not know yet whether the pod is to be redirected.
     Undecided,
     Desired(Redirection),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirection {
-    /// Its traffic goes to a proxy in the pod instead of ztunnel.
+    /// The traffic goes to a proxy in the pod instead of the node's ztunnel.
     pub has_proxy: bool,
     pub progress: Progress,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Redirected since that time.
+    /// The pod has been redirected since the given time, if the time is known.
     Redirected(Option<SystemTime>),
-    /// Not redirected yet; the last failure, or empty.
+    /// The pod is not redirected yet; holds the last failure, which may be empty.
     Pending(String),
     Leaving,
 }
 
 impl EnrollmentStatus {
-    /// Values of later releases count as undecided.
+    /// Converts the summary of pod-events. Values that only a later release knows count as undecided.
     pub fn from_summary(summary: &PodSummary) -> Self {
         let wanted = |has_proxy| {
             Self::Desired(Redirection {

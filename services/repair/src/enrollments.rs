@@ -1,4 +1,4 @@
-//! The enrollment of each pod, from a stream of pod-events that is reopened if it ends.
+//! Tracks the enrollment of each pod through a stream of pod-events, which is reopened whenever it ends.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,16 @@ use tonic::{Request, Status, transport::Channel};
 
 use crate::enrollment_status::EnrollmentStatus;
 
-/// Readiness does not require the stream: broken pods are also detected by their status.
+/// The condition that reports the stream. Readiness does not require the stream, because broken pods are also detected
+/// by their status.
 const CONDITION: &str = "pod-events";
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The initial state of a node's pods may exceed the default of 4 MiB.
+/// The largest accepted message: the initial state of all pods of a node may exceed the default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// By pod UID; `None` while pod-events is not available.
+/// The statuses by pod UID, or `None` while pod-events is not available.
 type Statuses = Option<BTreeMap<PodUid, EnrollmentStatus>>;
 
 #[derive(Clone, Debug)]
@@ -98,7 +99,7 @@ impl Subscriber {
     }
 
     async fn receive(&self, mut client: PodEventsServiceClient<Channel>) -> Result<(), Status> {
-        // A timeout would end the stream.
+        // The request has no timeout, because a timeout would end the stream.
         let request = Request::new(WatchEnrollmentsRequest { pod: None });
         let mut stream = client.watch_enrollments(request).await?.into_inner();
         let mut state = State::Initial(BTreeMap::new());
@@ -133,13 +134,13 @@ impl Subscriber {
 }
 
 enum State {
-    /// Not all pods were received yet.
+    /// Not all pods of the initial state were received yet.
     Initial(BTreeMap<PodUid, EnrollmentStatus>),
-    /// All pods were received; changes follow.
+    /// All pods of the initial state were received, and changes follow.
     Complete,
 }
 
-/// A pod whose UID is invalid cannot be one of the API server.
+/// Applies an event. A pod with an invalid UID is skipped, because no pod of the API server has such a UID.
 fn apply(statuses: &mut BTreeMap<PodUid, EnrollmentStatus>, event: Event) {
     match event {
         Event::Pod(summary) => {

@@ -1,15 +1,15 @@
-//! Errors of requests that change a pod.
+//! Errors of the requests that change a pod.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeError {
     /// The pod is gone, was replaced, or has changed since its diagnosis.
     Changed,
-    /// The API server refused or did not respond, for this reason.
+    /// The API server refused the request or did not respond; holds the reason.
     Failed(String),
 }
 
 impl ChangeError {
-    /// A missing pod is 404; a failed precondition on the resourceVersion is 409.
+    /// Converts an error of the API server: a missing pod is 404, a failed precondition on the resourceVersion is 409.
     pub(crate) fn of(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
             return Self::Failed(inpod_kube::describe_error(error));

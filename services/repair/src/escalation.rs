@@ -1,8 +1,8 @@
-//! Decides what to do about pods that lack redirection: the least disruptive action that may still help.
+//! Decides about pods that lack redirection, and selects the least disruptive action that may still help.
 //!
-//! First, pod-events gets time to apply the rules to the running pod; the failed container passes when restarted.
-//! After each [`Modes::wait`] follow the label and then the deletion, if enabled. A pod that serves is never deleted,
-//! nor one whose replacement would fare no better.
+//! First, pod-events gets time to apply the rules to the running pod; the failed container then passes when the kubelet
+//! restarts it. If redirection is still missing after each [`Modes::wait`], the label follows and then the deletion, if
+//! these modes are enabled. A pod that serves is never deleted, nor is a pod whose replacement would fare no better.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,13 +18,13 @@ use crate::{
     pods::Pod,
 };
 
-/// After this time the watch must show a change.
+/// The time after which the watch of pods must show a completed change.
 const WATCH_DELAY: Duration = Duration::from_secs(10);
 
 /// The delay before a pod that changed meanwhile is reconciled again.
 const CHANGED_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Event reasons; those of labels and deletions are Istio's.
+/// The reasons of Events; Istio's repair controller uses the same reasons for labels and deletions.
 const REPAIR_EVENT: &str = "RepairBrokenPod";
 const LABEL_EVENT: &str = "LabelBrokenPod";
 const DELETE_EVENT: &str = "DeleteBrokenPod";
@@ -40,7 +40,7 @@ pub struct Note {
 pub enum Step {
     Report(Note),
     Count(Action, Outcome),
-    /// Request it from the API server and record the result.
+    /// Request the change from the API server and record the result.
     Change(Change),
 }
 
@@ -48,22 +48,22 @@ pub enum Step {
 pub enum Change {
     Label,
     Unlabel,
-    /// Deletes the pod only as it was last seen.
+    /// Deletes the pod only in the version last seen.
     Delete,
 }
 
-/// The record of a pod that lacks redirection.
+/// The case of a pod that lacks redirection, from its first diagnosis until its end.
 #[derive(Debug)]
 struct Case {
     since: Instant,
     why: String,
     has_failed: bool,
-    /// Reported as not repaired in place.
+    /// An Event has reported the pod as not repaired in place.
     is_reported: bool,
-    /// Reported as repaired in place.
+    /// The pod is repaired in place, as an Event has reported.
     is_repaired: bool,
     labelled: Option<Instant>,
-    /// The label was set before this service set it.
+    /// The label was already set when the case began.
     was_labelled: bool,
     backoff: Backoff,
 }
@@ -96,12 +96,12 @@ impl Escalation {
         self.cases.retain(|uid, _| is_known(uid));
     }
 
-    /// Returns whether something may become due even if nothing changes.
+    /// Returns whether an action may become due even if no pod changes.
     pub fn has_open_cases(&self) -> bool {
         !self.cases.is_empty()
     }
 
-    /// The number of pods that stay without redirection.
+    /// Returns the number of pods that stay without redirection.
     pub fn unhealthy(&self) -> usize {
         self.cases.values().filter(|case| case.is_reported).count()
     }
@@ -155,7 +155,7 @@ impl Escalation {
         }
     }
 
-    /// Returns what to report about the result.
+    /// Records the result of a change, and returns the steps that report the result.
     pub fn record_result(
         &mut self,
         pod: &Pod,
@@ -210,7 +210,7 @@ impl Escalation {
             })
     }
 
-    /// Handles a pod that lacks nothing. Its case ends once this service's label is removed.
+    /// Handles a pod that lacks nothing. The case of the pod ends once this service's label is removed.
     fn close(&mut self, pod: &Pod, is_redirected: bool, now: Instant) -> Vec<Step> {
         let is_labelled = self.modes.label && pod.label.as_ref() == Some(&self.label.value);
         let known = self.cases.get_mut(&pod.pod.uid);
@@ -246,7 +246,7 @@ impl Escalation {
         ]
     }
 
-    /// Reports once that repair in place did not help, and escalates.
+    /// Reports once that the repair in place did not help, and escalates.
     fn report_and_escalate(
         &mut self,
         pod: &Pod,

@@ -9,13 +9,13 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{escalation::Note, metrics::Metrics};
 
-/// The reporting controller of Events and the field manager of patches.
+/// The name of the reporting controller in Events, and of the field manager in patches.
 pub(crate) const REPORTER: &str = "inpod.io/repair";
 
-/// Required by the Events v1 API.
+/// The action in Events, which the Events v1 API requires.
 const ACTION: &str = "Repair";
 
-/// Further queued Events are dropped and counted.
+/// The number of Events that may wait; further Events are dropped and counted.
 const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]

@@ -1,12 +1,12 @@
-//! Finds pods of this node that should be redirected and are not, and takes the least disruptive action that helps.
+//! Finds pods of this node that should be redirected but are not, and takes the least disruptive action that helps.
 //!
-//! There are two signs: a failed init container that checks for redirection ([`detect`]), and a pod that pod-events
-//! reports as desired but not redirected ([`enrollment_status`]). [`diagnosis`] combines both; [`escalation`] decides
-//! by how long redirection has been missing: nothing while pod-events applies the rules to the running pod, then a
-//! label, then a deletion. All of these are pure functions; `actions` sends the requests. This service has no
-//! privileges in the kernel; only pod-events repairs in place.
+//! Two signs show missing redirection: a failed init container that checks for redirection ([`detect`]), and a pod that
+//! pod-events reports as desired but not redirected ([`enrollment_status`]). [`diagnosis`] combines both signs.
+//! [`escalation`] decides by the time for which redirection has been missing: no action while pod-events applies the
+//! rules to the running pod, then a label, then a deletion. All of these are pure functions; `actions` sends the
+//! requests. This service has no privileges in the kernel; only pod-events repairs in place.
 //!
-//! Decisions follow from the current state. A restart only loses how long it has lasted.
+//! Decisions follow from the current state of the pods. A restart loses only how long redirection has been missing.
 
 mod actions;
 pub mod config;
@@ -44,9 +44,9 @@ pub const SERVICE: Service = Service {
 ///
 /// # Errors
 ///
-/// If the configuration for the API server cannot be read, or the socket cannot be created.
+/// Fails if the configuration for the API server cannot be read, or if the socket cannot be created.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
-    // This service stores nothing but its socket.
+    // The socket is the only state of this service, so the state can be removed.
     daemon.remove_state_on_exit(true);
     let client = client(config.kubeconfig()).await?;
     let metrics = daemon.metrics().register(Metrics::register);
@@ -62,14 +62,14 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let work = async {
         tokio::select! {
             never = controller.run() => match never {},
-            // Drops requests in flight: the next run sees whether the API server has executed them.
+            // A shutdown drops the requests in flight: the next run sees whether the API server has executed them.
             () = shutdown.requested() => Ok(()),
         }
     };
     tokio::try_join!(daemon.server().serve(), work).map(|((), ())| ())
 }
 
-/// Creates a client without connecting.
+/// Creates a client of the API server, without connecting yet.
 async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let config = inpod_kube::client_config(kubeconfig).await?;
     let builder =

@@ -1,16 +1,16 @@
-//! Rate limit and backoff for changes of pods.
+//! Limits the rate of changes of pods, and delays changes after failures.
 
 use std::{num::NonZeroU16, time::Duration};
 
 use tokio::time::Instant;
 
-/// Has the capacity of one minute.
+/// A rate limit per minute, with a capacity of one minute's tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     capacity: u32,
     refill_interval: Duration,
     tokens: u32,
-    /// `None` before the first token was taken.
+    /// The time of the last refill; `None` before the first token was taken.
     refilled: Option<Instant>,
 }
 
@@ -40,7 +40,7 @@ impl TokenBucket {
     }
 }
 
-/// The first delay after a failure and the maximum.
+/// The first delay after a failure, and the maximum delay.
 const DELAY_RANGE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,12 +54,12 @@ impl Backoff {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// Delays the next attempt although the last one did not fail.
+    /// Delays the next attempt although the last attempt did not fail.
     pub fn pause(&mut self, now: Instant, time: Duration) {
         self.until = Some(now + time);
     }
 
-    /// Each delay is twice the one before.
+    /// Delays the next attempt after a failure, twice as long as after the failure before.
     pub fn fail(&mut self, now: Instant) {
         let [initial, max] = DELAY_RANGE;
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);

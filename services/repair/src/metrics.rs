@@ -1,4 +1,4 @@
-//! Metrics of this service.
+//! The metrics that this service exports.
 
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -7,7 +7,7 @@ use prometheus_client::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
-    /// In place, by pod-events.
+    /// The repair in place, which pod-events performs.
     Repair,
     Label,
     Delete,
@@ -16,7 +16,7 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Success,
-    /// The action was not necessary after all.
+    /// The action turned out to be unnecessary.
     Skip,
     Fail,
 }

@@ -1,4 +1,4 @@
-//! The pods of this node, reduced to the fields used.
+//! Watches the pods of this node, reduced to the fields used by this service.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,8 @@ use crate::{
 
 pub const CONDITION: &str = "pods";
 
-/// The server ends a watch after this time and the next one begins. A watch silent for much longer is dead.
+/// The time after which the server ends a watch and the next watch begins. A watch that is silent for much longer is
+/// dead.
 const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
@@ -32,17 +33,17 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub pod: PodRef,
-    /// The `resourceVersion` last seen.
+    /// The last seen `resourceVersion`.
     pub version: String,
-    /// The label for broken pods, if it is set.
+    /// The value of the label for broken pods, if the label is set.
     pub label: Option<String>,
-    /// Its deletion was requested, or its containers have ended for good.
+    /// The deletion of the pod was requested, or its containers have ended for good.
     pub is_ending: bool,
     pub failed_init: Option<FailedInit>,
 }
 
 impl Pod {
-    /// Returns `None` if the metadata is invalid, which the API server prevents.
+    /// Reduces a pod; returns `None` if the metadata is invalid, which the API server prevents.
     pub fn of(pod: &k8s::Pod, criteria: &Criteria, label: &str) -> Option<Self> {
         let meta = &pod.metadata;
         let phase = pod
@@ -122,8 +123,8 @@ struct PodWatcher {
 }
 
 impl PodWatcher {
-    /// Starts a failed watch again with a list: on a node whose pods do not change, a resumed watch would not show
-    /// that the API server is available again.
+    /// Runs the watch, and starts a failed watch again with a list: on a node whose pods do not change, a resumed watch
+    /// would not show that the API server is available again.
     async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
         let mut delays = DefaultBackoff::default();
         loop {
@@ -134,7 +135,7 @@ impl PodWatcher {
         }
     }
 
-    /// Returns the error as text.
+    /// Handles events until the watch fails, and returns the error as text.
     async fn watch_until_error(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
         let mut events = pin!(watcher(api.clone(), wanted.clone()));
         while let Some(event) = events.next().await {
@@ -148,7 +149,7 @@ impl PodWatcher {
 
     fn handle(&mut self, event: Event<k8s::Pod>) {
         match event {
-            // Sent before the first request: the API server has not responded yet.
+            // The event comes before the first request, so the API server has not responded yet.
             Event::Init => {
                 self.listed.clear();
                 return;

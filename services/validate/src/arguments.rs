@@ -1,8 +1,9 @@
-//! The command line and the environment.
+//! Parses the command line and the environment.
 //!
-//! Besides its own flags the program accepts every flag of `istio-iptables`, so that its image can run the container
-//! of an unmodified Istio template (`istio-iptables ... --run-validation --skip-rule-apply`). Flags that configure
-//! rules are ignored. Without those two flags it would have to apply rules, which it refuses.
+//! The program accepts every flag of `istio-iptables` in addition to its own flags, so that the program's image can run
+//! the container of an unmodified Istio template (`istio-iptables ... --run-validation --skip-rule-apply`). Flags that
+//! configure rules are ignored. Without the two flags of the template, `istio-iptables` would apply rules; this program
+//! refuses to do so.
 
 mod flags;
 
@@ -14,7 +15,7 @@ use std::{
 use crate::probe_target::{Families, Family};
 use flags::{FLAGS, Flag, FlagKind};
 
-/// The default of istio-iptables.
+/// The default timeout of istio-iptables.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -50,21 +51,21 @@ pub enum Command {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Always more than zero.
+    /// The time for all probes; always more than zero.
     pub timeout: Duration,
-    /// The families that have to be redirected.
+    /// The address families to validate.
     pub families: Families,
     pub ports: Ports,
 }
 
-/// TCP ports, used for both families.
+/// TCP ports, used for both address families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// Of the proxy, for inbound traffic.
+    /// The proxy's port for inbound traffic.
     pub inbound: u16,
-    /// Of the proxy, for outbound traffic.
+    /// The proxy's port for outbound traffic.
     pub outbound: u16,
-    /// The port to connect to, which must have no listener.
+    /// The destination port of the probes, which must have no listener.
     pub probe: u16,
 }
 
@@ -72,7 +73,7 @@ pub struct Ports {
 pub enum UsageError {
     #[error("unknown flag {0}; see --help")]
     Unknown(String),
-    /// Neither a flag nor a flag's value.
+    /// The argument is neither a flag nor the value of a flag.
     #[error("unexpected argument \"{0}\"; see --help")]
     Stray(String),
     #[error("{0} needs a value")]
@@ -85,7 +86,7 @@ pub enum UsageError {
     Rules,
 }
 
-/// Parses the arguments, without the program's name, and the environment variables of istio-iptables.
+/// Parses the environment variables of istio-iptables, and the arguments, which start after the program's name.
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -121,7 +122,7 @@ pub fn parse(
     draft.finish().map(Command::Validate)
 }
 
-/// The command in Istio's template, with which the arguments may begin.
+/// The name of the command in Istio's template; the arguments may start with the name.
 const ISTIO_IPTABLES: &str = "istio-iptables";
 
 struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
@@ -158,7 +159,7 @@ fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (rest, None),
         };
-        // Istio's logging flags. The template passes those with a value with a "=".
+        // Istio's logging flags are accepted, too. In the template, a "=" joins a logging flag and the flag's value.
         let log = name.starts_with("log_").then_some(flags::LOG);
         let mut known = FLAGS.iter().copied();
         let flag = known.find(|flag| flag.long == name).or(log);
@@ -253,7 +254,7 @@ impl Draft {
     }
 }
 
-/// Parses Go's format without fractions: numbers followed by h, m, s or ms.
+/// Parses a duration in Go's format, without fractions: numbers followed by h, m, s or ms.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut whole = Duration::ZERO;

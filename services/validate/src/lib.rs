@@ -1,12 +1,13 @@
-//! Checks from inside a pod, as its proxy's user and without privileges, that its traffic is redirected.
+//! Checks from inside a pod, as the user of the pod's proxy and without privileges, that the pod's traffic is
+//! redirected.
 //!
-//! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except those to 127.0.0.1 and ::1,
-//! to the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as that user,
-//! connects to such an address at a port without a listener, listens where the proxy will listen, and checks whether
-//! its own connection arrives there.
+//! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except connections to 127.0.0.1 and
+//! ::1, to the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as the
+//! same user, connects to such an address at a port without a listener, listens where the proxy will listen, and checks
+//! whether its own connection arrives there.
 //!
-//! [`arguments`] and [`verdict`] do no I/O, [`probe_target`] selects addresses, [`probe`] connects, and [`table`]
-//! finds the receiver if another process already listens. There is one thread, and every wait has a timeout.
+//! [`arguments`] and [`verdict`] do no I/O, [`probe_target`] selects addresses, [`probe`] connects, and [`table`] finds
+//! the receiver if another process already listens. The program has one thread, and every wait has a timeout.
 
 pub mod arguments;
 pub mod probe;
@@ -27,7 +28,7 @@ use crate::{
     verdict::Verdict,
 };
 
-/// The kubelet reads the termination message here (Kubernetes, `terminationMessagePath`).
+/// The kubelet reads the termination message from this file (Kubernetes, `terminationMessagePath`).
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 pub fn main() -> ExitCode {
@@ -50,7 +51,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(verdict.code)
 }
 
-/// Probes until every family is proven or the timeout is over.
+/// Probes until redirection is proven for every family, or until the timeout.
 pub fn validate(settings: &Settings) -> Verdict {
     let deadline = Instant::now() + settings.timeout;
     let uid = nix::unistd::geteuid().as_raw();
@@ -67,12 +68,12 @@ pub fn validate(settings: &Settings) -> Verdict {
     }
 }
 
-/// Ignores errors: standard output may be closed, and the exit code still shows the result.
+/// Prints a text and ignores errors: standard output may be closed, and the exit code still shows the result.
 fn print(text: &str) {
     io::stdout().write_all(text.as_bytes()).unwrap_or_default();
 }
 
-/// Writes only to an existing file, which the kubelet makes writable for every user.
+/// Writes the termination message only to an existing file, which the kubelet makes writable for every user.
 fn write_termination_message(file: &Path, line: &str) {
     let opened = OpenOptions::new().write(true).truncate(true).open(file);
     if let Ok(mut file) = opened {

@@ -1,4 +1,4 @@
-//! Checks from inside a pod that its traffic is redirected.
+//! Checks from inside a pod that the pod's traffic is redirected.
 
 fn main() -> std::process::ExitCode {
     validate::main()

@@ -1,9 +1,9 @@
-//! Connections of each family, and where they arrive.
+//! Connects in each address family, and finds out where the connections arrive.
 //!
-//! A connection proves redirection if one of the proxy's ports accepts it and the kernel reports another original
-//! destination (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). An established connection alone proves nothing: an
-//! application may have accepted it. A proxy that already listens shares its port if it set SO_REUSEPORT and runs as
-//! the same user, as Envoy does; otherwise [`table`] shows where a connection arrived.
+//! A connection proves redirection if a port of the proxy accepts the connection and the kernel reports another
+//! original destination (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). An established connection alone proves nothing,
+//! because an application may have accepted it. A proxy that already listens shares its port if the proxy set
+//! SO_REUSEPORT and runs as the same user, as Envoy does; otherwise [`table`] shows where a connection arrived.
 
 use std::{
     io,
@@ -28,11 +28,11 @@ use crate::{
 /// The interval between attempts to connect.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Closes sockets without lingering (socket(7), SO_LINGER). Otherwise an arrived connection would occupy its port for
-/// a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR could not start.
+/// Closes sockets without lingering (socket(7), SO_LINGER). Otherwise an arrived connection would occupy its port for a
+/// minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR could not start.
 const NO_LINGER: Option<Duration> = Some(Duration::ZERO);
 
-/// Everything is checked at this interval even if no socket is ready.
+/// The interval between checks of all probes while no socket is ready.
 const POLL_TIMEOUT_MS: u8 = 50;
 
 #[derive(Debug)]
@@ -41,26 +41,26 @@ pub struct ProbeResult {
     pub outcome: Outcome,
 }
 
-/// The evidence for or against redirection of a family.
+/// The evidence for or against the redirection of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Proven(u16),
-    /// No connection arrived; this was observed instead.
+    /// No connection arrived at the proxy's ports; holds the last observation.
     Missing(Observed),
     Unknown(String),
 }
 
-/// The fate of a connection that did not arrive.
+/// The fate of a connection that did not arrive at the proxy's ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
-    /// Reached its original destination, where no process listens.
+    /// The connection reached its original destination, where no process listens.
     Refused,
     Silence,
     Answered,
     Failed(String),
 }
 
-/// Probes each target until all are proven or the deadline is reached.
+/// Probes the targets until redirection is proven for all, or until the deadline.
 pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<ProbeResult> {
     let mut probes: Vec<_> = targets
         .iter()
@@ -79,7 +79,7 @@ pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<Pro
 fn wait(probes: &[Probe]) {
     let mut sockets: Vec<_> = probes.iter().flat_map(Probe::poll_fds).collect();
     if poll(&mut sockets, POLL_TIMEOUT_MS).is_err() {
-        // Interrupted, or the kernel is out of memory: do not spin.
+        // The call was interrupted, or the kernel is out of memory: the sleep avoids a busy loop.
         thread::sleep(Duration::from_millis(POLL_TIMEOUT_MS.into()));
     }
 }
@@ -89,7 +89,7 @@ struct ProxyListener {
     socket: io::Result<Socket>,
 }
 
-/// A connection being established, or established.
+/// An established connection, or an attempt to connect.
 struct Connection {
     socket: Socket,
     is_answered: bool,
@@ -162,7 +162,7 @@ impl Probe {
         }
     }
 
-    /// Returns the port at which a connection arrived.
+    /// Accepts connections, and returns the port of the proxy at which the probe's own connection arrived.
     fn accepted_port(&self) -> Option<u16> {
         let target = self.probed_address();
         let arrived = |listener: &&ProxyListener| {
@@ -180,7 +180,7 @@ impl Probe {
             .map(|listener| listener.port)
     }
 
-    /// Returns another process's port at which the connection arrived.
+    /// Returns the port at which the connection arrived if another process listens there.
     fn port_from_table(&self) -> Option<u16> {
         let connection = self
             .connection
@@ -225,7 +225,7 @@ impl Probe {
         }
     }
 
-    /// Returns why an arriving connection would not be noticed, if so.
+    /// Returns the reason why an arriving connection would not be noticed, if there is such a reason.
     fn no_listener(&self) -> Option<String> {
         let [inbound, _] = &self.listeners;
         let error = inbound.socket.as_ref().err()?;
@@ -233,7 +233,7 @@ impl Probe {
         if error.kind() != io::ErrorKind::AddrInUse {
             return Some(format!("cannot listen on {address}: {error}"));
         }
-        // The owner of the port accepts redirected connections, and the table shows that.
+        // The owner of the port accepts redirected connections, and the kernel's table shows the receiving port.
         let is_known = self.observed != Observed::Answered || table::is_readable();
         (!is_known).then(|| {
             format!("{address} is in use, and the kernel's table of TCP sockets cannot be read")
@@ -278,13 +278,13 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The destination is an address of the pod, so the connection leaves through `lo`.
+/// Starts to connect. The destination is an address of the pod, so the connection leaves through `lo`.
 fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
     let socket = socket(target.family)?;
     socket.set_linger(NO_LINGER)?;
     socket.bind(&SocketAddr::new(target.source(), 0).into())?;
     match socket.connect(&address.into()) {
-        // connect(2): the connection is being established.
+        // EINPROGRESS means that the connection is being established (connect(2)).
         Err(error) if error.raw_os_error().map(Errno::from_raw) == Some(Errno::EINPROGRESS) => {
             Ok(socket)
         }
@@ -292,7 +292,7 @@ fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Returns `None` if the accepted connection was not redirected.
+/// Returns the destination before the redirection, or `None` if the accepted connection was not redirected.
 fn original_destination(socket: &Socket, family: Family) -> Option<SocketAddr> {
     let address = match family {
         Family::V4 => socket.original_dst_v4(),

@@ -1,4 +1,4 @@
-//! Selects destination and source address for each family.
+//! Selects the destination and the source address of the probe for each family.
 
 use std::{
     fmt, io,
@@ -14,7 +14,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// A redirection delivers packets of local processes to this address (nf_nat_redirect.c).
+    /// Returns the destination of redirected packets of local processes (nf_nat_redirect.c).
     pub fn loopback(self) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::LOCALHOST.into(),
@@ -41,7 +41,7 @@ impl fmt::Display for Family {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
-    /// Each family of which the pod has an address.
+    /// Each family in which the pod has an external address.
     Auto,
     Only(Family),
 }
@@ -49,14 +49,14 @@ pub enum Families {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTarget {
     pub family: Family,
-    /// An address of the pod other than loopback.
+    /// The destination address of the probe, which is local to the pod but neither 127.0.0.1 nor ::1.
     pub address: IpAddr,
 }
 
 impl ProbeTarget {
-    /// Returns the source address, which must not be the one that Istio's rules exclude as the proxy's own. Loopback
-    /// would do, but the kernel's reset of a connection from `::1` to an address of another interface is lost:
-    /// tcp_v6_send_response uses the interface on which the packet arrived, and `::1` is not there (measured).
+    /// Returns the source address, which must not be the address that Istio's rules exclude as the proxy's own. A
+    /// loopback address would do, but the kernel's reset of a connection from `::1` to an address of another interface
+    /// is lost: tcp_v6_send_response uses the interface on which the packet arrived, and `::1` is not there (measured).
     pub fn source(&self) -> IpAddr {
         if self.address == INBOUND_V4 || self.address == INBOUND_V6 {
             self.family.loopback()
@@ -70,8 +70,8 @@ impl ProbeTarget {
     }
 }
 
-/// Envoy connects within its pod from this address, which Istio's rules know (services/docs/facts/istio-sidecar.md,
-/// 7.2). All of 127.0.0.0/8 is local to `lo`; `::6` exists only where it was added for the rules.
+/// Envoy connects within its pod from these addresses, known to Istio's rules (services/docs/facts/istio-sidecar.md,
+/// 7.2). All of 127.0.0.0/8 is local to `lo`; `::6` exists only where the address was added for the rules.
 const INBOUND_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 const INBOUND_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6));
 
@@ -84,11 +84,11 @@ pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(interfaces.filter_map(|it| address(it.address?)).collect())
 }
 
-/// Returns the target of each family that has to be redirected.
+/// Returns a target for each family to validate.
 ///
 /// # Errors
 ///
-/// If the pod has no address of any family.
+/// Fails if the pod has no address of any wanted family.
 pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>, String> {
     let has = |family| external_addresses(addresses, family).next().is_some();
     let families: Vec<_> = match wanted {
@@ -110,7 +110,8 @@ pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>
     Ok(families.into_iter().map(target).collect())
 }
 
-/// Connections to any local address leave through `lo`: without `::6`, another one will do.
+/// Returns the destination address. Connections to any local address leave through `lo`, so another address will do if
+/// `::6` does not exist.
 fn target_address(addresses: &[IpAddr], family: Family) -> IpAddr {
     match family {
         Family::V4 => INBOUND_V4,
@@ -121,7 +122,7 @@ fn target_address(addresses: &[IpAddr], family: Family) -> IpAddr {
     }
 }
 
-/// Returns the addresses at which other hosts reach the pod.
+/// Returns the addresses by which other hosts can reach the pod.
 fn external_addresses(addresses: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
     let is_external = move |address: &IpAddr| {
         let is_local = match address {

@@ -1,15 +1,15 @@
-//! Finds a connection's receiver in the kernel's tables of TCP sockets, which every user
-//! may read (proc(5), `/proc/net/tcp`).
+//! Finds the receiver of a connection in the kernel's tables of TCP sockets, which every user may read (proc(5),
+//! `/proc/net/tcp`).
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-/// A dual-stack listener's IPv4 connections are in the second table.
+/// The IPv4 connections of a dual-stack listener are in the second table.
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-/// Returns the port that received the connection from `caller`.
+/// Returns the port of `ports` that received the connection from `caller`.
 pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
     if ports.is_empty() {
         return None;
@@ -32,13 +32,14 @@ fn receiver_in(table: &str, caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .map(|(own, _)| own.port())
 }
 
-/// Parses a row's local and remote address.
+/// Parses the local and the remote address of a row.
 fn row(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let mut fields = line.split_whitespace().skip(1);
     Some((address(fields.next()?)?, address(fields.next()?)?))
 }
 
-/// Parses 32-bit integers in native byte order and a port. An IPv4-mapped address is converted to IPv4.
+/// Parses an address, which consists of 32-bit integers in native byte order and a port. An IPv4-mapped address is
+/// converted to IPv4.
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -62,7 +63,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    // From a little-endian machine with a dual-stack listener on 15006.
+    // The tables come from a little-endian machine with a dual-stack listener on 15006.
     const V4: &str = "\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:3A9A 0600007F:3A9A 01 00000000:00000000 00:00000000 00000000  1337        0 1

@@ -1,4 +1,4 @@
-//! Evaluates the results to an exit code and one line of text.
+//! Turns the results of the probes into an exit code and one line of text.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     probe::{Observed, Outcome, ProbeResult},
 };
 
-/// Exit codes. 126 is that of istio-iptables, and `repair` looks for it.
+/// The exit codes. istio-iptables uses 126, too, and `repair` looks for 126.
 const REDIRECTED: u8 = 0;
 const MISSING: u8 = 126;
 const UNKNOWN: u8 = 1;
@@ -20,7 +20,7 @@ const REMEDY: &str = "the CNI plugin did not redirect this pod when it started, 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub code: u8,
-    /// One line: what was tried, what was observed and what to do.
+    /// One line with the tried connections, the observation and the remedy.
     pub line: String,
 }
 
@@ -37,13 +37,13 @@ impl Verdict {
     }
 
     fn of(code: u8, text: &str) -> Self {
-        // Messages may contain line breaks, but the report is one line.
+        // Messages may contain line breaks, but the report is a single line.
         let line = format!("validate: {text}").replace(['\n', '\r'], " ");
         Self { code, line }
     }
 }
 
-/// Evaluates the probes of user `uid`.
+/// Evaluates the results of the probes, made as user `uid`.
 pub fn evaluate(found: &[ProbeResult], settings: &Settings, uid: u32) -> Verdict {
     let mut families = String::new();
     for one in found {

@@ -126,7 +126,7 @@ fn what_is_no_review_is_answered_with_what_is_wrong() {
         wrong_version.to_string().into_bytes(),
         wrong_kind.to_string().into_bytes(),
         nothing.to_string().into_bytes(),
-        // Nested deeper than any pod.
+        // The body is nested deeper than any pod.
         format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)).into_bytes(),
     ];
     for body in bodies {

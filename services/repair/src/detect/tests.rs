@@ -32,7 +32,7 @@ fn pod(annotations: &Value, statuses: &[Value]) -> Pod {
 
 const NAME: &str = "istio-validation";
 
-/// A pod as the kubelet reports it between two attempts.
+/// Returns an injected pod as the kubelet reports the pod between two attempts.
 fn injected(name: &str, state: &Value, last: &Value) -> Pod {
     pod(
         &json!({"sidecar.istio.io/status": "{}"}),
@@ -48,7 +48,7 @@ fn failed() -> Value {
     terminated(126, "Error", " redirection is missing\n")
 }
 
-/// Rows: the current state, the last state, and whether the pod is broken.
+/// Each row has the current state, the last state, and whether the pod counts as broken.
 #[test]
 fn every_state_of_the_container_is_decided_as_in_the_reference() {
     let runs = || json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
@@ -60,14 +60,14 @@ fn every_state_of_the_container_is_decided_as_in_the_reference() {
         (runs(), failed(), true),
         (failed(), failed(), true),
         (nothing(), failed(), true),
-        // Succeeded since, by either sign.
+        // The container has succeeded since, as either sign shows.
         (done(), failed(), false),
         (terminated(126, "Completed", ""), failed(), false),
         (code(0), failed(), false),
-        // Failed once and not restarted, or never failed.
+        // The container failed once and was not restarted, or never failed.
         (failed(), nothing(), false),
         (runs(), nothing(), false),
-        // Failed for another reason.
+        // The container failed for another reason.
         (waiting("CrashLoopBackOff"), code(1), false),
         (waiting("CrashLoopBackOff"), done(), false),
     ];

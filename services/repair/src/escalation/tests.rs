@@ -11,7 +11,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Enables the modes `r`, `l` and `d` in the text.
+    /// Returns a fixture with the modes whose letters are in the text: `r`, `l` and `d`.
     fn new(modes: &str) -> Self {
         Self::limited(modes, 600)
     }
@@ -113,7 +113,7 @@ fn a_pod_that_is_redirected_in_time_is_neither_labelled_nor_deleted() {
     assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
     assert_eq!(fixture.later(WAIT / 2).reconcile(&web, &failed()), NOTHING);
     assert_eq!(fixture.reconcile(&web, &Diagnosis::Repaired), REPAIRED);
-    // The kubelet restarts its container only after a long delay.
+    // The kubelet may restart the container only after a long delay.
     assert_eq!(
         fixture
             .later(WAIT * 10)
@@ -172,14 +172,14 @@ fn each_action_is_given_its_time_before_the_next() {
     );
 }
 
-/// Rows: the modes, the diagnosis, what is reported, and what is done when the time is over.
+/// Each row has the modes, the diagnosis, the reported outcome, and the actions taken after the waiting time.
 fn rows() -> Vec<(
     &'static str,
     Diagnosis,
     &'static str,
     &'static [&'static str],
 )> {
-    // Without pod-events working on it, a replacement would fare no better.
+    // If pod-events does not work on the pod, a replacement would fare no better.
     let stranger = || missing(true, true, false);
     // A running pod serves. A missing ztunnel often affects all pods of a node.
     let (no_proxy, no_ztunnel) = (
@@ -324,7 +324,8 @@ fn a_change_that_fails_is_reported_and_waits_longer_each_time() {
             );
         }
     }
-    // At 0, 5, 15, 35, 75, 155, 315 and 615 seconds from the first.
+    // The tries come 0, 5, 15, 35, 75, 155, 315 and 615 seconds after the first; the last is beyond the end of this
+    // test.
     assert_eq!(tries, 7);
 }
 

@@ -1,4 +1,4 @@
-//! The flags of this program and of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
+//! Lists the flags of this program and of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagKind {
@@ -11,7 +11,7 @@ pub(super) enum FlagKind {
     Probe,
     RunValidation,
     SkipRules,
-    /// Configures rules, which this program detects itself or does not need to know.
+    /// The flag configures rules; this program detects the rules or does not need to know them.
     Nothing,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Flag {
     pub(super) short: Option<char>,
     /// The equivalent environment variable.
     pub(super) variable: Option<&'static str>,
-    /// The next argument is its value.
+    /// The next argument is the value, unless the value follows a "=".
     pub(super) takes_value: bool,
     pub(super) kind: FlagKind,
 }
