@@ -134,8 +134,8 @@ impl ApiProxy {
     }
 
     /// Ends every open watch.
-    pub fn cut(&self, cut: Cut) {
-        self.shared.cuts.send_replace(cut);
+    pub fn cut(&self, kind: Cut) {
+        self.shared.cuts.send_replace(kind);
     }
 
     pub fn asked(&self, verb: Verb, resource: &str) -> Vec<Asked> {

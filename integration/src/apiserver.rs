@@ -168,10 +168,10 @@ impl ApiServer {
         .with_context(|| self.tail())
     }
 
-    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+    pub fn signal(&self, number: Signal) -> anyhow::Result<()> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let id = server.as_ref().context("the API server does not run")?.id();
-        Ok(kill(Pid::from_raw(i32::try_from(id)?), signal)?)
+        Ok(kill(Pid::from_raw(i32::try_from(id)?), number)?)
     }
 
     /// Kills only the server; its etcd continues.

@@ -24,10 +24,10 @@ pub fn containers(manifest: &str) -> anyhow::Result<Vec<Container>> {
     let containers = daemonset.and_then(|it| it.pointer("/spec/template/spec/containers"));
     let containers = containers.and_then(Value::as_array);
     let containers = containers.context("the manifest has no DaemonSet with containers")?;
-    containers.iter().map(container).collect()
+    containers.iter().map(parse_container).collect()
 }
 
-fn container(container: &Value) -> anyhow::Result<Container> {
+fn parse_container(container: &Value) -> anyhow::Result<Container> {
     let items = |pointer| container.pointer(pointer).and_then(Value::as_array);
     let text = |value: &Value, key| value.get(key).and_then(Value::as_str).map(str::to_owned);
     let variables = items("/env").into_iter().flatten();

@@ -114,7 +114,7 @@ impl IstioCni {
     }
 
     /// Returns a call of the chain's other plugins as a call of Istio's.
-    pub fn call(&self, call: Call) -> anyhow::Result<Call> {
+    pub fn to_istio_call(&self, call: Call) -> anyhow::Result<Call> {
         let mut lists: Vec<Value> = Vec::new();
         for entry in fs::read_dir(self.dir.join("host/etc/cni/net.d"))? {
             let path = entry?.path();

@@ -29,17 +29,17 @@ pub struct Outcome {
 
 impl Call {
     pub fn add(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
-        Self::verb("ADD", pod, agent_socket, state_dir, true, true)
+        Self::with_verb("ADD", pod, agent_socket, state_dir, true, true)
     }
 
     /// Returns the first DEL, at StopPodSandbox.
     pub fn del(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
-        Self::verb("DEL", pod, agent_socket, state_dir, true, true)
+        Self::with_verb("DEL", pod, agent_socket, state_dir, true, true)
     }
 
     /// Returns the second DEL, at RemovePodSandbox: without netns and result.
     pub fn del_again(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
-        Self::verb("DEL", pod, agent_socket, state_dir, false, false)
+        Self::with_verb("DEL", pod, agent_socket, state_dir, false, false)
     }
 
     #[must_use]
@@ -74,7 +74,7 @@ impl Call {
         self
     }
 
-    fn verb(
+    fn with_verb(
         verb: &str,
         pod: &Pod,
         agent_socket: &Path,

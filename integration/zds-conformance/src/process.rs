@@ -138,10 +138,10 @@ impl Process {
         i32::try_from(self.pid()).ok().map(Pid::from_raw)
     }
 
-    fn signal(&self, signal: Signal) {
+    fn signal(&self, number: Signal) {
         if let Some(group) = self.group() {
             // The group may be empty already.
-            killpg(group, signal).unwrap_or_default();
+            killpg(group, number).unwrap_or_default();
         }
     }
 }

@@ -224,7 +224,7 @@ impl Side {
         let Some(agent) = &self.istio else {
             return self.deployed.call(verb, pod);
         };
-        let call = agent.borrow().call(self.node.call(verb, pod))?;
+        let call = agent.borrow().to_istio_call(self.node.call(verb, pod))?;
         Ok(self.plugin_call(self.program("istio-cni"), call))
     }
 

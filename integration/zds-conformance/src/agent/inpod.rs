@@ -84,7 +84,7 @@ impl Inpod {
     }
 
     /// Records the workload's claim for netconfig.
-    fn workload(&self, workload: &Workload) -> broker::Workload {
+    fn claim_workload(&self, workload: &Workload) -> broker::Workload {
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = &workload.netns {
             book.insert(place.inode, place.clone());
@@ -164,7 +164,10 @@ impl Driver for Inpod {
     }
 
     fn seed(&self, all: &[Workload]) -> Result<(), Refusal> {
-        let workloads = all.iter().map(|workload| self.workload(workload)).collect();
+        let workloads = all
+            .iter()
+            .map(|workload| self.claim_workload(workload))
+            .collect();
         let request = SetWorkloadsRequest {
             instance_id: self.instance(),
             revision: self.revision(),
@@ -178,7 +181,7 @@ impl Driver for Inpod {
     fn add(&self, workload: &Workload, within: Duration) -> Result<(), Refusal> {
         let request = AddWorkloadRequest {
             instance_id: self.instance(),
-            workload: Some(self.workload(workload)),
+            workload: Some(self.claim_workload(workload)),
         };
         let (mut client, request) = (self.client(), limited(request, within));
         let called = self.runtime.block_on(client.add_workload(request));
